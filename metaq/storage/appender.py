@@ -347,22 +347,28 @@ class Appender:
             self.unindexed.discard(writer)
         self._post(partial(on_done, failed))
 
-    def set_aside(
-        self, move: Task, on_done: Callable[[StorageError | None], None]
+    def carry_out(
+        self,
+        work: Task,
+        on_done: Callable[[StorageError | None], None],
+        *,
+        is_vital: bool = False,
     ) -> None:
-        """Move the files of deleted logs; a task.
+        """Change files beside those of open logs; a task.
 
         Args:
-            move: raises StorageError.
+            work: raises StorageError.
             on_done: called on the loop's thread with the error, or None.
+            is_vital: logs depend on it: no failure passes by itself.
         """
         failed: StorageError | None = None
         try:
             self._require_online()
-            move()
+            work()
         except StorageError as error:
             failed = error
-            if isinstance(error, DiskError) and error.operation in _BROKEN:
+            is_broken = isinstance(error, DiskError) and error.operation in _BROKEN
+            if is_vital or is_broken:
                 self.go_offline(error)
         self._post(partial(on_done, failed))
 

@@ -25,7 +25,8 @@ from metaq.errors import StorageError
 from metaq.fs import FileSystem
 from metaq.model import LogId, Offset, SizeBytes
 from metaq.storage.listing import Names, check_names
-from metaq.storage.log_manager import LogManager, OnDone
+from metaq.storage.log_manager import LogManager
+from metaq.storage.log_removal import OnDone
 from metaq.storage.producer_file import read_notes, stored_batches, write_notes
 from metaq.storage.recovery import cut_file, cut_index, keep_aside
 from metaq.storage.span_index import spans_path, try_read_index

@@ -7,6 +7,7 @@
      "partitions": {"test-0": [log start, end], …},
      "siblings": {"/other/data/path": ["90c2…", partition count], …},
      "lost": ["test-1", …],                              (only where there are any)
+     "version": 7,                                       (only of a replica)
      "refused_by": {"ZooKeeper /meta/…": ["90c2…", partition count], …}}      (likewise)
 
 A disk that is not mounted, a directory that was removed and a segment that is gone look
@@ -33,7 +34,7 @@ from typing import Final, NamedTuple
 
 from metaq.errors import DataMissingError, StorageError
 from metaq.model import Millis, Offset, SizeBytes, no_items
-from metaq.record.checksum import crc32
+from metaq.record.checksum import body_after_crc_line, with_crc_line
 from metaq.storage.segment import Damage
 
 HOLDINGS_FILE: Final = "holdings"
@@ -83,6 +84,9 @@ class Holdings:
     """Path → claim about another data directory of the broker."""
     lost: Collection[str] = ()
     """Names in `partitions` that a start has stopped, for they hold less."""
+    version: int = 0
+    """Of a replica: it grows, and ZooKeeper has it too. A directory with a lower one
+    was restored from a backup. 0 in a broker without replicas."""
     refused_by: Mapping[str, Claim] = field(default_factory=no_items)
     """Witness → its claim about this directory, where the last start was refused for
     it. Kept for `metaq accept-loss` to show; a start asks the witnesses themselves."""
@@ -100,10 +104,11 @@ def encode_holdings(holdings: Holdings) -> bytes:
     }
     if holdings.lost:
         fields["lost"] = list(holdings.lost)
+    if holdings.version:
+        fields["version"] = holdings.version
     if holdings.refused_by:
         fields["refused_by"] = dict(holdings.refused_by)
-    body = json.dumps(fields).encode()
-    return b"%s%08x\n%s\n" % (_MAGIC, crc32(body), body)
+    return with_crc_line(_MAGIC, json.dumps(fields).encode())
 
 
 def decode_holdings(data: bytes) -> Holdings:
@@ -112,13 +117,7 @@ def decode_holdings(data: bytes) -> Holdings:
     Raises:
         StorageError: it is none, or it is damaged.
     """
-    head, _, rest = data.partition(b"\n")
-    body = rest.removesuffix(b"\n")
-    expected = b"%s%08x" % (_MAGIC, crc32(body))
-    if head != expected:
-        raise StorageError(
-            f"expected a first line {expected.decode()!r}, got {head[:40]!r}"
-        )
+    body = body_after_crc_line(_MAGIC, data)
     try:
         fields = json.loads(body)
         return Holdings(
@@ -132,6 +131,7 @@ def decode_holdings(data: bytes) -> Holdings:
             },
             siblings=_decode_claims(fields["siblings"]),
             lost=tuple(map(str, fields.get("lost", ()))),
+            version=int(fields.get("version", 0)),
             refused_by=_decode_claims(fields.get("refused_by", {})),
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

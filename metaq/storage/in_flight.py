@@ -7,11 +7,15 @@ disk has refused it, or when nothing more will be known. So a batch that is sent
 can wait for the bytes of its first time.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import deque
+from operator import attrgetter
 
 from metaq.errors import StorageError
 from metaq.model import Offset
 from metaq.storage.append_request import AppendRequest, AppendTicket, Tickets
+
+_offset = attrgetter("offset")
 
 
 class AppendsInFlight:
@@ -81,6 +85,43 @@ class AppendsInFlight:
                 break
             end = each.end_offset
         return end
+
+    def take_copies(
+        self, offset: Offset, end: Offset, max_bytes: int
+    ) -> list[AppendRequest]:
+        """Return appends from exactly `offset` on that have their bytes in memory.
+
+        Up to `end` and `max_bytes`, but at least one, if there is one.
+        """
+        found: list[AppendRequest] = []
+        requests = self._requests
+        index = bisect_left(requests, offset, key=_offset)
+        while index < len(requests):
+            each = requests[index]
+            is_next = each.offset == offset and each.end_offset <= end
+            if not (
+                is_next and each.chunks and (not found or each.size_bytes <= max_bytes)
+            ):
+                break
+            found.append(each)
+            offset, max_bytes = each.end_offset, max_bytes - each.size_bytes
+            index += 1
+        return found
+
+    def copy_end(self, offset: Offset, wanted: Offset) -> tuple[Offset, bool]:
+        """Return where a copy from `offset` ends, at `wanted` or before.
+
+        With an append, but the first one is whole in it: (its end, True). Where appends
+        end is not known of bytes that a leader found: (`wanted`, False) there.
+        """
+        requests = self._requests
+        index = bisect_right(requests, offset, key=_offset) - 1
+        if index < 0 or requests[index].end_offset <= offset:
+            return wanted, False
+        first = requests[index]
+        if not first.record_count:
+            return min(wanted, first.end_offset), wanted >= first.end_offset
+        return max(self.last_end(wanted) or first.end_offset, first.end_offset), True
 
     def clear(self) -> None:
         """Drop all; none has a ticket any more."""

@@ -209,6 +209,10 @@ class Inventory:
         self._kept: dict[LogId, Extent] = {}
         self._lost: set[str] = set()
         self._refused_by: dict[Path, Mapping[str, Claim]] = {}
+        self.version = 0
+        """Of the directories of a replica: the least that one of them has."""
+        self.is_short = False
+        """Whether the start found less than the records say, accepted or not."""
 
     # -- at the start
 
@@ -230,6 +234,8 @@ class Inventory:
         for path in found:
             record = started(read_holdings(self._fs, path))
             self._records[path] = record and _without_topics(record, left_out)
+        records = self._records.values()
+        self.version = min((each.version if each else 0 for each in records), default=0)
         for path, names in found.items():
             claims = claims_of_siblings(path, self._records)
             try:
@@ -280,6 +286,7 @@ class Inventory:
             directory = path / name
             if name not in names or not self._has_segment(directory):
                 self._fs.make_directory(directory)
+                self.is_short = True
                 first = directory / segment_file_name(extent.end)
                 self._fs.open_append(first, create=True).close()
                 _log.warning(
@@ -306,6 +313,7 @@ class Inventory:
             return {}
         extents = {str(log_id): extent for log_id, extent in found.items()}
         losses = losses_by_record(self._fs, path, record, extents, self._transactions)
+        self.is_short = self.is_short or bool(losses)
         if record.is_accepted:
             for name, loss in losses.items():
                 _log.warning("loss accepted: partition=%s %s", name, loss)
@@ -365,19 +373,21 @@ class Inventory:
                 raise
 
     def make_records(
-        self, logs: Iterable[tuple[Path, LogId, Extent]]
+        self, logs: Iterable[tuple[Path, LogId, Extent]], *, is_replica: bool
     ) -> dict[Path, Holdings]:
         """Return the record of every data directory, unsealed.
 
         Args:
             logs: data directory, partition, and its offsets that are synced.
+            is_replica: logs may begin anywhere, and have no directory before they have
+                a byte.
         """
         partitions: dict[Path, dict[str, Extent]] = {
             path: {} for path in self._identities
         }
         for path, log_id, extent in logs:
             kept = self._kept.get(log_id, extent)
-            if kept.end:
+            if kept.end > (kept.start if is_replica else 0):
                 partitions[path][str(log_id)] = kept
         claims = {
             path: Claim(identity, len(partitions[path]))
@@ -394,6 +404,7 @@ class Inventory:
                     if other != path
                 },
                 lost=tuple(sorted(self._lost & held.keys())),
+                version=self.version,
                 refused_by=self._refused_by.get(path, {}),
             )
             for path, held in partitions.items()

@@ -281,6 +281,13 @@ class LogDir:
             self._watermarks_s = now_s
             self._write_watermarks(is_last=False)
 
+    def lower_watermark(self, mark: Watermark) -> None:
+        """Have a lower watermark written, synced, before what is submitted later."""
+        self.moved.pop(mark.number, None)
+        if self.watermarks is not None and self.state is DirState.ONLINE:
+            lower = partial(self.watermarks.lower, mark)
+            self._worker.submit(partial(self.appender.guarded, lower))
+
     def _write_watermarks(self, *, is_last: bool) -> None:
         file, marks = self.watermarks, tuple(self.moved.values())
         self.moved.clear()

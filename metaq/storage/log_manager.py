@@ -12,10 +12,11 @@ by its first append, on the storage thread. Source: docs/metaq-1.4/broker.md 2.1
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from metaq.clock import Clock
@@ -28,9 +29,10 @@ from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes
 from metaq.stats import HistogramSnapshot, merge_snapshots
 from metaq.storage.append_request import Request
 from metaq.storage.damage import apart
-from metaq.storage.holdings import Claim, Extent, Holdings
-from metaq.storage.inventory import TRANSACTIONS, Inventory
+from metaq.storage.holdings import Claim, Extent
+from metaq.storage.inventory import TRANSACTIONS
 from metaq.storage.log_dir import DirState, LogDir, StartWorker
+from metaq.storage.log_removal import LogRemoval, OnDone
 from metaq.storage.log_snapshots import (
     is_over_size_limit,
     sealed,
@@ -38,16 +40,16 @@ from metaq.storage.log_snapshots import (
 )
 from metaq.storage.log_state import LogState
 from metaq.storage.log_writer import LogWriter
+from metaq.storage.losses import stop_incomplete
 from metaq.storage.opening import (
+    OnceBefore,
     PartitionLoader,
     RecoveredPartition,
     data_paths,
     extent_of,
     log_directory_name,
-    parse_log_directory_name,
     partition_names,
     refuse_twins,
-    stop_for,
 )
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import ProducerTable, StoredBatch
@@ -55,8 +57,6 @@ from metaq.storage.recovery import RecoveredLog
 from metaq.storage.retention import hard_limit
 from metaq.storage.retention_run import Retention, RetentionReport
 from metaq.storage.segment import Damage, Segment, Segments, segment_file_name
-from metaq.storage.set_aside import remove_set_aside, set_aside
-from metaq.storage.slices import OpenFiles
 from metaq.storage.span_index import NO_ID
 from metaq.storage.span_queries import SpanQueries
 from metaq.storage.watermarks import KnownWatermarks
@@ -71,11 +71,8 @@ FREE_SPACE_LOW_S: Final = 1.0
 ChangeFiles: TypeAlias = Callable[[FileSystem, Path, int], None]
 """Changes the files of a directory; it is given the producers remembered at most."""
 
-OnDone: TypeAlias = Callable[[Exception | None], None]
-"""Callback that takes the error, or None."""
 
-
-class LogManager:
+class LogManager(LogRemoval):
     """The partition logs of one broker. Owner: the event loop's thread."""
 
     def __init__(
@@ -98,23 +95,20 @@ class LogManager:
             start_worker: makes the storage thread of a directory.
             syncs: on the loop's thread; see `LogDir`.
         """
-        self._fs = fs
-        self._clock = clock
-        self._post = post
+        super().__init__(
+            fs, clock, post, Path(config.system.data_log_path) / TRANSACTIONS
+        )
         self._config = config
         self._start_worker = start_worker
         self._syncs = syncs
-        self._directories: dict[Path, LogDir] = {}
-        self._logs: dict[LogId, PartitionLog] = {}
-        self._files = OpenFiles(fs)
-        self._retention = Retention(fs, clock, post)
-        journal = Path(config.system.data_log_path) / TRANSACTIONS
-        self._inventory = Inventory(fs, clock, journal)
-        self._forgotten: set[LogId] = set()
         self._last_id = NO_ID
         self._is_closing = False
-        self.known: KnownWatermarks | None = None
-        """Watermarks that a replica had at the start; None: it is none."""
+        self.is_short = False
+        """Whether a start of a replica found that bytes are missing."""
+        self.births: Callable[[LogId, LogDir, Offset], int] | None = None
+        """Gives a new log its number, where a replica leads."""
+        self.on_born: Callable[[PartitionLog], None] | None = None
+        """Called with a log that was given a number so, before anything is appended."""
 
     # -- opening
 
@@ -123,6 +117,9 @@ class LogManager:
         *,
         left_out: Collection[str] = (),
         numbers: Mapping[LogId, int] | None = None,
+        starts: Mapping[LogId, Offset] = MappingProxyType({}),
+        buried: Collection[LogId] = (),
+        on_torn_tail: Callable[[], None] = lambda: None,
     ) -> None:
         """Lock and recover every data directory that the configuration names.
 
@@ -133,6 +130,10 @@ class LogManager:
                 and not missed.
             numbers: of a replica, the log numbers: its logs follow, and their high
                 watermarks are those that it knew.
+            starts: where these logs began; one without a segment begins there.
+            buried: logs whose number is gone, and that may not be moved yet.
+            on_torn_tail: called once, on any thread, before the first torn tail is cut;
+                it may block, and raise StorageError.
 
         Raises:
             LogDirLockedError: another process owns one of them.
@@ -151,11 +152,12 @@ class LogManager:
             names = {each.path: partition_names(self._fs, each.path) for each in opened}
             self._inventory.read(names, left_out)
             if numbers is not None:
-                self.known = KnownWatermarks(self._fs, names, numbers)
+                self.known = KnownWatermarks(self._fs, names, numbers, starts)
+            loader = self._loader(OnceBefore(on_torn_tail))
             for directory in opened:
                 path = directory.path
                 self._inventory.settle_accepted(path, names[path])
-                recovered += self._loader().recover(
+                recovered += loader.recover(
                     path,
                     directory.sync_latency,
                     left_out=left_out,
@@ -163,14 +165,15 @@ class LogManager:
                 )
             refuse_twins(recovered)
             self._require_wanted()
-            recovered = self._stop_incomplete(recovered, opened)
-            self._inventory.write_all(
-                self._inventory.make_records(
-                    (each.data_path, each.log_id, extent)
-                    for each in recovered
-                    if (extent := self._extent_of(each)) is not None
-                )
+            recovered = stop_incomplete(self._inventory, loader, recovered, opened)
+            extents = (
+                (each.data_path, each.log_id, extent)
+                for each in recovered
+                if (extent := self._extent_of(each)) is not None
             )
+            is_replica = self.known is not None
+            records = self._inventory.make_records(extents, is_replica=is_replica)
+            self._inventory.write_all(records)
         except (StorageError, ClosedError):
             for each in recovered:
                 each.writer.abandon()
@@ -184,6 +187,9 @@ class LogManager:
             self._directories[directory.path] = directory
         for each in recovered:
             self._add_recovered(each)
+        if self.known is not None:
+            self._add_unwritten(self.known, left_out)
+            self._find_lack(self.known, buried)
         times = [each.newest_append_ms for each in recovered if each.newest_append_ms]
         self._retention.start(max(times, default=None))
 
@@ -203,10 +209,6 @@ class LogManager:
 
     # -- logs
 
-    def get(self, log_id: LogId) -> PartitionLog | None:
-        """Return a log that exists."""
-        return self._logs.get(log_id)
-
     def get_or_create(
         self,
         log_id: LogId,
@@ -222,7 +224,8 @@ class LogManager:
                 business.
             settings: of the topic; durability mode and data path of a new log.
             start_offset: where a new log starts (a copy starts where its leader does).
-            number: log number of a new log in a replica set; it follows.
+            number: log number of a new log in a replica set; it follows. None: `births`
+                gives it one.
 
         Raises:
             StorageError: the name cannot be a directory, or the data path was
@@ -233,7 +236,7 @@ class LogManager:
         found = self._logs.get(log_id)
         if found is not None:
             return found
-        name = log_directory_name(log_id)
+        log_directory_name(log_id)  # before a number is drawn
         directory = self._directories.get(Path(settings.data_path))
         if self._is_closing or not self._directories:
             raise ClosedError("the logs are closed")
@@ -245,159 +248,84 @@ class LogManager:
         refusal = directory.refusal()
         if refusal is not None:
             raise refusal
-        path = directory.path / name
-        writer = self._loader().new_writer(
-            settings, path, directory.sync_latency, end=start_offset
-        )
-        first = Segment(
-            path / segment_file_name(start_offset), start_offset, SizeBytes(0)
-        )
-        segments = Segments((first,))
-        log = self._new_log(
-            log_id, directory, settings, writer, segments, number=number
-        )
-        self._logs[log_id] = log
+        is_born = number is None and self.births is not None
+        if number is None and self.births is not None:
+            number = self.births(log_id, directory, start_offset)
+        log = self._make_log(log_id, directory, settings, start_offset, number)
+        if is_born and self.on_born is not None:
+            self.on_born(log)
         return log
 
-    def logs(self) -> Mapping[LogId, PartitionLog]:
-        """Return all logs; a live view, not to be changed."""
-        return self._logs
+    # -- of a replica
 
-    # -- deletion
-
-    def delete_topic(self, topic: str, on_done: OnDone) -> None:
-        """End the logs of a topic and move their directories aside; never blocks.
-
-        No put or get for the topic may come from now on. To be repeated until it
-        succeeds; a restart in between leaves the topic out (`open`).
-
-        Args:
-            topic: its name.
-            on_done: takes, on the loop's thread, the error, or None when no data
-                directory has a partition of the topic any more.
-        """
-
-        def on_forgotten(error: Exception | None) -> None:
-            if error is not None:
-                on_done(error)
-                return
-            # A run works on the files that it was shown.
-            self._retention.call_when_idle(partial(self._set_aside, topic, on_done))
-
-        try:
-            # Also without any: an earlier try may have left them in the records.
-            self.forget(
-                [each for each in self._logs if each.topic == topic], on_forgotten
-            )
-        except (StorageError, ClosedError) as error:
-            on_done(error)
-
-    def forget(self, log_ids: Collection[LogId], on_forgotten: OnDone) -> None:
-        """Close logs for good, and no longer expect them.
-
-        Their files stay where they are. Until the callback the logs refuse appends.
-
-        Args:
-            log_ids: which partitions.
-            on_forgotten: called once on the loop's thread. With None the directories of
-                the logs may be moved or removed, and a put would make new ones. An
-                error says that a record may still name them: a start without the
-                directories would stop the partitions.
-
-        Raises:
-            StorageError: there is no such log, or it is not to be used any more.
-            ClosedError: the manager is closed.
-        """
-        logs = [self._require_open(log_id) for log_id in log_ids]
-        for directory in self._directories.values():
-            if (refusal := directory.refusal()) is not None:
-                raise refusal
-        for log in logs:
-            log.begin_close()
-            self._forgotten.add(log.log_id)
-            self._inventory.forget(log.log_id)
-        # Each knows how many partitions the others have.
-        records = self._make_records()
-
-        def begin(directory: LogDir, on_done: OnDone) -> None:
-            here = [log for log in logs if log.log_dir is directory]
-            directory.submit(
-                partial(
-                    directory.appender.forget,
-                    [log.writer for log in here],
-                    records[directory.path],
-                    partial(done, here, on_done),
-                )
-            )
-
-        def done(
-            here: Sequence[PartitionLog], on_done: OnDone, error: Exception | None
-        ) -> None:
-            for log in here:
-                self._drop(log)
-            on_done(error)
-
-        self._in_each_directory(begin, on_forgotten)
-
-    def _require_open(self, log_id: LogId) -> PartitionLog:
-        log = self._logs.get(log_id)
-        if log is None or log.state in {LogState.CLOSING, LogState.CLOSED}:
-            raise StorageError(f"no log to forget: partition={log_id}")
-        return log
-
-    def _drop(self, log: PartitionLog) -> None:
-        """Let go of a log whose files are closed."""
-        if log.state is LogState.CLOSING:
-            log.finish_close()
-        self._forgotten.discard(log.log_id)
-        if self._logs.pop(log.log_id, None) is None:
-            return
-        directory = log.log_dir
-        directory.size_bytes = SizeBytes(directory.size_bytes - log.size_bytes)
-        for segment in log.segments:
-            self._files.forget(segment.path, directory.reader)
-        # A run that is under way would remember them again.
-        self._retention.call_when_idle(partial(self._retention.forget, log.segments))
-
-    def _set_aside(self, topic: str, on_done: OnDone) -> None:
-        def begin(directory: LogDir, on_done: OnDone) -> None:
-            refusal = directory.refusal()
-            if refusal is not None:
-                on_done(refusal)
-                return
-            move = partial(
-                set_aside, self._fs, directory.path, topic, self._clock.wall_ms()
-            )
-            directory.submit(partial(directory.appender.set_aside, move, on_done))
-
-        self._in_each_directory(begin, on_done)
-
-    def _in_each_directory(
-        self, begin: Callable[[LogDir, OnDone], None], on_done: OnDone
+    def begin_again(
+        self, copies: Mapping[LogId, tuple[Offset, int]], on_done: OnDone
     ) -> None:
-        """Run a step for each data directory; report the first error at the end."""
-        left = set(self._directories.values())
-        failed: list[Exception] = []
+        """Set logs aside, and make empty ones in their place; never blocks.
 
-        def done(directory: LogDir, error: Exception | None) -> None:
-            if error is not None:
-                failed.append(error)
-            left.discard(directory)
-            if not left:
-                on_done(failed[0] if failed else None)
+        To be repeated until it succeeds: the next try sets aside what this one made.
 
-        for directory in tuple(left):
-            begin(directory, partial(done, directory))
+        Args:
+            copies: partition → where the new log starts, and its number; it follows.
+            on_done: takes, on the loop's thread, the error, or None.
+        """
 
-    def remove_deleted(self) -> None:
-        """Remove the files of deleted topics; blocks, on a worker thread.
+        def make(error: Exception | None) -> None:
+            try:
+                if error is not None:
+                    raise error
+                for log_id, (start, number) in copies.items():
+                    settings = self._config.topic(log_id.topic)
+                    self.get_or_create(
+                        log_id, settings, start_offset=start, number=number
+                    )
+            except (StorageError, ClosedError) as failed:
+                on_done(failed)
+            else:
+                on_done(None)
+
+        self.set_logs_aside(copies, make)
+
+    def lower_high_watermarks(
+        self, ends: Mapping[LogId, Offset], on_done: OnDone
+    ) -> None:
+        """Show nothing of logs from an offset on, and expect nothing there any more.
+
+        Logs that follow, or are stopped, and may be cut then. Never blocks.
+
+        Args:
+            ends: partition → the offset; a lower high watermark stays.
+            on_done: takes, on the loop's thread, the error, or None when a start would
+                know no higher one.
 
         Raises:
-            StorageError: a disk refuses; to be repeated.
+            StorageError: a log does not follow.
         """
-        for directory in tuple(self._directories.values()):
-            if directory.state is DirState.ONLINE:
-                remove_set_aside(self._fs, directory.path)
+        for log_id, end in ends.items():
+            self._logs[log_id].lower_high_watermark(end)
+        self._write_records(on_done)
+
+    @property
+    def holdings_version(self) -> int:
+        """Return the version of the data directories: the least that one of them has.
+
+        A directory with a lower one than ZooKeeper knows was restored from a backup.
+        """
+        return self._inventory.version
+
+    def set_holdings_version(self, version: int, on_done: OnDone) -> None:
+        """Write a version to every data directory; never blocks.
+
+        Args:
+            version: higher than the one before.
+            on_done: takes, on the loop's thread, the error, or None when it is synced.
+        """
+        self._inventory.version = version
+        self._write_records(on_done)
+
+    def identities(self) -> dict[str, str]:
+        """Return path → identity of every data directory."""
+        return {str(path): self._inventory.identity(path) for path in self._directories}
 
     # -- what transactions need (`metaq/txn/ports.py`)
 
@@ -654,62 +582,18 @@ class LogManager:
 
     # -- helpers
 
-    def _stop_incomplete(
-        self, recovered: Sequence[RecoveredPartition], directories: Iterable[LogDir]
-    ) -> list[RecoveredPartition]:
-        """Return the partitions; those that hold less than before are stopped."""
-        inventory, result = self._inventory, list[RecoveredPartition]()
-        for directory in directories:
-            path = directory.path
-            here = [each for each in recovered if each.data_path == path]
-            losses = inventory.find_losses(
-                path, {each.log_id: extent_of(each.found.segments) for each in here}
-            )
-            for each in here:
-                name = str(each.log_id)
-                held, loss = inventory.held(path, name), losses.get(name)
-                if loss is not None and not (each.found.segments or each.found.damage):
-                    # Nothing of it is left: as if the directory were gone, too.
-                    each.writer.abandon()
-                    continue
-                losses.pop(name, None)
-                if held is not None and (loss is not None or each.found.damage):
-                    inventory.keep(each.log_id, held)
-                if loss is None or not each.found.segments:
-                    result.append(each)
-                else:
-                    result.append(stop_for(each, loss))
-            for name, loss in losses.items():
-                log_id = parse_log_directory_name(name)
-                held = inventory.held(path, name)
-                if log_id is None or held is None:
-                    continue
-                inventory.keep(log_id, held)
-                result.append(
-                    self._loader().missing_partition(
-                        log_id, loss, held, directory.sync_latency
-                    )
-                )
-        return result
-
-    def _make_records(self) -> dict[Path, Holdings]:
-        return self._inventory.make_records(
-            (
-                log.log_dir.path,
-                log_id,
-                Extent(log.log_start_offset, log.high_watermark),
-            )
-            for log_id, log in self._logs.items()
-            if log_id not in self._forgotten
-        )
-
     def _require_wanted(self) -> None:
         """Raise ClosedError if opening was cancelled by a close."""
         if self._is_closing:
             raise ClosedError("the logs were called off while they were opened")
 
-    def _loader(self) -> PartitionLoader:
-        return PartitionLoader(self._fs, self._clock, self._config)
+    def _loader(
+        self, on_torn_tail: Callable[[], None] = lambda: None
+    ) -> PartitionLoader:
+        starts = {} if self.known is None else self.known.starts
+        return PartitionLoader(
+            self._fs, self._clock, self._config, starts, on_torn_tail
+        )
 
     def _new_directory(self, path: Path) -> LogDir:
         limits, system = self._config.limits, self._config.system
@@ -726,6 +610,28 @@ class LogManager:
             syncs=self._syncs,
             on_offline=self._on_offline,
         )
+
+    def _make_log(
+        self,
+        log_id: LogId,
+        directory: LogDir,
+        settings: TopicConfig,
+        start: Offset,
+        number: int | None,
+    ) -> PartitionLog:
+        """Make a log that has no files yet."""
+        path = directory.path / log_directory_name(log_id)
+        writer = self._loader().new_writer(
+            settings, path, directory.sync_latency, end=start
+        )
+        segments = Segments(
+            (Segment(path / segment_file_name(start), start, SizeBytes(0)),)
+        )
+        log = self._new_log(
+            log_id, directory, settings, writer, segments, number=number
+        )
+        self._logs[log_id] = log
+        return log
 
     def _new_log(
         self,
@@ -766,8 +672,9 @@ class LogManager:
     def _add_recovered(self, each: RecoveredPartition) -> None:
         segments = each.found.segments
         if not segments:
-            path = each.writer.directory / segment_file_name(Offset(0))
-            segments = (Segment(path, Offset(0), SizeBytes(0)),)
+            start = each.writer.end
+            path = each.writer.directory / segment_file_name(start)
+            segments = (Segment(path, start, SizeBytes(0)),)
         extent = None if self.known is None else self._extent_of(each)
         log = self._new_log(
             each.log_id,
@@ -783,15 +690,39 @@ class LogManager:
         self._last_id = max(self._last_id, each.last_id)
         self._logs[each.log_id] = log
 
+    def _add_unwritten(self, known: KnownWatermarks, left_out: Collection[str]) -> None:
+        """Make the logs that have a number, and no directory yet."""
+        for log_id, number in known.numbers.items():
+            if log_id not in self._logs and log_id.topic not in left_out:
+                self.is_short = self.is_short or known.has_lost(log_id)
+                settings = self._config.topic(log_id.topic)
+                directory = self._directories[Path(settings.data_path)]
+                start = known.starts.get(log_id, Offset(0))
+                self._make_log(log_id, directory, settings, start, number)
+
+    def _find_lack(self, known: KnownWatermarks, buried: Collection[LogId]) -> None:
+        """Find whether bytes are missing, or there are some of unknown epochs."""
+        is_unknown = any(
+            log.number is None and log.next_offset > log.log_start_offset
+            for log in self._logs.values()
+            if log.log_id not in buried
+        )
+        # Damage up to the end: how much there was is not known any more.
+        is_open = any(
+            damage.next_good_offset is None
+            for log in self._logs.values()
+            for damage in log.damage
+        )
+        lacks = self._inventory.is_short or known.too_short
+        if lacks or is_unknown or is_open:
+            self.is_short = True
+
     def _extent_of(self, each: RecoveredPartition) -> Extent | None:
         """Return the offsets of a log; in a replica the rest may still be cut."""
         found = extent_of(each.found.segments)
         if self.known is None or found is None:
             return found
         return self.known.extent_of(each.data_path, each.log_id, found)
-
-    def _logs_of(self, directory: LogDir) -> list[PartitionLog]:
-        return [log for log in self._logs.values() if log.log_dir is directory]
 
     def _on_offline(self, directory: LogDir, error: StorageError) -> None:
         assert directory.state is DirState.OFFLINE

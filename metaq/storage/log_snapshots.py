@@ -1,10 +1,12 @@
 """Snapshots of the logs for retention, the scrub and the record of a directory.
 
 Retention leaves stopped logs alone: nothing of them may go before an operator has
-looked at the damage. The scrub reads them too, for there may be more of it.
+looked at the damage. The scrub reads them too, for there may be more of it. Of a log
+that follows goes what its leader has not any more, and nothing else.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -13,7 +15,7 @@ from metaq.config.settings import BrokerConfig, LimitsConfig
 from metaq.model import LogId
 from metaq.storage.holdings import Extent, Holdings
 from metaq.storage.log_dir import LogDir
-from metaq.storage.log_state import COPYING, LogState
+from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.retention_run import DirectorySnapshot, LogSnapshot
 from metaq.storage.scrub import ScrubTarget
@@ -24,8 +26,11 @@ _FOR_EVER_MS: Final = 2**62
 
 _SCRUBBED: Final = frozenset({LogState.OPEN, LogState.STOPPED, LogState.FOLLOWING})
 
-_KEEPING: Final = frozenset({LogState.STOPPED, LogState.OFFLINE, *COPYING})
-"""States in which nothing may go: there is damage, or the leader decides."""
+_AT_ONCE_MS: Final = -(2**70)
+"""An age that everything has."""
+
+_KEEPING: Final = frozenset({LogState.STOPPED, LogState.OFFLINE, LogState.REOPENING})
+"""States in which nothing may go: there is damage, or the files are being changed."""
 
 
 def take_directory_snapshot(
@@ -45,13 +50,19 @@ def take_directory_snapshot(
     """
     snapshots = []
     for log in logs:
-        if log.state is not LogState.OPEN:
-            continue
         policy = config.topic(log.log_id.topic).delete_policy
-        if log.log_id.topic not in topics:
-            policy = replace(policy, age_ms=_FOR_EVER_MS)
         sealed, active = _settled(log), log.readable_active()
-        stopped = partial(_is_stopped, log)
+        keeping = _KEEPING
+        if log.state is LogState.FOLLOWING:
+            policy = replace(policy, age_ms=_AT_ONCE_MS)
+            sealed = tuple(s for s in sealed if s.end_offset <= log.leader_start)
+        elif log.state is LogState.OPEN:
+            keeping |= {LogState.FOLLOWING}
+            if log.log_id.topic not in topics:
+                policy = replace(policy, age_ms=_FOR_EVER_MS)
+        else:
+            continue
+        stopped = partial(_is_stopped, log, keeping)
         snapshots.append(
             LogSnapshot(log.log_id, log.on_removed, sealed, active, policy, stopped)
         )
@@ -92,14 +103,15 @@ def sealed(
         for log in logs
         if not log.damage
         and (end := log.high_watermark if is_replica else log.writer.synced_end)
+        and not (is_replica and end == log.log_start_offset)
     }
     return replace(
         record, is_sealed=is_exact, partitions={**record.partitions, **extents}
     )
 
 
-def _is_stopped(log: PartitionLog) -> bool:
-    return log.state in _KEEPING
+def _is_stopped(log: PartitionLog, keeping: AbstractSet[LogState]) -> bool:
+    return log.state in keeping
 
 
 def _settled(log: PartitionLog) -> tuple[Segment, ...]:

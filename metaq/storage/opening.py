@@ -7,10 +7,11 @@ docs/metaq-1.4/broker.md 2.1, 2.3.
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 from metaq.clock import Clock
@@ -18,7 +19,7 @@ from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.errors import ClosedError, NoSpaceError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.helper_threads import HelperThreads
-from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes
+from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes, no_items
 from metaq.record.ids import id_after
 from metaq.stats import Histogram
 from metaq.storage.damage import apart
@@ -114,6 +115,10 @@ class PartitionLoader:
     fs: FileSystem
     clock: Clock
     config: BrokerConfig
+    starts: Mapping[LogId, Offset] = field(default_factory=no_items)
+    """Offsets at which logs begin that may have no segment yet; others begin at 0."""
+    on_torn_tail: Callable[[], None] = lambda: None
+    """Called before a torn tail is cut, on any thread."""
 
     def new_writer(
         self,
@@ -206,7 +211,8 @@ class PartitionLoader:
     ) -> RecoveredPartition:
         settings = self.config.topic(log_id.topic)
         path = data_path / str(log_id)
-        writer = self.new_writer(settings, path, sync_latency, end=Offset(0))
+        start = self.starts.get(log_id, Offset(0))
+        writer = self.new_writer(settings, path, sync_latency, end=start)
         return self.reopen(log_id, writer, is_index_trusted=False)
 
     def reopen(
@@ -240,6 +246,7 @@ class PartitionLoader:
             now_ms=self.clock.wall_ms(),
             noted=noted,
             is_index_trusted=is_index_trusted,
+            on_torn_tail=self.on_torn_tail,
         )
         segments = found.segments
         end = segments[-1].end_offset if segments else writer.end
@@ -267,6 +274,23 @@ class PartitionLoader:
         return RecoveredPartition(
             log_id, path.parent, settings, found, writer, batches, last_id, newest
         )
+
+
+class OnceBefore:
+    """Calls something once, before the first caller goes on. Thread-safe."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        """Call `call`, which blocks all callers until it has succeeded."""
+        self._call = call
+        self._lock = Lock()
+        self._is_done = False
+
+    def __call__(self) -> None:
+        """Return when it was called; an error is the caller's, and the next tries."""
+        with self._lock:
+            if not self._is_done:
+                self._call()
+                self._is_done = True
 
 
 def refuse_twins(recovered: Iterable[RecoveredPartition]) -> None:

@@ -1,4 +1,4 @@
-"""One partition on the event loop's side: offsets, reads, waiters, state.
+"""One partition on the event loop's side: appends, what becomes of them, roles.
 
 Theory of operation. The loop's thread owns everything in a `PartitionLog` and decides
 everything; the storage thread writes (`log_writer.py`) and reports (`appender.py`).
@@ -8,8 +8,7 @@ everything; the storage thread writes (`log_writer.py`) and reports (`appender.p
 
 * `append` gives out the next offset at once and queues a request; it never blocks.
   It is answered when the high watermark has passed its last byte, in order.
-* Reads stop at the high watermark: a consumer never sees a byte that a crash could
-  take back. No file is opened on the loop's thread, and none is read there.
+* Reads stop at the high watermark (`readable_log.py`).
 * When the disk is full, everything in flight that is not written fails with it,
   `next_offset` goes back to the log end, and the version grows (see `appender.py`).
 * What may be stored ends *in doubt*: its bytes and the notes of its batches stay.
@@ -20,22 +19,18 @@ everything; the storage thread writes (`log_writer.py`) and reports (`appender.p
   ends. With the role every ticket ends in doubt, because from then on other bytes may
   come to the same offsets.
 
-Invariant: log start <= high watermark <= log end <= next offset, asserted whenever one
-of them changes. Source: docs/metaq-1.4/broker.md 2.4 to 2.8.
+Source: docs/metaq-1.4/broker.md 2.4 to 2.8.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from metaq.errors import (
     ClosedError,
-    LogOfflineError,
     MayBeStoredError,
     NoSpaceError,
-    OffsetOutOfRangeError,
     StorageError,
 )
 from metaq.fs import Buffer
@@ -49,7 +44,6 @@ from metaq.storage.append_request import (
     WriterProgress,
 )
 from metaq.storage.damage import apart
-from metaq.storage.in_flight import AppendsInFlight
 from metaq.storage.log_dir import LogDir
 from metaq.storage.log_state import (
     COPYING,
@@ -57,14 +51,13 @@ from metaq.storage.log_state import (
     LogEvent,
     LogState,
     LogStatistics,
-    LogWaiters,
-    WaitHandle,
 )
 from metaq.storage.log_writer import LogWriter
 from metaq.storage.producers import ProducerTable, StoredBatch
+from metaq.storage.readable_log import ReadableLog
 from metaq.storage.recovery import RecoveredLog
-from metaq.storage.segment import Damage, DamagedSegmentError, Segment, Segments
-from metaq.storage.slices import OpenFiles, Slice
+from metaq.storage.segment import Damage, Segment, Segments
+from metaq.storage.slices import OpenFiles
 from metaq.storage.span_index import NO_ID
 from metaq.storage.watermarks import Watermark
 
@@ -85,7 +78,7 @@ def high_watermark(
     return end if others_end is None else min(end, others_end)
 
 
-class PartitionLog:
+class PartitionLog(ReadableLog):
     """One partition. Owner: the event loop's thread.
 
     Every method is called on that thread and none blocks on writes.
@@ -125,44 +118,38 @@ class PartitionLog:
             number: its log number in a replica set.
             watermark: nothing after it is readable yet; None: the end.
         """
-        self.log_id: Final = log_id
-        """Partition of the log."""
-        self.log_dir: Final = log_dir
-        """Its data directory."""
+        super().__init__(
+            log_id,
+            log_dir,
+            segments,
+            files,
+            producers,
+            damage=damage,
+            watermark=watermark,
+        )
         self.writer: Final = writer
         """The storage thread's side; not to be touched on the loop's thread."""
-        self.producers: Final = producers
-        """Batches of its producers, those in flight included."""
-        self._files = files
         self.is_group_commit: Final = is_group_commit
         """An acknowledged record is on disk."""
         self._size_bytes_max = size_bytes_max
-        self.segments = segments
-        """Its segments; an immutable value, replaced when it changes."""
-        self.log_start_offset = segments.first.base_offset
-        """First readable offset; it only grows."""
-        end = segments.active.end_offset
         self.number: Final = number
         """Log number in a replica set; None outside of one, and before it has one."""
-        self.high_watermark = end if watermark is None else watermark
-        self._log_end = end
-        """Offset after the last readable byte; it only grows."""
-        self.next_offset = end
-        """Offset of the next append, those in flight counted."""
-        self._synced_end = end
+        self.is_settled = number is None and watermark is None
+        """Whether the high watermark is one of this life: in a replica set only after
+        the first join, or once a new leader has committed what it found."""
+        self.leader_start = self.log_start_offset
+        """Log start of the leader: while this log follows, retention goes to there."""
+        self.on_moved: Callable[[PartitionLog], None] | None = None
+        """Called after the synced end or the high watermark has moved."""
         self._held: range | None = None
         """Offsets of an append that was cut, until the rest of it is synced."""
         self._bound: Offset | None = None
         """Bound of the high watermark by other copies; None: there are none."""
+        self._epoch_start = self.next_offset
+        """Its end when it began to lead."""
         self.record_count = record_count
         """Records stored, as far as that is known."""
-        self.damage = damage
-        """Damaged ranges, in order of their offsets."""
-        self.state = LogState.STOPPED if damage else LogState.OPEN
-        """Requests that it accepts."""
         self._version = 0
-        self._in_flight = AppendsInFlight()
-        self._waiters = LogWaiters()
         self._append_count = 0
         self._refused_count = 0
         self._interval_s = interval_s
@@ -170,14 +157,8 @@ class PartitionLog:
         self._is_sync_queued = False
         self._sync_count = 0
         self._sync_s = 0.0
-        log_dir.size_bytes = SizeBytes(log_dir.size_bytes + self.size_bytes)
 
     # -- state
-
-    @property
-    def size_bytes(self) -> SizeBytes:
-        """Return the bytes on disk."""
-        return SizeBytes(self._log_end - self.log_start_offset)
 
     @property
     def _answered_end(self) -> Offset:
@@ -197,12 +178,6 @@ class PartitionLog:
     def _is_cut(self) -> bool:
         """Whether the log is held, and nothing was written since."""
         return self._held is not None and self._log_end == self._held.stop
-
-    def readable_active(self) -> Segment:
-        """Return the active segment with the size that is readable now."""
-        active = self.segments.active
-        size = max(0, self.high_watermark - active.base_offset)
-        return replace(active, size_bytes=SizeBytes(size))
 
     def statistics(self) -> LogStatistics:
         """Return a snapshot."""
@@ -392,94 +367,10 @@ class PartitionLog:
         if (
             not self._is_sync_queued
             and self._interval_s <= now_s - self._last_sync_s
-            and self._synced_end < self._log_end
+            and self.synced_end < self._log_end
         ):
             self._is_sync_queued = True
             self.log_dir.submit(partial(self.log_dir.appender.sync, self.writer, self))
-
-    # -- reading
-
-    def read(self, offset: Offset, max_bytes: int) -> Slice:
-        """Return readable bytes from `offset` on, of one segment.
-
-        Args:
-            offset: any offset; it need not be where a record starts.
-            max_bytes: longest slice wanted, 1 or more.
-
-        Returns:
-            A slice of 1 to `max_bytes` bytes; it ends at the latest at the end of the
-            segment, at the high watermark or where damage starts. The caller releases
-            it.
-
-        Raises:
-            OffsetOutOfRangeError: no readable byte has this offset (the high watermark
-                itself is out of range too).
-            CorruptRecordError: the byte is in a damaged range, or is missing; the
-                error knows the next good offset.
-            LogDirOfflineError: the data directory had a disk error.
-            ClosedError: the log is closed.
-        """
-        if self.state in {LogState.OFFLINE, LogState.CLOSED}:
-            raise self._refusal()
-        end = offset + max(1, max_bytes)
-        for each in self.damage:
-            if each.covers(offset):
-                raise DamagedSegmentError(each, self.log_id)
-            if each.offset > offset:
-                end = min(end, each.offset)
-        if not self.log_start_offset <= offset < self.high_watermark:
-            raise OffsetOutOfRangeError(
-                offset,
-                log_start=self.log_start_offset,
-                high_watermark=self.high_watermark,
-            )
-        segment = self.segments.find(offset)
-        assert segment is not None, f"{self.log_id}: no segment holds {offset}"
-        is_sealed = segment is not self.segments.active
-        end = min(end, self.high_watermark)
-        if is_sealed:
-            end = min(end, segment.end_offset)
-        return Slice(
-            self._files.acquire(segment.path),
-            segment,
-            segment.position_of(offset),
-            SizeBytes(end - offset),
-            self.log_dir.reader,
-            is_sealed=is_sealed,
-        )
-
-    def nearest_offset(self, offset: Offset) -> Offset:
-        """Return the valid offset that MetaQ calls nearest.
-
-        Source: docs/metaq-1.4/broker.md 1.6, 2.4.
-
-        Returns:
-            Below the log start: the log start; from the high watermark on: the high
-            watermark; else the base offset of the segment that holds the byte, which
-            is always where a record starts.
-        """
-        if offset < self.log_start_offset:
-            return self.log_start_offset
-        if offset >= self.high_watermark:
-            return self.high_watermark
-        segment = self.segments.find(offset) or self.segments.following(offset)
-        return segment.base_offset if segment else self.high_watermark
-
-    def wait(self, offset: Offset, callback: Callable[[], None]) -> WaitHandle:
-        """Call back once, when a byte at `offset` is readable or the log stops.
-
-        Args:
-            offset: usually the high watermark of the moment.
-            callback: called on this thread, later or, when the condition holds
-                already, before this method returns.
-
-        Returns:
-            A handle that cancels the wait.
-        """
-        handle = self._waiters.add(offset, callback)
-        if offset < self.high_watermark or not self._may_grow:
-            handle.wake()
-        return handle
 
     def plan_append(self, size_bytes: int) -> Offset:
         """Return a bound that no later append is below.
@@ -510,10 +401,11 @@ class PartitionLog:
         What is after the high watermark is readable in one step, when `set_bound`
         allows all of it: where appends end in it is not known. A stopped log stays so.
         """
-        assert self._synced_end == self.next_offset, self.statistics()
+        assert self.synced_end == self.next_offset, self.statistics()
         self._apply(LogEvent.LEAD)
         self._begin_role(rolls_by_size=True)
         rest = SizeBytes(self.next_offset - self.high_watermark)
+        self._epoch_start, self.is_settled = self.next_offset, not rest
         if rest:
             sides, start = (self.writer, self, self._version), self.high_watermark
             inherited = AppendRequest(*sides, start, (), rest, 0, NO_ID, Tickets())
@@ -536,6 +428,33 @@ class PartitionLog:
         if self.state not in {LogState.OFFLINE, LogState.CLOSED}:
             self._bound = offset
             self._advance(self._log_end)
+
+    def lower_high_watermark(self, offset: Offset) -> None:
+        """Show nothing from an offset on any more; `LogManager` keeps its books.
+
+        In the file of watermarks too, synced before a cut that is begun later.
+
+        Args:
+            offset: lower than the high watermark, or nothing changes here.
+
+        Raises:
+            StorageError: it does not follow.
+        """
+        if self.state not in {LogState.FOLLOWING, LogState.STOPPED}:
+            raise StorageError(
+                f"partition {self.log_id} follows no leader: it is {self.state.value}"
+            )
+        end = max(self.log_start_offset, min(offset, self.high_watermark))
+        self.high_watermark = end
+        if self._bound is not None:
+            self._bound = min(self._bound, end)
+        if self.number is not None:
+            mark = Watermark(self.number, end, self.log_start_offset)
+            self.log_dir.lower_watermark(mark)
+
+    def settle(self) -> None:
+        """Answer for the high watermark: its leader was joined."""
+        self.is_settled = True
 
     def begin_reopen(self) -> None:
         """Take nothing but gets until `on_reopened`.
@@ -576,7 +495,7 @@ class PartitionLog:
         self._in_flight.clear()
         self.producers.replace(batches)
         self.record_count, self.damage = found.record_count, damage
-        self._synced_end = self.next_offset = end
+        self.synced_end = self.next_offset = end
         self._set_bounds(log_end=end)
         self.log_dir.is_layout_changed = True
         if damage:
@@ -605,27 +524,28 @@ class PartitionLog:
         """
         if self.state is LogState.OFFLINE or self.state is LogState.CLOSED:
             return
-        if progress.synced_end < self._synced_end or progress.log_end < self._log_end:
+        if progress.synced_end < self.synced_end or progress.log_end < self._log_end:
             return
         self._is_sync_queued = False
         self._sync_count = progress.sync_count
         self._sync_s = progress.sync_s
         self._last_sync_s = progress.last_sync_s
-        self._synced_end = progress.synced_end
-        if self._held is not None and self._synced_end > self._held.stop:
+        is_moved = self.synced_end != progress.synced_end
+        self.synced_end = progress.synced_end
+        if self._held is not None and self.synced_end > self._held.stop:
             self._held = None
-        self._advance(progress.log_end)
+        self._advance(progress.log_end, is_moved=is_moved)
 
-    def _advance(self, log_end: Offset) -> None:
+    def _advance(self, log_end: Offset, *, is_moved: bool = False) -> None:
         """Move log end and high watermark; answer the appends that are stored now."""
-        is_alone = self._bound is None
+        is_alone, before = self._bound is None, self.high_watermark
         if is_alone:
-            end = high_watermark(self._synced_end, self._held)
+            end = high_watermark(self.synced_end, self._held)
         else:
             end = self._next_high_watermark()
         self._set_bounds(log_end=log_end, high_watermark=end)
         is_copy = not is_alone and self.state in COPYING
-        end = self._synced_end if is_copy else self._answered_end
+        end = self.synced_end if is_copy else self._answered_end
         done = self._in_flight.take_stored(end)
         if done and not self._append_count:
             self.log_dir.is_layout_changed = True
@@ -634,6 +554,8 @@ class PartitionLog:
             self.record_count += request.record_count
             request.ticket.on_stored()
         self._wake_waiters()
+        if self.on_moved is not None and (is_moved or self.high_watermark != before):
+            self.on_moved(self)
 
     def on_rolled(self, sealed: Segment, active: Segment) -> None:
         """Take note of a new active segment."""
@@ -721,19 +643,6 @@ class PartitionLog:
             )
         self.log_dir.check_room(size_bytes)
 
-    def _refusal(self) -> Exception:
-        match self.state:
-            case LogState.STOPPED:
-                return LogOfflineError(
-                    f"partition {self.log_id} is stopped: {self.damage[0]}"
-                )
-            case LogState.OFFLINE:
-                return self.log_dir.refusal() or ClosedError(str(self.log_id))
-            case LogState.FOLLOWING | LogState.REOPENING:
-                return ClosedError(f"partition {self.log_id} follows its leader")
-            case _:
-                return ClosedError(f"partition {self.log_id} is closed")
-
     def _give_up(self) -> None:
         """Fail everything in flight: nothing more will be known of it."""
         self._refused_count += len(self._in_flight)
@@ -743,7 +652,7 @@ class PartitionLog:
 
     def _next_high_watermark(self) -> Offset:
         """Return the next one of a log in a replica set."""
-        bound = high_watermark(self._synced_end, self._held, self._bound)
+        bound = high_watermark(self.synced_end, self._held, self._bound)
         if self.state is LogState.REOPENING:
             return self.high_watermark
         if self.state is LogState.FOLLOWING:
@@ -751,50 +660,8 @@ class PartitionLog:
         else:
             # Copies may end within an append: readers see it whole or not at all.
             end = self._in_flight.last_end(bound) or self.high_watermark
+            self.is_settled = self.is_settled or end >= self._epoch_start
         if self.number is not None and end > self.high_watermark:
             mark = Watermark(self.number, end, self.log_start_offset)
             self.log_dir.moved[self.number] = mark
         return end
-
-    @property
-    def _may_grow(self) -> bool:
-        """Whether more may become readable."""
-        return self.state is LogState.OPEN or self.state in COPYING
-
-    def _wake_waiters(self) -> None:
-        may_grow = self.state is LogState.OPEN or self._may_grow
-        self._waiters.wake_below(self.high_watermark if may_grow else None)
-
-    def _set_bounds(
-        self,
-        *,
-        log_start: Offset | None = None,
-        high_watermark: Offset | None = None,
-        log_end: Offset | None = None,
-    ) -> None:
-        size_before = self.size_bytes
-        if log_start is not None:
-            assert log_start >= self.log_start_offset, (
-                log_start,
-                self.log_start_offset,
-            )
-            self.log_start_offset = log_start
-        if high_watermark is not None:
-            assert high_watermark >= self.high_watermark, high_watermark
-            self.high_watermark = high_watermark
-        if log_end is not None:
-            self._log_end = log_end
-        assert (
-            self.log_start_offset
-            <= self.high_watermark
-            <= self._log_end
-            <= self.next_offset
-        ), self.statistics()
-        self.log_dir.size_bytes = SizeBytes(
-            self.log_dir.size_bytes + self.size_bytes - size_before
-        )
-
-    def _apply(self, event: LogEvent) -> None:
-        found = TRANSITIONS.get((self.state, event))
-        assert found is not None, f"{self.log_id}: {event.value} in {self.state.value}"
-        self.state = found

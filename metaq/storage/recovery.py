@@ -42,7 +42,7 @@ docs/metaq-1.4/broker.md 2.1, 2.3. Keep in step: docs/storage.md, `span_index.py
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -143,6 +143,7 @@ def recover_log(
     noted: Sequence[StoredBatch] = (),
     rewritten_bytes_max: int = REWRITTEN_BYTES_MAX,
     is_index_trusted: bool = False,
+    on_torn_tail: Callable[[], None] = lambda: None,
 ) -> RecoveredLog:
     """Recover one partition; see the head of this file.
 
@@ -157,6 +158,7 @@ def recover_log(
         rewritten_bytes_max: How many of the bytes after the index are written again.
         is_index_trusted: This process has written, or verified, the bytes that the
             index covers: they are not read again.
+        on_torn_tail: Called before a torn tail is cut.
 
     Raises:
         StorageError: The disk refused; the directory may be recovered again.
@@ -186,6 +188,7 @@ def recover_log(
     torn, spans = None, None
     if not damage_found:
         if active.flaw is not None:
+            on_torn_tail()
             torn = _cut_torn_tail(fs, last, active.end, active.flaw)
         _settle(fs, last, active, rewritten_bytes_max)
         # Last, so that no later error can leave it open.

@@ -1,21 +1,24 @@
-"""Deleted topics on the disk: moved aside at once, removed later.
+"""Partitions that are moved aside on the disk at once, and removed later.
 
-    <dataPath>/deleted/20261122T101501.123Z/orders-0/    what was the partition orders-0
+    <dataPath>/deleted/20261122T101501.123Z/orders-0/    the partition orders-0, deleted
+    <dataPath>/aside/20261122T101501.123Z/orders-0/      a replica made another copy
 
 A partition's directory leaves the data directory with one rename, so it is there as a
 whole or not at all. Recovery, `metaq verify` and a Java broker take no name without a
-dash for a partition, so nothing below `deleted` is ever served. It may be removed by
-hand at any time; the broker does it in the background.
+dash for a partition, so nothing below these two is ever served. They may be removed by
+hand at any time. The broker removes `deleted` in the background, and `aside` when it
+knows that the other copy has everything.
 """
 
 import logging
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from metaq.errors import DiskError
 from metaq.fs import FileSystem
-from metaq.model import Millis
+from metaq.model import LogId, Millis
 from metaq.storage.opening import find_logs
 
 _log = logging.getLogger(__name__)
@@ -23,46 +26,59 @@ _log = logging.getLogger(__name__)
 DELETED_DIRECTORY: Final = "deleted"
 """Below a data directory; without a dash, see the head of this file."""
 
+ASIDE_DIRECTORY: Final = "aside"
+"""Likewise."""
 
-def set_aside(fs: FileSystem, data_path: Path, topic: str, wall_ms: Millis) -> None:
-    """Move the directories of a topic's partitions aside, if there are any.
+
+def set_aside(
+    fs: FileSystem,
+    data_path: Path,
+    is_wanted: Callable[[LogId], bool],
+    wall_ms: Millis,
+    *,
+    holding: str = DELETED_DIRECTORY,
+) -> None:
+    """Move the directories of some partitions aside, if there are any.
 
     To be repeated until it succeeds: each partition is in one directory or the other.
 
     Args:
         fs: the disk.
         data_path: the data directory.
-        topic: whose partitions; none of them is open.
+        is_wanted: which partitions; none of them is open.
         wall_ms: names the new directory.
+        holding: directory that it is made in.
 
     Raises:
         StorageError: the disk refuses; some partitions may be moved.
     """
     logs = find_logs(fs, data_path)
-    names = [name for name, log_id in logs.items() if log_id.topic == topic]
+    names = [name for name, log_id in logs.items() if is_wanted(log_id)]
     if not names:
         return
-    fs.make_directory(data_path / DELETED_DIRECTORY)
-    target = _new_directory(fs, data_path / DELETED_DIRECTORY, wall_ms)
+    fs.make_directory(data_path / holding)
+    target = _new_directory(fs, data_path / holding, wall_ms)
     fs.make_directory(target)
     for name in names:
         fs.rename(data_path / name, target / name)
     _log.info(
-        "topic set aside: topic=%s partitions=%d directory=%s",
-        topic,
+        "partitions set aside: first=%s partitions=%d directory=%s",
+        names[0],
         len(names),
         target,
     )
 
 
-def remove_set_aside(fs: FileSystem, data_path: Path) -> None:
+def remove_set_aside(
+    fs: FileSystem, data_path: Path, *, holding: str = DELETED_DIRECTORY
+) -> None:
     """Remove set-aside directories; blocks for as long as the disk needs.
 
     Raises:
         StorageError: the disk refuses; the rest is there still.
     """
-    if fs.is_directory(data_path / DELETED_DIRECTORY):
-        _remove(fs, data_path / DELETED_DIRECTORY)
+    if fs.is_directory(data_path / holding):
+        _remove(fs, data_path / holding)
 
 
 def _new_directory(fs: FileSystem, holding: Path, wall_ms: Millis) -> Path:

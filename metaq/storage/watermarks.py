@@ -123,15 +123,27 @@ class KnownWatermarks:
     """Watermarks that the data directories of a replica had at the start."""
 
     def __init__(
-        self, fs: FileSystem, paths: Iterable[Path], numbers: Mapping[LogId, int]
+        self,
+        fs: FileSystem,
+        paths: Iterable[Path],
+        numbers: Mapping[LogId, int],
+        starts: Mapping[LogId, Offset],
     ) -> None:
         """Read the files of all data directories; blocks.
+
+        Args:
+            fs: the disk.
+            paths: of all data directories.
+            numbers: the logs that this replica has, with their numbers.
+            starts: where they began; others begin at 0.
 
         Raises:
             StorageError: a disk refused.
         """
         self.numbers: Final = numbers
         """The logs that this replica has, with their numbers."""
+        self.starts: Final = starts
+        """Offsets at which they began."""
         self.too_short: Final = set[LogId]()
         """Logs that lack bytes which every in-sync copy has had, once looked at."""
         self._fs = fs
@@ -157,6 +169,17 @@ class KnownWatermarks:
                 found.end,
             )
         return Extent(found.start, min(end, found.end))
+
+    def has_lost(self, log_id: LogId) -> bool:
+        """Return whether a log without any segment has had bytes that were readable.
+
+        Since it was born: it may have begun again, with its number, after them.
+        """
+        number, start = self.numbers[log_id], self.starts.get(log_id, Offset(0))
+        known = (marks.get(number) for marks in self._marks.values())
+        return any(
+            mark and mark.high_watermark > max(mark.log_start, start) for mark in known
+        )
 
     def file_of(self, path: Path) -> "WatermarkFile":
         """Return what goes on with the file of a data directory."""
@@ -203,6 +226,20 @@ class WatermarkFile:
             at = self._slots.setdefault(mark.number, len(self._slots))
             position = Position(HEADER.size + at * SLOT_BYTES)
             self._file.write_at(position, encode_slot(mark))
+
+    def lower(self, mark: Watermark) -> None:
+        """Write a watermark that is lower than before, synced; for a log that is cut.
+
+        Without space the higher one stays: then the next start finds the log short.
+
+        Raises:
+            DiskError: the disk refused; nothing is known about the file any more.
+        """
+        known = self._marks.get(mark.number, mark)
+        if known.high_watermark > mark.high_watermark:
+            self.write([mark])
+            if self._file is not None:
+                self._file.sync()
 
     def close(self, marks: Collection[Watermark]) -> None:
         """Write what is left, sync and close, for a clean stop.

@@ -21,7 +21,15 @@ from metaq.storage.producers import StoredBatch
 from metaq.storage.segment import Damage
 from tests.rigs.fs import FaultyFileSystem
 from tests.rigs.storage import StorageBench, Ticket
-from tests.storage.support import DATA, RECORD, content_of, log_of, opened, put
+from tests.storage.support import (
+    DATA,
+    LOG,
+    RECORD,
+    content_of,
+    log_of,
+    opened,
+    put,
+)
 from tests.storage.test_partition_log_batches import known, send
 
 
@@ -358,9 +366,12 @@ def test_nothing_goes_that_copies_may_lack(fs: FaultyFileSystem) -> None:
     assert len(log.segments) == 4
     assert log.high_watermark == 2 * RECORD
 
-    def seen() -> list[int]:
+    def seen_by_retention() -> list[int]:
         (shown,) = take_directory_snapshot(log.log_dir, [log], bench.config, ()).logs
-        sealed = [each.base_offset for each in shown.sealed]
+        return [each.base_offset for each in shown.sealed]
+
+    def seen() -> list[int]:
+        sealed = seen_by_retention()
         targets = ScrubbedLogs(bench.manager.logs()).targets(log.log_id)
         assert [each.segment.base_offset for each in targets] == sealed
         return sealed
@@ -369,7 +380,7 @@ def test_nothing_goes_that_copies_may_lack(fs: FaultyFileSystem) -> None:
     log.set_bound(Offset(5 * RECORD))
     assert seen() == [0, 2 * RECORD]
     log.follow()
-    assert not take_directory_snapshot(log.log_dir, [log], bench.config, ()).logs
+    assert seen_by_retention() == []
     bench.run()
     bench.close()
 
@@ -387,3 +398,135 @@ def test_damage_stops_a_log_that_follows(fs: FaultyFileSystem) -> None:
     assert log.state is LogState.STOPPED
     bench.close()
     assert fs.exists(DATA / "test-0")
+
+
+# -- between the log and its replica
+
+
+def test_every_move_of_the_ends_is_reported_once(fs: FaultyFileSystem) -> None:
+    """After the answers, so that a bound may be set in the call."""
+    bench, log = following(fs)
+    moves: list[tuple[int, int]] = []
+
+    def allow(log: PartitionLog) -> None:
+        moves.append((log.synced_end // RECORD, log.high_watermark // RECORD))
+        log.set_bound(log.synced_end)
+
+    log.lead()
+    log.on_moved = allow
+    ticket = put(bench, log)
+    assert moves == []
+    bench.run()
+    assert moves == [(2, 1), (2, 2)]
+    assert ticket.is_stored
+    log.set_bound(Offset(9 * RECORD))
+    bench.run()
+    assert len(moves) == 2, "nothing has moved"
+    log.follow()
+    log.on_moved = lambda log: moves.append((0, log.high_watermark // RECORD))
+    copy(bench, log)
+    bench.run()
+    log.set_bound(Offset(3 * RECORD))
+    assert moves[2:] == [(0, 2), (0, 3)]
+    bench.close()
+
+
+def test_a_log_answers_for_its_high_watermark_when_it_was_joined(
+    fs: FaultyFileSystem,
+) -> None:
+    """Or when it leads and has committed all that it found; a single broker does."""
+    bench = opened(fs)
+    assert log_of(bench).is_settled
+    bench.close()
+    bench = StorageBench(fs, bench.config)
+    bench.manager.open(numbers={LOG: 7})
+    log = bench.manager.get_or_create(LOG, bench.config.topic("test"), number=7)
+    assert not log.is_settled
+    copy(bench, log, 2)
+    bench.run()
+    log.set_bound(Offset(RECORD))
+    assert not log.is_settled
+    log.settle()
+    assert log.is_settled
+    log.lead()
+    put(bench, log)
+    bench.run()
+    assert not log.is_settled
+    log.set_bound(Offset(RECORD))
+    assert not log.is_settled
+    log.set_bound(Offset(2 * RECORD))
+    assert log.is_settled
+    log.follow()
+    assert log.is_settled
+    bench.run()
+    bench.close()
+
+
+def test_a_high_watermark_is_lowered_by_force(fs: FaultyFileSystem) -> None:
+    """Of a log that follows: then it may be cut there, and grows again."""
+    bench, log = following(fs, 3)
+    log.set_bound(Offset(9 * RECORD))
+    log.lower_high_watermark(Offset(RECORD))
+    assert log.high_watermark == RECORD
+    copy(bench, log)
+    bench.run()
+    assert log.high_watermark == RECORD, "the former leader's word counts no more"
+    log.lower_high_watermark(Offset(2 * RECORD))
+    assert log.high_watermark == RECORD
+    log.set_bound(Offset(4 * RECORD))
+    assert log.high_watermark == 4 * RECORD
+    log.lead()
+    with pytest.raises(StorageError, match="partition test-0 follows no leader"):
+        log.lower_high_watermark(Offset(0))
+    bench.run()
+    bench.close()
+
+
+def test_of_a_log_that_follows_goes_what_its_leader_has_not(
+    fs: FaultyFileSystem,
+) -> None:
+    """By the next run of retention, whatever its age; nothing else by any policy."""
+    bench, log = following(fs)
+    for _ in range(3):
+        log.roll()
+        copy(bench, log)
+        bench.run()
+    log.set_bound(Offset(4 * RECORD))
+
+    def run() -> list[int]:
+        job = bench.manager.begin_retention(["test"])
+        assert job is not None
+        job()
+        bench.run()
+        return [each.base_offset // RECORD for each in log.segments]
+
+    assert run() == [0, 1, 2, 3]
+    log.leader_start = Offset(2 * RECORD + 1)
+    assert run() == [2, 3]
+    assert log.log_start_offset == 2 * RECORD
+    log.leader_start = Offset(9 * RECORD)
+    assert run() == [3]
+    bench.close()
+
+
+@pytest.mark.parametrize("event", ["damage", "cut"])
+def test_a_run_of_retention_ends_where_a_log_changes(
+    fs: FaultyFileSystem, event: str
+) -> None:
+    """Its segments are those that were shown no more."""
+    bench, log = following(fs)
+    log.roll()
+    copy(bench, log)
+    bench.run()
+    log.set_bound(Offset(RECORD))
+    log.leader_start = Offset(RECORD)
+    job = bench.manager.begin_retention(["test"])
+    assert job is not None
+    if event == "damage":
+        log.on_damage(Damage(log.segments.active.path, Offset(0), None, "mismatch"))
+    else:
+        log.begin_reopen()
+    job()
+    bench.run()
+    assert len(log.segments) == 2
+    bench.close()

@@ -357,7 +357,7 @@ def test_two_deletions_of_one_moment_have_two_places() -> None:
     fs.make_directory(DATA)
     for _ in range(2):
         fs.make_directory(DATA / "t-0")
-        set_aside(fs, DATA, "t", WHEN)
+        set_aside(fs, DATA, lambda log_id: log_id.topic == "t", WHEN)
     assert names(fs, DATA / "deleted") == {
         "20261118T110640.123Z",
         "20261118T110640.124Z",
@@ -369,7 +369,7 @@ def one_set_aside() -> FaultyFileSystem:
     fs.make_directory(DATA)
     fs.make_directory(DATA / "t-0")
     fs.open_append(DATA / "t-0" / "x", create=True).close()
-    set_aside(fs, DATA, "t", WHEN)
+    set_aside(fs, DATA, lambda log_id: log_id.topic == "t", WHEN)
     return fs
 
 

@@ -8,6 +8,7 @@ from zlib import crc32
 import pytest
 
 from metaq.model import LogId, Offset
+from metaq.storage.cut import cut_log
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.watermarks import (
@@ -21,7 +22,13 @@ from metaq.storage.watermarks import (
     read_watermarks,
 )
 from metaq.testing.clock import ManualClock
-from tests.rigs.fs import FaultyFileSystem, Operation, keep_none
+from tests.rigs.fs import (
+    FaultyFileSystem,
+    Operation,
+    crash_points,
+    keep_none,
+    keep_random,
+)
 from tests.rigs.storage import StorageBench
 from tests.storage.support import DATA, LOG, OTHER, RECORD, config, content_of, put
 from tests.storage.test_partition_log_following import copy
@@ -152,6 +159,24 @@ def test_a_full_disk_leaves_older_watermarks(fs: FaultyFileSystem) -> None:
     file.write([MARK._replace(number=9)])
     assert marks(fs) == {7: MARK}
     file.close([])
+
+
+def test_a_lower_watermark_is_synced_and_a_higher_one_stays(
+    fs: FaultyFileSystem,
+) -> None:
+    """Only where the file says more than it: a cut comes next."""
+    file = WatermarkFile(fs, DATA, [MARK])
+    for _ in range(2):
+        file.lower(MARK._replace(high_watermark=Offset(RECORD)))
+        assert read_watermarks(fs.crash(keep_none), DATA)[7].high_watermark == RECORD
+    file.write([MARK])
+    file.lower(MARK._replace(high_watermark=Offset(1)))
+    assert read_watermarks(fs.crash(keep_none), DATA)[7].high_watermark == 1
+    before = fs.calls
+    file.lower(MARK)
+    file.lower(MARK._replace(number=99))
+    assert fs.calls == before
+    file.abandon()
 
 
 # -- logs
@@ -344,3 +369,81 @@ def test_a_broker_without_replicas_has_no_such_file(fs: FaultyFileSystem) -> Non
     bench.close()
     names: set[Path] = {each.path for each in fs.log}
     assert FILE not in names
+
+
+def forced_cut(bench: StorageBench) -> list[Exception | None]:
+    """Cut a log below its high watermark, as under a leader that was forced."""
+    done: list[Exception | None] = []
+
+    def cut(error: Exception | None) -> None:
+        done.append(error)
+        if error is None:
+            cut_log(bench.manager, LOG, Offset(RECORD), done.append)
+
+    bench.manager.lower_high_watermarks({LOG: Offset(RECORD)}, cut)
+    bench.run()
+    return done
+
+
+def test_a_start_knows_of_a_forced_cut_whenever_the_power_goes(seed: int) -> None:
+    """It misses nothing, neither by its watermark nor by the record."""
+    disk = FaultyFileSystem(has_syncs=False)
+    disk.make_directory(DATA)
+    bench, _clock = replica(disk)
+    copy(bench, log_of(bench), 1), copy(bench, log_of(bench), 2)
+    bench.run()
+    log_of(bench).set_bound(Offset(3 * RECORD))
+    bench.close()
+    fs, done = disk.snapshot(), list[Exception | None]()
+
+    def life() -> None:
+        bench, _clock = replica(fs)
+        done.extend(forced_cut(bench))
+        bench.close()
+
+    points = crash_points(fs, life, lambda: len(done))
+    assert len(points) > 10
+    for at, point in enumerate(points):
+        for sample in range(3):
+            found = point.disk.crash(keep_random(seed + 100 * at + sample))
+            bench, _clock = replica(found)
+            log = log_of(bench)
+            assert not log.damage
+            assert not bench.manager.is_short
+            assert RECORD <= log.next_offset <= 3 * RECORD
+            if point.progress == 2:
+                assert log.next_offset == RECORD
+            assert forced_cut(bench) == [None, None]
+            assert log_of(bench).high_watermark <= log_of(bench).next_offset == RECORD
+            bench.close()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_whichever_call_of_a_forced_cut_fails_it_is_reported(
+    number: int, seed: int
+) -> None:
+    """Or done; a start that misses bytes says so, and has no damage."""
+    disk = FaultyFileSystem(has_syncs=False)
+    disk.make_directory(DATA)
+    bench, _clock = replica(disk)
+    copy(bench, log_of(bench), 3)
+    bench.run()
+    log_of(bench).set_bound(Offset(3 * RECORD))
+    bench.close()
+    bench, _clock = replica(disk.snapshot())
+    before = bench.fs.calls  # type: ignore[attr-defined]
+    forced_cut(bench)
+    count = bench.fs.calls - before  # type: ignore[attr-defined]
+    for call in range(1, count + 1):
+        fs = disk.snapshot()
+        bench, _clock = replica(fs)
+        fs.fail_at(fs.calls + call, number)
+        done = forced_cut(bench)
+        is_online = log_of(bench).state is LogState.FOLLOWING
+        bench.close()
+        assert fs.open_paths() == []
+        assert len(done) == 2 or done[0] is not None
+        found, _clock = replica(fs.crash(keep_random(seed + call)))
+        assert not log_of(found).damage
+        assert not found.manager.is_short or not is_online or done != [None, None]
+        found.close()
