@@ -144,6 +144,22 @@ class UnavailableError(WireError):
     retriable = True
 
 
+class NotLeaderError(UnavailableError):
+    """503 to a put at a replica that does not lead its set (code `not-leader`).
+
+    It is certainly not stored. Another replica leads, or soon will.
+    """
+
+    refresh_metadata = True
+
+
+class TooFewReplicasError(UnavailableError):
+    """503 to a put while too few replicas would have it (code `too-few-replicas`).
+
+    It is certainly not stored; it may be later, or elsewhere.
+    """
+
+
 # -- storage --------------------------------------------------------------------------
 
 

@@ -145,8 +145,10 @@ class Service:
         self._push(child.name, child.stop)
         await child.start()
 
-    def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
-        """Run a task that belongs to this service.
+    def spawn(
+        self, work: Coroutine[Any, Any, None], *, name: str
+    ) -> asyncio.Task[None]:
+        """Run a task that belongs to this service, and return it.
 
         Args:
             work: The task's body. Its end is nothing special; an exception fails the
@@ -171,6 +173,7 @@ class Service:
                 self._fail(done.get_name(), error)
 
         task.add_done_callback(on_done)
+        return task
 
     def on_way_down(self, name: str, release: Callable[[], Awaitable[None]]) -> None:
         """Have `release` called when the way down reaches this point."""

@@ -22,9 +22,12 @@ from metaq.errors import (
     MayBeStoredError,
     MetaqError,
     NoSpaceError,
+    NotLeaderError,
     SequenceError,
     ServerError,
     StorageError,
+    TooFewReplicasError,
+    UnavailableError,
     WireError,
 )
 from metaq.fs import Buffer
@@ -32,7 +35,14 @@ from metaq.model import MessageId, SizeBytes
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_put_replies, encode_result
 from metaq.protocol.commands import NO_CHECKSUM
-from metaq.protocol.texts import IN_DOUBT, NO_ROOM, SEQUENCE_USED, with_code
+from metaq.protocol.texts import (
+    IN_DOUBT,
+    NO_ROOM,
+    NOT_LEADER,
+    SEQUENCE_USED,
+    TOO_FEW_REPLICAS,
+    with_code,
+)
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
 
@@ -47,6 +57,8 @@ piece of a stream."""
 
 CAUSES: Final[dict[type[MetaqError], str]] = {
     ForbiddenError: "closed",
+    NotLeaderError: "not_leader",
+    TooFewReplicasError: "too_few_replicas",
     ServerError: "invalid",
     SequenceError: "sequence",
     NoSpaceError: "no_space",
@@ -58,13 +70,16 @@ CAUSES: Final[dict[type[MetaqError], str]] = {
 counts."""
 
 REFUSALS: Final = (
-    ForbiddenError, ServerError, SequenceError, StorageError, ClosedError
+    ForbiddenError, ServerError, UnavailableError, SequenceError, StorageError,
+    ClosedError,
 )  # fmt: skip
 
 CODES: Final[dict[type[MetaqError], str]] = {
     NoSpaceError: NO_ROOM,
     MayBeStoredError: IN_DOUBT,
     SequenceError: SEQUENCE_USED,
+    NotLeaderError: NOT_LEADER,
+    TooFewReplicasError: TOO_FEW_REPLICAS,
 }
 """Codes that give clients the reason of a refusal (`protocol/texts.py`)."""
 
@@ -243,9 +258,12 @@ def refuse_put(
 ) -> WireError:
     """Return the answer to puts that failed, and count them.
 
-    ForbiddenError becomes 403, which is no failure; others 500, with a code if `CODES`
-    has one. The partition is the resolved one, or as sent if it failed before that.
+    ForbiddenError becomes 403, which is no failure; refusals of a replica set are 503,
+    others 500, with a code if `CODES` has one. The partition is the resolved one, or as
+    sent if it failed before that.
     """
+    if isinstance(error, ClosedError) and context.topics.refusal is not None:
+        error = context.topics.refusal  # the log follows since a moment ago
     cause = next(word for kind, word in CAUSES.items() if isinstance(error, kind))
     context.counters.rejections[cause] += count
     detail = str(error)
@@ -259,7 +277,9 @@ def refuse_put(
         context.realtime.record("put_failed", topic, count=count)
     for kind, word in CODES.items():
         if isinstance(error, kind):
-            return ServerError(with_code(text, word, {}))
+            text = with_code(text, word, {})
+    if isinstance(error, UnavailableError):
+        return type(error)(text)
     return ServerError(text)
 
 

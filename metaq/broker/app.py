@@ -58,6 +58,12 @@ from metaq.broker.registration import (
     listening_host,
     make_snapshot,
 )
+from metaq.broker.replica_part import (
+    NO_TRANSACTIONS,
+    ReplicaPart,
+    SetStart,
+    refuse_set_file,
+)
 from metaq.broker.schedule import Schedules, local_timezone, parse_schedule
 from metaq.broker.session import Session
 from metaq.broker.single_puts import SinglePuts
@@ -72,6 +78,7 @@ from metaq.errors import (
     LogDirLockedError,
     MetaqError,
     NoSpaceError,
+    NotLeaderError,
     StorageError,
 )
 from metaq.fs import FileSystem, SystemFileSystem
@@ -87,6 +94,7 @@ from metaq.retry import wait_set
 from metaq.storage.inventory import TRANSACTIONS
 from metaq.storage.log_manager import LogManager
 from metaq.storage.log_snapshots import ScrubbedLogs
+from metaq.storage.opening import data_paths
 from metaq.storage.retention_run import RetentionReport
 from metaq.storage.scrub import Scrub, run_step
 from metaq.txn.coordinator import TransactionCoordinator
@@ -149,6 +157,7 @@ class Broker(Service):
         self._sessions: dict[Session, str] = {}
         self._is_drained = asyncio.Event()
         self._registration: Registration | None = None
+        self._replica: ReplicaPart | None = None
         self._opening: JournalOpening | None = None
         self.http_port: int | None = None
         """Port of /health and /metrics; None without one."""
@@ -228,8 +237,7 @@ class Broker(Service):
             syncs=self._open_syncs(),
         )
         self.on_way_down("logs", self._close_logs)
-        open_logs = partial(self._logs.open, left_out=self._definitions.deleting)
-        opening = asyncio.wrap_future(start_call("metaq-opening", open_logs))
+        opening = asyncio.wrap_future(start_call("metaq-opening", self._read_logs))
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -240,6 +248,18 @@ class Broker(Service):
             raise
         topics = {log_id.topic for log_id in self._logs.logs()}
         self._add_defined_topics(has_log=topics.__contains__)
+
+    def _read_logs(self) -> None:
+        """Recover the data directories; blocks."""
+        deleting = self._definitions.deleting
+        if self._config.replication is None:
+            refuse_set_file(self._fs, Path(self._config.system.data_path))
+            self._logs.open(left_out=deleting)
+            return
+        self._set_start = SetStart(self._fs, self._config)
+        self._set_facts = self._set_start.open(
+            self._logs, data_paths(self._config), deleting
+        )
 
     def _open_syncs(self) -> KernelSyncs | None:
         """Watch sockets, and the syncs of the kernel where there are any."""
@@ -270,6 +290,9 @@ class Broker(Service):
         A journal that cannot be opened leaves a broker without transactions, which
         serves everything else; one that another broker writes ends the start.
         """
+        if self._config.replication is not None:
+            self.context.transactions.disable(StorageError(NO_TRANSACTIONS))
+            return
         self._opening = JournalOpening(self._fs, self._journal, self._logs)
         self.on_way_down("transactions", self._close_transactions)
         opening = start_call("metaq-journal", self._opening.run)
@@ -328,6 +351,9 @@ class Broker(Service):
         topics = Topics(config, self._logs, choose=self._choose)
         turns = Turns(partial(call_after_sockets, self._loop))
         topics.withdraw(self._definitions.deleting)
+        if config.replication is not None:
+            # The port opens before the set is asked.
+            topics.refuse(NotLeaderError("this replica of a set is starting"))
         self.context = BrokerContext(
             config=config,
             clock=self._clock,
@@ -440,9 +466,12 @@ class Broker(Service):
             session_timeout_ms=zookeeper.session_timeout_ms,
             clock=self._clock,
         )
+        if self._config.replication is not None:
+            await self._join_set(coordinator)
+            return
         registration = Registration(self._config, coordinator, self._clock, self._logs)
         await self.start_owned(registration)
-        self.control.registration = registration
+        self.control.registration = registration.statistics
         # ZooKeeper may be away, and then no other line appears for all of the time-out.
         _log.info(
             "registering in zookeeper: connect=%s timeout_ms=%d",
@@ -457,6 +486,26 @@ class Broker(Service):
             self._snapshot(), wait_definitions=self._definitions.wait_read
         )
         self._definitions.wake()
+
+    async def _join_set(self, coordinator: Coordinator) -> None:
+        """Take part in a replica set; clients see its leader."""
+        replica = self._replica = ReplicaPart(
+            self._config,
+            self.context,
+            coordinator,
+            clock=self._clock,
+            fs=self._fs,
+            logs=self._logs,
+            start=self._set_start,
+            facts=self._set_facts,
+            snapshot=self._snapshot,
+        )
+        self.context.replica = replica
+        self.control.registration = replica.statistics
+        self.control.replica = replica.node.status
+        self._definitions.follow(coordinator, lambda: replica.statistics().state)
+        await self.start_owned(replica)
+        await self.start_owned(self._definitions)
 
     async def _begin_http(self) -> None:
         limits = self._config.limits
@@ -592,11 +641,15 @@ class Broker(Service):
     def _update_registration(self) -> None:
         if self._registration is not None:
             self._registration.update(self._snapshot())
+        if self._replica is not None:
+            self._replica.update()
 
     # -- stop -------------------------------------------------------------------------
 
     async def on_stop(self) -> None:
         """Withdraw while everything still works, and let clients notice."""
+        if self._replica is not None:
+            await self._replica.leave()
         if self._registration is None:
             return
         share_s = self._shutdown_s * WITHDRAW_SHARE

@@ -1,9 +1,10 @@
 """Parts of one broker used by handlers, and its counters."""
 
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from metaq.broker.load import Load, Turns
 from metaq.broker.realtime import Realtime
@@ -11,7 +12,9 @@ from metaq.broker.topics import Topics
 from metaq.broker.waiters import Waiters
 from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig
+from metaq.errors import WireError
 from metaq.fs import FileSystem
+from metaq.protocol.commands import Follow
 from metaq.record.ids import IdGenerator
 from metaq.stats import Histogram, counter
 from metaq.storage.span_lookup import MadeIndexes
@@ -71,6 +74,40 @@ class CommandStatistics:
         return replace(self, rejections=Counter(self.rejections))
 
 
+class SetMember(Protocol):
+    """Replica interface used by handlers."""
+
+    @property
+    def is_leading(self) -> bool:
+        """Return whether it leads its set."""
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of its own epoch; 0 while it does not lead."""
+
+    def facts(self) -> str:
+        """Return the line of `stats replica`."""
+
+    def handle(
+        self,
+        command: Follow,
+        owner: object,
+        answer: Callable[[bytes | WireError], None],
+    ) -> None:
+        """Answer a `follow`, now or later, once."""
+
+    def drop(self, owner: object) -> None:
+        """Answer nothing more to a connection that ends."""
+
+    async def bury(self, topic: str) -> None:
+        """Note for the whole set that the logs of a topic are deleted, durably.
+
+        Raises:
+            StorageError: a data directory is offline.
+            ClosedError: it is closed.
+        """
+
+
 @dataclass(slots=True)
 class BrokerContext:
     """The parts of one broker. Owner: the app; used on the loop's thread."""
@@ -95,6 +132,8 @@ class BrokerContext:
     """Work that takes more than one turn of the loop."""
     port: int
     started_s: float
+    replica: SetMember | None = None
+    """Its part in a replica set; None: it is the only copy."""
     counters: CommandStatistics = field(default_factory=CommandStatistics)
     put_latency: Histogram = field(default_factory=Histogram)
     """Seconds from append to acknowledgement, per message."""

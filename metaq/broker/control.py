@@ -18,7 +18,6 @@ from typing import Final
 
 from metaq.broker.context import BrokerContext
 from metaq.broker.definitions import Definitions
-from metaq.broker.registration import Registration
 from metaq.broker.schedule import Schedules
 from metaq.broker.status import (
     BrokerStatus,
@@ -34,8 +33,10 @@ from metaq.lifecycle import State
 from metaq.model import SizeBytes
 from metaq.net.listener import ListenerStatistics
 from metaq.protocol.version import SERVER_VERSION
+from metaq.replication.term import ReplicaStatus
 from metaq.storage.log_manager import LogManager
 from metaq.storage.scrub import Scrub
+from metaq.zk.registry import RegistrationStatistics
 
 _log = logging.getLogger(__name__)
 
@@ -84,11 +85,14 @@ class Control:
         """Snapshot of the housekeeping, once there is one."""
         self.host_problem = ""
         """Why clients elsewhere cannot reach the advertised address; "" if they can."""
-        self.registration: Registration | None = None
+        self.registration: Callable[[], RegistrationStatistics | None] = lambda: None
+        """Snapshot of the registration; None without ZooKeeper."""
+        self.replica: Callable[[], ReplicaStatus | None] = lambda: None
+        """Snapshot of the part in a replica set."""
 
     def status(self) -> BrokerStatus:
         """Return a snapshot of the whole broker."""
-        context, registration = self.context, self.registration
+        context = self.context
         scrub = self._scrub.state()
         return BrokerStatus(
             version=SERVER_VERSION,
@@ -125,7 +129,8 @@ class Control:
             scrub=scrub if scrub.is_enabled else None,
             put_latency=context.put_latency.snapshot(),
             sync_latency=self._logs.sync_latency(),
-            registration=None if registration is None else registration.statistics(),
+            registration=self.registration(),
+            replica=self.replica(),
             host_problem=self.host_problem,
             reload_count=self._reload_count,
             reload_error=self._reload_error,
@@ -133,7 +138,10 @@ class Control:
             retention=self.retention,
             definition_problems=self._definitions.problems(),
             jobs=self.jobs(),
-            transactions=context.transactions.figures(),
+            # A set has none, and misses none.
+            transactions=None
+            if context.config.replication
+            else context.transactions.figures(),
             tx_in_doubt_alarm_ms=context.config.limits.tx_in_doubt_alarm_ms,
         )
 

@@ -26,7 +26,7 @@ Found = Mapping[str, TopicDefinition | str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Decisions:
     """Decision about all definitions together."""
 
     accepted: Mapping[str, TopicDefinition]
@@ -61,7 +61,7 @@ def decide(
     *,
     has_log: Callable[[str], bool],
     removed: Collection[str] = (),
-) -> Outcome:
+) -> Decisions:
     """Decide which definitions are in effect on this broker.
 
     Args:
@@ -90,7 +90,7 @@ def decide(
     }
     statuses = {topic: each.status for topic, each in decisions.items() if each.status}
     defined = _defined_topics(kept, config, has_log)
-    return Outcome(
+    return Decisions(
         accepted=MappingProxyType(kept),
         defined=MappingProxyType(defined),
         deleting=frozenset(

@@ -26,10 +26,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from metaq.broker.context import BrokerContext
-from metaq.broker.defined_topics import Found, Outcome, decide
+from metaq.broker.defined_topics import Decisions, Found, decide
 from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.errors import CoordinationError, MetaqError, StorageError
 from metaq.fs import FileSystem
@@ -38,6 +38,7 @@ from metaq.lifecycle import Service
 from metaq.model import BrokerId
 from metaq.retry import Backoff, wait_set
 from metaq.storage.log_manager import LogManager
+from metaq.storage.log_removal import outcome_of
 from metaq.zk.children import Settler, ValuesWatch
 from metaq.zk.definitions import (
     COPY_BYTES_MAX,
@@ -64,9 +65,6 @@ PATIENCE: Final = Backoff(first_s=0.2, max_s=10.0)
 _OURS: Final = frozenset({RegistrationState.PENDING, RegistrationState.REGISTERED})
 
 
-E = TypeVar("E", bound=Exception)
-
-
 class Definitions(Service):
     """The definitions as one broker sees them. Owner: the app.
 
@@ -90,7 +88,7 @@ class Definitions(Service):
         self._error = ""
         self._failures = 0
         self._unfinished = 0
-        self._in_effect: tuple[Outcome, bool] | None = None
+        self._in_effect: tuple[Decisions, bool] | None = None
         self._wake = asyncio.Event()
         # A thread of its own: its disk may hang.
         self._writer = HelperThreads(1, "metaq-definitions")
@@ -256,18 +254,21 @@ class Definitions(Service):
             if topic in outcome.deleting
         }
         due = outcome.deleting - self._removed
-        for topic in sorted(due):
+        replica = self._context.replica
+        # Followers hear from their leader which logs are gone.
+        is_ours = replica is None or replica.is_leading
+        for topic in sorted(due) if is_ours else ():
             await self._delete(topic)
         if due & self._removed:
             # Schedules, and the records of the data directories, go by the logs.
             self._apply(outcome.defined, outcome.deleting)
-        is_finished = not self._held_up
+        is_finished = not self._held_up and (is_ours or not due)
         if is_read and self._may_publish():
             is_finished &= await self._publish_and_finish(outcome)
         self._unfinished = 0 if is_finished else self._unfinished + 1
         return None if is_finished else PATIENCE.delay_s(self._unfinished)
 
-    def _put_in_effect(self, outcome: Outcome) -> None:
+    def _put_in_effect(self, outcome: Decisions) -> None:
         """Have the broker serve the defined topics, unless it does already."""
         if (outcome, self._is_known) == self._in_effect:
             return
@@ -279,7 +280,7 @@ class Definitions(Service):
         )
         self._apply(outcome.defined, outcome.deleting)
 
-    async def _write_copy(self, outcome: Outcome) -> None:
+    async def _write_copy(self, outcome: Decisions) -> None:
         write = partial(
             self._fs.write_atomically, self._path, encode_copy(outcome.accepted)
         )
@@ -288,6 +289,8 @@ class Definitions(Service):
 
     async def _delete(self, topic: str) -> None:
         """Remove the data of a topic that is withdrawn."""
+        if (replica := self._context.replica) is not None:
+            await replica.bury(topic)
         transactions = self._context.transactions
         self._context.waiters.end_topic(topic)
         error = await outcome_of(partial(transactions.note_deletion, topic))
@@ -323,7 +326,7 @@ class Definitions(Service):
             and self._registration() in _OURS
         )
 
-    async def _publish_and_finish(self, outcome: Outcome) -> bool:
+    async def _publish_and_finish(self, outcome: Decisions) -> bool:
         """Publish the status of each definition; remove those that are done.
 
         Returns:
@@ -339,7 +342,7 @@ class Definitions(Service):
             is_finished &= not left
         return is_finished
 
-    async def _publish(self, coordinator: Coordinator, outcome: Outcome) -> None:
+    async def _publish(self, coordinator: Coordinator, outcome: Decisions) -> None:
         """Bring our statuses in step; those of an earlier life of ours, too."""
         wanted = dict(outcome.statuses)
         for topic, error in self._held_up.items():
@@ -379,18 +382,6 @@ class Definitions(Service):
             if await coordinator.exists(path, deadline_s=self._deadline_s()):
                 found[topic] = None
         return found
-
-
-async def outcome_of(begin: Callable[[Callable[[E | None], None]], None]) -> E | None:
-    """Begin an operation, and return what it reports at the end."""
-    done: asyncio.Future[E | None] = asyncio.get_running_loop().create_future()
-
-    def on_done(error: E | None) -> None:
-        if not done.done():
-            done.set_result(error)
-
-    begin(on_done)
-    return await done
 
 
 async def _call_all(cancels: Iterable[Cancel]) -> None:

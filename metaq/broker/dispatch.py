@@ -12,6 +12,7 @@ from typing import TypeAlias, assert_never
 
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
+from metaq.broker.handlers.follow import handle_follow
 from metaq.broker.handlers.get import GetAnswerer, handle_get
 from metaq.broker.handlers.offset import handle_offset
 from metaq.broker.handlers.put import handle_mput, handle_put, handle_put_in_pieces
@@ -26,6 +27,7 @@ from metaq.protocol import texts
 from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import (
     CommitTogether,
+    Follow,
     Get,
     Mput,
     OffsetQuery,
@@ -51,6 +53,7 @@ Small: TypeAlias = (
     | TransactionCommand
     | CommitTogether
     | Sync
+    | Follow
     | Oversized
 )
 """All other commands; the session handles a quit."""
@@ -125,6 +128,8 @@ def _handle(command: Small, answerer: GetAnswerer) -> bytes | None:
             handle_commit_together(command, answerer)
         case Sync():
             handle_sync(command)
+        case Follow():
+            handle_follow(command, answerer)
         case Oversized():
             answerer.context.counters.put_failed += 1
             answerer.context.counters.rejections["oversized"] += 1

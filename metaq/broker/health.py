@@ -13,12 +13,16 @@ from typing import Final
 
 from metaq.broker.status import BrokerStatus
 from metaq.lifecycle import State
+from metaq.replication.term import ReplicaStatus
 from metaq.txn.figures import TransactionFigures
-from metaq.zk.registry import RegistrationState, RegistrationStatistics
+from metaq.zk.registry import RegistrationState
 from metaq.zk.session import SessionState
 
 PROBLEMS_PER_ALARM_MAX: Final = 10
 """Problems listed one by one; of a thousand damaged logs ten are listed."""
+
+LEADERLESS_S: Final = 30.0
+"""A failover takes less; a set without a leader for so long needs an operator."""
 
 Figures = Mapping[str, object]
 """Names and numbers, ready for JSON."""
@@ -56,6 +60,10 @@ class Alarm(enum.Enum):
     TRANSACTIONS_IN_DOUBT = "transactions_in_doubt"
     TRANSACTION_JOURNAL = "transaction_journal"
     JOB_FAILED = "job_failed"
+    REPLICA_FROZEN = "replica_frozen"
+    REPLICA_INCOMPLETE = "replica_incomplete"
+    SET_LEADERLESS = "set_leaderless"
+    TOO_FEW_REPLICAS = "too_few_replicas"
 
 
 _FAILING: Final = frozenset(
@@ -68,6 +76,9 @@ _FAILING: Final = frozenset(
         Alarm.TRANSACTIONS_OFFLINE,
         Alarm.TRANSACTIONS_SILENT,
         Alarm.TRANSACTIONS_STUCK,
+        Alarm.REPLICA_FROZEN,
+        Alarm.SET_LEADERLESS,
+        Alarm.TOO_FEW_REPLICAS,
     }
 )
 """None of ZooKeeper's: without it connected clients are served, and a restart of the
@@ -140,7 +151,9 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
                 f" {log.held_bytes} bytes: the rest of a commit is missing"
             )
             yield Alarm.TRANSACTIONS_STUCK, text
-    yield from _judge_registration(status.registration)
+    yield from _judge_registration(status)
+    if status.replica is not None:
+        yield from _judge_replica(status.replica)
     if status.host_problem:
         yield Alarm.LOOPBACK_ADVERTISED, status.host_problem
     listener = status.listener
@@ -184,12 +197,27 @@ def _judge_transactions(
         yield Alarm.TRANSACTION_JOURNAL, text
 
 
-def _judge_registration(
-    registration: RegistrationStatistics | None,
-) -> Iterator[tuple[Alarm, str]]:
+def _judge_replica(replica: ReplicaStatus) -> Iterator[tuple[Alarm, str]]:
+    if replica.frozen_cause:
+        text = f"replica {replica.replica} is frozen: {replica.frozen_cause}"
+        yield Alarm.REPLICA_FROZEN, text
+    if replica.is_incomplete:
+        text = f"replica {replica.replica} lacks bytes, and counts for nothing"
+        yield Alarm.REPLICA_INCOMPLETE, text
+    if replica.leaderless_s > LEADERLESS_S:
+        text = f"no replica leads the set for {replica.leaderless_s:.0f} s"
+        yield Alarm.SET_LEADERLESS, text
+    if replica.refusal:
+        yield Alarm.TOO_FEW_REPLICAS, f"puts are refused: {replica.refusal}"
+
+
+def _judge_registration(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
+    registration = status.registration
     if registration is None:
         return
-    if registration.state is not RegistrationState.REGISTERED:
+    # Of a set the leader alone is registered.
+    is_due = status.replica is None or status.replica.epoch > 0
+    if is_due and registration.state is not RegistrationState.REGISTERED:
         text = f"registration is {registration.state.value}"
         if registration.last_error:
             text = f"{text}: {registration.last_error}"

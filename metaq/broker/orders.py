@@ -17,7 +17,6 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from metaq.broker.control import Control
-from metaq.broker.definitions import outcome_of
 from metaq.broker.health import (
     Figures,
     describe_directories,
@@ -28,6 +27,7 @@ from metaq.broker.health import (
 from metaq.broker.status import BrokerStatus
 from metaq.config.load import Reload
 from metaq.errors import AdminError
+from metaq.storage.log_removal import outcome_of
 from metaq.txn.state import HeuristicOutcome
 
 ENDS: Final = ("commit", "rollback", "complete", "forget")

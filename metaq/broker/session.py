@@ -123,6 +123,8 @@ class Session:
         self.channel.pause_reading()
         self.context.waiters.end_all(self._waiters)
         self.context.transactions.end_owner(self)
+        if self.context.replica is not None:
+            self.context.replica.drop(self)
         self._close_if_settled()
 
     def abort(self, reason: str) -> None:
@@ -453,6 +455,8 @@ class Session:
         self.context.load.leave(self)
         self.context.waiters.end_all(self._waiters)
         self.context.transactions.end_owner(self)
+        if self.context.replica is not None:
+            self.context.replica.drop(self)
         self.context.connection_count -= 1
         _log.debug("connection closed: peer=%s reason=%s", self.channel.peer, reason)
         self._on_closed(self)

@@ -13,6 +13,7 @@ from metaq.broker.context import CommandStatistics
 from metaq.lifecycle import State
 from metaq.model import no_items
 from metaq.net.listener import ListenerStatistics
+from metaq.replication.term import ReplicaStatus
 from metaq.stats import (
     HistogramSnapshot,
     MetricKind,
@@ -165,6 +166,8 @@ class BrokerStatus:
     )
     registration: RegistrationStatistics | None
     """None: the broker runs without ZooKeeper."""
+    replica: ReplicaStatus | None = None
+    """None: the broker is the only copy."""
     host_problem: str = ""
     """Why clients elsewhere cannot reach the advertised address; "" if they can."""
     closed_partitions: Mapping[str, tuple[int, ...]] = field(default_factory=no_items)

@@ -18,7 +18,7 @@ from typing import Final
 
 from metaq.config.settings import BrokerConfig
 from metaq.config.topic_rules import TopicRules
-from metaq.errors import AdminError, ForbiddenError, ServerError
+from metaq.errors import AdminError, ForbiddenError, ServerError, UnavailableError
 from metaq.model import RANDOM_PARTITION, LogId
 from metaq.protocol import texts
 from metaq.storage.log_manager import LogManager
@@ -43,6 +43,8 @@ class Topics:
         self._rules = TopicRules()
         self._closed: dict[str, set[int]] = {}
         self._withdrawn: frozenset[str] = frozenset()
+        self.refusal: UnavailableError | None = None
+        """Why no put is taken; None: they are. Of a replica set."""
         self._config = config
         self.apply(config)
 
@@ -75,6 +77,12 @@ class Topics:
         self._withdrawn = topics
         self.version += 1
 
+    def refuse(self, error: UnavailableError | None) -> None:
+        """Refuse all puts with this error, or take them (None)."""
+        if type(error) is not type(self.refusal):
+            self.version += 1
+        self.refusal = error
+
     def _accepts(self, topic: str) -> bool:
         return topic not in self._withdrawn and self._accepts_any(topic)
 
@@ -86,7 +94,8 @@ class Topics:
         Raises:
             ForbiddenError: the partition is closed, or every one is.
             ServerError: the topic is not accepted, or there is no such partition.
-                The texts of both are the detail alone.
+            UnavailableError: this replica takes no put now.
+                The texts of all are the detail alone.
         """
         choices = self.open_for_put(topic, partition)
         return choices[0] if len(choices) == 1 else choices[self.choose(len(choices))]
@@ -99,7 +108,10 @@ class Topics:
         Raises:
             ForbiddenError: as `resolve_put`.
             ServerError: as `resolve_put`.
+            UnavailableError: no put is taken now.
         """
+        if self.refusal is not None:
+            raise self.refusal
         closed: set[int] = self._closed.get(topic, set())
         if partition in closed:
             raise self._closed_error(partition)
@@ -118,10 +130,13 @@ class Topics:
 
         Raises:
             StorageError: the log cannot be made; see `LogManager.get_or_create`.
+            UnavailableError: this replica takes no put now.
         """
         log_id = LogId(topic, partition)
         log = self._logs.get(log_id)
         if log is None:
+            if self.refusal is not None:
+                raise self.refusal
             log = self._logs.get_or_create(log_id, self._config.topic(topic))
             self.on_new_log(log_id)
         return log

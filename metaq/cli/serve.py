@@ -6,6 +6,7 @@
     <data>/local/zookeeper/       ZooKeeper: settings, log, data
     <data>/local/.lock            held while `metaq local` runs there
     <data>/local/port             where the broker listened last
+    <data>/local/replica-K/       data directory of replica K of a set, 2 and above
 
 ZooKeeper is a child process that the kernel kills when this process ends, however it
 ends. It is started first and stopped last.
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from metaq.cli import logs, render
+from metaq.cli.local_set import LocalReplica, LocalSet
 from metaq.cli.options import (
     FILE,
     declared,
@@ -49,6 +51,7 @@ from metaq.config.load import load_config
 from metaq.config.settings import BrokerConfig
 from metaq.errors import ConfigError, MetaqError
 from metaq.fs import DIRECTORY_MODE, SystemFileSystem
+from metaq.replication.record import REPLICA_MAX
 from metaq.zk.embedded import EmbeddedZooKeeper, EmbeddedZooKeeperError
 from metaq.zk.registry import RegistrationState
 
@@ -85,7 +88,7 @@ class LocalOptions:
         type=click.IntRange(0, PORT_MAX),
         default=PORT,
         show_default=True,
-        help="Port of the broker; 0 picks a free one.",
+        help="Port of the broker, of its first replica; 0 picks a free one.",
     )
     zookeeper_port: int = option(
         "--zk-port",
@@ -102,6 +105,13 @@ class LocalOptions:
         multiple=True,
         metavar="NAME[=PARTITIONS]",
         help="Add a topic; may be repeated.",
+    )
+    replica_count: int = option(
+        "--replicas",
+        type=click.IntRange(1, REPLICA_MAX),
+        default=1,
+        show_default=True,
+        help="Run the broker as so many processes, each with all of the data.",
     )
 
 
@@ -145,13 +155,15 @@ def serve_broker(path: Path, settings: dict[str, str]) -> None:
         "metaq local",
         "metaq local --port 0 --zk-port 0 --data-dir ./data --topic orders=4",
         "metaq local --set unflushThreshold=1000",
+        "metaq local --replicas 3",
     ),
 )
 def serve_local(options: LocalOptions) -> None:
     """Run ZooKeeper and a broker on this machine, for this machine.
 
     Prints one line when both are ready; logs go to standard error and to
-    local/zookeeper in the data directory. Ends on SIGTERM or Ctrl-C.
+    local/zookeeper in the data directory. Ends on SIGTERM or Ctrl-C. With several
+    replicas a line for each follows, and again for one that had ended.
     """
     data_dir = (options.data_dir or default_data_dir()).absolute()
     # A mistake in a setting shows before anything is started or created.
@@ -167,9 +179,12 @@ def serve_local(options: LocalOptions) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
     try:
-        if options.port == 0:
+        if options.port == 0 and options.replica_count == 1:
             options = replace(options, port=last_port(data_dir / LOCAL / PORT_FILE))
         with local_zookeeper(options, config, data_dir) as (connect, server):
+            if options.replica_count > 1:
+                _run_set(options, data_dir, connect, server)
+                return
             config = local_config(options, data_dir, connect)
             overrides = _overrides(options, data_dir, connect)
             with _naming_another("--port", options.port):
@@ -224,6 +239,37 @@ def _run(
         raise EmbeddedZooKeeperError(
             f"ZooKeeper ended by itself; its log is in {server.data_dir}"
         )
+
+
+def _run_set(
+    options: LocalOptions,
+    data_dir: Path,
+    connect: str,
+    server: EmbeddedZooKeeper | None,
+) -> None:
+    """Run a set; the first replica has the data directory of a broker alone."""
+    replicas, ports = [], set[int]()
+    for number in range(1, options.replica_count + 1):
+        local = data_dir / LOCAL
+        own = data_dir if number == 1 else local / f"replica-{number}"
+        memory = local / (PORT_FILE if number == 1 else f"{PORT_FILE}-{number}")
+        # A replica that is started again keeps its address.
+        port = options.port + number - 1 if options.port else last_port(memory)
+        while not port or port in ports:
+            port = free_port()
+        ports.add(port)
+        with contextlib.suppress(OSError):
+            memory.write_text(f"{port}\n")
+        overrides = _overrides(replace(options, port=port), own, connect)
+        overrides["replicaId"] = str(number)
+        replicas.append(LocalReplica(number, installed_settings(), overrides))
+
+    async def run() -> None:
+        if server is not None:
+            _end_with(server)
+        await LocalSet(replicas).run()
+
+    asyncio.run(run())
 
 
 def _registration_problem(broker: "Broker") -> str:
@@ -293,6 +339,14 @@ def last_port(memory: Path) -> int:
     except (OSError, ValueError, OverflowError):
         return 0
     return port
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def local_config(options: LocalOptions, data_dir: Path, connect: str) -> BrokerConfig:

@@ -32,7 +32,7 @@ SECTIONS: Final = {
     "Topics": ("topics", "partitions"),
     "Operate": (
         "local", "broker", "brokers", "stats", "reload", "txn", "verify", "dump",
-        "accept-loss", "hand-over",
+        "replicas", "accept-loss", "hand-over",
     ),
     "Pipelines": ("pipeline",),
 }  # fmt: skip

@@ -21,6 +21,7 @@ from metaq.assignment import Strategy
 from metaq.client.admin.topic_admin import AsyncAdmin
 from metaq.client.client_statistics import ClientStatistics, Made
 from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.former_leaders import FormerLeaders
 from metaq.client.cluster.metadata import AddressMetadata, Metadata, ZooKeeperMetadata
 from metaq.client.consume.browse import (
     GetResult,
@@ -180,6 +181,7 @@ class AsyncClient:
             metadata = ZooKeeperMetadata(
                 coordinator, paths, clock=clock, name=self._zookeeper_name
             )
+        FormerLeaders(metadata, pool, loop)
         self._context = ClientContext(
             clock,
             options,

@@ -163,6 +163,11 @@ ZOOKEEPER_KEYS: Final = (
     Key("zk.zkRoot", "root", KeyKind.ZNODE),
 )
 
+REPLICATION_KEYS: Final = (
+    Key("replicaId", "replica_id", high=9, is_required=True),
+    Key("replicaLagTimeoutMs", "lag_timeout_ms", unit="ms", low=100),
+)
+
 LIMITS_KEYS: Final = (
     # The longest line that MetaQ's own clients send has some 300 bytes.
     Key("lineBytesMax", "line_bytes_max", unit="bytes", low=512),

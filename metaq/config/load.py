@@ -28,6 +28,7 @@ from metaq.config.keys import (
     GROUP_PREFIX,
     LIMITS_KEYS,
     PARTITION_COUNT_MAX,
+    REPLICATION_KEYS,
     SUGGESTION_CHARS_MAX,
     SYSTEM_KEYS,
     SYSTEM_KEYS_WITHOUT_EFFECT,
@@ -41,6 +42,7 @@ from metaq.config.keys import (
 from metaq.config.settings import (
     BrokerConfig,
     LimitsConfig,
+    ReplicationConfig,
     SystemConfig,
     TopicConfig,
     ZooKeeperConfig,
@@ -60,6 +62,7 @@ Sections = dict[str, dict[str, str]]
 SYSTEM: Final = "system"
 ZOOKEEPER: Final = "zookeeper"
 LIMITS: Final = "metaq"
+REPLICATION: Final = "replication"
 TOPIC_PREFIX: Final = "topic="
 TOPIC: Final = TOPIC_PREFIX.removesuffix("=")
 NEAR_EDITS_MAX: Final = 2
@@ -75,10 +78,22 @@ _KEYS_BY_SECTION: Final = {
     SYSTEM: SYSTEM_KEYS,
     ZOOKEEPER: ZOOKEEPER_KEYS,
     LIMITS: LIMITS_KEYS,
+    REPLICATION: REPLICATION_KEYS,
 }
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
-Settings = TypeVar("Settings", SystemConfig, ZooKeeperConfig, LimitsConfig, TopicConfig)
+SET_SESSION_TIMEOUT_MS: Final = 6_000
+"""Default of zk.zkSessionTimeoutMs in a replica set: so long after a leader has gone
+another one takes its place."""
+
+Settings = TypeVar(
+    "Settings",
+    SystemConfig,
+    ZooKeeperConfig,
+    LimitsConfig,
+    ReplicationConfig,
+    TopicConfig,
+)
 
 
 def load_config(
@@ -161,6 +176,7 @@ def reload_config(
         _build(sections, data, running.path, system=running.system),
         zookeeper=running.zookeeper,
         limits=running.limits,
+        replication=running.replication,
         overrides=running.overrides,
         shadowed=shadowed,
         defined=running.defined,
@@ -214,10 +230,12 @@ def define_topic(
 
 
 def _differences(running: BrokerConfig, wanted: BrokerConfig) -> tuple[str, ...]:
+    alone = ReplicationConfig()
     pairs = (
         (SYSTEM, running.system, wanted.system),
         (ZOOKEEPER, running.zookeeper, wanted.zookeeper),
         (LIMITS, running.limits, wanted.limits),
+        (REPLICATION, running.replication or alone, wanted.replication or alone),
     )
     return tuple(
         f"[{section}] {key.name}: {old} -> {new}"
@@ -272,6 +290,10 @@ def _build(
     own_system = _build_system(sections, path)
     zookeeper = _build_zookeeper(sections, path)
     limits = _build_limits(sections, path)
+    replication = _build_replication(sections, path)
+    has_own = sections.get(ZOOKEEPER, {}).get("zk.zkSessionTimeoutMs")
+    if replication is not None and not has_own:
+        zookeeper = replace(zookeeper, session_timeout_ms=SET_SESSION_TIMEOUT_MS)
     topics = {}
     ignored = []
     for section, raw in sections.items():
@@ -284,6 +306,8 @@ def _build(
         elif section not in _KEYS_BY_SECTION:
             _check_foreign(section, path)
             ignored.append(section)
+    if replication is not None:
+        _check_set([system or own_system, *topics.values()], zookeeper, path)
     if not topics:
         raise ConfigError(f"{path}: Empty topics list, expected a section [topic=NAME]")
     return BrokerConfig(
@@ -293,6 +317,7 @@ def _build(
         system=system or own_system,
         zookeeper=zookeeper,
         limits=limits,
+        replication=replication,
         topics=MappingProxyType(topics),
         ignored_sections=tuple(ignored),
     )
@@ -365,6 +390,34 @@ def _build_limits(sections: Sections, path: str) -> LimitsConfig:
             f" {limits.in_flight_bytes_max}"
         )
     return limits
+
+
+def _build_replication(sections: Sections, path: str) -> ReplicationConfig | None:
+    if REPLICATION not in sections:
+        return None
+    where = f"{path}: [{REPLICATION}]"
+    return _fill(ReplicationConfig(), REPLICATION_KEYS, sections[REPLICATION], where)
+
+
+def _check_set(
+    settings: Iterable[SystemConfig | TopicConfig],
+    zookeeper: ZooKeeperConfig,
+    path: str,
+) -> None:
+    """Refuse settings with which an acknowledged put may be on fewer disks.
+
+    Raises:
+        ConfigError: the message names the key.
+    """
+    where = f"{path}: [{REPLICATION}] needs"
+    if not zookeeper.is_enabled:
+        raise ConfigError(f"{where} zk.zkEnable=true, got false")
+    threshold = max(each.unflush_threshold for each in settings)
+    if threshold > 0:
+        raise ConfigError(
+            f"{where} unflushThreshold=0 or less, got {threshold}: replicas"
+            " acknowledge what is synced"
+        )
 
 
 def _build_topic(

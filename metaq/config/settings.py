@@ -225,6 +225,17 @@ class LimitsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicationConfig:
+    """`[replication]`: this broker is one replica of a set (docs/replication.md)."""
+
+    replica_id: int = 0
+    """Number of this replica, 1..9; the broker id is that of the set. 0: no set."""
+    lag_timeout_ms: int = 3_000
+    """A follower that lacks a byte for so long leaves the in-sync set, and a put that
+    waits for so long ends in doubt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig(TopicSettings):
     """`[topic=NAME]`, or for a topic without a section the values of `[system]`."""
 
@@ -257,6 +268,8 @@ class BrokerConfig:
     system: SystemConfig = field(default_factory=SystemConfig)
     zookeeper: ZooKeeperConfig = field(default_factory=ZooKeeperConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    replication: ReplicationConfig | None = None
+    """Part in a replica set; None: this broker is the only copy."""
     topics: Mapping[str, TopicConfig] = field(default_factory=no_items)
     """Configured topics and patterns by section name, in the order of the file."""
     defined: Mapping[str, TopicConfig] = field(default_factory=no_items)

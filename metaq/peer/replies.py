@@ -19,8 +19,10 @@ from metaq.errors import (
     DiskFailedError,
     NoRecordError,
     NoRoomError,
+    NotLeaderError,
     SequenceUsedError,
     ServerError,
+    TooFewReplicasError,
     UnavailableError,
     UnexpectedReplyError,
     UnknownPutError,
@@ -35,7 +37,9 @@ from metaq.protocol.texts import (
     IN_DOUBT,
     NO_RECORD,
     NO_ROOM,
+    NOT_LEADER,
     SEQUENCE_USED,
+    TOO_FEW_REPLICAS,
     says_disk_failed,
     says_unregistered,
     split_code,
@@ -53,8 +57,10 @@ _KIND_OF_CODE: Final[dict[str, type[WireError]]] = {
     IN_DOUBT: UnknownPutError,
     SEQUENCE_USED: SequenceUsedError,
     NO_RECORD: NoRecordError,
+    NOT_LEADER: NotLeaderError,
+    TOO_FEW_REPLICAS: TooFewReplicasError,
 }
-"""Errors by the code of a 500; the code of damage is read for gets only."""
+"""Errors by the code of a 500 or 503; the code of damage is read for gets only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +258,11 @@ def _refusal(reply: Result) -> WireError | UnexpectedReplyError:
     shown = printable(text) or f"refused with status {reply.status} and no text"
     if kind is None:
         return UnexpectedReplyError(f"status {reply.status}: {shown}")
-    if kind is ServerError:
-        kind = _KIND_OF_CODE.get(code.word) if code else None
-        kind = kind or _kind_by_text(reply.text)
+    by_code = _KIND_OF_CODE.get(code.word) if code else None
+    if by_code is not None and kind in {ServerError, UnavailableError}:
+        kind = by_code
+    elif kind is ServerError:
+        kind = _kind_by_text(reply.text)
     return kind(shown)
 
 

@@ -30,6 +30,7 @@ from metaq.protocol.commands import (
     Command,
     CommitTogether,
     CountQuestion,
+    Follow,
     Get,
     Mput,
     OffsetQuery,
@@ -80,7 +81,7 @@ class Frame:
     """A line whose payload is still to come."""
 
     word: str
-    """`put`, `sync`, `mput`, `transactions`, `result` or `value`."""
+    """`put`, `sync`, `mput`, `transactions`, `follow`, `result` or `value`."""
     length: int
     """Bytes of payload right after the line, 0 or more."""
     tokens: Tokens
@@ -218,6 +219,10 @@ def _decode_together(tokens: Tokens, payload: bytes) -> CommitTogether:
     return CommitTogether(_text(tokens[1]), count, opaque, payload)
 
 
+def _decode_follow(tokens: Tokens, payload: bytes) -> Follow:
+    return Follow(_text(tokens[1]), payload, parse_i32(tokens[3], "opaque"))
+
+
 def _decode_result(tokens: Tokens, payload: bytes) -> Result:
     status = parse_i32(tokens[1], "status")
     return Result(status, payload, parse_i32(tokens[3], "opaque"))
@@ -341,6 +346,7 @@ def _decode_transaction(tokens: Tokens) -> TransactionCommand | Frame:
 _DECODERS: Final[dict[bytes, Callable[[Tokens], Command | Frame]]] = {
     b"p": _decode_opening,
     b"m": _decode_opening,
+    b"f": _decode_opening,
     b"r": _decode_opening,
     b"s": _decode_s,
     b"v": _decode_v,
@@ -359,6 +365,7 @@ _FRAMES: Final[
     "sync": (3, 4, _decode_sync),
     "mput": (3, 9, _decode_mput),
     "transactions": (4, 6, _decode_together),
+    "follow": (2, 4, _decode_follow),
     "result": (2, 4, _decode_result),
     "value": (1, 3, _decode_value),
 }
@@ -407,6 +414,9 @@ def encode(event: Command | Reply) -> bytes:
             tokens = ["sync", event.topic, _i32(event.partition)]
             tokens += [_length(event.payload), _i32(event.flag)]
             tokens += [_i64(event.message_id), _i32(event.checksum)]
+            return _line([*tokens, _i32(event.opaque)]) + event.payload
+        case Follow():
+            tokens = ["follow", event.kind, _length(event.payload)]
             return _line([*tokens, _i32(event.opaque)]) + event.payload
         case Result():
             return encode_result(event.status, event.body, event.opaque)

@@ -197,6 +197,16 @@ class Sync:
     opaque: int
 
 
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """A message of one replica of a set to another (our extension)."""
+
+    kind: str
+    """Word of the message: see `replication/messages.py`."""
+    payload: bytes
+    opaque: int
+
+
 class Status(enum.IntEnum):
     """Reply codes that MetaQ 1.4 sends (docs/metaq-1.4/broker.md 1.12)."""
 
@@ -252,5 +262,6 @@ Command: TypeAlias = (
     | TransactionCommand
     | CommitTogether
     | Sync
+    | Follow
 )
 Reply: TypeAlias = Result | Value

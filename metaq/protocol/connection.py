@@ -44,6 +44,9 @@ BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
 REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
 """Default cap of a reply's body: far above any maxTransferSize in use."""
 
+FOLLOW_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Default cap of a message of a replica: a join names all of its logs."""
+
 Piece: TypeAlias = bytes | bytearray | memoryview
 """Part of a payload; a view keeps all bytes that were received with it."""
 
@@ -199,6 +202,8 @@ class WireLimits:
     """Largest payload of a put or sync, and of keys of transactions."""
     batch_bytes_max: int = BATCH_BYTES_MAX
     """Largest payload of an mput."""
+    follow_bytes_max: int = FOLLOW_BYTES_MAX
+    """Largest payload of a follow."""
     reply_bytes_max: int = REPLY_BYTES_MAX
     """Largest body of a reply to a client; a larger one is a breach."""
     joined_bytes_max: int = I32_MAX
@@ -211,7 +216,7 @@ class Oversized:
     """A command whose payload exceeds its cap; the payload is being dropped."""
 
     word: str
-    """`put`, `sync`, `mput` or `transactions`."""
+    """`put`, `sync`, `mput`, `transactions` or `follow`."""
     opaque: int
     length: int
     limit: int
@@ -343,6 +348,8 @@ class Connection:
     def _limit_of(self, word: str) -> int:
         if word == "mput":
             return self.limits.batch_bytes_max
+        if word == "follow":
+            return self.limits.follow_bytes_max
         if self.role is Role.CLIENT:
             return self.limits.reply_bytes_max
         return self.limits.payload_bytes_max

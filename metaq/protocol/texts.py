@@ -32,6 +32,9 @@ NO_SYNC_PROCESSOR: Final = (
 )
 """A sync sent to a broker that is no follower (503)."""
 
+NO_REPLICA_SET: Final = "This broker is no replica of a set."
+"""Our answer to a message of a replica (503)."""
+
 INTERNAL_ERROR: Final = "Internal error, see the broker's log."
 """Our answer to a command that found a bug (500); the log has the traceback."""
 
@@ -137,6 +140,12 @@ def nothing_at(offset: int) -> str:
     return f"Could not find message at position {offset}"
 
 
+def not_settled(topic: str, partition: int) -> str:
+    """Return our text for a question about an end that is not known yet (503)."""
+    text = f"partition {topic}-{partition} has no known end before its leader has it"
+    return with_code(text, NOT_SETTLED, {})
+
+
 def put_reply(message_id: int, partition: int, offset: int) -> str:
     """Return the body of the 200 to a put, sync or mput.
 
@@ -172,6 +181,14 @@ SEQUENCE_USED: Final = "sequence-used"
 """A batch is not stored: its producer has used its sequence before."""
 NO_RECORD: Final = "no-record"
 """No record starts at an end of the requested range."""
+NOT_LEADER: Final = "not-leader"
+"""Refused because another replica of the set leads, or none: a put is not stored.
+`address` is the leader's, where it is known."""
+TOO_FEW_REPLICAS: Final = "too-few-replicas"
+"""A put is not stored: fewer replicas than the set's minimum would have it."""
+NOT_SETTLED: Final = "not-settled"
+"""Nothing can be said about the end of a log until its leader knows how much of it the
+set has."""
 
 _TAIL_CHARS_MAX: Final = 4096
 """Longest code; longer text is ignored."""

@@ -15,6 +15,7 @@ from metaq.model import Offset
 from metaq.replication.election import Flag
 from metaq.replication.epochs import CopyFacts, EpochTable, adopt_table
 from metaq.replication.progress import JoinAnswer
+from metaq.replication.record import ReplicaSetError, SetRecord
 from metaq.replication.replica import Moved, Replica, freeze
 
 
@@ -80,10 +81,12 @@ def fate_of(own: int | None, leader: int | None, gone: AbstractSet[int]) -> LogF
     return LogFate.GONE if own in gone else LogFate.REPORTED
 
 
-def refuse(replica: Replica, log: int, own: CopyFacts, answer: JoinAnswer) -> Moved:
+def refuse(
+    replica: Replica, log_id: object, own: CopyFacts, answer: JoinAnswer
+) -> Moved:
     """Return the replica frozen: a leader's log contradicts what it knows."""
     reason = (
-        f"log {log}: expected equal bytes up to {own.hw}, got {answer.point}:"
+        f"partition {log_id}: expected equal bytes up to {own.hw}, got {answer.point}:"
         f" {own.table} against {answer.copy.table}"
     )
     frozen, actions = freeze(replica, reason)
@@ -93,3 +96,34 @@ def refuse(replica: Replica, log: int, own: CopyFacts, answer: JoinAnswer) -> Mo
 def watermark(own: Offset, leader: Offset, end: Offset) -> Offset:
     """Return a follower's high watermark after data, the cuts of its join over."""
     return max(own, min(leader, end))
+
+
+def check_newcomer(
+    record: SetRecord | None, broker_id: int, replica: int, *, log_count: int
+) -> None:
+    """Refuse a directory without a `set` file that is none of a new replica.
+
+    Args:
+        record: of the set; None: there is none.
+        broker_id: of the set.
+        replica: number of the replica that would begin.
+        log_count: logs in its directories.
+
+    Raises:
+        ReplicaSetError: the text names the command to run.
+    """
+    if record is None:
+        raise ReplicaSetError(
+            f"broker {broker_id} is no replica set yet: run 'metaq replicas init' where"
+            " its data is"
+        )
+    if replica not in record.replicas:
+        raise ReplicaSetError(
+            f"replica {replica} is none of {sorted(record.replicas)}: run 'metaq"
+            f" replicas add {replica}' first"
+        )
+    if log_count:
+        raise ReplicaSetError(
+            f"replica {replica} has {log_count} partitions that are no part of the set:"
+            " run 'metaq replicas join --discard' to begin without them"
+        )

@@ -29,7 +29,7 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from metaq.model import Offset
+from metaq.model import MAX_OFFSET, Offset
 from metaq.replication.epochs import CopyFacts, Epoch, parting_point
 
 NOTHING = Offset(0)
@@ -126,12 +126,24 @@ class LogProgress:
             joined=self.joined | {replica} if has_caught_up else self.joined,
         )
 
+    def bound(self, quorum: Quorum) -> Offset | None:
+        """Return how far the other copies allow the high watermark; None: it stays.
+
+        An append that ends there or before is committed once it is synced here.
+        """
+        if len(quorum.confirmed) < quorum.min:
+            return None
+        match = dict(self.match)
+        others = (quorum.waited | self.joined) - {quorum.leader}
+        limit = min((match.get(each, NOTHING) for each in others), default=MAX_OFFSET)
+        return limit if limit >= self.epoch_start else None
+
     def advance(self, quorum: Quorum) -> "LogProgress":
         """Return the progress with the high watermark where it may be now."""
-        if len(quorum.confirmed) < quorum.min:
+        bound = self.bound(quorum)
+        if bound is None:
             return self
-        others = (quorum.waited | self.joined) - {quorum.leader}
-        limit = min([self.end, *map(self.match_of, others)])
+        limit = min(bound, self.end)
         if self.held is not None:
             limit = min(limit, self.held)
         if limit < self.epoch_start:

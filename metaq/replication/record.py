@@ -112,6 +112,36 @@ def encode_record(record: SetRecord) -> bytes:
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
+def fields_of(data: bytes, what: str, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """Return the properties of a JSON object, others than the named ones among them.
+
+    Args:
+        data: the JSON.
+        what: what it is, for the error.
+        kinds: property → its type, exactly.
+
+    Raises:
+        ReplicaSetError: no JSON object, or a property is missing, of another type, or a
+            number below 0.
+    """
+    try:
+        fields = json.loads(data)
+    # Deep nesting ends in RecursionError, a huge number in ValueError.
+    except (ValueError, RecursionError) as error:
+        raise ReplicaSetError(f"{what}: expected JSON, got {data[:80]!r}") from error
+    if not isinstance(fields, dict):
+        raise ReplicaSetError(f"{what}: expected an object, got {data[:80]!r}")
+    for key, kind in kinds.items():
+        value = fields.get(key)
+        if type(value) is not kind:
+            raise ReplicaSetError(
+                f"{what}: expected {key} to be {kind.__name__}, got {value!r:.80}"
+            )
+        if isinstance(value, int) and value < 0:
+            raise ReplicaSetError(f"{what}: expected {key} of 0 or more, got {value}")
+    return fields
+
+
 def decode_record(data: bytes) -> SetRecord:
     """Read a record; properties that are not known are left out.
 
@@ -119,18 +149,7 @@ def decode_record(data: bytes) -> SetRecord:
         ReplicaSetError: no JSON, a property is missing or of another kind, or the
             record contradicts itself.
     """
-    try:
-        fields = json.loads(data)
-    except ValueError as error:
-        raise ReplicaSetError(f"record: expected JSON, got {data[:80]!r}") from error
-    if not isinstance(fields, dict):
-        raise ReplicaSetError(f"record: expected an object, got {data[:80]!r}")
-    for key, kind in _KEYS.items():
-        if type(fields.get(key)) is not kind:
-            raise ReplicaSetError(
-                f"record: expected {key} to be {kind.__name__},"
-                f" got {fields.get(key)!r:.80}"
-            )
+    fields = fields_of(data, "record", _KEYS)
     try:
         record = _record_of(fields)
     except (TypeError, ValueError) as error:
@@ -415,6 +434,24 @@ def plan_settings(
     if fault := fault_of(after):
         raise ReplicaSetError(f"set {record.set_id}: {fault}")
     return Change(Purpose.OPERATOR, after, version)
+
+
+def plan_transfer(record: SetRecord, version: int, target: int) -> Change:
+    """Return the change that asks the leader to hand over.
+
+    Raises:
+        ReplicaSetError: no replica leads, or the target is not in sync.
+    """
+    if record.leader == NO_REPLICA:
+        raise ReplicaSetError(
+            f"set {record.set_id}: no replica leads, so none can hand over"
+        )
+    if target not in record.in_sync:
+        raise ReplicaSetError(
+            f"set {record.set_id}: expected one of the in-sync replicas"
+            f" {sorted(record.in_sync)}, got {target}"
+        )
+    return Change(Purpose.OPERATOR, record.then(target=target), version)
 
 
 def plan_force(record: SetRecord, version: int, forced: int, nonce: str) -> Change:

@@ -388,8 +388,9 @@ def _see(replica: Replica, view: View) -> Moved:
     replica, actions = _know(replica, record, view.version)
     if replica.role in TERM_ROLES:
         if record.epoch != replica.epoch or record.leader != replica.id:
+            # First, and so also where the disk does not take the record any more.
             replica, stopped = step_down(replica)
-            return replica, (*actions, *stopped)
+            return replica, (*stopped, *actions)
         return _settle(replica, record), actions
     if replica.role is R.FROZEN:
         if replica.refused == record.epoch:
@@ -465,7 +466,7 @@ def _landed(replica: Replica, change: Change, version: int) -> Moved:
         return replica, (*actions, AskTables(others, epoch))
     if change.purpose in {Purpose.GIVE_UP, Purpose.HAND_OVER}:
         replica, stopped = step_down(replica)
-        return replica, (*actions, *stopped)
+        return replica, (*stopped, *actions)
     return _settle(replica, change.record), actions
 
 
@@ -592,6 +593,13 @@ def take_in(replica: Replica, joining: int) -> Moved | None:
         return None
     change = plan_take_in(replica.record, replica.version, (joining, life))
     return _propose(replica, change)
+
+
+def note_join(replica: Replica, follower: int, incarnation: int) -> Replica:
+    """Return the leader that knows the life in which a follower has joined."""
+    if replica.term is None:
+        return replica
+    return replace(replica, term=replica.term.join(follower, incarnation))
 
 
 def saved_by(replica: Replica, follower: int, revision: int) -> Replica:

@@ -113,7 +113,9 @@ def test_a_start_that_waits_for_zookeeper_is_healthy(data_dir: Path) -> None:
             coordinator=server.coordinator(SystemClock()),
         )
         start = asyncio.create_task(broker.start())
-        await until(lambda: hasattr(broker, "control") and broker.control.registration)
+        await until(
+            lambda: hasattr(broker, "control") and broker.control.registration()
+        )
         async with Peer(broker) as peer:
             assert (await peer.ask(HELLO)).startswith(b"result 200 ")
         health = describe_health(broker.control.status())

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from metaq.broker.defined_topics import Outcome, decide
+from metaq.broker.defined_topics import Decisions, decide
 from metaq.config.load import parse_config
 from metaq.config.settings import BrokerConfig
 from metaq.model import BrokerId
@@ -34,7 +34,7 @@ def decided(
     config: BrokerConfig = CONFIG,
     logs: tuple[str, ...] = (),
     removed: tuple[str, ...] = (),
-) -> Outcome:
+) -> Decisions:
     lies_there = {} if found is None else {topic: found}
     return decide(
         lies_there if is_read else None,
@@ -45,7 +45,7 @@ def decided(
     )
 
 
-def told(outcome: Outcome) -> dict[str, TopicStatus]:
+def told(outcome: Decisions) -> dict[str, TopicStatus]:
     """Return what is told of other topics than that of the file."""
     return {t: status for t, status in outcome.statuses.items() if t != "mine"}
 

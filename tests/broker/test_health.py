@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from metaq.broker.health import (
+    LEADERLESS_S,
     PROBLEMS_PER_ALARM_MAX,
     SEVERITIES,
     Alarm,
@@ -21,6 +22,7 @@ from metaq.broker.status import BrokerStatus, JobStatus, RetentionStatus
 from metaq.lifecycle import State
 from metaq.model import LogId
 from metaq.net.listener import ListenerStatistics
+from metaq.replication.term import ReplicaStatus
 from metaq.storage.log_state import LogState
 from metaq.zk.registry import RegistrationState
 from metaq.zk.session import SessionState
@@ -35,6 +37,7 @@ from tests.broker.figures import (
 )
 
 PENDING = RegistrationState.PENDING
+REPLICA = ReplicaStatus(replica=2, in_sync_count=3)
 STOPPED = log("test", 1, state=LogState.STOPPED, damage=("checksum: file=f offset=9",))
 BROKEN_JOB = JobStatus(name="scrub", run_count=2, failure_count=1, last_error="boom")
 
@@ -75,6 +78,34 @@ CASES = [
         status(registration=registration(session=SessionState.SUSPENDED)),
         Alarm.SESSION_NOT_CONNECTED,
         "the ZooKeeper session is suspended",
+    ),
+    (
+        status(replica=replace(REPLICA, frozen_cause="the record is missing")),
+        Alarm.REPLICA_FROZEN,
+        "replica 2 is frozen: the record is missing",
+    ),
+    (
+        status(replica=replace(REPLICA, is_incomplete=True)),
+        Alarm.REPLICA_INCOMPLETE,
+        "replica 2 lacks bytes, and counts for nothing",
+    ),
+    (
+        status(replica=replace(REPLICA, leaderless_s=LEADERLESS_S + 1)),
+        Alarm.SET_LEADERLESS,
+        "no replica leads the set for 31 s",
+    ),
+    (
+        status(replica=replace(REPLICA, epoch=3, refusal="a put needs 2 replicas")),
+        Alarm.TOO_FEW_REPLICAS,
+        "puts are refused: a put needs 2 replicas",
+    ),
+    (
+        status(
+            replica=replace(REPLICA, epoch=3),
+            registration=registration(PENDING, last_error="timed out"),
+        ),
+        Alarm.NOT_REGISTERED,
+        "registration is pending: timed out",
     ),
     (
         status(host_problem="no address but loopback"),
@@ -270,3 +301,10 @@ def test_a_scrub_that_is_off_says_so() -> None:
     }
     between = describe_scrub(status(scrub=replace(SCRUB, log_id=None, offset=None)))
     assert (between["log"], between["offset"]) == (None, None)
+
+
+def test_a_follower_has_no_registration_to_miss() -> None:
+    """Clients see the leader of a set; a failover takes less than the grace time."""
+    idle = registration(RegistrationState.IDLE)
+    healthy = replace(REPLICA, leaderless_s=LEADERLESS_S)
+    assert find_problems(status(registration=idle, replica=healthy)) == ()

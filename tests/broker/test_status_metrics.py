@@ -12,6 +12,8 @@ from metaq.broker.health import Alarm
 from metaq.broker.http import METRICS, render_metrics
 from metaq.broker.status import LOG_SERIES_MAX, BrokerStatus, JobStatus, RetentionStatus
 from metaq.lifecycle import State
+from metaq.replication.leading import FollowerLag
+from metaq.replication.term import ReplicaStatus
 from metaq.zk.registry import RegistrationState
 from metaq.zk.session import SessionState
 from tests.broker.figures import (
@@ -26,6 +28,15 @@ from tests.broker.figures import (
 from tests.exposition import changed
 
 FULL = status(
+    replica=ReplicaStatus(
+        replica=2,
+        epoch=36,
+        in_sync_count=37,
+        leaderless_s=1.75,
+        followers=(
+            FollowerLag(3, "in sync", is_connected=True, lag_bytes=38, lag_s=2.25),
+        ),
+    ),
     commands=CommandStatistics(
         cmd_put=10,
         put_failed=11,
@@ -130,6 +141,11 @@ EXPECTED = {
     "metaq_registered_topics{}": 4,
     "metaq_registration_failures_total{}": 6,
     "metaq_registration_repairs_total{}": 8,
+    "metaq_replica_epoch{}": 36,
+    "metaq_replica_in_sync{}": 37,
+    "metaq_replica_leaderless_seconds{}": 1.75,
+    "metaq_follower_lag_bytes{replica=3}": 38,
+    "metaq_follower_lag_seconds{replica=3}": 2.25,
     "metaq_scrub_passes_total{}": 25,
     "metaq_scrub_checked_bytes{}": 24,
     "metaq_scrub_pass_bytes{}": 26,

@@ -158,3 +158,11 @@ def test_no_text_breaks_the_reader(
     told = facts(broker=BROKER + broker, topics=topics, offsets=offsets, config=config)
     assert all(count >= 1 for count in told.counts.values())
     assert told.partition_count("nowhere/../at all") == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "epoch"), [("", 0), ("epoch 12\r\n", 12), ("epoch x\r\n", 0)]
+)
+def test_the_leader_of_a_set_says_its_epoch(line: str, epoch: int) -> None:
+    """Other brokers have none."""
+    assert facts(broker=BROKER + line).epoch == epoch

@@ -335,7 +335,7 @@ def test_a_broker_tells_what_zookeeper_would(start_broker: StartBroker) -> None:
     asyncio.run(with_addresses([parse_address(broker.address)], scenario))
 
 
-def facts(broker_id: int, *, is_follower: bool = False) -> BrokerFacts:
+def facts(broker_id: int, *, is_follower: bool = False, epoch: int = 0) -> BrokerFacts:
     return BrokerFacts(
         broker_id=BrokerId(broker_id),
         is_follower=is_follower,
@@ -344,7 +344,17 @@ def facts(broker_id: int, *, is_follower: bool = False) -> BrokerFacts:
         refused_gets=frozenset(),
         rules=TopicRules(),
         config=None,
+        epoch=epoch,
     )
+
+
+def test_the_leader_of_the_greater_epoch_counts() -> None:
+    """In any order; one that was cut off may not know that its term is over."""
+    a, b, c = (BrokerAddress("h", port) for port in (1, 2, 3))
+    replies = [(b, facts(3, epoch=7), True), (a, facts(3, epoch=6), True)]
+    replies.append((c, facts(3, epoch=8), False))
+    for order in (replies, replies[::-1]):
+        assert make_snapshot(order, []).brokers[BrokerId(3)].leader == b
 
 
 def test_two_addresses_of_one_broker_are_one() -> None:

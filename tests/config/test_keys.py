@@ -7,6 +7,7 @@ import pytest
 
 from metaq.config.keys import (
     LIMITS_KEYS,
+    REPLICATION_KEYS,
     SYSTEM_KEYS,
     TOPIC_KEYS,
     ZOOKEEPER_KEYS,
@@ -14,6 +15,7 @@ from metaq.config.keys import (
 )
 from metaq.config.settings import (
     LimitsConfig,
+    ReplicationConfig,
     SystemConfig,
     TopicConfig,
     ZooKeeperConfig,
@@ -26,6 +28,7 @@ from metaq.config.settings import (
         (SystemConfig, SYSTEM_KEYS, set()),
         (ZooKeeperConfig, ZOOKEEPER_KEYS, set()),
         (LimitsConfig, LIMITS_KEYS, set()),
+        (ReplicationConfig, REPLICATION_KEYS, set()),
         (TopicConfig, TOPIC_KEYS, {"name", "filters"}),
     ],
 )

@@ -1,6 +1,7 @@
 """Settings from files: the sample, every error, overrides, any bytes."""
 
 import contextlib
+import re
 import zlib
 
 import pytest
@@ -20,6 +21,7 @@ from metaq.config.settings import (
     DeleteKind,
     DeletePolicy,
     LimitsConfig,
+    ReplicationConfig,
     SystemConfig,
     TopicConfig,
     ZooKeeperConfig,
@@ -546,3 +548,32 @@ def test_checksum_and_text_are_those_of_what_is_in_effect() -> None:
     again = parse_config(config.data, config.path)
     assert (again.system, again.topics) == (config.system, config.topics)
     assert again.checksum == config.checksum
+
+
+SET = SMALLEST + "\n[replication]\nreplicaId=2\n"
+
+
+def test_a_section_makes_a_broker_a_replica() -> None:
+    """Its number is required, its session is short, and a value of the file wins."""
+    config = parse(SET)
+    assert config.replication == ReplicationConfig(replica_id=2, lag_timeout_ms=3000)
+    assert config.zookeeper.session_timeout_ms == 6000
+    slow = parse(SET, **{"zk.zkSessionTimeoutMs": "20000"})
+    assert slow.zookeeper.session_timeout_ms == 20_000
+    assert parse(SMALLEST).replication is None
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ({"replicaId": ""}, "Blank value for replicaId"),
+        ({"replicaId": "10"}, "expected 1..9, got 10"),
+        ({"zk.zkEnable": "false"}, "needs zk.zkEnable=true"),
+        ({"unflushThreshold": "5"}, "needs unflushThreshold=0 or less, got 5"),
+        ({"test:unflushThreshold": "7"}, "needs unflushThreshold=0 or less, got 7"),
+    ],
+)
+def test_settings_that_a_set_cannot_keep_are_refused(override, message: str) -> None:
+    """A replica that acknowledges before a sync would break the promise of all."""
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse(SET, **override)

@@ -9,6 +9,7 @@ import pytest
 from metaq.broker.schedule import parse_schedule
 from metaq.config.keys import (
     LIMITS_KEYS,
+    REPLICATION_KEYS,
     SYSTEM_KEYS,
     TOPIC_KEYS,
     ZOOKEEPER_KEYS,
@@ -16,7 +17,12 @@ from metaq.config.keys import (
     KeyKind,
 )
 from metaq.config.load import parse_config
-from metaq.config.settings import LimitsConfig, SystemConfig, ZooKeeperConfig
+from metaq.config.settings import (
+    LimitsConfig,
+    ReplicationConfig,
+    SystemConfig,
+    ZooKeeperConfig,
+)
 from tests.cases import for_each
 
 FILE = Path(__file__).parents[2] / "config" / "server.ini"
@@ -24,6 +30,7 @@ SECTIONS = {
     "system": (SYSTEM_KEYS, SystemConfig()),
     "zookeeper": (ZOOKEEPER_KEYS, ZooKeeperConfig()),
     "metaq": (LIMITS_KEYS, LimitsConfig()),
+    "replication": (REPLICATION_KEYS, ReplicationConfig()),
     "topic=test": (TOPIC_KEYS, None),
 }
 # Defaults that depend on where the broker runs.
@@ -64,8 +71,8 @@ def blocks() -> dict[str, dict[str, list[str]]]:
     section = ""
     for line in FILE.read_text(encoding="ascii").splitlines():
         match = KEY_LINE.fullmatch(line)
-        if line.startswith("["):
-            section = line.strip("[]")
+        if line.startswith(("[", ";[")):
+            section = line.strip(";[]")
             found[section] = {}
         elif match:
             assert match[1] not in found[section], f"{match[1]} occurs twice"
@@ -120,10 +127,15 @@ def test_commented_out_keys_are_legal_settings() -> None:
     """An operator who removes the semicolon gets a working file."""
     lines = FILE.read_text().splitlines()
     text = "\n".join(
-        line.removeprefix(";") if KEY_LINE.fullmatch(line) else line for line in lines
+        line.removeprefix(";")
+        if KEY_LINE.fullmatch(line) or line.startswith(";[")
+        else line
+        for line in lines
+        if line != ";unflushThreshold=1000"  # not of a set
     )
     config = parse_config(text.encode(), str(FILE))
     assert config.system.host_name == "broker1.example.org"
+    assert config.replication == ReplicationConfig(replica_id=1)
     assert config.topic("test").filters == {"example": "com.example.OnlyImportant"}
     assert not config.topic("test").accept_publish
     for topic in config.topics.values():

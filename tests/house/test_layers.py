@@ -56,7 +56,9 @@ ALLOWED: dict[str, set[str]] = {
     "net": L2 | {"lifecycle", "protocol", "net"},
     "zk": L2 | {"cluster_snapshot", "config", "retry", "lifecycle", "fs", "zk"},
     "peer": L2 | {"retry", "protocol", "net", "peer"},
-    "replication": L2 | {"record", "protocol", "storage", "zk", "peer", "replication"},
+    "replication": L2
+    | {"record", "protocol", "fs", "config", "lifecycle", "retry"}
+    | {"storage", "zk", "peer", "replication"},
     "broker": L2
     | L4
     | {"record", "protocol", "fs", "config", "lifecycle", "retry", "prometheus"}

@@ -10,6 +10,7 @@ from metaq.protocol.commands import (
     Command,
     CommitTogether,
     CountQuestion,
+    Follow,
     Get,
     Mput,
     OffsetQuery,
@@ -62,6 +63,8 @@ CANONICAL: list[tuple[Command | Reply, bytes]] = [
         Mput("t", 0, 2, 77, 9, b"payload", "host-1.a~b", 2**63 - 1),
         b"mput t 0 7 2 77 host-1.a~b 9223372036854775807 9\r\npayload",
     ),
+    (Follow("pull", b"\r\n\0", -7), b"follow pull 3 -7\r\n\r\n\0"),
+    (Follow("join", b"", 0), b"follow join 0 0\r\n"),
     (Mput("t", -1, 0, -1, 9, b""), b"mput t -1 0 0 -1 - -1 9\r\n"),
     (
         Mput("t", 0, 2, 77, -9, b"payload", transaction=LOCAL),

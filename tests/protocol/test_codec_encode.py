@@ -17,6 +17,7 @@ from metaq.protocol.codec import (
 from metaq.protocol.commands import (
     Command,
     CountQuestion,
+    Follow,
     Get,
     Mput,
     OffsetQuery,
@@ -62,6 +63,9 @@ REFUSED: list[Command] = [
     OffsetQuery("t", "g", 0, 0, 0, TimeQuestion(-1)),
     OffsetQuery("t", "g", 0, 0, 0, CountQuestion(2**63)),
     OffsetQuery("t", "g", 0, 0, 0, SplitQuestion(0, 2**31)),
+    Follow("", b"", 0),
+    Follow("a b", b"", 0),
+    Follow("pull", b"", 2**31),
     Version(2**31),
     Stats("", 2**31),
     Stats(" ", 0),

@@ -63,6 +63,7 @@ def test_the_capabilities_example_is_readable() -> None:
     assert found.dedup
     assert found.mput_tx
     assert found.together
+    assert found.follow
     assert (found.wait_ms_max, found.payload_bytes_max) == (30000, 16777216)
     assert (found.batch_bytes_max, found.batch_records_max) == (8388608, 65536)
 
@@ -74,6 +75,7 @@ def test_the_default_limits_are_those_of_the_document() -> None:
     for size in (limits.payload_bytes_max, limits.batch_bytes_max):
         assert f"| {size >> 20} MiB |" in DOCUMENT
     assert f"| {connection.REPLY_BYTES_MAX >> 20} MiB |" in DOCUMENT
+    assert f"| {limits.follow_bytes_max >> 20} MiB, not a key |" in DOCUMENT
 
 
 def test_the_status_table_is_complete() -> None:

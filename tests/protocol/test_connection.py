@@ -6,7 +6,7 @@ import pytest
 
 from metaq.errors import RemoteProtocolError
 from metaq.protocol.codec import encode
-from metaq.protocol.commands import Mput, Put, Quit, Result, Value, Version
+from metaq.protocol.commands import Follow, Mput, Put, Quit, Result, Value, Version
 from metaq.protocol.connection import (
     NEED_DATA,
     PIECE_BYTES_MIN,
@@ -20,7 +20,11 @@ from metaq.protocol.connection import (
 from tests.rigs.pair import drain
 
 SMALL = WireLimits(
-    line_bytes_max=40, payload_bytes_max=10, batch_bytes_max=20, reply_bytes_max=30
+    line_bytes_max=40,
+    payload_bytes_max=10,
+    batch_bytes_max=20,
+    follow_bytes_max=25,
+    reply_bytes_max=30,
 )
 
 
@@ -88,6 +92,7 @@ def test_a_client_takes_a_command_as_a_breach(raw: bytes) -> None:
         (b"put t 0 2000000000 0 -1 5\r\n", Oversized("put", 5, 2_000_000_000, 10)),
         (b"sync t 0 11 0 1 6\r\n" + b"x" * 11, Oversized("sync", 6, 11, 10)),
         (b"mput t 0 21 1 -1 - -1 7\r\n" + b"x" * 21, Oversized("mput", 7, 21, 20)),
+        (b"follow pull 26 8\r\n" + b"x" * 26, Oversized("follow", 8, 26, 25)),
     ],
 )
 def test_an_oversized_payload_is_announced_and_dropped(
@@ -120,7 +125,8 @@ def test_payloads_at_their_cap_pass() -> None:
     """The cap itself is allowed, for each kind of payload."""
     conn = server()
     conn.receive_data(put(b"x" * 10) + encode(Mput("t", 0, 1, -1, 7, b"x" * 20)))
-    assert [type(event) for event in drain(conn)] == [Put, Mput]
+    conn.receive_data(encode(Follow("pull", b"x" * 25, 1)))
+    assert [type(event) for event in drain(conn)] == [Put, Mput, Follow]
     other = client()
     other.receive_data(encode(Value(b"x" * 30, 1)) + encode(Result(200, b"x" * 30, 1)))
     assert [type(event) for event in drain(other)] == [Value, Result]

@@ -19,7 +19,11 @@ CORPUS = [raw for _, raw in CANONICAL + SYNONYMS]
 REPLIES = [raw for value, raw in CANONICAL if isinstance(value, Result | Value)]
 COMMANDS = [raw for value, raw in CANONICAL if not isinstance(value, Result | Value)]
 LIMITS = WireLimits(
-    line_bytes_max=120, payload_bytes_max=64, batch_bytes_max=64, reply_bytes_max=64
+    line_bytes_max=120,
+    payload_bytes_max=64,
+    batch_bytes_max=64,
+    follow_bytes_max=64,
+    reply_bytes_max=64,
 )
 HELD_BYTES_MAX = 120 + 64 + 2
 SPICE = [

@@ -54,7 +54,8 @@ def test_nothing_is_cut_below_a_known_high_watermark() -> None:
     assert plan_log(past, own, answer) is None
     frozen, _ = refuse(FOLLOWER, 1, own, answer)
     assert frozen.role is ReplicaRole.FROZEN
-    assert frozen.reason.startswith("log 1: expected equal bytes up to 6, got 5: ")
+    expected = "partition 1: expected equal bytes up to 6, got 5: "
+    assert frozen.reason.startswith(expected)
 
 
 def test_copies_that_are_not_known_to_be_equal_begin_at_the_log_start() -> None:

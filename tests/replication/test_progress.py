@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from metaq.model import Offset
+from metaq.model import MAX_OFFSET, Offset
 from metaq.replication.epochs import CopyFacts, Epoch, EpochStart
 from metaq.replication.progress import (
     Leadership,
@@ -45,6 +45,17 @@ def test_the_high_watermark_is_an_append_end_that_all_have() -> None:
     made = acked(log(10, 20, 30), r2=30, r3=25)
     assert made.advance(QUORUM).hw == 20
     assert acked(made, r3=30).advance(QUORUM).hw == 30
+
+
+def test_the_bound_of_a_log_is_what_the_slowest_other_copy_has() -> None:
+    """The log itself knows its own sync, and where its appends end."""
+    made = acked(log(25, begin=20), r2=30, r3=19)
+    assert made.bound(QUORUM) is None
+    made = acked(made, r3=22)
+    assert made.bound(QUORUM) == 22
+    assert made.bound(Quorum(1, PAIR, 3)) is None
+    assert made.bound(Quorum(1, frozenset({1}), 1)) == 22
+    assert made.leave(3).leave(2).bound(Quorum(1, frozenset({1}), 1)) == MAX_OFFSET
 
 
 def test_the_leaders_own_sync_is_waited_for() -> None:

@@ -22,6 +22,7 @@ from metaq.errors import (
     NotFoundError,
     ServerError,
     StorageError,
+    UnavailableError,
 )
 from metaq.model import MAX_OFFSET, Offset, SizeBytes
 from metaq.net.file_range import Explain, FileRange
@@ -106,6 +107,9 @@ def _find(command: Get, context: BrokerContext) -> FileRange | _End:
             return log.read(offset, SizeBytes(min(command.max_size, limit)))
     except (StorageError, ClosedError) as error:  # 9
         count_get(context, command, is_failure=True)
+        if not log.is_settled:
+            # Others have what is damaged here, and one of them leads, or soon will.
+            raise UnavailableError(texts.not_settled(topic, partition)) from error
         raise ServerError(_text_of(error, command, log, context)) from error
     return _outside(command, log, context)
 
@@ -122,7 +126,7 @@ def _outside(command: Get, log: PartitionLog, context: BrokerContext) -> _End:
         count_get(context, command, is_miss=True, is_failure=True, is_moved=True)
         raise MovedError(str(start))
     nothing = NotFoundError(texts.nothing_at(offset))
-    if offset == end:  # 6
+    if offset == end or (offset > end and not log.is_settled):  # 6
         return _End(log, nothing)
     if offset == MAX_OFFSET or context.config.system.update_consumer_offsets:  # 7
         count_get(context, command, is_miss=True, is_failure=True, is_moved=True)

@@ -16,7 +16,14 @@ from typing import Final, assert_never
 
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
-from metaq.errors import DiskError, NotFoundError, ServerError, StorageError, WireError
+from metaq.errors import (
+    DiskError,
+    NotFoundError,
+    ServerError,
+    StorageError,
+    UnavailableError,
+    WireError,
+)
 from metaq.model import Millis, Offset
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_result
@@ -59,6 +66,7 @@ def handle_offset(command: OffsetQuery, answerer: Answerer) -> bytes | None:
 
     Raises:
         NotFoundError: no put has made this log.
+        UnavailableError: this replica does not know yet where it ends.
         ServerError: the log cannot answer the question now.
     """
     context = answerer.context
@@ -66,6 +74,12 @@ def handle_offset(command: OffsetQuery, answerer: Answerer) -> bytes | None:
     if context.topics.has_stat(command.topic):
         context.realtime.record("offset", command.topic)
     log = context.topics.find_log(command.topic, command.partition)
+    replica = context.replica
+    is_known = context.config.replication is None or (
+        replica is not None and replica.is_leading
+    )
+    if not (is_known if log is None else log.is_settled):
+        raise UnavailableError(texts.not_settled(command.topic, command.partition))
     if log is None:
         raise NotFoundError(texts.no_such_log(command.topic, command.partition))
     if command.question is not None:

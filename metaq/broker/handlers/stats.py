@@ -61,6 +61,8 @@ def handle_stats(
         case "realtime":
             lines = [f"realtime_{name} {context.realtime.describe(name)}"
                      for name in OPERATIONS]  # fmt: skip
+        case "replica" if context.replica is not None:
+            lines = [context.replica.facts()]
         case "reset":
             context.realtime.reset()
             lines = ["reset ok"]
@@ -122,7 +124,7 @@ def _broker_lines(context: BrokerContext) -> _Lines:
         f"port {context.port}",
         f"uptime {uptime_s}",
         f"version {SERVER_VERSION}",
-        "slave false",
+        *_role_lines(context),
         f"curr_connections {context.connection_count}",
         f"threads {threading.active_count()}",
         f"cmd_put {counters.cmd_put}",
@@ -145,6 +147,16 @@ def _broker_lines(context: BrokerContext) -> _Lines:
             if key.rpartition(":")[2] in TOLD_KEYS
         ),
     ]
+
+
+def _role_lines(context: BrokerContext) -> tuple[str, ...]:
+    """Return whether this broker leads, and the epoch in which a replica does."""
+    replica = context.replica
+    if replica is None:
+        return ("slave false",)
+    if not replica.is_leading:
+        return ("slave true",)
+    return "slave false", f"epoch {replica.epoch}"
 
 
 def _defined_settings(config: BrokerConfig) -> Iterator[tuple[str, str]]:
@@ -241,5 +253,6 @@ def handle_version(context: BrokerContext) -> bytes:
         codes=True,
         mput_tx=True,
         together=True,
+        follow=context.replica is not None,
     )
     return encode_version_body(capabilities).encode()

@@ -43,6 +43,8 @@ class BrokerFacts:
     """Rules for the other topics it takes."""
     config: BrokerConfig | None
     """Its configuration; None when it gave no readable one."""
+    epoch: int = 0
+    """Number of its term as the leader of a set; 0 for all others."""
 
     def partition_count(self, topic: str) -> int:
         """Return the number of a topic's partitions; 0 where it is not served."""
@@ -108,6 +110,7 @@ def parse_facts(
         refused_gets=frozenset(refused[1]),
         rules=_rules(sorted(names)),
         config=settings,
+        epoch=_number(stats.get("epoch", "")) or 0,
     )
 
 

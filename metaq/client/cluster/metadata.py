@@ -479,11 +479,13 @@ def make_snapshot(
 
     Args:
         replies: address of a broker, its last reply, and whether it is there now. Of
-            two leaders with one id, the first counts.
+            two leaders with one id, the one of the greater epoch counts, then the
+            first.
         watched: topics that are looked for also where only a pattern takes them.
     """
     topics = frozenset(watched)
     leaders: dict[BrokerId, BrokerAddress] = {}
+    epochs: dict[BrokerId, int] = {}
     followers: dict[BrokerId, list[BrokerAddress]] = {}
     puts: dict[str, dict[BrokerId, int]] = {}
     gets: dict[str, dict[BrokerId, int]] = {}
@@ -491,8 +493,9 @@ def make_snapshot(
     for address, facts, is_there in replies:
         if is_there and facts.is_follower:
             followers.setdefault(facts.broker_id, []).append(address)
-        elif is_there:
-            leaders.setdefault(facts.broker_id, address)
+        elif is_there and facts.epoch > epochs.get(facts.broker_id, -1):
+            epochs[facts.broker_id] = facts.epoch
+            leaders[facts.broker_id] = address
         for topic in topics | facts.counts.keys():
             count = facts.partition_count(topic)
             served = [puts] if facts.takes_puts(topic) else []

@@ -46,7 +46,7 @@ from metaq.errors import (
     RemoteProtocolError,
     SequenceUsedError,
 )
-from metaq.model import TopicPartition
+from metaq.model import BrokerAddress, TopicPartition
 from metaq.peer.replies import parse_receipt
 from metaq.protocol.commands import Reply
 from metaq.protocol.version import Capabilities
@@ -85,6 +85,7 @@ class PartitionSender:
         "_outcomes",
         "_payload_bytes_max",
         "_producer_id",
+        "_refused_at",
         "_resume_s",
         "_returned",
         "_sealed",
@@ -137,7 +138,8 @@ class PartitionSender:
         self._sequence = 0
         self._order = 0
         self._failures = 0  # refusals in a row
-        self._resume_s = 0.0  # nothing is sent before
+        self._resume_s = 0.0  # nothing is sent before,
+        self._refused_at: BrokerAddress | None = None  # unless the leader is elsewhere
         self._last_error: MetaqError | None = None  # why nothing is sent
         self._was_offered = False  # registered for puts when it was connected
 
@@ -250,7 +252,7 @@ class PartitionSender:
         now_s = self._buffer.clock.monotonic_s()
         if self._outcomes.is_over:
             return
-        if now_s < self._resume_s:
+        if now_s < self._resume_s and not self._is_elsewhere():
             self._connections.call_at(self.fill, self._resume_s)
             return
         if self._returned:
@@ -291,6 +293,11 @@ class PartitionSender:
                     return
                 self._alone = request
             self._send(self._waiting.popleft(), connection)
+
+    def _is_elsewhere(self) -> bool:
+        """Whether another replica leads than the one that refused."""
+        address = self._connections.address(self.partition.broker_id)
+        return address not in {None, self._refused_at}
 
     def _find_connection(self) -> PutConnection | None:
         """Return the connection to send on; None when there is none, or not yet."""
@@ -562,8 +569,9 @@ class PartitionSender:
                 target.accept(request)
                 return
         self._returned.append(request)
-        if now_s >= self._resume_s:
+        if now_s >= self._resume_s or self._is_elsewhere():
             self._failures += 1
+            self._refused_at = self._connections.address(self.partition.broker_id)
             backoff = Backoff(first_s=options.retry_first_s, max_s=options.retry_max_s)
             self._resume_s = now_s + backoff.delay_s(self._failures)
             self._connections.call_at(self.fill, self._resume_s)

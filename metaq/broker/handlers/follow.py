@@ -1,0 +1,28 @@
+"""`follow`: what the replicas of a set ask each other (docs/replication.md)."""
+
+from metaq.broker.acks import Answerer
+from metaq.errors import UnavailableError, WireError
+from metaq.protocol import texts
+from metaq.protocol.codec import encode_result, encode_value_line
+from metaq.protocol.commands import Follow
+
+
+def handle_follow(command: Follow, answerer: Answerer) -> None:
+    """Have the replica answer, now or later.
+
+    Raises:
+        UnavailableError: this broker is in no set.
+    """
+    replica = answerer.context.replica
+    if replica is None:
+        raise UnavailableError(texts.NO_REPLICA_SET)
+    answerer.hold(count=1, size_bytes=0)
+
+    def answer(reply: bytes | WireError) -> None:
+        if isinstance(reply, bytes):
+            data = encode_value_line(len(reply), command.opaque) + reply
+        else:
+            data = encode_result(reply.status, str(reply).encode(), command.opaque)
+        answerer.answer(data, count=1, size_bytes=0)
+
+    replica.handle(command, answerer, answer)

@@ -1,0 +1,282 @@
+"""A broker as one replica of a set: what it opens, refuses, and shows to clients.
+
+The rules are in `metaq.replication`; here is what a broker has of them. Its puts are
+open while its replica leads and enough others follow. MetaQ's nodes in ZooKeeper are
+those of the leader: a follower is seen by its set alone, and answers gets up to the
+high watermark that it knows.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from metaq.broker.context import BrokerContext
+from metaq.clock import Clock
+from metaq.config.settings import BrokerConfig, TopicConfig
+from metaq.errors import ConfigError, UnavailableError, WireError
+from metaq.fs import FileSystem
+from metaq.lifecycle import Service
+from metaq.model import MessageId
+from metaq.protocol.commands import Follow
+from metaq.replication.election import Flag
+from metaq.replication.facts import encode_facts
+from metaq.replication.node import ReplicaNode
+from metaq.replication.replica import SetFile
+from metaq.replication.set_file import SET_FILE, read_set_file, write_set_file
+from metaq.replication.set_nodes import SetNodes
+from metaq.replication.store import StartFacts
+from metaq.replication.tables import EpochTables
+from metaq.retry import wait_set
+from metaq.storage.log_manager import LogManager
+from metaq.zk.paths import NodePaths, normalize_root
+from metaq.zk.plan import BrokerSnapshot
+from metaq.zk.registry import (
+    BrokerRegistry,
+    RegistrationState,
+    RegistrationStatistics,
+)
+from metaq.zk.session import Coordinator
+
+_log = logging.getLogger(__name__)
+
+WITHDRAW_S: Final = 3.0
+"""Longest time that the end of a term waits for its nodes to go."""
+
+NO_TRANSACTIONS: Final = (
+    "a replica set takes no transactions yet: send without one, or to a broker without"
+    " [replication]"
+)
+
+
+def refuse_set_file(fs: FileSystem, path: Path) -> None:
+    """Refuse the data directory of a replica to a broker that is none.
+
+    It would show bytes that were never acknowledged, and the set would not know of what
+    it takes.
+
+    Raises:
+        ConfigError: the text names the remedy.
+    """
+    if fs.exists(path / SET_FILE):
+        raise ConfigError(
+            f"{path} belongs to a replica of a set: add [replication] with its"
+            f" replicaId, or remove {path / SET_FILE} to take it out of the set for"
+            " good"
+        )
+
+
+class SetStart:
+    """Reads and writes of a replica before its logs are open; blocks.
+
+    Owner: the thread that opens the logs.
+    """
+
+    def __init__(self, fs: FileSystem, config: BrokerConfig) -> None:
+        self._fs = fs
+        self._path = Path(config.system.data_path)
+        self._file: SetFile | None = None
+        self._is_cut = False
+        self.tables: EpochTables
+        """Epochs of the logs; set by `open`."""
+
+    def open(
+        self, logs: LogManager, paths: Sequence[Path], left_out: frozenset[str]
+    ) -> StartFacts:
+        """Open the logs with what the set knows of them.
+
+        Raises:
+            StorageError: as `LogManager.open`.
+        """
+        self._file = read_set_file(self._fs, self._path)
+        self.tables = EpochTables.read(self._fs, paths)
+        logs.open(
+            left_out=left_out,
+            numbers=self.tables.numbers,
+            starts=self.tables.starts,
+            buried=self.tables.buried,
+            on_torn_tail=self._note_cut,
+        )
+        self.tables.attach(logs)
+        is_short = logs.is_short or self.tables.is_damaged
+        return StartFacts(self._file, self._is_cut, is_short)
+
+    def _note_cut(self) -> None:
+        """Write the flag before the tail goes: it may have bytes that were promised."""
+        self._is_cut = True
+        file = self._file
+        if file is not None and not file.flag:
+            self._file = replace(file, flag=Flag.CUT)
+            write_set_file(self._fs, self._path, self._file)
+
+
+class ReplicaPart(Service):
+    """Owner: the broker; everything on the loop's thread."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        context: BrokerContext,
+        coordinator: Coordinator,
+        *,
+        clock: Clock,
+        fs: FileSystem,
+        logs: LogManager,
+        start: SetStart,
+        facts: StartFacts,
+        snapshot: Callable[[], BrokerSnapshot],
+    ) -> None:
+        """Describe the part; nothing is read before `start`.
+
+        Args:
+            config: has a section `[replication]`.
+            context: of the broker.
+            coordinator: its session; owned from now on.
+            clock: time.
+            fs: the disk.
+            logs: opened by `start`.
+            start: what was read of the set.
+            facts: its result.
+            snapshot: returns what clients are to see of this broker.
+        """
+        super().__init__("set", stop_timeout_s=8.0)
+        assert config.replication is not None, "a member of a set"
+        self._context = context
+        self._coordinator = coordinator
+        self._clock = clock
+        self._logs = logs
+        self._snapshot = snapshot
+        self._paths = NodePaths(normalize_root(config.zookeeper.root))
+        self._registry: BrokerRegistry | None = None
+        self._is_seen = False
+        self._wake = asyncio.Event()
+        replica_id = config.replication.replica_id
+        broker_id = config.system.broker_id
+        self.node = ReplicaNode(
+            config,
+            SetNodes(coordinator, self._paths, broker_id, replica_id, clock=clock),
+            coordinator,
+            clock=clock,
+            fs=fs,
+            logs=logs,
+            tables=start.tables,
+            facts=facts,
+            served=self,
+        )
+        """Its replica."""
+
+    @property
+    def address(self) -> str:
+        """Return the advertised address."""
+        return self._context.address
+
+    @property
+    def is_leading(self) -> bool:
+        """Return whether it takes puts, or would with more replicas."""
+        return self.node.epoch > 0
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of its own epoch; 0 while it does not lead."""
+        return self.node.epoch
+
+    async def on_start(self) -> None:
+        """Connect in the background, and take part.
+
+        Raises:
+            ReplicaSetError: as `ReplicaNode.on_start`.
+        """
+
+        async def end_session() -> None:
+            await self._coordinator.stop(deadline_s=self._clock.monotonic_s() + 3.0)
+
+        self.on_way_down("session", end_session)
+        self._coordinator.start()
+        self.on_way_down("registry", self._withdraw)
+        self.spawn(self._run(), name="registry")
+        await self.start_owned(self.node)
+
+    def handle(
+        self,
+        command: Follow,
+        owner: object,
+        answer: Callable[[bytes | WireError], None],
+    ) -> None:
+        """Answer a `follow`, now or later, once."""
+        self.node.answers.handle(command, owner, answer)
+
+    def drop(self, owner: object) -> None:
+        """Answer nothing more to a connection that ends."""
+        self.node.drop(owner)
+
+    async def bury(self, topic: str) -> None:
+        """Note for the whole set that the logs of a topic are deleted."""
+        await self.node.bury(topic)
+
+    async def leave(self) -> None:
+        """Hand over, before the connections end."""
+        await self.node.leave()
+
+    def update(self) -> None:
+        """Register again: topics or their settings have changed."""
+        if self._registry is not None:
+            self._registry.update(self._entitled())
+
+    def statistics(self) -> RegistrationStatistics:
+        """Return a snapshot of the registration; a follower has none to miss."""
+        if self._registry is not None:
+            return self._registry.statistics()
+        return RegistrationStatistics(
+            state=RegistrationState.IDLE, session=self._coordinator.status
+        )
+
+    def facts(self) -> str:
+        """Return the line of `stats replica`."""
+        return encode_facts(self.node.facts())
+
+    # -- of the replica (Served) ------------------------------------------------------
+
+    def settings_of(self, topic: str) -> TopicConfig:
+        """Return the settings of a topic."""
+        return self._context.config.topic(topic)
+
+    def refuse_puts(self, error: UnavailableError | None) -> None:
+        """Refuse puts with this error before they are appended; None: take them."""
+        self._context.topics.refuse(error)
+
+    def begin_term(self, last_id: MessageId) -> None:
+        """Give out ids above this one, and be the broker that clients see."""
+        self._context.ids.advance_to(last_id)
+        self._is_seen = True
+        self._wake.set()
+
+    def end_term(self) -> None:
+        """Be seen by clients no more."""
+        self._is_seen = False
+        self._wake.set()
+
+    # -- MetaQ's nodes ----------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """Register at the begin of a term, and withdraw at its end."""
+        while True:
+            self._wake.clear()
+            if self._is_seen and self._registry is None:
+                self._registry = BrokerRegistry(
+                    self._coordinator, self._paths, clock=self._clock
+                )
+                self._registry.start()
+                self._registry.update(self._entitled())
+            elif not self._is_seen:
+                await self._withdraw()
+            await wait_set(self._wake, None)
+
+    async def _withdraw(self) -> None:
+        registry, self._registry = self._registry, None
+        if registry is not None:
+            await registry.withdraw(deadline_s=self._clock.monotonic_s() + WITHDRAW_S)
+
+    def _entitled(self) -> BrokerSnapshot:
+        return replace(self._snapshot(), is_entitled=True)

@@ -1,0 +1,685 @@
+"""`metaq replicas`: the replicas of a broker, and what an operator does with them.
+
+Most commands speak with ZooKeeper and with the replicas that show themselves there;
+`init` and `join` change data directories on this machine, where no broker runs.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+import click
+
+from metaq.cli import render
+from metaq.cli.cluster import SESSION_TIMEOUT_S, Target
+from metaq.cli.options import FILE, flag, pairs_option, read_bytes
+from metaq.cli.tree import ListingGroup, command
+from metaq.clock import Clock, SystemClock
+from metaq.config.load import load_config
+from metaq.config.settings import BrokerConfig
+from metaq.errors import ConfigError, CoordinationError, MetaqError
+from metaq.fs import SystemFileSystem
+from metaq.model import BrokerId
+from metaq.replication.election import counted
+from metaq.replication.facts import LagFacts, ReplicaFacts
+from metaq.replication.operator import (
+    Plan,
+    ask_replicas,
+    begin_set,
+    change_set,
+    find_losses,
+    leave_set,
+    wait_until_leads,
+)
+from metaq.replication.record import (
+    NO_REPLICA,
+    REPLICA_MAX,
+    Change,
+    LeaderNode,
+    Purpose,
+    ReplicaSetError,
+    SetRecord,
+    make_record,
+    plan_force,
+    plan_settings,
+    plan_transfer,
+    restored_record,
+)
+from metaq.replication.set_nodes import Member, Outcome, SetNodes, SetView
+from metaq.retry import Backoff, retry
+from metaq.storage.opening import data_paths, find_logs
+from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.paths import NodePaths, normalize_root, parse_broker_id
+from metaq.zk.session import Coordinator
+
+STOP_S: Final = 3.0
+"""Longest time for the end of a session."""
+LEADS_S: Final = 30.0
+"""Longest wait for the replica that is to lead."""
+MIN_IN_SYNC: Final = 2
+COLUMNS: Final = (
+    "id", "state", "role", "is_in_sync", "flag", "address", "epoch", "revision",
+    "damaged", "lag_bytes", "lag_s", "reason",
+)  # fmt: skip
+LOSS_COLUMNS: Final = ("log", "end", "other_end", "high_watermark", "replicas")
+
+T = TypeVar("T")
+Work = Callable[[SetNodes, Clock], Awaitable[T]]
+
+REPLICA: Final = click.IntRange(1, REPLICA_MAX)
+replica_argument = click.argument("replica", type=REPLICA)
+id_option = click.option(
+    "--id",
+    "broker_id",
+    type=click.IntRange(0),
+    help="Broker id of the set.  [default: the only set there is]",
+)
+min_option = click.option(
+    "--min",
+    "min_in_sync",
+    type=REPLICA,
+    help="So many replicas must have a put before it is acknowledged.",
+)
+config_option = click.option(
+    "--config", "path", required=True, type=FILE, help="Settings of the replica."
+)
+settings_option = pairs_option("--set", "settings", "Override a key")
+
+
+# -- the set in ZooKeeper -------------------------------------------------------------
+
+
+def at_set(target: Target, broker_id: int | None, work: Work[T]) -> T:
+    """Do some work with the nodes of one set, once ZooKeeper answers.
+
+    Args:
+        target: names ZooKeeper.
+        broker_id: of the set; None: the only one.
+        work: gets the nodes, and a clock.
+
+    Raises:
+        ReplicaSetError: there is not one set alone, and none was named.
+        CoordinationError: ZooKeeper does not answer.
+    """
+    if target.brokers:
+        raise click.UsageError(
+            "replicas are asked for in ZooKeeper: leave out --broker"
+        )
+
+    async def run() -> T:
+        clock = SystemClock()
+        paths = NodePaths(normalize_root(target.root))
+        session_ms = int(SESSION_TIMEOUT_S * 1000)
+        make = target.coordinator or (
+            lambda clock: KazooCoordinator(
+                target.zookeeper, session_timeout_ms=session_ms, clock=clock
+            )
+        )
+        coordinator = make(clock)
+        coordinator.start()
+        until_s = clock.monotonic_s() + target.timeout_s
+        parent = paths.replica_set(BrokerId(0)).rpartition("/")[0]
+        try:
+            names = await retry(
+                lambda: coordinator.children(parent, deadline_s=until_s),
+                backoff=Backoff(first_s=0.05, max_s=0.5),
+                deadline_s=until_s,
+                clock=clock,
+            )
+            chosen = _the_only(names, parent) if broker_id is None else broker_id
+            broker = BrokerId(chosen)
+            nodes = SetNodes(coordinator, paths, broker, NO_REPLICA, clock=clock)
+            return await work(nodes, clock)
+        finally:
+            await coordinator.stop(deadline_s=clock.monotonic_s() + STOP_S)
+
+    return asyncio.run(run())
+
+
+def _the_only(names: Iterable[str], parent: str) -> int:
+    found = sorted(int(one) for one in names if parse_broker_id(one) is not None)
+    if len(found) != 1:
+        shown = ", ".join(map(str, found)) or "none"
+        raise ReplicaSetError(
+            f"expected one replica set below {parent}, got {shown}: name it with --id"
+        )
+    return found[0]
+
+
+Answers = dict[int, ReplicaFacts | MetaqError]
+
+
+def look(target: Target, broker_id: int | None) -> tuple[SetView, Answers]:
+    """Return the nodes of a set, and what its replicas say of themselves."""
+
+    async def work(nodes: SetNodes, clock: Clock) -> tuple[SetView, Answers]:
+        view = await nodes.read(synced=True)
+        return view, await ask_replicas(view, clock, timeout_s=target.timeout_s)
+
+    return at_set(target, broker_id, work)
+
+
+def _facts(answers: Answers) -> dict[int, ReplicaFacts]:
+    return {k: one for k, one in answers.items() if isinstance(one, ReplicaFacts)}
+
+
+# -- looking --------------------------------------------------------------------------
+
+
+@command(
+    "replicas",
+    id_option,
+    examples=("metaq replicas", "metaq replicas --zookeeper zk1:2181 --id 0 --json"),
+    cls=ListingGroup,
+)
+def show_replicas(target: Target, broker_id: int | None, *, as_json: bool) -> bool:
+    """Print the replicas of a broker, or run one of the commands.
+
+    Who leads, who is in sync, and how far the others are. The exit code is 1 while no
+    replica leads, or puts are refused because too few replicas are there.
+    """
+    view, answers = look(target, broker_id)
+    record = view.view.record
+    if record is None:
+        raise ReplicaSetError(
+            "ZooKeeper has no record of this set: 'metaq replicas restore' makes it"
+            f" again from the copies of its replicas; there are {sorted(view.shown)}"
+        )
+    leader = view.view.leader
+    leads = leader.replica if leader else None
+    rows = [_row(k, record, view, answers) for k in sorted(record.replicas)]
+    there = record.in_sync & counted(view.view.presences)
+    is_well = leads is not None and len(there) >= record.min
+    if as_json:
+        render.print_json(
+            {
+                "set": record.set_id,
+                "leader": leads,
+                "epoch": record.epoch.number,
+                "revision": record.revision,
+                "in_sync": sorted(record.in_sync),
+                "min": record.min,
+                "replicas": [dict(zip(COLUMNS, row, strict=True)) for row in rows],
+            }
+        )
+        return is_well
+    marks = [row[1] != "ready" for row in rows]
+    render.print_rows(COLUMNS, rows, as_json=False, marks=marks)
+    render.say(
+        f"{f'replica {leads}' if leads else 'no replica'} leads in epoch"
+        f" {record.epoch.number}; in sync and there are {_numbers(there) or 'none'};"
+        f" {record.min} must have a put before it is acknowledged"
+    )
+    return is_well
+
+
+def _row(
+    replica: int, record: SetRecord, view: SetView, answers: Answers
+) -> tuple[render.Cell, ...]:
+    shown, answer = view.shown.get(replica), answers.get(replica)
+    presence = shown.presence if shown else None
+    facts = answer if isinstance(answer, ReplicaFacts) else None
+    lags = (one for each in _facts(answers).values() for one in each.lag)
+    lag: LagFacts | None = next((one for one in lags if one.replica == replica), None)
+    return (
+        replica,
+        presence.state.value if presence else "away",
+        facts.role if facts else None,
+        replica in record.in_sync,
+        (presence.flag.value or None) if presence else None,
+        shown.address if shown else None,
+        presence.epoch if presence else None,
+        presence.revision if presence else None,
+        presence.damaged if presence else None,
+        lag.lag_bytes if lag else None,
+        lag.lag_s if lag else None,
+        (facts.reason or None) if facts else str(answer) if answer else None,
+    )
+
+
+# -- changing -------------------------------------------------------------------------
+
+
+@command(
+    "replicas add",
+    replica_argument,
+    id_option,
+    min_option,
+    examples=("metaq replicas add 3", "metaq replicas add 3 --min 2"),
+)
+def add(
+    target: Target, replica: int, broker_id: int | None, min_in_sync: int | None
+) -> None:
+    """Let REPLICA be one of the set: it copies the logs, then it is in sync.
+
+    Start it afterwards, on an empty data directory.
+    """
+    _say_replicas(
+        _settle(target, broker_id, lambda known: known | {replica}, min_in_sync)
+    )
+
+
+@command(
+    "replicas remove",
+    replica_argument,
+    id_option,
+    min_option,
+    examples=("metaq replicas remove 3",),
+)
+def remove(
+    target: Target, replica: int, broker_id: int | None, min_in_sync: int | None
+) -> None:
+    """Take REPLICA out of the set for good; its data stays where it is.
+
+    Refused for the leader, and where too few replicas would be in sync.
+    """
+    _say_replicas(
+        _settle(target, broker_id, lambda known: known - {replica}, min_in_sync)
+    )
+
+
+def _settle(
+    target: Target,
+    broker_id: int | None,
+    change: Callable[[frozenset[int]], frozenset[int]],
+    min_in_sync: int | None,
+) -> SetRecord:
+    """Change which replicas there are, and how many must have a put."""
+
+    def plan(view: SetView, record: SetRecord) -> Change | None:
+        replicas = change(record.replicas)
+        if replicas == record.replicas and min_in_sync in {None, record.min}:
+            return None
+        version = view.view.version
+        return plan_settings(
+            record, version, replicas=replicas, min_in_sync=min_in_sync
+        )
+
+    return at_set(target, broker_id, lambda nodes, _clock: change_set(nodes, plan))
+
+
+def _say_replicas(record: SetRecord) -> None:
+    render.say(
+        f"replicas {_numbers(record.replicas)}, of which {_numbers(record.in_sync)} are"
+        f" in sync; {record.min} must have a put before it is acknowledged"
+    )
+
+
+def _numbers(replicas: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(replicas)))
+
+
+@command(
+    "replicas transfer",
+    click.option(
+        "--to", "replica", required=True, type=REPLICA, help="Who is to lead."
+    ),
+    id_option,
+    examples=("metaq replicas transfer --to 2",),
+)
+def transfer(
+    target: Target, replica: int, broker_id: int | None, *, leads_s: float = LEADS_S
+) -> bool:
+    """Have the leader hand over to another replica that is in sync.
+
+    Puts wait for a moment, and none fails. The exit code is 1 if the other one does not
+    lead after half a minute.
+    """
+
+    def plan(view: SetView, record: SetRecord) -> Change | None:
+        if record.leader == replica or record.target == replica:
+            return None
+        if replica not in counted(view.view.presences):
+            raise ReplicaSetError(f"replica {replica} is not there, or not ready")
+        return plan_transfer(record, view.view.version, replica)
+
+    return _lead(target, broker_id, replica, plan, leads_s)
+
+
+def _lead(
+    target: Target, broker_id: int | None, replica: int, plan: Plan, leads_s: float
+) -> bool:
+    """Change a set so that a replica leads, and wait until it does."""
+
+    async def work(nodes: SetNodes, clock: Clock) -> bool:
+        await change_set(nodes, plan)
+        return await wait_until_leads(nodes, replica, clock, timeout_s=leads_s)
+
+    is_leading = at_set(target, broker_id, work)
+    late = f"does not lead after {leads_s:g} s: see 'metaq replicas'"
+    render.say(f"replica {replica} {'leads' if is_leading else late}")
+    return is_leading
+
+
+@command(
+    "replicas elect",
+    click.option(
+        "--force",
+        "replica",
+        required=True,
+        type=REPLICA,
+        help="The replica that has the most.",
+    ),
+    id_option,
+    examples=("metaq replicas elect --force 2",),
+)
+def elect(
+    target: Target,
+    replica: int,
+    broker_id: int | None,
+    *,
+    is_sure: bool,
+    as_json: bool,
+    leads_s: float = LEADS_S,
+) -> bool:
+    """Let one replica lead with what it has, when those with all bytes are gone.
+
+    Prints which logs of other replicas that are there have more, and asks. What it
+    lacks is lost for good: the others are cut to what it has.
+    """
+    view, answers = look(target, broker_id)
+    record, facts = view.view.record, _facts(answers)
+    if record is None:
+        raise ReplicaSetError("no record in ZooKeeper: first 'metaq replicas restore'")
+    if replica not in facts:
+        reason = answers.get(replica, "it is not there")
+        raise ReplicaSetError(f"replica {replica} does not say what it has: {reason}")
+    losses = find_losses(facts, replica)
+    rows = [(*each[:4], _numbers(each.replicas)) for each in losses]
+    render.print_rows(LOSS_COLUMNS, rows, as_json=as_json)
+    unknown = record.replicas - facts.keys()
+    render.say(
+        f"{len(losses)} logs of {len(facts[replica].logs)} have less at replica"
+        f" {replica} than elsewhere; not asked: {_numbers(unknown) or 'none'}"
+    )
+    question = f"Let replica {replica} lead, and lose what it lacks?"
+    render.may_change(question, is_dry=False, is_sure=is_sure)
+    nonce = uuid.uuid4().hex
+
+    def plan(view: SetView, record: SetRecord) -> Change | None:
+        if _has_claim(record, nonce):
+            return None
+        return plan_force(record, view.view.version, replica, nonce)
+
+    return _lead(target, broker_id, replica, plan, leads_s)
+
+
+def _has_claim(record: SetRecord, nonce: str) -> bool:
+    """Return whether an epoch was made, also if others followed."""
+    return any(claim.epoch.nonce == nonce for claim in record.claims)
+
+
+@command(
+    "replicas restore",
+    click.option(
+        "--missing",
+        multiple=True,
+        type=REPLICA,
+        help="Go on without this replica; may be repeated.",
+    ),
+    click.option(
+        "--from",
+        "chosen",
+        type=REPLICA,
+        help="Believe this replica, where copies contradict each other.",
+    ),
+    id_option,
+    examples=("metaq replicas restore --dry-run", "metaq replicas restore --missing 3"),
+)
+def restore(
+    target: Target,
+    broker_id: int | None,
+    missing: tuple[int, ...],
+    chosen: int | None,
+    *,
+    is_dry: bool,
+    is_sure: bool,
+    as_json: bool,
+) -> None:
+    """Write the record of a set again, when ZooKeeper has lost it or was set back.
+
+    The replicas freeze then and keep their copies; the newest is taken. Start all of
+    them before.
+    """
+    nonce = uuid.uuid4().hex
+    view, answers = look(target, broker_id)
+    facts, found = _facts(answers), view.view.record
+    copies = {k: one.record for k, one in facts.items() if one.record is not None}
+    record = restored_record(
+        copies, found, missing=frozenset(missing), nonce=nonce, chosen=chosen
+    )
+    columns = ("id", "address", "epoch", "revision", "flag", "logs", "end_bytes")
+    rows = [
+        (
+            k,
+            view.shown[k].address,
+            copy.epoch.number,
+            copy.revision,
+            view.shown[k].presence.flag.value or None,
+            len(facts[k].logs),
+            sum(log.end for log in facts[k].logs),
+        )
+        for k, copy in sorted(copies.items())
+    ]
+    render.print_rows(columns, rows, as_json=as_json)
+    question = (
+        f"Restore the set with replicas {_numbers(record.replicas)}, of which"
+        f" {_numbers(record.in_sync)} are in sync?"
+    )
+    if not render.may_change(question, is_dry=is_dry, is_sure=is_sure):
+        return
+
+    async def write(nodes: SetNodes, _clock: Clock) -> None:
+        now = await nodes.read(synced=True)
+        if now.view.record is None:
+            await _create(nodes, record, {})
+            return
+
+        def plan(view: SetView, found: SetRecord) -> Change | None:
+            if _has_claim(found, nonce):
+                return None
+            if found.revision >= record.revision:
+                raise ReplicaSetError("the set has a newer record now: look again")
+            version = view.view.version
+            return Change(Purpose.OPERATOR, record, version, LeaderNode.DELETED)
+
+        await change_set(nodes, plan)
+
+    at_set(target, broker_id, write)
+    _say_replicas(record)
+
+
+# -- data directories on this machine -------------------------------------------------
+
+
+@command(
+    "replicas init",
+    config_option,
+    settings_option,
+    click.option(
+        "--replica",
+        "others",
+        multiple=True,
+        type=REPLICA,
+        help="Another replica of the set; may be repeated.",
+    ),
+    click.option(
+        "--min",
+        "min_in_sync",
+        type=REPLICA,
+        default=MIN_IN_SYNC,
+        show_default=True,
+        help="So many replicas must have a put before it is acknowledged.",
+    ),
+    examples=("metaq replicas init --config server.ini --replica 2 --replica 3",),
+)
+def init(
+    path: Path,
+    settings: dict[str, str],
+    others: tuple[int, ...],
+    min_in_sync: int,
+    *,
+    is_sure: bool,
+    new_coordinator: Callable[[Clock], Coordinator] | None = None,
+) -> None:
+    """Make a set of replicas from the one data directory that has the data.
+
+    Run it once, where the broker ran until now, or where the first replica is to be.
+    The others start empty and copy it. No broker may be running there.
+    """
+    config = load_config(str(path), read_bytes, settings)
+    replica, target = _replica_of(config, new_coordinator)
+    nonce = uuid.uuid4().hex
+    drawn = make_record(
+        uuid.uuid4().hex,
+        replica,
+        {replica, *others},
+        min_in_sync=min_in_sync,
+        nonce=nonce,
+    )
+    fs = SystemFileSystem()
+    with locked(data_paths(config)) as paths:
+        count = sum(len(find_logs(fs, each)) for each in paths)
+        render.say(
+            f"broker {config.system.broker_id} becomes a set of replicas"
+            f" {_numbers(drawn.replicas)}; replica {replica} has its data:"
+            f" {render.count_text(count, 'partition')} in {paths[0]}"
+        )
+        question = "Is this the one data directory that has the data?"
+        render.may_change(question, is_dry=False, is_sure=is_sure)
+
+        def make(nodes: SetNodes, clock: Clock) -> Awaitable[SetRecord]:
+            return make_set(nodes, clock, paths, drawn, replica)
+
+        record = at_set(target, config.system.broker_id, make)
+    _say_replicas(record)
+
+
+async def make_set(
+    nodes: SetNodes,
+    clock: Clock,
+    paths: Sequence[Path],
+    drawn: SetRecord,
+    replica: int,
+) -> SetRecord:
+    """Make a set of the data directories of one replica, which are locked.
+
+    Raises:
+        ReplicaSetError: there is another set, or this one has begun already.
+        CoordinationError: ZooKeeper does not answer.
+    """
+    found = (await nodes.read(synced=True)).view.record
+    record, member = begin_set(
+        SystemFileSystem(),
+        paths,
+        drawn,
+        replica,
+        clock.wall_ms(),
+        found=found,
+        draw=secrets.token_bytes,
+    )
+    if found is None:
+        await _create(nodes, record, {replica: member})
+    return record
+
+
+@command(
+    "replicas join",
+    config_option,
+    settings_option,
+    flag("--discard", "is_discarding", help="Move the partitions here out of the way."),
+    examples=("metaq replicas join --config server.ini --discard",),
+)
+def join(
+    path: Path,
+    settings: dict[str, str],
+    *,
+    is_discarding: bool,
+    is_sure: bool,
+    new_coordinator: Callable[[Clock], Coordinator] | None = None,
+) -> bool:
+    """Check that a replica can join its set when it is started.
+
+    A data directory that has partitions, and is none that the set knows, does not join:
+    with --discard they are moved into `aside` there, and the replica copies all of it
+    from the leader. No broker may be running there.
+    """
+    config = load_config(str(path), read_bytes, settings)
+    replica, target = _replica_of(config, new_coordinator)
+
+    async def look(nodes: SetNodes, _clock: Clock) -> SetView:
+        return await nodes.read(synced=True)
+
+    view = at_set(target, config.system.broker_id, look)
+    record = view.view.record
+    if record is None or replica not in record.replicas:
+        raise ReplicaSetError(
+            f"replica {replica} is none of {sorted(record.replicas) if record else []}:"
+            f" run 'metaq replicas add {replica}' first"
+        )
+    others = (record.in_sync & counted(view.view.presences)) - {replica}
+    fs = SystemFileSystem()
+    with locked(data_paths(config)) as paths:
+        count = sum(len(find_logs(fs, each)) for each in paths)
+        if count and not is_discarding:
+            render.say(
+                f"{paths[0]} has {render.count_text(count, 'partition')}: if they are"
+                " of no use, add --discard"
+            )
+            return False
+        if is_discarding:
+            if not others:
+                raise ReplicaSetError(
+                    f"no other in-sync replica is there, so {paths[0]} may have what"
+                    " no other has: start one of them first"
+                )
+            question = f"Move {render.count_text(count, 'partition')} out of the way?"
+            render.may_change(question, is_dry=False, is_sure=is_sure)
+            leave_set(fs, paths, SystemClock().wall_ms())
+    render.say(f"replica {replica} joins when it is started")
+    return True
+
+
+def _replica_of(
+    config: BrokerConfig, new_coordinator: Callable[[Clock], Coordinator] | None
+) -> tuple[int, Target]:
+    """Return the number of the replica that settings describe, and where its set is."""
+    if config.replication is None:
+        raise ConfigError(f"{config.path}: expected a section [replication]")
+    zookeeper = config.zookeeper
+    timeout_s = zookeeper.connection_timeout_ms / 1000
+    target = Target(zookeeper.connect, zookeeper.root, (), timeout_s, new_coordinator)
+    return config.replication.replica_id, target
+
+
+@contextlib.contextmanager
+def locked(paths: Sequence[Path]) -> Iterator[Sequence[Path]]:
+    """Hold data directories, made where they are missing; no broker runs there."""
+    fs = SystemFileSystem()
+    with contextlib.ExitStack() as held:
+        for path in paths:
+            path.mkdir(parents=True, exist_ok=True)
+            held.callback(fs.lock_directory(path).release)
+        yield paths
+
+
+async def _create(
+    nodes: SetNodes, record: SetRecord, members: dict[int, Member]
+) -> None:
+    """Make the nodes of a set.
+
+    Raises:
+        ReplicaSetError: another record was made.
+        CoordinationError: ZooKeeper does not answer.
+    """
+    outcome = await nodes.create_record(record, members)
+    if outcome is not Outcome.LANDED:
+        found = (await nodes.read(synced=True)).view.record
+        if found is None:
+            raise CoordinationError("ZooKeeper did not answer: run the command again")
+        if found.set_id != record.set_id or not _has_claim(found, record.epoch.nonce):
+            raise ReplicaSetError(f"another set was made: {found.set_id}")

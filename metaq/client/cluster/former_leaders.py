@@ -1,0 +1,53 @@
+"""Connections to former leaders, which are closed once another replica leads.
+
+A leader that hangs, or that the network hides, keeps its connections open and answers
+nothing. Without this its requests would wait for the heartbeat, or for their deadlines,
+although the new leader could answer them.
+"""
+
+import asyncio
+from functools import partial
+from typing import Final
+
+from metaq.client.cluster.metadata import Metadata
+from metaq.cluster_snapshot import ClusterSnapshot
+from metaq.model import BrokerAddress, BrokerId
+from metaq.peer.pool import ConnectionPool
+
+LAST_ANSWERS_S: Final = 1.0
+"""Seconds for the last answers of a former leader that is there and hands over."""
+
+
+class FormerLeaders:
+    """Closes the connections to brokers that another address has replaced.
+
+    Owner: a session, on its loop. It ends with the metadata that it listens to.
+    """
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        pool: ConnectionPool,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """Begin to listen."""
+        self._metadata = metadata
+        self._pool = pool
+        self._loop = loop
+        self._leaders: dict[BrokerId, BrokerAddress] = {}
+        metadata.add_listener(self._on_snapshot)
+
+    def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
+        for broker_id, copies in snapshot.brokers.items():
+            if copies.leader is None:
+                continue
+            former = self._leaders.get(broker_id, copies.leader)
+            self._leaders[broker_id] = copies.leader
+            if former != copies.leader:
+                self._loop.call_later(LAST_ANSWERS_S, partial(self._leave, former))
+
+    def _leave(self, former: BrokerAddress) -> None:
+        brokers = self._metadata.snapshot.brokers.values()
+        connection = self._pool.ready(former)
+        if connection and former not in {copies.leader for copies in brokers}:
+            connection.close("another replica leads")

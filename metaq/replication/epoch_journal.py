@@ -1,0 +1,196 @@
+"""The journal of a data directory's logs in a replica set: their numbers and epochs.
+
+    <dataPath>/epochs     a file of frames (`fs/frame_file.py`), magic MQ-EPOCH
+
+    frame of kind 1: a JSON array of entries that hold together, all or none after a
+    crash; the number of a frame is 0
+    ["born", log number, topic, partition, start, epoch, nonce]
+    ["begun", epoch, nonce, [[log number, start], ...]]
+    ["cut", log number, offset]
+    ["gone", log number]
+
+One file for all logs of a directory: an epoch that begins in 5,000 of them costs one
+sync.
+
+A *log number* is the identity of a log. `born` and `begun` are synced before the first
+byte of the log, or of the epoch in it. `cut` drops the epochs of a table from an offset
+on, and `begun` does where it begins. `gone` stays for good, 30 bytes each: a log is
+deleted on another replica because its number is gone, never because it is missing.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final, TypeAlias
+
+from metaq.errors import CorruptRecordError
+from metaq.model import LogId, Offset
+from metaq.replication.epochs import Epoch, EpochStart, EpochTable, begin_epoch
+
+EPOCHS_FILE: Final = "epochs"
+"""Name of the file: without a dash, so no partition."""
+
+MAGIC: Final = b"MQ-EPOCH"
+ENTRIES: Final = 1
+"""Kind of the frames that there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Born:
+    """A log began, or began again, with this number."""
+
+    number: int
+    log_id: LogId
+    start: Offset
+    """Its first offset."""
+    epoch: Epoch
+    """Of the leader that made it, or of the first bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An epoch began in a log."""
+
+    number: int
+    epoch: Epoch
+    start: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A log has no epoch any more that begins here or later."""
+
+    number: int
+    offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A log was deleted."""
+
+    number: int
+
+
+Entry: TypeAlias = Born | Begun | Cut | Gone
+
+
+@dataclass(slots=True)
+class EpochJournal:
+    """Contents of a journal. Owner: the caller."""
+
+    births: dict[int, Born]
+    """Living logs by number."""
+    tables: dict[int, EpochTable]
+    """Their epochs."""
+    gone: dict[int, LogId | None]
+    """Numbers of deleted logs, with their names as long as these are known."""
+
+    def apply(self, entries: Iterable[Entry]) -> None:
+        """Take note of entries, in their order; those of unknown logs say nothing."""
+        for entry in entries:
+            number = entry.number
+            match entry:
+                case Born():
+                    self.births[number] = entry
+                    self.tables[number] = (EpochStart(entry.epoch, entry.start),)
+                    self.gone.pop(number, None)
+                case Gone():
+                    birth = self.births.pop(number, None)
+                    self.tables.pop(number, None)
+                    self.gone.setdefault(number, birth.log_id if birth else None)
+                case Begun() if number in self.births:
+                    table = self.tables[number]
+                    self.tables[number] = begin_epoch(table, entry.epoch, entry.start)
+                case Cut() if number in self.births:
+                    table = self.tables[number]
+                    self.tables[number] = tuple(
+                        each for each in table if each.start < entry.offset
+                    )
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield entries that say the same, as few as there can be."""
+        yield from map(Gone, self.gone)
+        yield from self.births.values()
+        begun = []
+        for number, birth in self.births.items():
+            table = self.tables[number]
+            if table[:1] == (EpochStart(birth.epoch, birth.start),):
+                table = table[1:]
+            else:
+                yield Cut(number, birth.start)
+            begun += [(index, Begun(number, *each)) for index, each in enumerate(table)]
+        # Those of one epoch together: it has begun in many logs.
+        begun.sort(key=lambda each: (each[0], each[1].epoch))
+        for _, entry in begun:
+            yield entry
+
+
+def replay(entries: Iterable[Entry]) -> EpochJournal:
+    """Return the contents of a journal with these entries."""
+    journal = EpochJournal({}, {}, {})
+    journal.apply(entries)
+    return journal
+
+
+# -- bytes ----------------------------------------------------------------------------
+
+
+def encode_entries(entries: Iterable[Entry]) -> bytes:
+    """Return the body of a frame."""
+    found: list[object] = []
+    for epoch, group in groupby(entries, _epoch_of_begun):
+        if epoch is not None:
+            begun = [each for each in group if isinstance(each, Begun)]
+            places = [(each.number, each.start) for each in begun]
+            found.append(("begun", *epoch, places))
+            continue
+        for entry in group:
+            match entry:
+                case Born(number, log_id, start, born):
+                    place = number, log_id.topic, log_id.partition, start
+                    found.append(("born", *place, *born))
+                case Cut(number, offset):
+                    found.append(("cut", number, offset))
+                case Gone(number):
+                    found.append(("gone", number))
+    return json.dumps(found, separators=(",", ":")).encode()
+
+
+def _epoch_of_begun(entry: Entry) -> Epoch | None:
+    return entry.epoch if isinstance(entry, Begun) else None
+
+
+def decode_entries(body: bytes) -> list[Entry]:
+    """Return the entries of a frame.
+
+    Raises:
+        CorruptRecordError: its bytes are no entries of this version.
+    """
+    try:
+        return [entry for fields in json.loads(body) for entry in _decode(*fields)]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CorruptRecordError(
+            f"entries of epochs: expected those of version 1, got {body[:80]!r}:"
+            f" {error}"
+        ) from error
+
+
+def _decode(kind: str, *fields: Any) -> Iterator[Entry]:
+    match kind, *fields:
+        case "born", int(number), str(topic), int(partition), int(start), *epoch:
+            log_id = LogId(topic, partition)
+            yield Born(number, log_id, Offset(start), _epoch(*epoch))
+        case "begun", epoch, nonce, places:
+            for number, start in places:
+                yield Begun(int(number), _epoch(epoch, nonce), Offset(int(start)))
+        case "cut", int(number), int(offset):
+            yield Cut(number, Offset(offset))
+        case "gone", int(number):
+            yield Gone(number)
+        case _:
+            raise ValueError(f"entry {kind!r:.80} is not known")
+
+
+def _epoch(number: Any, nonce: Any) -> Epoch:
+    return Epoch(int(number), str(nonce))

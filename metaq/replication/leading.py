@@ -1,0 +1,691 @@
+"""The leader's streams: what it has synced goes to each follower that has asked.
+
+    a group is synced here     -> `_on_moved` of each log  -> one turn later `_flush`:
+    a follower's pull waits    -> one data message with all that it lacks
+    its next pull acknowledges -> match -> bound -> high watermark -> producers answered
+
+Nothing is done for a put, and nothing on a timer for a quiet log: a follower has lists
+of the logs that have something for it.
+
+    ready     bytes are in memory, or may be
+    cold      they have to be read from the file, one log after another
+    marks     the high watermark has moved: goes with the next data, or 100 ms later
+    missing   not caught up since the join (`LogProgress.joined`)
+    lacking   bytes that it lacks: up to where, and since when
+
+Time for lag is counted in ticks, of which each is TICK_S_MAX at most: a leader that
+slept does not believe that all others did.
+
+Invariants:
+
+* an acknowledgement counts in the life that joined, over its connection;
+* nothing is sent twice over one stream, and none ever acknowledges what was not sent;
+* what the followers allow is `LogProgress.bound`, of the quorum of now, in each log.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol, TypeAlias
+
+from metaq.errors import ClosedError, StorageError, WireError
+from metaq.model import LogId, Offset
+from metaq.replication.election import Flag
+from metaq.replication.messages import (
+    NOT_LEADER,
+    STALE_EPOCH,
+    Chunk,
+    Data,
+    JoinReply,
+    JoinRequest,
+    LogAnswer,
+    Pull,
+    encode_data,
+    encode_join_reply,
+)
+from metaq.replication.progress import (
+    Leadership,
+    LogProgress,
+    answer_join,
+    begin_progress,
+    has_lost,
+)
+from metaq.replication.serving import (
+    CHUNK_BYTES_MAX,
+    Tables,
+    chunk_of,
+    facts_of,
+    read_chunk,
+    refusal,
+    report,
+)
+from metaq.stats import gauge
+from metaq.storage.log_state import LogState
+from metaq.storage.partition_log import PartitionLog
+from metaq.storage.segment import DamagedSegmentError
+
+_log = logging.getLogger(__name__)
+
+Answer: TypeAlias = Callable[[bytes | WireError], None]
+"""Takes the answer to one message, once, now or later."""
+
+PULLS_MAX: Final = 3
+"""Pulls of one follower that wait."""
+IDLE_S: Final = 0.5
+"""After so long a follower gets an empty message."""
+MARKS_DELAY_S: Final = 0.1
+"""So long high watermarks wait for bytes to go with."""
+LOADED_BYTES_MAX: Final = 4 << 20
+"""Bytes of one follower that are read from files ahead of its pulls."""
+TICK_S_MAX: Final = 1.0
+"""Longest time that a tick counts for."""
+GONE_S: Final = 1.0
+"""After so long without its connection a follower counts as stalled."""
+JOIN_STEP: Final = 100
+"""Logs of a join that are answered in one turn of the loop: some milliseconds."""
+
+
+class TermOwner(Protocol):
+    """The replica that leads."""
+
+    @property
+    def term(self) -> Leadership:
+        """Its term, as it is now."""
+
+    def on_join(self, replica: int, incarnation: int, revision: int) -> None:
+        """A follower joined: `term` has its life from now on."""
+
+    def on_saved(self, replica: int, revision: int) -> None:
+        """A follower has saved this revision of the record."""
+
+    def on_caught_up(self, replica: int) -> None:
+        """A follower has caught up in all logs: it may be taken in."""
+
+    def on_lost(self, replica: int) -> None:
+        """A member of the in-sync set lacks bytes that it promised."""
+
+    def knows(self, replica: int, token: str) -> bool:
+        """Return whether the node `present/K` has this token."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerLag:
+    """Distance of a follower from its leader, for status."""
+
+    replica: int
+    state: str
+    """`in sync`, `joining` or `out`."""
+    is_connected: bool
+    lag_bytes: int = gauge(
+        "metaq_follower_lag_bytes", "Bytes that a follower of this leader lacks."
+    )
+    lag_s: float = gauge(
+        "metaq_follower_lag_seconds", "Time since a follower had all of them."
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _Follower:
+    """One stream: from a join to the end of its connection."""
+
+    replica: int
+    owner: object
+    """Its connection."""
+    revision: int
+    sent: dict[int, Offset] = field(default_factory=dict)
+    ready: dict[int, None] = field(default_factory=dict)
+    cold: dict[int, None] = field(default_factory=dict)
+    marks: dict[int, None] = field(default_factory=dict)
+    missing: set[int] = field(default_factory=set)
+    lacking: dict[int, tuple[Offset, float]] = field(default_factory=dict)
+    """Oldest first."""
+    births: list[LogAnswer] = field(default_factory=list)
+    gone: list[int] = field(default_factory=list)
+    pulls: deque[tuple[Pull, Answer]] = field(default_factory=deque)
+    loaded: list[Chunk] = field(default_factory=list)
+    loading: "asyncio.Task[None] | None" = None
+    sent_s: float = 0.0
+    has_left: bool = False
+    """Its logs are to be looked at again: it was taken out."""
+
+    def forget(self, number: int) -> None:
+        """Drop a log that is deleted."""
+        for each in (self.ready, self.cold, self.marks, self.lacking, self.sent):
+            each.pop(number, None)
+        self.missing.discard(number)
+        self.births = [b for b in self.births if b.answer.copy.number != number]
+        self.loaded = [chunk for chunk in self.loaded if chunk.number != number]
+
+
+class LeadingStreams:
+    """All followers of one term. Owner: the replica; used on the loop."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        logs: Mapping[LogId, PartitionLog],
+        tables: Tables,
+        owner: TermOwner,
+        *,
+        set_id: str,
+        lag_s: float,
+    ) -> None:
+        """Prepare a term; `begin` begins it.
+
+        Args:
+            loop: the broker's.
+            logs: all logs, a live view.
+            tables: their epochs; that of this term has begun in each log.
+            owner: the replica.
+            set_id: name of the set.
+            lag_s: after so long a follower that is silent or late counts as stalled.
+        """
+        self._loop = loop
+        self._logs = logs
+        self._tables = tables
+        self._owner = owner
+        self._set_id = set_id
+        self._lag_s = lag_s
+        self._term = owner.term
+        self._by_number: dict[int, PartitionLog] = {}
+        self._progress: dict[int, LogProgress] = {}
+        self._followers: dict[int, _Follower] = {}
+        self._joining: dict[int, tuple[Iterator[None], object]] = {}
+        """Steps of a join, and its connection."""
+        self._contacts: dict[int, tuple[float, bool]] = {}
+        """When a replica was heard last, and whether its connection is there."""
+        self._shared: dict[tuple[int, Offset], Chunk] = {}
+        """Chunks of this flush: all followers get the same."""
+        self._is_flush_due = False
+        self._marks_timer: asyncio.TimerHandle | None = None
+        self._now_s = 0.0
+        self._ticked_s: float | None = None
+        self._is_closed = False
+
+    # -- the term ---------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Lead every log; the first high watermark of each is the epoch start."""
+        for log in tuple(self._logs.values()):
+            if self._tables.is_living(log.number) and log.state in {
+                LogState.FOLLOWING,
+                LogState.STOPPED,
+            }:
+                self._lead(log)
+
+    def add_log(self, log: PartitionLog) -> None:
+        """Lead a log that was just made; followers make it before its bytes come."""
+        self._lead(log)
+        assert log.number is not None
+        progress, copy = self._progress[log.number], facts_of(log, self._tables)
+        birth = LogAnswer(log.log_id, answer_join(progress, copy, None))
+        for each in self._followers.values():
+            each.births.append(birth)
+            each.sent[log.number] = copy.start
+            each.missing.add(log.number)
+        self._flush_soon()
+
+    def remove_log(self, number: int) -> None:
+        """Follow the deletion of a log, which is in the journal of epochs already."""
+        log = self._by_number.pop(number, None)
+        self._progress.pop(number, None)
+        if log is not None:
+            log.on_moved = None
+        for each in self._followers.values():
+            each.forget(number)
+            each.gone.append(number)
+            self._note_joined(each)
+        self._flush_soon()
+
+    def set_term(self, term: Leadership) -> None:
+        """Count with another quorum from now on."""
+        before, self._term = self._term, term
+        if before.quorum == term.quorum:
+            return
+        gone = before.quorum.waited - term.quorum.waited
+        for replica in gone:
+            self._leave(replica)
+        for each in self._by_number:
+            self._set_bound(each)
+
+    def close(self, error: WireError | None = None) -> None:
+        """End the term: every message that waits is answered, no log moves us more.
+
+        Args:
+            error: the answer; None: this replica does not lead.
+        """
+        self._is_closed = True
+        for log in self._by_number.values():
+            log.on_moved = None
+        if self._marks_timer is not None:
+            self._marks_timer.cancel()
+        for each in tuple(self._followers.values()):
+            self._end(each, error or refusal("This replica leads no more.", NOT_LEADER))
+
+    # -- messages ---------------------------------------------------------------------
+
+    def join(self, request: JoinRequest, owner: object, answer: Answer) -> None:
+        """Take a follower: what it had in a former life counts no more.
+
+        Args:
+            request: what it has.
+            owner: its connection (`drop`).
+            answer: takes a `JoinReply`.
+        """
+        if error := self._fault_of(request):
+            answer(error)
+            return
+        former = self._followers.get(request.replica)
+        if former is not None:
+            self._end(former, refusal(f"Replica {request.replica} joined again."))
+        steps = self._join(request, owner, answer)
+        self._joining[request.replica] = steps, owner
+        self._step(request.replica, steps, answer)
+
+    def _fault_of(self, request: JoinRequest) -> WireError | None:
+        if request.set_id != self._set_id:
+            return refusal(
+                f"This broker is a replica of set {self._set_id},"
+                f" not of {request.set_id}."
+            )
+        if request.epoch != self._term.epoch:
+            return self._stale(request.epoch.number)
+        if not self._owner.knows(request.replica, request.token):
+            return refusal(f"Replica {request.replica} is not known by its token.")
+        return None
+
+    def _stale(self, number: int) -> WireError:
+        epoch = self._term.epoch.number
+        text = f"The message is of epoch {number}, this leader's is {epoch}."
+        return refusal(text, STALE_EPOCH, epoch=epoch)
+
+    def _step(self, replica: int, steps: Iterator[None], answer: Answer) -> None:
+        """Go on with a join, unless it was replaced or the term is over."""
+        if self._is_closed or self._joining.get(replica, ("",))[0] is not steps:
+            answer(refusal(f"The join of replica {replica} was called off."))
+        elif next(steps, self) is self:
+            del self._joining[replica]
+        else:
+            self._loop.call_soon(self._step, replica, steps, answer)
+
+    def _join(
+        self, request: JoinRequest, owner: object, answer: Answer
+    ) -> Iterator[None]:
+        """Answer each log; match is what both copies share, and no more."""
+        replica, quorum = request.replica, self._term.quorum
+        # The copies of one that lost its bytes are moved aside: they count as nothing.
+        is_nothing = request.flag is Flag.INCOMPLETE
+        copies = {} if is_nothing else {e.copy.number: e.copy for e in request.logs}
+        follower = _Follower(replica, owner, request.revision)
+        answers: dict[int, LogAnswer] = {}
+        is_lost = False
+        while left := [n for n in self._by_number if n not in answers]:
+            for number in left[:JOIN_STEP]:
+                log, progress = self._by_number[number], self._progress[number]
+                copy = facts_of(log, self._tables)
+                found = answer_join(progress, copy, copies.get(number))
+                is_lost |= has_lost(progress, quorum, replica, found.point)
+                self._progress[number] = progress.join(replica, found.point)
+                self._set_bound(number)
+                answers[number] = LogAnswer(log.log_id, found)
+                follower.sent[number] = max(found.point, copy.start)
+            yield
+        self._owner.on_join(replica, request.incarnation, request.revision)
+        self.set_term(self._owner.term)
+        is_lost = is_lost and not is_nothing
+        logs = tuple(each for n, each in answers.items() if n in self._by_number)
+        gone = {each.copy.number for each in request.logs} & self._tables.gone
+        reply = JoinReply(self._term.epoch, logs, tuple(sorted(gone)), is_lost)
+        self._contacts[replica] = self._now_s, True
+        answer(encode_join_reply(reply))
+        if is_lost:
+            self._owner.on_lost(replica)
+        else:
+            self._begin_stream(follower, answers)
+
+    def _begin_stream(
+        self, follower: _Follower, answers: Mapping[int, LogAnswer]
+    ) -> None:
+        self._followers[follower.replica] = follower
+        # Its first pull says that it has joined, also where there is no log.
+        follower.has_left = True
+        follower.sent_s = self._now_s
+        follower.missing.update(self._by_number)
+        for number, log in self._by_number.items():
+            end, copy = log.synced_end, answers[number].answer.copy
+            if follower.sent[number] < end:
+                follower.ready[number] = None
+                follower.lacking[number] = end, self._now_s
+            if log.high_watermark != copy.hw:
+                follower.marks[number] = None
+
+    def pull(self, pull: Pull, owner: object, answer: Answer) -> None:
+        """Take acknowledgements, and answer when there is something: the hot call.
+
+        Args:
+            pull: of a follower that joined over the same connection.
+            owner: the connection.
+            answer: takes `Data`.
+        """
+        follower = self._followers.get(pull.replica)
+        if pull.epoch != self._term.epoch:
+            answer(self._stale(pull.epoch.number))
+            return
+        takes = self._term.takes(pull.replica, pull.incarnation, pull.epoch)
+        if follower is None or follower.owner is not owner or not takes:
+            answer(refusal(f"Replica {pull.replica} has to join first."))
+            return
+        self._contacts[pull.replica] = self._now_s, True
+        follower.pulls.append((pull, answer))
+        if pull.revision != follower.revision:
+            follower.revision = pull.revision
+            self._owner.on_saved(pull.replica, pull.revision)
+            self.set_term(self._owner.term)
+        if follower.has_left:
+            self._look_again(follower)
+        for number, end in pull.acks:
+            if number in self._by_number and end > follower.sent[number]:
+                follower.pulls.pop()
+                text = (
+                    f"Log {number}: expected an acknowledgement up to"
+                    f" {follower.sent[number]}, got {end}."
+                )
+                answer(refusal(text))
+                self._end(follower, refusal(text))
+                return
+            self._acknowledge(follower, number, end)
+        if len(follower.pulls) > PULLS_MAX:
+            text = f"Expected {PULLS_MAX} pulls at most, got {len(follower.pulls)}."
+            self._end(follower, refusal(text))
+            return
+        self._flush_soon()
+
+    def drop(self, owner: object) -> None:
+        """End the stream of a connection that is gone."""
+        for each in [f for f in self._followers.values() if f.owner is owner]:
+            self._end(each, refusal("The connection is gone."))
+        for replica in [k for k, (_, o) in self._joining.items() if o is owner]:
+            del self._joining[replica]
+
+    def _acknowledge(self, follower: _Follower, number: int, end: Offset) -> None:
+        log = self._by_number.get(number)
+        if log is None:
+            return
+        progress = self._progress[number].acknowledge(follower.replica, end)
+        self._progress[number] = progress
+        lacks = follower.lacking.get(number)
+        if lacks is not None and end >= lacks[0]:
+            del follower.lacking[number]
+            if end < log.synced_end:
+                follower.lacking[number] = log.synced_end, self._now_s
+        self._set_bound(number)
+        if number in follower.missing and follower.replica in progress.joined:
+            follower.missing.discard(number)
+            self._note_joined(follower)
+
+    def _note_joined(self, follower: _Follower) -> None:
+        if not follower.missing:
+            self._owner.on_caught_up(follower.replica)
+
+    def has_caught_up(self, replica: int) -> bool:
+        """Return whether a follower has caught up in all logs, and still follows."""
+        follower = self._followers.get(replica)
+        return follower is not None and not follower.missing
+
+    def _look_again(self, follower: _Follower) -> None:
+        """Wait for a follower again that was taken out, in logs where it has all."""
+        follower.has_left = False
+        for number, progress in tuple(self._progress.items()):
+            self._acknowledge(follower, number, progress.match_of(follower.replica))
+        self._note_joined(follower)
+
+    def _leave(self, replica: int) -> None:
+        """Wait no more for a follower that is out."""
+        for number, progress in self._progress.items():
+            if replica in progress.joined:
+                self._progress[number] = progress.leave(replica)
+                self._set_bound(number)
+        follower = self._followers.get(replica)
+        if follower is not None:
+            follower.has_left = True
+            follower.missing.update(self._by_number)
+
+    # -- logs -------------------------------------------------------------------------
+
+    def _lead(self, log: PartitionLog) -> None:
+        assert log.number is not None, f"{log.log_id} has no number"
+        log.lead()
+        self._by_number[log.number] = log
+        self._progress[log.number] = begin_progress(facts_of(log, self._tables))
+        log.on_moved = self._on_moved
+        self._set_bound(log.number)
+
+    def _set_bound(self, number: int) -> None:
+        log = self._by_number[number]
+        bound = self._progress[number].bound(self._term.quorum)
+        log.set_bound(log.high_watermark if bound is None else bound)
+
+    def _on_moved(self, log: PartitionLog) -> None:
+        """Take note of a sync, or of another high watermark; the hot call."""
+        number, end = log.number, log.synced_end
+        assert number is not None
+        progress = self._progress[number]
+        is_marked = progress.hw != log.high_watermark
+        if is_marked:
+            self._progress[number] = replace(progress, hw=log.high_watermark)
+        for each in self._followers.values():
+            if each.sent[number] < end and number not in each.cold:
+                each.ready[number] = None
+                if number not in each.lacking:
+                    each.lacking[number] = end, self._now_s
+            if is_marked:
+                each.marks[number] = None
+        self._flush_soon()
+
+    # -- data -------------------------------------------------------------------------
+
+    def _flush_soon(self) -> None:
+        if not self._is_flush_due and not self._is_closed:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        for each in tuple(self._followers.values()):
+            while each.pulls and self._send(each):
+                pass
+        self._shared.clear()
+
+    def _send(self, follower: _Follower, *, is_due: bool = False) -> bool:
+        """Answer one pull if there is something to say; return whether it was."""
+        pull, answer = follower.pulls[0]
+        chunks = self._gather(follower, pull.credit_bytes)
+        has_data = chunks or follower.births or follower.gone
+        if not (has_data or is_due or (follower.marks and pull.wants_hw)):
+            if follower.marks and self._marks_timer is None:
+                later = self._loop.call_later
+                self._marks_timer = later(MARKS_DELAY_S, self._on_marks_due)
+            return False
+        follower.pulls.popleft()
+        logs = [(n, self._by_number[n]) for n in follower.marks]
+        data = Data(
+            self._term.epoch,
+            tuple((n, log.high_watermark, log.log_start_offset) for n, log in logs),
+            tuple(chunks),
+            tuple(follower.births),
+            tuple(follower.gone),
+        )
+        follower.marks.clear()
+        follower.births.clear()
+        follower.gone.clear()
+        follower.sent_s = self._now_s
+        answer(encode_data(data))
+        return True
+
+    def _on_marks_due(self) -> None:
+        self._marks_timer = None
+        for each in tuple(self._followers.values()):
+            if each.marks and each.pulls:
+                self._send(each, is_due=True)
+
+    def _gather(self, follower: _Follower, credit_bytes: int) -> list[Chunk]:
+        """Return chunks for one message; each log that has more gets its turn."""
+        chunks, left = _take(follower.loaded, credit_bytes)
+        for number in tuple(follower.ready):
+            if left <= 0:
+                break
+            log, offset = self._by_number[number], follower.sent[number]
+            del follower.ready[number]
+            if offset >= log.synced_end:
+                continue
+            chunk = self._shared.get((number, offset))
+            if chunk is None:
+                requests = log.tail(offset, min(left, CHUNK_BYTES_MAX))
+                if not requests:
+                    follower.cold[number] = None
+                    continue
+                chunk = self._shared[number, offset] = chunk_of(log, requests)
+            chunks.append(chunk)
+            left -= chunk.size_bytes
+            self._note_sent(follower, log, chunk)
+        if follower.cold and follower.loading is None:
+            follower.loading = self._loop.create_task(self._load(follower))
+        return chunks
+
+    def _note_sent(self, follower: _Follower, log: PartitionLog, chunk: Chunk) -> None:
+        follower.sent[chunk.number] = chunk.end_offset
+        if chunk.end_offset < log.synced_end:
+            follower.ready[chunk.number] = None
+
+    async def _load(self, follower: _Follower) -> None:
+        """Read chunks of cold logs ahead of the pulls, while there is room."""
+        try:
+            while follower.cold and _size_of(follower.loaded) < LOADED_BYTES_MAX:
+                number = next(iter(follower.cold))
+                log, offset = self._by_number[number], follower.sent[number]
+                try:
+                    chunk = await read_chunk(log, offset, CHUNK_BYTES_MAX)
+                except (StorageError, ClosedError, RuntimeError) as error:
+                    if number not in follower.cold:
+                        continue  # deleted since
+                    report(log, error)
+                    if isinstance(error, DamagedSegmentError):
+                        # It lacks this log, which is seen, and has all others.
+                        del follower.cold[number]
+                        continue
+                    # Below the log start by now, or the disk does not give it.
+                    self._end(follower, refusal(f"{log.log_id}: {error}"))
+                    return
+                if number in follower.cold:
+                    del follower.cold[number]
+                    follower.loaded.append(chunk)
+                    self._note_sent(follower, log, chunk)
+                    self._flush_soon()
+        finally:
+            follower.loading = None
+
+    def _end(self, follower: _Follower, error: WireError) -> None:
+        """End a stream: its follower joins again, over a connection of its choice."""
+        if self._followers.get(follower.replica) is not follower:
+            return
+        # One that was silent for too long before is no better without a connection.
+        late_s = GONE_S if self._is_stalled(follower.replica) else 0.0
+        self._contacts[follower.replica] = self._now_s - late_s, False
+        del self._followers[follower.replica]
+        if follower.loading is not None:
+            follower.loading.cancel()
+        while follower.pulls:
+            follower.pulls.popleft()[1](error)
+        if follower.replica not in self._term.quorum.waited:
+            self._leave(follower.replica)
+
+    # -- time -------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> None:
+        """Send empty messages; to be called some times a second.
+
+        Args:
+            now_s: the boot clock.
+        """
+        if self._ticked_s is not None:
+            self._now_s += min(TICK_S_MAX, max(0.0, now_s - self._ticked_s))
+        self._ticked_s = now_s
+        for each in tuple(self._followers.values()):
+            if each.pulls and self._now_s - each.sent_s >= IDLE_S:
+                self._send(each, is_due=True)
+            is_waited = each.has_left or each.replica in self._term.quorum.waited
+            if not is_waited and self._is_late(each):
+                self._leave(each.replica)
+
+    def _is_late(self, follower: _Follower) -> bool:
+        """Return whether a high watermark may have waited for it for too long."""
+        if self._now_s - self._contacts[follower.replica][0] >= self._lag_s:
+            return True
+        for number, (_end, since_s) in follower.lacking.items():
+            if self._now_s - since_s < self._lag_s:
+                break
+            if number not in follower.missing:
+                return True
+        return False
+
+    def stalled(self) -> frozenset[int]:
+        """Return who is waited for, and silent or late by the lag time.
+
+        Or whose connection is gone for `GONE_S`. Before its first join a replica counts
+        as heard when the term began.
+        """
+        waited = self._term.quorum.waited - {self._term.quorum.leader}
+        return frozenset(filter(self._is_stalled, waited))
+
+    def _is_stalled(self, replica: int) -> bool:
+        heard_s, is_connected = self._contacts.get(replica, (0.0, True))
+        silent_s = self._now_s - heard_s
+        if silent_s >= (self._lag_s if is_connected else GONE_S):
+            return True
+        follower = self._followers.get(replica)
+        if follower is None or not follower.lacking:
+            return False
+        _end, since_s = next(iter(follower.lacking.values()))
+        return self._now_s - since_s >= self._lag_s
+
+    def lag(self) -> tuple[FollowerLag, ...]:
+        """Return how far each replica is that joined, or is waited for."""
+        quorum = self._term.quorum
+        rows = []
+        for replica in sorted((quorum.waited - {quorum.leader}) | {*self._followers}):
+            follower = self._followers.get(replica)
+            lacking = follower.lacking if follower is not None else {}
+            since_s = [since_s for _end, since_s in lacking.values()]
+            size = sum(
+                self._by_number[n].synced_end - self._progress[n].match_of(replica)
+                for n in lacking
+            )
+            state = "in sync" if replica in quorum.confirmed else "joining"
+            rows.append(
+                FollowerLag(
+                    replica,
+                    state if follower is not None or state == "in sync" else "out",
+                    follower is not None,
+                    size,
+                    self._now_s - min(since_s, default=self._now_s),
+                )
+            )
+        return tuple(rows)
+
+
+def _take(loaded: list[Chunk], credit_bytes: int) -> tuple[list[Chunk], int]:
+    """Take chunks for one message; return them, and the credit that is left.
+
+    It is none while others wait: what comes after them in their logs is not sent now.
+    """
+    chunks: list[Chunk] = []
+    while loaded and (not chunks or loaded[0].size_bytes <= credit_bytes):
+        chunks.append(loaded.pop(0))
+        credit_bytes -= chunks[-1].size_bytes
+    return chunks, 0 if loaded else credit_bytes
+
+
+def _size_of(chunks: list[Chunk]) -> int:
+    return sum([each.size_bytes for each in chunks])

@@ -1,0 +1,209 @@
+"""A claimer takes over, log by log, what a member of the old in-sync set has more.
+
+    tables   what the member has; from then on it follows no older epoch
+    cuts     each log at its parting point, where the member has more than the claimer
+    epochs   the tables of these logs, one sync, before the first byte after the points
+    tail     the bytes from there on, log after log
+
+One member is merged after the other. No log is longest in all respects, and none need
+be: a log of the claimer that has as much as the member's stays as it is.
+
+Invariants:
+
+* nothing is cut below the own high watermark;
+* the high watermarks that were heard are all true; one above the own end means that
+  bytes are missing here which were acknowledged.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from metaq.clock import Clock
+from metaq.errors import RemoteProtocolError, StorageError, UnexpectedReplyError
+from metaq.model import LogId, MessageId, Offset
+from metaq.peer.connection import BrokerConnection
+from metaq.replication.election import merged_watermark, tail_from
+from metaq.replication.epochs import CopyFacts, Epoch, EpochTable, adopt_table
+from metaq.replication.following import ask, begin_logs, done, drained
+from metaq.replication.messages import (
+    TABLES,
+    TAIL,
+    TablesReply,
+    TablesRequest,
+    TailRequest,
+    decode_tables_reply,
+    decode_tail_reply,
+    encode_tables,
+    encode_tail,
+)
+from metaq.replication.serving import CHUNK_BYTES_MAX, facts_of
+from metaq.replication.tables import EpochTables
+from metaq.storage.append_request import Tickets
+from metaq.storage.cut import cut_log
+from metaq.storage.log_manager import LogManager
+from metaq.storage.log_state import LogState
+from metaq.storage.partition_log import PartitionLog
+
+ANSWER_S: Final = 5.0
+"""Longest wait for one answer of a member."""
+AHEAD_BYTES_MAX: Final = 8 << 20
+"""Bytes of one log that wait for its disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Outcome of a merge with one member."""
+
+    last_id: MessageId
+    """Greatest id that the member knows."""
+    taken_bytes: int
+    """Bytes that this replica lacked."""
+    is_short: bool
+    """A high watermark is above the own end: acknowledged bytes are missing here."""
+
+
+class Merging:
+    """Merges members into the copies of a claimer. Owner: the replica; on the loop."""
+
+    def __init__(
+        self,
+        logs: LogManager,
+        tables: EpochTables,
+        *,
+        clock: Clock,
+        set_id: str,
+        epoch: Epoch,
+        replica: int,
+        make_log: Callable[[LogId, Offset, int], PartitionLog],
+    ) -> None:
+        """Prepare; every log follows, and nothing is on its way to one.
+
+        Args:
+            logs: of the claimer.
+            tables: their epochs.
+            clock: for deadlines.
+            set_id: name of the set.
+            epoch: of the claim.
+            replica: the claimer.
+            make_log: makes a log that the claimer lacks: partition, start, number.
+        """
+        self._logs = logs
+        self._tables = tables
+        self._clock = clock
+        self._set_id = set_id
+        self._epoch = epoch
+        self._replica = replica
+        self._make_log = make_log
+
+    async def merge_with(self, connection: BrokerConnection) -> Merged:
+        """Take what a member has more, and its high watermarks.
+
+        Args:
+            connection: to the member; it stays open.
+
+        Raises:
+            WireError: the member refuses: it has promised a later epoch, for example.
+            ClientError: it does not answer within `ANSWER_S`, or breaks the rules.
+            StorageError: bytes of it could not be appended here.
+            ClosedError: the logs or the connection are closed.
+
+        Cancellation: what is appended stays; to be merged again, with any member.
+        """
+        if not connection.capabilities.follow:
+            raise UnexpectedReplyError(f"{connection.address} is no replica of a set")
+        request = TablesRequest(self._set_id, self._epoch, self._replica)
+        answer = await self._ask(connection, TABLES, encode_tables(request))
+        reply = decode_tables_reply(answer)
+        points = await self._cut(reply)
+        taken_bytes = 0
+        for log_id, (point, other) in points.items():
+            taken_bytes += await self._take(connection, log_id, point, other)
+        return Merged(reply.last_id, taken_bytes, self._raise_watermarks(reply))
+
+    async def _cut(self, reply: TablesReply) -> dict[LogId, tuple[Offset, CopyFacts]]:
+        """Cut every log of which the member has more; return where its bytes go on."""
+        points: dict[LogId, tuple[Offset, CopyFacts]] = {}
+        begun: dict[LogId, tuple[CopyFacts, EpochTable]] = {}
+        cuts: dict[LogId, Offset] = {}
+        adopted: dict[int, EpochTable] = {}
+        logs = self._logs.logs()
+        for log_id, other in ((each.log_id, each.copy) for each in reply.copies):
+            log = logs.get(log_id)
+            own = None
+            if log is not None and log.state is LogState.STOPPED:
+                continue  # damaged, and what is acknowledged is in it all the same
+            if log is not None and self._tables.is_living(log.number):
+                own = facts_of(log, self._tables)
+            point = other.start if own is None else tail_from(own, other)
+            if point is None or (own is None and other.number in self._tables.gone):
+                continue
+            points[log_id] = point, other
+            is_same = own is not None and own.number == other.number
+            table = self._tables.table(other.number) if is_same else ()
+            table = adopt_table(table, other, point)
+            if not is_same:
+                begun[log_id] = other, table
+                continue
+            adopted[other.number] = table
+            if own is not None and point < own.end:
+                cuts[log_id] = point
+        await begin_logs(self._logs, self._tables, self._make_log, begun)
+        for log_id, point in cuts.items():
+            await done(partial(cut_log, self._logs, log_id, point))
+        await self._tables.adopt(adopted)
+        return points
+
+    async def _take(
+        self,
+        connection: BrokerConnection,
+        log_id: LogId,
+        point: Offset,
+        other: CopyFacts,
+    ) -> int:
+        """Append the member's bytes from a point on; return how many these were."""
+        log, offset = self._logs.logs()[log_id], point
+        while offset < other.end:
+            request = TailRequest(
+                self._set_id, self._epoch, other.number, offset, CHUNK_BYTES_MAX
+            )
+            answer = await self._ask(connection, TAIL, encode_tail(request))
+            chunk = decode_tail_reply(answer).chunk
+            if chunk is None or (chunk.number, chunk.offset) != (other.number, offset):
+                raise RemoteProtocolError(
+                    f"tail of log {other.number}: expected bytes at {offset},"
+                    f" got {chunk}"
+                )
+            if chunk.segment == chunk.offset:
+                log.roll()
+            log.append_copy(chunk.appends(), Tickets())
+            offset = chunk.end_offset
+            if offset - log.synced_end >= AHEAD_BYTES_MAX:
+                await drained(self._logs, self._clock)
+        await drained(self._logs, self._clock)
+        if log.synced_end < other.end:
+            raise StorageError(
+                f"partition {log_id} takes no tail: expected end {other.end},"
+                f" got {log.synced_end}"
+            )
+        return offset - point
+
+    def _raise_watermarks(self, reply: TablesReply) -> bool:
+        """Take the high watermarks; return whether one is above the own end."""
+        is_short = False
+        by_number = {each.number: each for each in self._logs.logs().values()}
+        for each in reply.copies:
+            log = by_number.get(each.copy.number)
+            if log is None:
+                continue
+            hw = merged_watermark(facts_of(log, self._tables), [each.copy.hw])
+            is_short |= hw > log.synced_end
+            log.set_bound(min(hw, log.synced_end))
+        return is_short
+
+    async def _ask(
+        self, connection: BrokerConnection, kind: str, payload: bytes
+    ) -> bytes:
+        deadline_s = self._clock.monotonic_s() + ANSWER_S
+        return await ask(connection, kind, payload, deadline_s=deadline_s)

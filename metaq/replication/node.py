@@ -1,0 +1,794 @@
+"""One replica of a set at work: reads ZooKeeper, and carries out what the core decides.
+
+Theory of operation. `replica.py` decides; this module is its shell. One task reads
+ZooKeeper when a watch fires, after a change without an answer, and every
+`READ_INTERVAL_S`; passes what it read to the core; and carries out the actions one by
+one, so that each is done, and durable where it says so, before the next begins. What
+streams and other replicas report is taken in under the same lock, or on the loop
+without a wait in between.
+
+    ZooKeeper --View--> replica.py --actions--> store.py        set file, journals
+    followers --join, pull--> term.py           leading.py      high watermarks
+    leader    <--join, pull-- follow_task.py    following.py    appends of this copy
+    claimer   --tables, tail--> answers.py      serving.py
+
+A leader goes on while ZooKeeper is away, for as long as all replicas that count go on
+pulling: no other can have taken the next epoch then (docs/replication.md).
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Protocol
+
+from metaq.clock import Clock
+from metaq.config.settings import BrokerConfig, TopicConfig
+from metaq.errors import (
+    ClosedError,
+    CoordinationError,
+    MetaqError,
+    NotLeaderError,
+    StorageError,
+    UnavailableError,
+)
+from metaq.fs import FileSystem
+from metaq.lifecycle import Service
+from metaq.model import (
+    BrokerAddress,
+    LogId,
+    MessageId,
+    Offset,
+    parse_broker_address,
+)
+from metaq.replication.answers import Answers
+from metaq.replication.claims import Claims
+from metaq.replication.election import (
+    Flag,
+    Presence,
+    PresenceState,
+    unflagged,
+)
+from metaq.replication.epochs import NO_EPOCH, Epoch
+from metaq.replication.facts import ReplicaFacts, lag_of, logs_of
+from metaq.replication.follow_task import FollowTask
+from metaq.replication.joins import check_newcomer
+from metaq.replication.leading import LeadingStreams
+from metaq.replication.messages import TablesReply, TablesRequest
+from metaq.replication.record import NO_REPLICA, Change, Purpose, ReplicaSetError
+from metaq.replication.replica import (
+    STEP_DOWN,
+    TERM_ROLES,
+    Act,
+    Action,
+    AskTables,
+    BeginEpoch,
+    Join,
+    Moved,
+    Proofs,
+    Propose,
+    Replica,
+    ReplicaRole,
+    SaveHoldings,
+    SaveSet,
+    SetFile,
+    View,
+    drain,
+    give_up,
+    lead_on,
+    on_landed,
+    on_view,
+    promise,
+    renew,
+    start,
+    step_down,
+)
+from metaq.replication.serving import answer_tables
+from metaq.replication.set_nodes import (
+    LeaderData,
+    Outcome,
+    SetNodes,
+    SetView,
+    Shown,
+    encode_leader,
+)
+from metaq.replication.store import ReplicaStore, StartFacts
+from metaq.replication.tables import EpochTables
+from metaq.replication.term import ReplicaStatus, Term
+from metaq.replication.upkeep import successor
+from metaq.retry import wait_set
+from metaq.storage.log_manager import LogManager
+from metaq.storage.partition_log import PartitionLog
+from metaq.zk.session import Coordinator, SessionState
+
+_log = logging.getLogger(__name__)
+
+TICK_S: Final = 0.05
+"""Interval of looks at times: claims, lags, puts that wait."""
+READ_INTERVAL_S: Final = 2.0
+"""ZooKeeper is read so often also when no watch fires."""
+FAILED_FIRST_S: Final = 60.0
+"""So long a leader that gave up leaves the next claim to others."""
+HOLDINGS_INTERVAL_S: Final = 10.0
+"""Bytes that were synced for so long show in the version of the directories."""
+HAND_OVER_S: Final = 4.0
+"""Longest time that a stop takes to hand over."""
+DRAIN_S: Final = 2.0
+"""Of it the wait for followers."""
+NO_PART: Final = frozenset({ReplicaRole.STARTING, ReplicaRole.FROZEN})
+"""Roles in which nothing is written of the own directories."""
+
+
+class Served(Protocol):
+    """Interface of the broker around a replica."""
+
+    @property
+    def address(self) -> str:
+        """Return the advertised address."""
+
+    def settings_of(self, topic: str) -> TopicConfig:
+        """Return the settings of a topic."""
+
+    def refuse_puts(self, error: UnavailableError | None) -> None:
+        """Refuse puts with this error before they are appended; None: take them."""
+
+    def begin_term(self, last_id: MessageId) -> None:
+        """Give out ids above this one, and be the broker that clients see."""
+
+    def end_term(self) -> None:
+        """Be seen by clients no more."""
+
+
+class ReplicaNode(Service):
+    """One replica. Owner: the broker; everything on the loop's thread."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        nodes: SetNodes,
+        coordinator: Coordinator,
+        *,
+        clock: Clock,
+        fs: FileSystem,
+        logs: LogManager,
+        tables: EpochTables,
+        facts: StartFacts,
+        served: Served,
+    ) -> None:
+        """Describe a replica whose logs are open and follow.
+
+        Args:
+            config: has a section `[replication]`.
+            nodes: of this replica in ZooKeeper.
+            coordinator: its session; started and stopped by its owner.
+            clock: time.
+            fs: the disk.
+            logs: opened with the numbers of `tables`.
+            tables: epochs of the logs.
+            facts: from the start.
+            served: the broker.
+        """
+        assert config.replication is not None, "a member of a set"
+        super().__init__("replica", stop_timeout_s=5.0)
+        self.id: Final = config.replication.replica_id
+        """Number of this replica."""
+        self._lag_s = config.replication.lag_timeout_ms / 1000
+        self._connect_timeout_s = config.zookeeper.connection_timeout_ms / 1000
+        self._broker_id = config.system.broker_id
+        self._nodes = nodes
+        self._coordinator = coordinator
+        self._clock = clock
+        self._logs = logs
+        path = Path(config.system.data_path)
+        self._store = ReplicaStore(fs, path, logs, tables, clock=clock)
+        self._facts = facts
+        self._served = served
+        self.token: Final = secrets.token_hex(16)
+        """Text of this life in `present/K`, which a leader compares."""
+        self.lock: Final = asyncio.Lock()
+        """Held while a step of the core and its actions are carried out."""
+        self.answers: Final = Answers(self, logs)
+        """Answers to other replicas."""
+        self._wake = asyncio.Event()
+        self._is_read_due = True
+        self._read_s = 0.0
+        self._seen: SetView | None = None
+        self._session_version = 0
+        self._shown: Shown | None = None
+        self._replica: Replica | None = None
+        self._term: Term | None = None
+        self._following: FollowTask | None = None
+        self._claims = Claims(self, self._store, clock=clock, draw=secrets.token_hex)
+        self._holdings_s = clock.monotonic_s()
+        self._synced_ends = 0
+        self._tried_revision = 0
+        self._last_id = logs.last_message_id()
+        self._is_leaving = False
+        self._proven = NO_EPOCH
+        self._error = ""
+
+    @property
+    def replica(self) -> Replica:
+        """Return the state, once ZooKeeper was read."""
+        assert self._replica is not None, f"replica {self.id} has read nothing yet"
+        return self._replica
+
+    @property
+    def streams(self) -> LeadingStreams | None:
+        """Return the streams of a leader; None where it is none."""
+        return None if self._term is None else self._term.streams
+
+    @property
+    def epoch(self) -> int:
+        """Return the number of its own epoch; 0 while it does not lead."""
+        return 0 if self._term is None else self.replica.epoch.number
+
+    async def on_start(self) -> None:
+        """Begin to take part; a directory without a `set` file has to be a new one.
+
+        Raises:
+            ReplicaSetError: there is no such set, or this directory has the logs of
+                none, or is another replica's.
+        """
+        self._store.begin()
+        self.on_way_down("writer", self._store.end)
+        self.on_way_down("streams", self._end_streams)
+        self._served.refuse_puts(self.refusal())
+        file = self._facts.file
+        if file is None:
+            await self._check_newcomer()
+        elif file.replica != self.id:
+            raise ReplicaSetError(
+                f"the data directory is that of replica {file.replica}, and"
+                f" replicaId={self.id}"
+            )
+        cancel = self._nodes.watch(self.wake)
+
+        async def unwatch() -> None:
+            cancel()
+
+        self.on_way_down("watches", unwatch)
+        self.spawn(self._run(), name="run")
+        self.spawn(self._tick(), name="tick")
+
+    async def _check_newcomer(self) -> None:
+        """Refuse a directory that belongs to no set, before it shows itself."""
+        until_s = self._clock.monotonic_s() + self._connect_timeout_s
+        while self._seen is None:
+            try:
+                self._seen = await self._nodes.read(synced=True)
+            except ReplicaSetError:
+                raise
+            except CoordinationError:
+                if self._clock.monotonic_s() > until_s:
+                    raise
+                await asyncio.sleep(TICK_S)
+        record, logs = self._seen.view.record, self._logs.logs()
+        check_newcomer(record, self._broker_id, self.id, log_count=len(logs))
+
+    # -- the task ---------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Look soon at what is due, in ZooKeeper too."""
+        self._is_read_due = True
+        self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                async with self.lock:
+                    await self._step()
+                self._error = ""
+            except (CoordinationError, StorageError, ClosedError) as error:
+                # What was not done is due again: by the record, or by a failed disk.
+                self._is_read_due = True
+                if str(error) != self._error:
+                    _log.warning("replica %d: %s", self.id, error)
+                self._error = str(error)
+            await wait_set(self._wake, TICK_S)
+
+    async def _tick(self) -> None:
+        """Look at the times of a term, also while ZooKeeper or a disk is waited for."""
+        while True:
+            if self._term is not None and self.replica.term is not None:
+                self._term.tick(self._clock.monotonic_s())
+                self._open_or_refuse(self._term)
+            await asyncio.sleep(TICK_S)
+
+    async def _step(self) -> None:
+        """Read what has changed, and do what is due."""
+        if self._is_leaving:
+            return
+        now_s = self._clock.monotonic_s()
+        status = self._coordinator.status
+        if status.state is not SessionState.CONNECTED:
+            await self._while_away(status.state)
+            return
+        if status.session_version != self._session_version:
+            self._shown, self._is_read_due = None, True
+        if self._is_read_due or now_s - self._read_s > READ_INTERVAL_S:
+            await self._read()
+        if self._replica is None or self._replica.role is ReplicaRole.STARTING:
+            return
+        if (
+            status.session_version != self._session_version
+            and self._replica.pending is None
+        ):
+            self._session_version = status.session_version
+            await self.take(renew(self._replica))
+        await self._show()
+        await self._note_holdings(now_s)
+        assert self._seen is not None
+        match self._replica.role:
+            case ReplicaRole.IDLE:
+                await self._claims.claim_if_due(self._seen.view)
+            case ReplicaRole.MERGING:
+                await self._claims.lead_if_merged(self._seen.view)
+            case ReplicaRole.LEADING:
+                await self._keep_set(self._seen.view, now_s)
+            case ReplicaRole.DRAINING if not self._replica.pending:
+                await self.take(lead_on(self._replica))
+
+    async def _read(self) -> None:
+        self._is_read_due = False
+        seen = await self._nodes.read(synced=True)
+        self._seen, self._read_s = seen, self._clock.monotonic_s()
+        own = self._replica
+        if own is None or own.role is ReplicaRole.STARTING or not own.incarnation:
+            await self._begin(seen)
+        else:
+            await self.take(on_view(own, seen.view))
+            await self._register_again(seen)
+        if self._term is None:
+            self._served.refuse_puts(self.refusal())
+
+    async def _register_again(self, seen: SetView) -> None:
+        """Write `members/K` where ZooKeeper came back with none, or an old one."""
+        record, own = seen.view.record, self.replica
+        known = seen.members.get(self.id)
+        is_known = known is not None and known.incarnation >= own.incarnation
+        if record is None or own.role in NO_PART or is_known:
+            return
+        if self.id in record.replicas:
+            life, version = own.incarnation, seen.view.version
+            change = Change(
+                Purpose.REGISTER, record, version, member=(self.id, life), is_check=True
+            )
+            held = self._logs.holdings_version
+            member = self._store.member(own.file.set_id, held, life)
+            await self._nodes.propose(change, member=member, leader_data=b"")
+
+    async def _begin(self, seen: SetView) -> None:
+        """Register in the set, or freeze; nothing is written for a number in use."""
+        there = seen.shown.get(self.id)
+        if there is not None and there.address != self._served.address:
+            raise ReplicaSetError(
+                f"replica {self.id} twice, at {there.address} and at"
+                f" {self._served.address}: give each its own replicaId"
+            )
+        before = self._replica
+        if before is not None and before.role is ReplicaRole.STARTING:
+            # Refused, or without an answer: all of it again, from what was read now.
+            self._facts = replace(self._facts, file=before.file)
+        record, file = seen.view.record, self._facts.file
+        if file is None:
+            if record is None:
+                return
+            file = SetFile(record.set_id, self.id, flag=Flag.INCOMPLETE)
+        elif record is None and file.record is None:
+            return
+        member = seen.members.get(self.id)
+        known = set(member.directories) if member else set()
+        proofs = Proofs(
+            is_known=bool(known) and set(self._logs.identities().values()) <= known,
+            holdings_version=self._logs.holdings_version,
+            member_version=member.version if member else 0,
+            is_short=self._facts.is_short,
+            is_cut=self._facts.is_cut,
+        )
+        await self.take(start(file, proofs, seen.view))
+        if self.replica.role is ReplicaRole.STARTING:
+            self._is_read_due = True
+        elif before is None or before.role is not self.replica.role:
+            _log.info(
+                "replica has begun: replica=%d role=%s flag=%s revision=%d %s",
+                self.id,
+                self.replica.role,
+                self.replica.file.flag.value or "none",
+                self.replica.record.revision,
+                self.replica.reason,
+            )
+
+    async def _show(self) -> None:
+        """Keep `present/K` as this replica is."""
+        presence = self.replica.presence()
+        if self._store.failure:
+            presence = replace(presence, state=PresenceState.FAILED)
+        shown = Shown(presence, self._served.address, self.token)
+        if shown != self._shown:
+            await self._nodes.show(shown)
+            self._shown = shown
+            self._is_read_due = True
+
+    async def _note_holdings(self, now_s: float) -> None:
+        """Let the version of the directories grow while bytes are synced.
+
+        A backup of a directory is then older than what ZooKeeper has of it.
+        """
+        is_due = now_s - self._holdings_s >= HOLDINGS_INTERVAL_S
+        if not is_due or self.replica.role in NO_PART or self._store.failure:
+            return
+        self._holdings_s = now_s
+        ends = sum(log.synced_end for log in self._logs.logs().values())
+        if ends == self._synced_ends:
+            return
+        self._synced_ends = ends
+        version = self._logs.holdings_version + 1
+        await self._store.save_holdings(version)
+        file, life = self.replica.file, self.replica.incarnation
+        await self._nodes.write_member(self._store.member(file.set_id, version, life))
+
+    # -- actions ----------------------------------------------------------------------
+
+    async def take(self, moved: Moved | None) -> bool:
+        """Take a step of the core, and carry out its actions; False: there is none.
+
+        The caller holds `lock`.
+        """
+        if moved is None:
+            return False
+        before, (replica, actions) = self._replica, moved
+        self.take_note(replica)
+        was_merging = before is not None and before.role is ReplicaRole.MERGING
+        if was_merging and replica.role is not ReplicaRole.MERGING:
+            # What it would still cut or append is no business of another role.
+            await self._claims.end()
+            await self._store.finish_writing()
+        await self._perform(actions)
+        return True
+
+    def take_note(self, replica: Replica) -> None:
+        """Take over a state that needs no action."""
+        before, self._replica = self._replica, replica
+        if before is not None and before.role is not replica.role:
+            _log.info(
+                "role changed: replica=%d role=%s epoch=%d",
+                self.id,
+                replica.role,
+                replica.record.epoch.number,
+            )
+            self._claims.note_role()
+        if replica.stream != NO_EPOCH or replica.term is not None:
+            self._proven = max(replica.stream, replica.epoch)
+        if self._term is not None:
+            if replica.term is not None:
+                self._term.streams.set_term(replica.term)
+            else:
+                # From here on no acknowledgement counts, whatever is done first.
+                self._term.close()
+
+    @property
+    def is_sure(self) -> bool:
+        """Return whether its directory cannot be an older state of itself.
+
+        It has led in the newest epoch in this life, or joined a leader that knew what
+        it had promised.
+        """
+        return self._proven == self.replica.record.epoch
+
+    async def _perform(self, actions: Sequence[Action]) -> None:
+        for number, action in enumerate(actions, 1):
+            try:
+                await self._carry_out(action)
+            except StorageError:
+                # A term that is over ends, also where a disk refuses to note why.
+                for later in actions[number:]:
+                    if later in STEP_DOWN:
+                        await self._carry_out(later)
+                raise
+
+    async def _carry_out(self, action: Action) -> None:
+        match action:
+            case SaveSet(file):
+                await self._store.save(file)
+            case SaveHoldings(version):
+                await self._store.save_holdings(version)
+            case Propose(change):
+                await self._propose(change)
+            case AskTables(members, epoch):
+                self._claims.begin_merge(members, epoch)
+            case BeginEpoch(epoch):
+                await self._store.begin_epoch(epoch)
+            case Join(leader, epoch):
+                await self._follow(leader, epoch)
+            case Act():
+                await self._act(action)
+
+    async def _act(self, act: Act) -> None:
+        match act:
+            case Act.STOP_PULLING:
+                await self._stop_following()
+                await self._store.finish_writing()
+            case Act.STOP_WRITER:
+                # A term ends also where a disk hangs; a join waits for it.
+                with suppress(StorageError):
+                    await self._store.finish_writing()
+            case Act.LOWER_WATERMARKS:
+                await self._store.lower_watermarks()
+            case Act.OPEN_PUTS:
+                self._begin_term()
+            case Act.REFUSE_PUTS:
+                self._served.refuse_puts(self.refusal())
+            case Act.FAIL_IN_FLIGHT:
+                self._store.stop_leading()
+            case Act.END_WAITS:
+                pass  # with the role of each log
+            case Act.WITHDRAW:
+                self._end_term()
+                with suppress(CoordinationError):
+                    await self._nodes.withdraw()
+
+    async def _propose(self, change: Change) -> None:
+        """Send a change; without an answer it is read back."""
+        own, address = change.member, self._served.address
+        outcome = await self._nodes.propose(
+            change,
+            member=None
+            if own is None
+            else self._store.member(self.replica.file.set_id, own[1], own[1]),
+            leader_data=encode_leader(
+                LeaderData(self.id, change.record.epoch, address)
+            ),
+        )
+        self._is_read_due = True
+        _log.info(
+            "set: %s %s: replica=%d revision=%d epoch=%d in_sync=%s",
+            change.purpose.value,
+            outcome.value,
+            self.id,
+            change.record.revision,
+            change.record.epoch.number,
+            sorted(change.record.in_sync),
+        )
+        if outcome is Outcome.LANDED and self.replica.pending == change:
+            await self.take(on_landed(self.replica))
+
+    async def _follow(self, leader: int, epoch: Epoch) -> None:
+        """Follow a leader, unless this is being done."""
+        following = self._following
+        if following is None or following.leader != (leader, epoch):
+            await self._stop_following()
+            self._following = FollowTask(
+                self, self._store, leader, epoch, clock=self._clock
+            )
+
+    async def _stop_following(self) -> None:
+        following, self._following = self._following, None
+        if following is not None:
+            await following.end()
+
+    # -- leading ----------------------------------------------------------------------
+
+    def _begin_term(self) -> None:
+        term = self._term
+        if term is None:
+            term = self._term = Term(self, self._store, lag_s=self._lag_s)
+            tables, epoch = self._store.tables, self.replica.epoch
+            term.begin()
+            self._logs.births = lambda log_id, directory, first: tables.begin_log(
+                log_id, directory, first, epoch
+            )
+            self._logs.on_born = term.streams.add_log
+            tables.on_gone = term.streams.remove_log
+            self._served.begin_term(self._last_id)
+        self._open_or_refuse(term)
+
+    def _end_term(self) -> None:
+        term, self._term = self._term, None
+        self._logs.births = self._logs.on_born = None
+        self._store.tables.on_gone = None
+        if term is not None:
+            term.close()
+            self._served.end_term()
+
+    def _open_or_refuse(self, term: Term) -> None:
+        """Refuse puts of which it is seen that they would not be acknowledged."""
+        is_leading = self.replica.role is ReplicaRole.LEADING
+        self._served.refuse_puts(
+            term.refusal(self._presences) if is_leading else self.refusal()
+        )
+
+    @property
+    def _presences(self) -> tuple[Presence, ...]:
+        return self._seen.view.presences if self._seen else ()
+
+    def refusal(self) -> NotLeaderError:
+        """Return why it takes no puts, and where the leader is."""
+        leader = self._seen.leader_address if self._seen else ""
+        where = f"the leader is {leader}" if leader else "there is no leader now"
+        return NotLeaderError(f"replica {self.id} does not lead its set: {where}")
+
+    async def _while_away(self, state: SessionState) -> None:
+        """Step down where the session is over, and the followers are gone, too."""
+        is_over = state is SessionState.LOST
+        if is_over and self._term is not None and self._term.is_stalled():
+            _log.warning("replica %d steps down: no session, and no followers", self.id)
+            await self.take(step_down(self.replica))
+
+    async def _keep_set(self, view: View, now_s: float) -> None:
+        """Take replicas in and out; hand over where the leader cannot go on."""
+        term = self._term
+        if self.replica.pending is not None:
+            return
+        failure = self._store.failure
+        if failure or term is None or term.is_alone(view.presences, now_s):
+            # Without a term its begin has failed.
+            cause = failure or self._error or "no follower is reached"
+            _log.error("replica %d gives up: %s", self.id, cause)
+            self._claims.wait(FAILED_FIRST_S)
+            moved = give_up(self.replica, view.presences, is_short=bool(failure))
+            await self.take(moved)
+        elif not await self.take(term.next_change(view.presences)):
+            await self._transfer_if_asked(view)
+
+    async def _transfer_if_asked(self, view: View) -> None:
+        """Hand over to the replica that an operator has named, once for each wish."""
+        record = self.replica.record
+        is_asked = record.target not in {NO_REPLICA, self.id}
+        if is_asked and record.revision != self._tried_revision:
+            self._tried_revision = record.revision
+            ready = unflagged(view.presences) & record.in_sync
+            if record.target in ready:
+                await self._hand_over(record.target, is_sure=False)
+
+    # -- of streams and terms ---------------------------------------------------------
+
+    def knows(self, replica: int, token: str) -> bool:
+        """Return whether a token is that of `present/K`; else read it soon."""
+        shown = self._seen.shown.get(replica) if self._seen else None
+        if shown is not None and shown.token == token:
+            return True
+        self.wake()
+        return False
+
+    def address_of(self, replica: int) -> BrokerAddress | None:
+        """Return the address that a replica shows; None: it shows none."""
+        shown = self._seen.shown.get(replica) if self._seen else None
+        return None if shown is None else parse_broker_address(shown.address)
+
+    async def read(self) -> View:
+        """Read ZooKeeper after a sync; the caller holds `lock`."""
+        self._seen = await self._nodes.read(synced=True)
+        return self._seen.view
+
+    async def forget_former_life(self) -> None:
+        """Delete a `leader` node of an earlier process, of which this has the lock."""
+        await self._nodes.withdraw()
+
+    def note_last_id(self, last_id: MessageId) -> None:
+        """Records with ids up to this one exist."""
+        self._last_id = max(self._last_id, last_id)
+
+    def make_log(self, log_id: LogId, start: Offset, number: int) -> PartitionLog:
+        """Make a log that follows, as another replica has it."""
+        settings = self._served.settings_of(log_id.topic)
+        return self._logs.get_or_create(
+            log_id, settings, start_offset=start, number=number
+        )
+
+    async def answer_tables(self, asked: TablesRequest) -> TablesReply:
+        """Follow no older epoch from now on, and return what is here.
+
+        Raises:
+            UnavailableError: it may lack bytes itself, or has another epoch.
+        """
+        async with self.lock:
+            if self._replica is None or self._replica.role in TERM_ROLES:
+                raise self.refusal()
+            await self._read()
+            file = self.replica.file
+            is_claimed = (asked.set_id, asked.epoch) == (
+                file.set_id,
+                self.replica.record.epoch,
+            )
+            if not is_claimed or not await self.take(
+                promise(self.replica, asked.epoch)
+            ):
+                raise UnavailableError(
+                    f"replica {self.id} promises nothing: asked for epoch"
+                    f" {asked.epoch.number} of set {asked.set_id}, known is"
+                    f" {file.epoch} of {file.set_id}, flag {file.flag or 'none'}"
+                )
+        self.wake()  # the claimer leads soon
+        return answer_tables(self._logs.logs(), self._store.tables, self._last_id)
+
+    async def bury(self, topic: str) -> None:
+        """Note that the logs of a topic are deleted, synced; followers hear of it.
+
+        Raises:
+            StorageError: a data directory is offline.
+            ClosedError: it is closed.
+        """
+        tables = self._store.tables
+        found = [n for each, n in tables.numbers.items() if each.topic == topic]
+        await tables.bury(found)
+
+    def drop(self, session: object) -> None:
+        """Forget what a connection had asked for: it has ended."""
+        if self._term is not None:
+            self._term.streams.drop(session)
+
+    # -- the end ----------------------------------------------------------------------
+
+    async def leave(self) -> None:
+        """Hand over, and show that this replica stops; never raises."""
+        self._is_leaving = True
+        try:
+            async with asyncio.timeout(HAND_OVER_S), self.lock:
+                await self._leave()
+        except (MetaqError, TimeoutError) as error:
+            _log.warning("replica %d leaves without a word: %r", self.id, error)
+
+    async def _leave(self) -> None:
+        if self._replica is None or self._seen is None:
+            return
+        if self._shown is not None:
+            presence = replace(self._shown.presence, state=PresenceState.STOPPING)
+            await self._nodes.show(replace(self._shown, presence=presence))
+        if self._replica.role is ReplicaRole.LEADING and not self._replica.pending:
+            target = successor(self._replica, self._seen.view.presences)
+            await self._hand_over(target, is_sure=True)
+
+    async def _hand_over(self, target: int, *, is_sure: bool) -> None:
+        """Refuse puts, wait for the followers, and end the own term.
+
+        Where they have not synced all within `DRAIN_S` it leads on, unless that is sure
+        to end: what is in flight ends in doubt then.
+        """
+        await self.take(drain(self.replica))
+        until_s = self._clock.monotonic_s() + DRAIN_S
+        if not await self._store.wait_committed(until_s) and not is_sure:
+            await self.take(lead_on(self.replica))
+            return
+        await self.take(give_up(self.replica, self._presences, target=target))
+
+    async def _end_streams(self) -> None:
+        await self._stop_following()
+        await self.answers.end()
+        await self._claims.end()
+        self._end_term()
+
+    # -- for the operator -------------------------------------------------------------
+
+    def status(self) -> ReplicaStatus:
+        """Return what monitoring is to know; zeros before ZooKeeper was read."""
+        own, term = self._replica, self._term
+        if own is None:
+            return ReplicaStatus(replica=self.id)
+        return ReplicaStatus(
+            replica=self.id,
+            epoch=self.epoch,
+            in_sync_count=len(own.record.in_sync),
+            leaderless_s=self._claims.idle_s if own.role is ReplicaRole.IDLE else 0.0,
+            frozen_cause=own.reason,
+            is_incomplete=own.file.flag is Flag.INCOMPLETE,
+            refusal=str((term and term.refusal(self._presences)) or ""),
+            followers=() if term is None else term.streams.lag(),
+        )
+
+    def facts(self) -> ReplicaFacts:
+        """Return the replica as it describes itself."""
+        replica, streams = self._replica, self.streams
+        return ReplicaFacts(
+            replica=self.id,
+            role="starting" if replica is None else replica.role.value,
+            reason=self._error if replica is None else replica.reason or self._error,
+            completed=0 if replica is None else replica.file.completed,
+            record=None if replica is None else replica.file.record,
+            lag=lag_of(() if streams is None else streams.lag()),
+            logs=logs_of(self._logs.logs()),
+        )

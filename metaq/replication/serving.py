@@ -1,0 +1,244 @@
+"""One replica's copy as another gets it: chunks, from memory or from a file.
+
+Bytes from a file are walked before they are sent, and each record's checksum is
+compared: with a fresh checksum on them damage would spread. What is damaged is reported
+and not sent. Bytes of appends in flight are in memory and were never on a disk.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
+
+from metaq.errors import ClosedError, StorageError, UnavailableError
+from metaq.model import LogId, MessageId, Offset, Position, SizeBytes
+from metaq.protocol import texts
+from metaq.record.checksum import crc32
+from metaq.record.scan import (
+    CleanEnd,
+    Corrupt,
+    Incomplete,
+    find_next_record,
+    scan_records,
+)
+from metaq.replication.epochs import CopyFacts, EpochTable
+from metaq.replication.messages import (
+    Chunk,
+    JoinLog,
+    TablesReply,
+    TailReply,
+    TailRequest,
+)
+from metaq.storage.append_request import AppendRequest
+from metaq.storage.partition_log import PartitionLog
+from metaq.storage.producers import StoredBatch
+from metaq.storage.segment import Damage, DamagedSegmentError
+from metaq.storage.slices import Slice
+from metaq.storage.span_index import NO_ID
+
+_log = logging.getLogger(__name__)
+
+CHUNK_BYTES_MAX: Final = 1 << 20
+"""Largest chunk, unless one append is larger."""
+
+
+class Tables(Protocol):
+    """The epochs of all logs; `tables.py`."""
+
+    @property
+    def gone(self) -> AbstractSet[int]:
+        """Numbers of logs that were deleted."""
+
+    def is_living(self, number: int | None) -> bool:
+        """Return whether a log has a table."""
+
+    def table(self, number: int) -> EpochTable:
+        """Return the table of a log."""
+
+
+def refusal(text: str, word: str = "", **values: object) -> UnavailableError:
+    """Return the answer to a message that is not taken now, with its code."""
+    return UnavailableError(texts.with_code(text, word, values) if word else text)
+
+
+def facts_of(log: PartitionLog, tables: Tables) -> CopyFacts:
+    """Return a replica's copy of a log, which has a number, as it is now."""
+    assert log.number is not None, f"{log.log_id} has no number"
+    return CopyFacts(
+        log.number,
+        log.log_start_offset,
+        log.synced_end,
+        log.high_watermark,
+        tables.table(log.number),
+    )
+
+
+def copies_of(
+    logs: Mapping[LogId, PartitionLog], tables: Tables
+) -> tuple[JoinLog, ...]:
+    """Return all copies of a replica.
+
+    A join that was called off may have left a log that is buried, or has no epochs yet:
+    it counts as nothing, and is set aside.
+    """
+    return tuple(
+        JoinLog(log_id, facts_of(log, tables))
+        for log_id, log in logs.items()
+        if tables.is_living(log.number)
+    )
+
+
+def answer_tables(
+    logs: Mapping[LogId, PartitionLog], tables: Tables, last_id: MessageId
+) -> TablesReply:
+    """Return what a member has, once it has promised to follow no older epoch.
+
+    Args:
+        logs: of the member; nothing is on its way to them any more.
+        tables: their epochs.
+        last_id: greatest id that it knows.
+    """
+    return TablesReply(copies_of(logs, tables), last_id)
+
+
+async def answer_tail(
+    logs: Mapping[LogId, PartitionLog], request: TailRequest
+) -> TailReply:
+    """Return bytes of the own copy for a claimer.
+
+    Raises:
+        UnavailableError: they cannot be read; damage stops the log.
+    """
+    log = next((each for each in logs.values() if each.number == request.number), None)
+    if log is None or request.offset >= log.synced_end:
+        return TailReply(None)
+    size = max(1, min(request.max_bytes, CHUNK_BYTES_MAX))
+    try:
+        return TailReply(await read_chunk(log, request.offset, size))
+    except (StorageError, ClosedError) as error:
+        report(log, error)
+        raise refusal(f"{log.log_id} at {request.offset}: {error}") from error
+
+
+def report(log: PartitionLog, error: Exception) -> None:
+    """Stop a log in which damage was found, or log why it could not be read."""
+    if isinstance(error, DamagedSegmentError):
+        log.on_damage(error.damage)
+    else:
+        _log.warning("log cannot be read: partition=%s error=%s", log.log_id, error)
+
+
+def chunk_of(log: PartitionLog, requests: Sequence[AppendRequest]) -> Chunk:
+    """Return appends that are in memory as one chunk.
+
+    Args:
+        log: of them; it has a number.
+        requests: from `PartitionLog.tail`, 1 or more.
+    """
+    body = b"".join([part for each in requests for part in each.chunks])
+    return _chunk(
+        log,
+        requests[0].offset,
+        body,
+        record_count=sum([each.record_count for each in requests]),
+        last_id=max([each.last_id for each in requests]),
+        batches=[batch for each in requests for batch in each.batches],
+    )
+
+
+async def read_chunk(log: PartitionLog, offset: Offset, max_bytes: int) -> Chunk:
+    """Return whole records from an offset on, read from the file.
+
+    Args:
+        log: has a number; read on the threads of its directory.
+        offset: where a record starts, below the synced end.
+        max_bytes: 1 or more; one record, or one batch, may be larger.
+
+    Raises:
+        DamagedSegmentError: a record is damaged.
+        StorageError: the bytes are not there, or the disk does not give them.
+        ClosedError: the log is closed.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        end, is_whole = log.copy_end(offset, max_bytes)
+        batches = list(log.batches_in(offset, end))
+        if batches and batches[-1].end_offset > end:
+            # Half of a batch would be believed to be all of it.
+            last = batches[-1]
+            is_first = last.offset <= offset
+            end, is_whole = last.end_offset if is_first else last.offset, True
+            if not is_first:
+                batches.pop()
+        part = log.read_copy(offset, end)
+        is_whole = is_whole and part.size_bytes == end - offset
+        segment = log.segments.find(offset)
+        assert segment is not None, f"{log.log_id}: no segment holds {offset}"
+        verify = partial(_verified, part, segment.path, offset, is_whole=is_whole)
+        try:
+            reading = loop.run_in_executor(part.reader, verify)
+        except RuntimeError as error:
+            part.release()
+            raise ClosedError(f"{log.log_id}: {error}") from error
+        # A read that was called off goes on, and needs the file.
+        reading.add_done_callback(partial(_release, part))
+        found = await asyncio.shield(reading)
+        if isinstance(found, Incomplete):
+            max_bytes = found.needed_bytes
+            continue
+        body, count, last_id = found
+        return _chunk(
+            log, offset, body, record_count=count, last_id=last_id, batches=batches
+        )
+
+
+def _release(part: Slice, _reading: object) -> None:
+    part.release()
+
+
+def _chunk(
+    log: PartitionLog,
+    offset: Offset,
+    body: bytes,
+    *,
+    record_count: int,
+    last_id: MessageId,
+    batches: Sequence[StoredBatch],
+) -> Chunk:
+    assert log.number is not None, f"{log.log_id} has no number"
+    return Chunk(
+        log.number,
+        offset,
+        SizeBytes(len(body)),
+        record_count,
+        last_id,
+        crc32(body),
+        log.segment_base(offset),
+        tuple(batches),
+        (body,),
+    )
+
+
+def _verified(
+    part: Slice, path: Path, offset: Offset, *, is_whole: bool
+) -> tuple[bytes, int, MessageId] | Incomplete:
+    """Return the whole records of a slice, their number and last id; blocks.
+
+    Incomplete: the first one is larger than the slice.
+    """
+    data = part.read()
+    found = scan_records(data)
+    is_cut = isinstance(found, Incomplete) and not is_whole
+    if isinstance(found, Incomplete) and is_cut and not found.position:
+        return found
+    if not isinstance(found, CleanEnd) and not is_cut:
+        detail = found.detail if isinstance(found, Corrupt) else "incomplete record"
+        good = find_next_record(data, Position(found.position + 1))
+        good_at = None if good is None else Offset(offset + good)
+        at = Offset(offset + found.position)
+        raise DamagedSegmentError(Damage(path, at, good_at, detail))
+    last_id = NO_ID if found.last_id is None else found.last_id
+    return data[: found.position], found.record_count, last_id

@@ -1,0 +1,110 @@
+"""The `set` file of a replica: what it must not forget over a restart.
+
+    <dataPath>/set      in the first data directory of a broker that is a replica
+
+    metaq-set 1 <CRC-32 of the next line, 8 hex digits>
+    {"set": "4be1…", "replica": 2, "epoch": 7, "completed": 6, "flag": "",
+     "record": {…}}
+
+It is replaced as a whole, synced, before the replica does what it says. `record` is the
+copy of the newest record that it saw, as ZooKeeper has it (`record.py`), or null. A
+file that is damaged keeps the replica from starting: without it there is no knowing
+what this replica has promised.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from metaq.errors import DiskError, StorageError
+from metaq.fs import FileSystem
+from metaq.model import SizeBytes
+from metaq.record.checksum import body_after_crc_line, with_crc_line
+from metaq.replication.election import Flag
+from metaq.replication.record import ReplicaSetError, decode_record, encode_record
+from metaq.replication.replica import SetFile
+
+SET_FILE: Final = "set"
+"""Name of the file: without a dash, so no partition."""
+
+SET_BYTES_MAX: Final = SizeBytes(1 << 20)
+"""A larger file is not ours: a record has some kilobytes."""
+
+_MAGIC: Final = b"metaq-set 1 "
+_KEYS: Final = {"set": str, "replica": int, "epoch": int, "completed": int, "flag": str}
+
+
+def encode_set_file(file: SetFile) -> bytes:
+    """Return the content of the file."""
+    record = None if file.record is None else json.loads(encode_record(file.record))
+    fields = {
+        "set": file.set_id,
+        "replica": file.replica,
+        "epoch": file.epoch,
+        "completed": file.completed,
+        "flag": file.flag.value,
+        "record": record,
+    }
+    return with_crc_line(_MAGIC, json.dumps(fields).encode())
+
+
+def decode_set_file(data: bytes) -> SetFile:
+    """Return what a file says; properties that are not known are left out.
+
+    Raises:
+        StorageError: it is damaged, or a property is missing or of another kind.
+    """
+    body = body_after_crc_line(_MAGIC, data)
+    try:
+        return _file_of(json.loads(body))
+    except (ValueError, TypeError, KeyError, RecursionError, ReplicaSetError) as error:
+        raise StorageError(
+            f"expected the fields of version 1, got {body[:80]!r}: {error}"
+        ) from error
+
+
+def _file_of(fields: dict[str, Any]) -> SetFile:
+    for key, kind in _KEYS.items():
+        if type(fields[key]) is not kind:
+            found = f"got {fields[key]!r:.80}"
+            raise ValueError(f"expected {key} to be {kind.__name__}, {found}")
+    record = fields["record"]
+    return SetFile(
+        set_id=fields["set"],
+        replica=fields["replica"],
+        record=None if record is None else decode_record(json.dumps(record).encode()),
+        epoch=fields["epoch"],
+        completed=fields["completed"],
+        flag=Flag(fields["flag"]),
+    )
+
+
+def read_set_file(fs: FileSystem, directory: Path) -> SetFile | None:
+    """Return what the file of a data directory says; None where there is none. Blocks.
+
+    Raises:
+        StorageError: it is damaged, or the disk refused; nothing is known then.
+    """
+    path = directory / SET_FILE
+    try:
+        data = fs.read_file(path, SET_BYTES_MAX)
+    except DiskError as error:
+        if error.errno_name == "ENOENT":
+            return None
+        raise
+    try:
+        return decode_set_file(data)
+    except StorageError as error:
+        raise StorageError(
+            f"{path} is damaged: {error}; move the data directories away, and the"
+            " replica joins its set as a new one"
+        ) from error
+
+
+def write_set_file(fs: FileSystem, directory: Path, file: SetFile) -> None:
+    """Replace the file; synced on return. Blocks.
+
+    Raises:
+        StorageError: the old file is there still, or the new one.
+    """
+    fs.write_atomically(directory / SET_FILE, encode_set_file(file))

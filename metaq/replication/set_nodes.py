@@ -1,0 +1,556 @@
+"""The nodes of a set in ZooKeeper: what a replica reads of them, and what it writes.
+
+    /replicas/N             the record (`record.py`)
+    /replicas/N/leader      ephemeral: {"epoch":7,"replica":2,"claim":"9f","address":..}
+    /replicas/N/members/K   {"set":..,"directories":{identity: version},"incarnation":5}
+    /replicas/N/present/K   ephemeral: state, flag and copy of the record of replica K
+
+Reads take the presences first and the record after them: one that shows a newer copy
+than the record has then proves that ZooKeeper was set back. A change of the record is
+one request, and there are three answers to it:
+
+    LANDED    it was carried out
+    REFUSED   it was not, and will not be: something else is there than was read
+    UNKNOWN   the answer got lost; it may have been carried out, or still be
+
+After the last two the nodes are read again after a sync, and nothing is repeated
+blindly.
+
+Invariants:
+
+* only `create_record` makes a record: an empty replica that starts first creates no
+  node of a set, and a frozen one no more than the way to its `present/K`;
+* versions are compared in the session that read them, in which they never come twice;
+* a node of another process is never deleted: nodes of the own replica from an earlier
+  session are, with those who claimed in between excluded by the record's version.
+"""
+
+import asyncio
+import enum
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Final, TypeVar
+
+from metaq.clock import Clock
+from metaq.errors import CoordinationError, SessionLostError, SessionSuspendedError
+from metaq.model import BrokerId
+from metaq.replication.election import Flag, Presence, PresenceState
+from metaq.replication.epochs import Epoch
+from metaq.replication.record import (
+    REPLICA_MAX,
+    Change,
+    LeaderNode,
+    ReplicaSetError,
+    SetRecord,
+    decode_record,
+    encode_record,
+    fields_of,
+)
+from metaq.replication.replica import LeaderSeen, View
+from metaq.zk.errors import (
+    CoordinationTimeoutError,
+    NodeChangedError,
+    NoNodeError,
+)
+from metaq.zk.paths import NodePaths
+from metaq.zk.session import (
+    Cancel,
+    CheckNode,
+    Coordinator,
+    CreateEphemeral,
+    DeleteNode,
+    Operation,
+    WriteNode,
+)
+from metaq.zk.znodes import Node
+
+_log = logging.getLogger(__name__)
+
+REQUEST_TIMEOUT_S: Final = 5.0
+"""So long ZooKeeper may take for an answer."""
+TRIES: Final = 3
+"""A node that is to be deleted goes by itself with its session, and may do so between a
+read and the request; this often is no coincidence any more."""
+
+REPLICAS: Final = range(1, REPLICA_MAX + 1)
+UNANSWERED: Final = (SessionSuspendedError, SessionLostError, CoordinationTimeoutError)
+"""Errors after which a request may have been carried out, or may still be."""
+
+T = TypeVar("T")
+
+
+# -- payloads -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A replica's node `members/K`: what it has registered of its data."""
+
+    set_id: str
+    directories: Mapping[str, int]
+    """Identity of each data directory, and its holdings version."""
+    incarnation: int
+    """Holdings version with which this life of the replica began."""
+
+    @property
+    def version(self) -> int:
+        """The holdings version; one directory may have been late to hear of it."""
+        return max(self.directories.values(), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A replica's node `present/K`: there while its session is."""
+
+    presence: Presence
+    address: str
+    """`meta://host:port` of its broker."""
+    token: str
+    """Random text of this life, which it shows when it joins a leader."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderData:
+    """Payload of the `leader` node."""
+
+    replica: int
+    epoch: Epoch
+    address: str
+    """`meta://host:port` of its broker."""
+
+
+def _encode(fields: Mapping[str, object]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def encode_member(member: Member) -> bytes:
+    """Return the JSON of `members/K`, directories sorted."""
+    directories = dict(sorted(member.directories.items()))
+    fields = {"set": member.set_id, "directories": directories}
+    return _encode(fields | {"incarnation": member.incarnation})
+
+
+def decode_member(data: bytes) -> Member:
+    """Read `members/K`; properties that are not known are left out.
+
+    Raises:
+        ReplicaSetError: no JSON, or a property is missing, of another kind or negative.
+    """
+    kinds = {"set": str, "directories": dict, "incarnation": int}
+    fields = fields_of(data, "member", kinds)
+    for identity, version in fields["directories"].items():
+        if type(version) is not int or version < 0:
+            raise ReplicaSetError(
+                f"member: expected a version of directory {identity!r:.80},"
+                f" got {version!r:.80}"
+            )
+    return Member(fields["set"], fields["directories"], fields["incarnation"])
+
+
+_PRESENT_NUMBERS: Final = ("incarnation", "revision", "epoch", "damaged")
+_PRESENT_KINDS: Final = {
+    **dict.fromkeys(_PRESENT_NUMBERS, int),
+    **dict.fromkeys(("state", "flag", "address", "token"), str),
+}
+
+
+def encode_present(shown: Shown) -> bytes:
+    """Return the JSON of `present/K`; K is in the node's name alone."""
+    fields = asdict(shown.presence) | {"address": shown.address, "token": shown.token}
+    del fields["replica"]
+    return _encode(fields)
+
+
+def decode_present(replica: int, data: bytes) -> Shown:
+    """Read `present/K`; properties that are not known are left out.
+
+    Args:
+        replica: K.
+        data: the payload.
+
+    Raises:
+        ReplicaSetError: no JSON, or a property is missing, of another kind or negative,
+            or a state or a flag has another name than those known here.
+    """
+    fields = fields_of(data, "presence", _PRESENT_KINDS)
+    try:
+        state, flag = PresenceState(fields["state"]), Flag(fields["flag"])
+    except ValueError as error:
+        raise ReplicaSetError(f"presence: {error}") from error
+    numbers = {name: fields[name] for name in _PRESENT_NUMBERS}
+    presence = Presence(replica, state=state, flag=flag, **numbers)
+    return Shown(presence, fields["address"], fields["token"])
+
+
+def encode_leader(leader: LeaderData) -> bytes:
+    """Return the JSON of the `leader` node."""
+    fields = {"epoch": leader.epoch.number, "replica": leader.replica}
+    return _encode(fields | {"claim": leader.epoch.nonce, "address": leader.address})
+
+
+def decode_leader(data: bytes) -> LeaderData:
+    """Read the `leader` node; properties that are not known are left out.
+
+    Raises:
+        ReplicaSetError: no JSON, or a property is missing, of another kind or negative.
+    """
+    kinds = {"epoch": int, "replica": int, "claim": str, "address": str}
+    fields = fields_of(data, "leader", kinds)
+    epoch = Epoch(fields["epoch"], fields["claim"])
+    return LeaderData(fields["replica"], epoch, fields["address"])
+
+
+def _read(path: str, decode: Callable[[bytes], T], data: bytes) -> T:
+    """Read a payload, and name its node where it cannot be read."""
+    try:
+        return decode(data)
+    except ReplicaSetError as error:
+        raise ReplicaSetError(f"{path}: {error}") from error
+
+
+# -- reading and writing --------------------------------------------------------------
+
+
+class Outcome(enum.Enum):
+    """Answer to a change; see the top of this file."""
+
+    LANDED = "landed"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class SetView:
+    """All nodes of a set, as one read found them."""
+
+    view: View
+    shown: Mapping[int, Shown]
+    """Replicas that are there."""
+    members: Mapping[int, Member]
+    """Replicas that have registered their data."""
+    leader_address: str
+    """`meta://host:port` of the leader; "" while there is none."""
+
+
+class SetNodes:
+    """The nodes of one set, for one replica of it, or for a command of an operator.
+
+    Owner: the event loop of the coordinator; one call at a time, but for `read`. Calls
+    raise `CoordinationError`s as `Coordinator` does.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        paths: NodePaths,
+        broker_id: BrokerId,
+        replica: int,
+        *,
+        clock: Clock,
+    ) -> None:
+        """Prepare; nothing is asked yet.
+
+        Args:
+            coordinator: started and stopped by its creator.
+            paths: of the tree.
+            broker_id: the broker that the set is.
+            replica: our number, from 1 to 9; `NO_REPLICA` for a command.
+            clock: the coordinator's.
+        """
+        self._coordinator = coordinator
+        self._replica = replica
+        self._clock = clock
+        self._record = paths.replica_set(broker_id)
+        self._leader = paths.set_leader(broker_id)
+        self._members = paths.set_members(broker_id)
+        self._presences = paths.set_presences(broker_id)
+        self._session_version = 0
+        self._known: Mapping[int, Member] = {}
+
+    def _deadline_s(self) -> float:
+        return self._clock.monotonic_s() + REQUEST_TIMEOUT_S
+
+    async def _get(self, path: str) -> Node | None:
+        return await self._coordinator.get(path, deadline_s=self._deadline_s())
+
+    async def _make(self, parent: str) -> None:
+        deadline_s = self._deadline_s()
+        await self._coordinator.set_or_create(parent, b"", deadline_s=deadline_s)
+
+    async def _transact(self, steps: Sequence[Operation]) -> None:
+        await self._coordinator.transact(steps, deadline_s=self._deadline_s())
+
+    def _is_mine(self, node: Node) -> bool:
+        return node.owner_session_id == self._coordinator.status.session_id
+
+    # -- reading ----------------------------------------------------------------------
+
+    async def read(self, *, synced: bool) -> SetView:
+        """Read all nodes of the set; where there is no record, the view has none.
+
+        Args:
+            synced: read what is there now, not what a server has that may lag.
+
+        Raises:
+            ReplicaSetError: a node cannot be read; its path is named.
+            SessionLostError: also when another session began in between.
+        """
+        session_version = self._coordinator.status.session_version
+        if synced:
+            await self._coordinator.sync(self._record, deadline_s=self._deadline_s())
+        shown = await self._each(self._presences, decode_present)
+        node = await self._get(self._record)
+        led = await self._get(self._leader)
+        members = await self._each(self._members, lambda _, data: decode_member(data))
+        if self._coordinator.status.session_version != session_version:
+            raise SessionLostError(f"read {self._record}: the session ended in between")
+        record = leader = seen = None
+        # Without a payload it is the parent of frozen replicas that show themselves.
+        if node is not None and node.data:
+            record = _read(self._record, decode_record, node.data)
+        if led is not None:
+            leader = _read(self._leader, decode_leader, led.data)
+            seen = LeaderSeen(leader.replica, leader.epoch, self._is_mine(led))
+        self._session_version, self._known = session_version, members
+        version = 0 if node is None else node.version
+        presences = tuple(each.presence for each in shown.values())
+        view = View(record, version, seen, presences, is_synced=synced)
+        return SetView(view, shown, members, leader.address if leader else "")
+
+    async def _each(
+        self, parent: str, decode: Callable[[int, bytes], T]
+    ) -> dict[int, T]:
+        """Return what the node of each replica below a node says."""
+        paths = [f"{parent}/{replica}" for replica in REPLICAS]
+        nodes = await asyncio.gather(*map(self._get, paths))
+        return {
+            replica: _read(path, partial(decode, replica), node.data)
+            for replica, path, node in zip(REPLICAS, paths, nodes, strict=True)
+            if node is not None
+        }
+
+    async def _member(self, replica: int) -> tuple[str, Member | None, int | None]:
+        """Return the path of `members/K`, what it says now, and its version."""
+        path = f"{self._members}/{replica}"
+        node = await self._get(path)
+        if node is None:
+            return path, None, None
+        return path, _read(path, decode_member, node.data), node.version
+
+    def watch(self, on_change: Callable[[], None]) -> Cancel:
+        """Call `on_change` now and when a node or the session changes; then `read`.
+
+        Watched are the record, the leader, and which replicas are there in which state.
+
+        Returns:
+            A function that ends it.
+        """
+        paths = [self._record, self._leader]
+        paths += [f"{self._presences}/{replica}" for replica in REPLICAS]
+        watch_data = self._coordinator.watch_data
+        cancels = [self._coordinator.add_listener(lambda _: on_change())]
+        cancels += [watch_data(path, lambda _: on_change()) for path in paths]
+
+        def cancel() -> None:
+            for each in cancels:
+                each()
+
+        return cancel
+
+    # -- changes of the record --------------------------------------------------------
+
+    async def propose(
+        self, change: Change, *, member: Member | None, leader_data: bytes
+    ) -> Outcome:
+        """Send a change, which lands as a whole or not at all.
+
+        It is refused unsent when the session is another than that of the last `read`:
+        versions of nodes may come twice, in a ZooKeeper that was set back.
+
+        A `leader` node of an earlier session of this replica does not stop the change
+        that creates one, it is deleted with it. The own `members/K` is written over the
+        version that `read` found.
+
+        Args:
+            change: planned from what the last `read` found.
+            member: payload of the own `members/K`; None where the change has none.
+            leader_data: payload of the `leader` node; b"" where the change has none.
+
+        Raises:
+            CoordinationError: ZooKeeper refuses for another reason (rights, quota).
+        """
+        return await self._carry_out(self._steps(change, member, leader_data))
+
+    async def _steps(
+        self, change: Change, member: Member | None, leader_data: bytes
+    ) -> Sequence[Operation]:
+        """Return the request of a change."""
+        steps: list[Operation] = [
+            CheckNode(self._record, change.version)
+            if change.is_check
+            else WriteNode(self._record, encode_record(change.record), change.version)
+        ]
+        steps += await self._leader_steps(change.leader_node, leader_data)
+        if change.member is not None:
+            assert member is not None, f"{change.purpose} without its member"
+            path, found, version = await self._member(change.member[0])
+            if found != self._known.get(change.member[0]):
+                raise NodeChangedError(f"{path}: another one has registered")
+            steps.append(WriteNode(path, encode_member(member), version))
+        if change.member_check is not None:
+            path, found, version = await self._member(change.member_check[0])
+            if found is None or found.incarnation != change.member_check[1]:
+                raise NodeChangedError(f"{path}: not life {change.member_check[1]}")
+            steps.append(CheckNode(path, version))
+        if (now := self._coordinator.status.session_version) != self._session_version:
+            raise NodeChangedError(
+                f"read in session {self._session_version}, now {now}"
+            )
+        return steps
+
+    async def _leader_steps(self, part: LeaderNode, data: bytes) -> Sequence[Operation]:
+        """Return the steps of a change at the `leader` node."""
+        path = self._leader
+        if part is LeaderNode.LEFT:
+            return ()
+        node = await self._get(path)
+        if part is LeaderNode.CHECKED:
+            if node is None or not self._is_mine(node):
+                raise NodeChangedError(f"{path}: not of this session")
+            return (CheckNode(path, node.version),)
+        created = [CreateEphemeral(path, data)] if part is LeaderNode.CREATED else []
+        is_old = node is not None and not self._is_mine(node) and self._is_ours(node)
+        if node is not None and (is_old or not created):
+            return DeleteNode(path, node.version), *created
+        return created
+
+    def _is_ours(self, leader: Node) -> bool:
+        """Return whether this replica made a `leader` node, in whichever session."""
+        return _read(self._leader, decode_leader, leader.data).replica == self._replica
+
+    async def _carry_out(self, steps: Awaitable[Sequence[Operation]]) -> Outcome:
+        """Work out a request, and send it."""
+        is_sent = False
+        try:
+            request = await steps
+            is_sent = True
+            await self._transact(request)
+        except (NodeChangedError, NoNodeError) as error:
+            _log.info("change of a set refused: path=%s error=%s", self._record, error)
+            return Outcome.REFUSED
+        except UNANSWERED as error:
+            _log.warning("no answer to a change: path=%s error=%s", self._record, error)
+            return Outcome.UNKNOWN if is_sent else Outcome.REFUSED
+        return Outcome.LANDED
+
+    async def create_record(
+        self, record: SetRecord, members: Mapping[int, Member]
+    ) -> Outcome:
+        """Make the nodes of a set, for `init`, or for `restore` where all are gone.
+
+        Args:
+            record: its record; refused where there is one.
+            members: replicas whose data is known; others join with none.
+        """
+        for parent in (self._members, self._presences):
+            await self._make(parent)
+        return await self._carry_out(self._creation(record, members))
+
+    async def _creation(
+        self, record: SetRecord, members: Mapping[int, Member]
+    ) -> Sequence[Operation]:
+        node = await self._get(self._record)
+        if node is None or node.data:
+            raise NodeChangedError(f"{self._record}: there is a record")
+        return [
+            WriteNode(self._record, encode_record(record), node.version),
+            *[
+                WriteNode(f"{self._members}/{replica}", encode_member(member), None)
+                for replica, member in members.items()
+            ],
+        ]
+
+    # -- nodes of this replica --------------------------------------------------------
+
+    async def write_member(self, member: Member) -> Outcome:
+        """Write the own `members/K`, with newer versions of the directories.
+
+        Refused where there is none, or another life of this replica has registered.
+        """
+        return await self._carry_out(self._member_steps(member))
+
+    async def _member_steps(self, member: Member) -> Sequence[Operation]:
+        path, found, version = await self._member(self._replica)
+        if found is None or replace(found, directories=member.directories) != member:
+            raise NodeChangedError(f"{path}: another one has registered")
+        return (WriteNode(path, encode_member(member), version),)
+
+    async def show(self, shown: Shown) -> None:
+        """Create the own `present/K`, or write it where it differs.
+
+        One that an earlier session of this replica left is replaced; call it again in
+        each new session. The nodes above are made for a frozen replica alone, which an
+        operator has to find also where ZooKeeper has lost the set.
+
+        Raises:
+            ReplicaSetError: another broker shows this replica, or there is no set.
+        """
+        if shown.presence.state is PresenceState.FROZEN:
+            await self._make(self._presences)
+        try:
+            await self._insist(partial(self._show_steps, shown))
+        except NoNodeError as error:
+            raise ReplicaSetError(
+                f"{self._presences}: no such node; `metaq replicas init` makes a set,"
+                f" replica {self._replica} cannot show itself without one"
+            ) from error
+
+    async def _show_steps(self, shown: Shown) -> Sequence[Operation]:
+        path, data = f"{self._presences}/{self._replica}", encode_present(shown)
+        node = await self._get(path)
+        if node is None:
+            return (CreateEphemeral(path, data),)
+        if self._is_mine(node):
+            is_same = node.data == data
+            return () if is_same else (WriteNode(path, data, node.version),)
+        there = _read(path, partial(decode_present, self._replica), node.data)
+        if there.address != shown.address:
+            raise ReplicaSetError(
+                f"{path}: replica {self._replica} twice, at {there.address} and at"
+                f" {shown.address}; give each its own replicaId"
+            )
+        return DeleteNode(path, node.version), CreateEphemeral(path, data)
+
+    async def hide(self) -> None:
+        """Delete the own `present/K`, if it is of this session."""
+        path = f"{self._presences}/{self._replica}"
+        node = await self._get(path)
+        if node is not None and self._is_mine(node):
+            await self._coordinator.delete(path, deadline_s=self._deadline_s())
+
+    async def withdraw(self) -> None:
+        """Delete the `leader` node if this replica made it, in whichever session."""
+        await self._insist(self._withdrawal)
+
+    async def _withdrawal(self) -> Sequence[Operation]:
+        record = await self._get(self._record)
+        node = await self._get(self._leader)
+        if record is None or node is None or not self._is_ours(node):
+            return ()
+        # Another one that claims in between changes the record.
+        check = CheckNode(self._record, record.version)
+        return check, DeleteNode(self._leader, node.version)
+
+    async def _insist(
+        self, steps: Callable[[], Awaitable[Sequence[Operation]]]
+    ) -> None:
+        """Look what is to be done, and do it; again where others were faster."""
+        for _ in range(TRIES):
+            with suppress(NodeChangedError):
+                await self._transact(await steps())
+                return
+        raise CoordinationError(f"{self._record}: changed by others, {TRIES} times")

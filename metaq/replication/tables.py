@@ -1,0 +1,381 @@
+"""The epoch tables and numbers of a replica's logs, in memory and in its journals.
+
+One journal for each data directory (`epoch_journal.py`). The loop's thread has the
+tables, and queues what becomes of them; the storage thread of the directory writes it,
+between the appends that were queued before and those after. So what is queued for a log
+is synced before any later byte of it. What is queued together is one frame and one
+sync. A write that fails, also for want of space, takes the directory offline: without
+its epochs no byte of a log can be believed.
+
+A journal that cannot be believed is moved aside by the first write; what it knew of
+numbers and epochs is gone, and the replica is incomplete (`is_damaged`).
+"""
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from metaq.errors import CorruptRecordError, DiskError, NoSpaceError
+from metaq.fs import FileSystem
+from metaq.fs.frame_file import FrameFile, StoredFrame, read_frames
+from metaq.model import LogId, Offset
+from metaq.replication.epoch_journal import (
+    ENTRIES,
+    EPOCHS_FILE,
+    MAGIC,
+    Begun,
+    Born,
+    Cut,
+    Entry,
+    EpochJournal,
+    Gone,
+    decode_entries,
+    encode_entries,
+    replay,
+)
+from metaq.replication.epochs import Epoch, EpochTable, load_table
+from metaq.storage.log_dir import LogDir
+from metaq.storage.log_manager import LogManager
+from metaq.storage.log_removal import OnDone, outcome_of
+
+NUMBER_BITS: Final = 64
+"""Size of a log number, drawn at random."""
+
+COMPACT_BYTES: Final = 1 << 20
+"""A journal is written again when it is larger by this than twice what it says."""
+
+_log = logging.getLogger(__name__)
+
+
+class EpochTables:
+    """Epochs of the logs of one replica. Owner: the event loop's thread."""
+
+    def __init__(
+        self,
+        files: Mapping[Path, "_JournalFile"],
+        draw: Callable[[], int] = lambda: secrets.randbits(NUMBER_BITS),
+    ) -> None:
+        """Take journals that were read; see `read`."""
+        self._files = files
+        self._draw = draw
+        self._directories: Mapping[Path, LogDir] = {}
+        self._known = EpochJournal({}, {}, {})
+        self._paths: dict[int, Path] = {}
+        """Data directory of each living log."""
+        for path, file in files.items():
+            self._known.births.update(file.known.births)
+            self._known.tables.update(file.known.tables)
+            self._known.gone.update(file.known.gone)
+            self._paths.update(dict.fromkeys(file.known.births, path))
+        for number in self._known.births:
+            # A log that began again in another directory is gone in the first one.
+            self._known.gone.pop(number, None)
+        self.numbers: Final[dict[LogId, int]] = {
+            each.log_id: number for number, each in self._known.births.items()
+        }
+        """Living logs."""
+        self.on_gone: Callable[[int], None] | None = None
+        """Called when a living log is buried, before anyone sees that."""
+
+    @classmethod
+    def read(
+        cls,
+        fs: FileSystem,
+        paths: Iterable[Path],
+        draw: Callable[[], int] = lambda: secrets.randbits(NUMBER_BITS),
+    ) -> "EpochTables":
+        """Read the journals of data directories, and change nothing; blocks.
+
+        Args:
+            fs: the disk.
+            paths: of all data directories; they may be missing.
+            draw: returns a number of 64 bits that was not used before.
+
+        Raises:
+            StorageError: a disk refuses.
+        """
+        return cls({path: _JournalFile.read(fs, path) for path in paths}, draw)
+
+    def attach(self, logs: LogManager) -> None:
+        """Write to the data directories of logs that are open now.
+
+        Entries at the end of a log, or after it, are from before a crash or a cut, and
+        those of deleted bytes say nothing any more: both are dropped.
+        """
+        self._directories = {each.path: each for each in logs.directories()}
+        tables = self._known.tables
+        for log in logs.logs().values():
+            if log.number in tables:
+                start, end = log.log_start_offset, log.synced_end
+                table = load_table(tables[log.number], start=start, end=end)
+                tables[log.number] = table
+
+    @property
+    def is_damaged(self) -> bool:
+        """Return whether a journal cannot be believed: nothing is known of its logs."""
+        return any(file.is_damaged for file in self._files.values())
+
+    @property
+    def gone(self) -> AbstractSet[int]:
+        """Return the numbers of deleted logs."""
+        return self._known.gone.keys()
+
+    @property
+    def starts(self) -> dict[LogId, Offset]:
+        """Return where the living logs began."""
+        return {each.log_id: each.start for each in self._known.births.values()}
+
+    @property
+    def buried(self) -> AbstractSet[LogId]:
+        """Return deleted logs by name whose files may be there yet."""
+        names = self._known.gone.values()
+        return {name for name in names if name is not None} - self.numbers.keys()
+
+    def is_living(self, number: int | None) -> bool:
+        """Return whether a log has epochs: it was begun here, and is not buried."""
+        return number in self._known.births
+
+    def table(self, number: int) -> EpochTable:
+        """Return the epochs of a living log."""
+        return self._known.tables[number]
+
+    # -- logs that come and go
+
+    def begin_log(
+        self, log_id: LogId, directory: LogDir, start: Offset, epoch: Epoch
+    ) -> int:
+        """Draw the number of a new log of a leader; never blocks.
+
+        It is on the disk before anything that is appended later.
+
+        Args:
+            log_id: which partition.
+            directory: its data directory.
+            start: its first offset.
+            epoch: of the leader.
+        """
+        number = self._draw()
+        while number in self._paths or number in self._known.gone:
+            number = self._draw()
+        self.adopt_log(log_id, number, directory, start, epoch)
+        return number
+
+    def adopt_log(
+        self, log_id: LogId, number: int, directory: LogDir, start: Offset, epoch: Epoch
+    ) -> None:
+        """Take a log of the leader, new here or begun again; likewise.
+
+        Args:
+            log_id: which partition; another log of this name was buried.
+            number: given by the leader.
+            directory: its data directory.
+            start: the first offset here.
+            epoch: of the byte there.
+        """
+        known = self.numbers.get(log_id, number)
+        assert known == number, f"{log_id}: {known} is not buried, and {number} begins"
+        former = self._directories.get(self._paths.get(number, directory.path))
+        self.numbers[log_id], self._paths[number] = number, directory.path
+        born = Born(number, log_id, start, epoch)
+        self._known.apply([born])
+        self._queue(directory, born)
+        if former is not None and former is not directory:
+            self._queue(former, Gone(number))
+
+    def _queue(self, directory: LogDir, entry: Entry) -> None:
+        file = self._files[directory.path]
+        file.pending.append(entry)
+        work = partial(directory.appender.guarded, file.write)
+        directory.submit(work, joins=True)
+
+    async def bury(self, numbers: Collection[int]) -> None:
+        """Note for good that logs are deleted, synced on return.
+
+        Args:
+            numbers: also of logs that this replica never had: others may have them.
+
+        Raises:
+            StorageError: a directory is offline, or is now.
+            ClosedError: it is closed.
+        """
+        await self._write([Gone(each) for each in numbers if each not in self.gone])
+
+    # -- epochs
+
+    async def begin_epoch(self, epoch: Epoch, ends: Mapping[int, Offset]) -> None:
+        """Begin an epoch in logs that lead now: one sync for each data directory.
+
+        Args:
+            epoch: the leader's.
+            ends: log number → its end.
+
+        Raises:
+            StorageError: a directory is offline, or is now.
+            ClosedError: it is closed.
+        """
+        await self._write([Begun(number, epoch, end) for number, end in ends.items()])
+
+    async def adopt(self, tables: Mapping[int, EpochTable]) -> None:
+        """Take the tables with which logs go on that were cut; likewise.
+
+        Args:
+            tables: log number → its whole table. Nothing is written of those that are
+                as before.
+
+        Raises:
+            StorageError: a directory is offline, or is now.
+            ClosedError: it is closed.
+        """
+        entries: list[Entry] = []
+        for number, table in tables.items():
+            entries += _changes(number, self.table(number), table)
+        await self._write(entries)
+
+    async def _write(self, entries: Sequence[Entry]) -> None:
+        by_path: dict[Path, list[Entry]] = {}
+        first = next(iter(self._files))
+        for entry in entries:
+            path = self._paths.get(entry.number, first)
+            by_path.setdefault(path, []).append(entry)
+        errors = await asyncio.gather(
+            *(outcome_of(partial(self._submit, *each)) for each in by_path.items())
+        )
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def _submit(self, path: Path, entries: Sequence[Entry], on_done: OnDone) -> None:
+        directory, file = self._directories[path], self._files[path]
+        if (refusal := directory.refusal()) is not None:
+            on_done(refusal)
+            return
+
+        def done(error: Exception | None) -> None:
+            if error is None:
+                self._take(entries)
+            on_done(error)
+
+        file.pending.extend(entries)
+        carry_out = directory.appender.carry_out
+        directory.submit(partial(carry_out, file.write, done, is_vital=True))
+
+    def _take(self, entries: Sequence[Entry]) -> None:
+        """Have entries in memory that are on disk."""
+        births = self._known.births
+        for entry in entries:
+            if isinstance(entry, Gone) and entry.number in births:
+                del self.numbers[births[entry.number].log_id]
+                del self._paths[entry.number]
+                if self.on_gone is not None:
+                    self.on_gone(entry.number)
+        self._known.apply(entries)
+
+    def close(self) -> None:
+        """Close the journals, when the logs are closed; never raises."""
+        for file in self._files.values():
+            file.close()
+
+
+def _changes(number: int, old: EpochTable, new: EpochTable) -> Iterable[Entry]:
+    """Return the entries that make one table of another."""
+    same = 0
+    while same < min(len(old), len(new)) and old[same] == new[same]:
+        same += 1
+    if same < len(old):
+        yield Cut(number, old[same].start)
+    for epoch, start in new[same:]:
+        yield Begun(number, epoch, start)
+
+
+class _JournalFile:
+    """The journal of one data directory. Owner: its storage thread, once it runs."""
+
+    def __init__(self, fs: FileSystem, path: Path, known: EpochJournal) -> None:
+        self.known: Final = known
+        """Its contents as written."""
+        self.is_damaged = False
+        """It was read, and cannot be believed."""
+        self.pending: Final = deque[Entry]()
+        """Entries that the next `write` takes; any thread adds to them."""
+        self._fs = fs
+        self._path = path / EPOCHS_FILE
+        self._file: FrameFile | None = None
+        self._limit_bytes = COMPACT_BYTES
+
+    @classmethod
+    def read(cls, fs: FileSystem, path: Path) -> "_JournalFile":
+        """Return the journal of a data directory, empty where there is none."""
+        journal = cls(fs, path, EpochJournal({}, {}, {}))
+        try:
+            known = _entries_of(read_frames(fs, path / EPOCHS_FILE, MAGIC))
+            journal = cls(fs, path, replay(known))
+        except CorruptRecordError as error:
+            _log.error("epochs not believed: %s", error)
+            journal.is_damaged = True
+        except DiskError as error:
+            if error.errno_name != "ENOENT":
+                raise
+        return journal
+
+    def write(self) -> None:
+        """Write and sync what is pending, as one frame, and drop what says nothing.
+
+        Raises:
+            StorageError: nothing is known about the file any more, or there is no room.
+        """
+        entries = [self.pending.popleft() for _ in range(len(self.pending))]
+        if not entries:
+            return
+        file = self._file or self._open()
+        file.append(ENTRIES, 0, encode_entries(entries))
+        self.known.apply(entries)
+        if file.end >= self._limit_bytes:
+            self._compact(file)
+
+    def _open(self) -> FrameFile:
+        if self.is_damaged and self._fs.exists(self._path):
+            aside = self._path.with_name(f"{EPOCHS_FILE}.damaged")
+            self._fs.rename(self._path, aside)
+        self._file = FrameFile(self._fs, self._path, MAGIC)
+        self._file.open(lambda _frame: None)
+        self._set_limit()
+        return self._file
+
+    def _set_limit(self) -> None:
+        size = len(encode_entries(self.known.entries()))
+        self._limit_bytes = COMPACT_BYTES + 2 * size
+
+    def _compact(self, file: FrameFile) -> None:
+        self._set_limit()
+        if file.end < self._limit_bytes:
+            return
+        try:
+            file.replace([(ENTRIES, 0, encode_entries(self.known.entries()))])
+        except NoSpaceError as error:
+            _log.warning("epochs not made smaller: %s", error)
+            self._limit_bytes += file.end
+
+    def close(self) -> None:
+        """Close the file; never raises."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _entries_of(frames: Iterable[StoredFrame]) -> Iterable[Entry]:
+    """Yield the entries of all frames.
+
+    Raises:
+        CorruptRecordError: a frame is of no kind that is known.
+    """
+    for frame in frames:
+        if frame.kind != ENTRIES:
+            raise CorruptRecordError(
+                f"frame of epochs: expected kind {ENTRIES}, got {frame.kind}"
+            )
+        yield from decode_entries(frame.body)

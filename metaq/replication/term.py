@@ -1,0 +1,184 @@
+"""One term of a leader: its streams, and what it keeps an eye on while it leads.
+
+Owner: the node, from the moment its puts are open to its step-down.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from metaq.errors import TooFewReplicasError
+from metaq.replication.election import Presence
+from metaq.replication.leading import FollowerLag, LeadingStreams
+from metaq.replication.progress import Leadership
+from metaq.replication.replica import Moved, Replica, note_join, saved_by
+from metaq.replication.store import ReplicaStore
+from metaq.replication.upkeep import (
+    WaitingPuts,
+    can_others_lead,
+    change_set,
+    refuses_puts,
+)
+from metaq.stats import gauge, part
+
+ALONE_S: Final = 10.0
+"""A leader that no follower has reached for so long hands over, where others can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStatus:
+    """This broker as one replica of a set."""
+
+    replica: int
+    epoch: int = gauge(
+        "metaq_replica_epoch",
+        "Epoch in which this replica leads its set, 0 while it does not.",
+    )
+    in_sync_count: int = gauge(
+        "metaq_replica_in_sync", "In-sync replicas of a set, as this one knows it."
+    )
+    leaderless_s: float = gauge(
+        "metaq_replica_leaderless_seconds",
+        "Time for which this replica has seen no leader.",
+    )
+    frozen_cause: str = ""
+    """Why it has no part in its set; "" while it has."""
+    is_incomplete: bool = False
+    """It may lack bytes that were acknowledged."""
+    refusal: str = ""
+    """Why it leads and takes no puts; "" while it does."""
+    followers: tuple[FollowerLag, ...] = part(
+        default=(), labels=("replica",), label=lambda each: (str(each.replica),)
+    )
+    """Of a leader."""
+
+
+class TermNode(Protocol):
+    """Interface of the node."""
+
+    @property
+    def replica(self) -> Replica:
+        """Return its state."""
+
+    def take_note(self, replica: Replica) -> None:
+        """Take over a state that needs no action."""
+
+    def wake(self) -> None:
+        """Look soon at what is due."""
+
+    def knows(self, replica: int, token: str) -> bool:
+        """Return whether a token is that of `present/K`; else read it soon."""
+
+
+class Term:
+    """On the loop's thread."""
+
+    def __init__(self, node: TermNode, store: ReplicaStore, *, lag_s: float) -> None:
+        """Prepare; the logs follow until `begin`.
+
+        Args:
+            node: it leads.
+            store: its logs, in which the epoch has begun.
+            lag_s: so long a follower may be late, seconds.
+        """
+        self._node = node
+        self._logs = store.logs
+        self._waiting = WaitingPuts(lag_s)
+        self._caught_up = set[int]()
+        self._lost = set[int]()
+        self._contact_s: float | None = None
+        self.streams: Final = LeadingStreams(
+            asyncio.get_running_loop(),
+            store.logs.logs(),
+            store.tables,
+            self,
+            set_id=node.replica.file.set_id,
+            lag_s=lag_s,
+        )
+        """Streams to the followers."""
+
+    def begin(self) -> None:
+        """Lead all logs."""
+        self.streams.begin()
+
+    def close(self) -> None:
+        """End the streams; the logs are made to follow by others."""
+        self.streams.close()
+
+    # -- what is due ------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> None:
+        """Look at the clock: idle followers, puts that wait; some times a second."""
+        self.streams.tick(now_s)
+        self._waiting.check(self._logs.logs(), now_s)
+        others = self.term.quorum.confirmed - {self._node.replica.id}
+        if self._contact_s is None or not others or others - self.streams.stalled():
+            self._contact_s = now_s
+
+    def refusal(self, presences: tuple[Presence, ...]) -> TooFewReplicasError | None:
+        """Return why a put is seen not to be acknowledged; None: it may well be."""
+        own = self._node.replica
+        if not refuses_puts(own, presences, self.streams.stalled()):
+            return None
+        return TooFewReplicasError(
+            f"a put needs {own.record.min} replicas that sync it: in sync are"
+            f" {sorted(own.record.in_sync)}, and not all of them follow"
+        )
+
+    def next_change(self, presences: tuple[Presence, ...]) -> Moved | None:
+        """Return the change of the in-sync set that is due, or None."""
+        return change_set(
+            self._node.replica,
+            presences,
+            stalled=self.streams.stalled(),
+            lost=self._lost,
+            caught_up=self._caught_up,
+        )
+
+    def is_alone(self, presences: tuple[Presence, ...], now_s: float) -> bool:
+        """Return whether it reaches no follower, and others can lead."""
+        return (
+            self._contact_s is not None
+            and now_s - self._contact_s > ALONE_S
+            and can_others_lead(self._node.replica, presences)
+        )
+
+    def is_stalled(self) -> bool:
+        """Return whether a replica that is waited for does not pull any more."""
+        return bool(self.streams.stalled())
+
+    # -- of the streams (TermOwner) ---------------------------------------------------
+
+    @property
+    def term(self) -> Leadership:
+        """Return the term as the core has it."""
+        term = self._node.replica.term
+        assert term is not None, f"replica {self._node.replica.id} does not lead"
+        return term
+
+    def on_join(self, replica: int, incarnation: int, revision: int) -> None:
+        """A follower has joined: its former life counts no more."""
+        self._caught_up.discard(replica)
+        self._lost.discard(replica)
+        self._node.take_note(note_join(self._node.replica, replica, incarnation))
+        self.on_saved(replica, revision)
+
+    def on_saved(self, replica: int, revision: int) -> None:
+        """A follower has a copy of the record with this revision."""
+        saved = dict(self.term.saved).get(replica, -1)
+        if saved != revision or self.term.quorum.former:
+            self._node.take_note(saved_by(self._node.replica, replica, revision))
+
+    def on_caught_up(self, replica: int) -> None:
+        """A follower has all logs up to where it counts."""
+        self._caught_up.add(replica)
+        self._node.wake()
+
+    def on_lost(self, replica: int) -> None:
+        """A member of the in-sync set lacks bytes that it promised."""
+        self._lost.add(replica)
+        self._node.wake()
+
+    def knows(self, replica: int, token: str) -> bool:
+        """Return whether a token is that of `present/K`."""
+        return self._node.knows(replica, token)

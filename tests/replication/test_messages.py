@@ -1,0 +1,266 @@
+"""Messages of replicas: they read back, and what is wrong in them is named."""
+
+import contextlib
+import json
+import random
+from collections.abc import Callable
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.errors import RemoteProtocolError
+from metaq.model import LogId, MessageId, Offset, SizeBytes
+from metaq.replication import messages
+from metaq.replication.election import Flag
+from metaq.replication.epochs import CopyFacts, Epoch, EpochStart
+from metaq.replication.messages import (
+    Chunk,
+    Data,
+    JoinLog,
+    JoinReply,
+    JoinRequest,
+    LogAnswer,
+    Pull,
+    TablesReply,
+    TablesRequest,
+    TailReply,
+    TailRequest,
+)
+from metaq.replication.progress import JoinAnswer
+from metaq.storage.producers import StoredBatch
+
+I64 = 2**63 - 1
+OFFSETS = st.integers(0, I64).map(Offset)
+NUMBERS = st.integers(0, 2**64 - 1)
+COUNTS = st.integers(0, I64)
+TEXTS = st.text(max_size=9)
+EPOCHS = st.builds(Epoch, COUNTS, TEXTS)
+TABLES = st.lists(st.builds(EpochStart, EPOCHS, OFFSETS), max_size=4).map(tuple)
+LOG_IDS = st.builds(LogId, TEXTS, st.integers(0, 2**31 - 1))
+
+
+@st.composite
+def copies(draw: Callable[..., object]) -> CopyFacts:
+    start, end = sorted((draw(OFFSETS), draw(OFFSETS)))  # type: ignore[type-var]
+    number, hw, table = draw(NUMBERS), draw(OFFSETS), draw(TABLES)
+    return CopyFacts(number, start, end, hw, table)  # type: ignore[arg-type]
+
+
+LOGS = st.builds(JoinLog, LOG_IDS, copies())
+ANSWERS = st.builds(
+    LogAnswer, LOG_IDS, st.builds(JoinAnswer, copies(), OFFSETS, OFFSETS)
+)
+
+
+def batch(offset: int, size: int) -> StoredBatch:
+    return StoredBatch(
+        "a.producer-1", 7, 3, -5, MessageId(-9), Offset(offset), SizeBytes(size)
+    )
+
+
+def chunk(
+    body: bytes = b"records", offset: int = 100, number: int = 2**64 - 1
+) -> Chunk:
+    return Chunk(
+        number,
+        Offset(offset),
+        SizeBytes(len(body)),
+        3,
+        MessageId(-1),
+        crc32(body),
+        Offset(0),
+        (batch(offset, 2), batch(offset + 2, 4)) if len(body) > 5 else (),
+        (body,),
+    )
+
+
+CHUNKS = st.builds(
+    chunk, st.binary(min_size=1, max_size=40), COUNTS.map(lambda n: n // 2)
+)
+DATA = st.builds(
+    Data,
+    EPOCHS,
+    st.lists(st.tuples(NUMBERS, OFFSETS, OFFSETS), max_size=3).map(tuple),
+    st.lists(CHUNKS, max_size=3).map(tuple),
+    st.lists(ANSWERS, max_size=2).map(tuple),
+    st.lists(NUMBERS, max_size=2).map(tuple),
+)
+VALUES: dict[str, tuple[st.SearchStrategy[object], Callable, Callable]] = {
+    "join": (
+        st.builds(
+            JoinRequest, TEXTS, EPOCHS, COUNTS, COUNTS, TEXTS, COUNTS,
+            st.sampled_from(Flag), st.lists(LOGS, max_size=3).map(tuple),
+        ),
+        messages.encode_join,
+        messages.decode_join,
+    ),
+    "join reply": (
+        st.builds(
+            JoinReply, EPOCHS, st.lists(ANSWERS, max_size=3).map(tuple),
+            st.lists(NUMBERS, max_size=3).map(tuple), st.booleans(),
+        ),
+        messages.encode_join_reply,
+        messages.decode_join_reply,
+    ),
+    "pull": (
+        st.builds(
+            Pull, EPOCHS, COUNTS, COUNTS, COUNTS,
+            st.lists(st.tuples(NUMBERS, OFFSETS), max_size=3).map(tuple),
+            COUNTS, st.booleans(),
+        ),
+        messages.encode_pull,
+        messages.decode_pull,
+    ),
+    "data": (DATA, messages.encode_data, messages.decode_data),
+    "tables": (
+        st.builds(TablesRequest, TEXTS, EPOCHS, COUNTS),
+        messages.encode_tables,
+        messages.decode_tables,
+    ),
+    "tables reply": (
+        st.builds(
+            TablesReply, st.lists(LOGS, max_size=3).map(tuple),
+            st.integers(-(2**63), I64).map(MessageId),
+        ),
+        messages.encode_tables_reply,
+        messages.decode_tables_reply,
+    ),
+    "tail": (
+        st.builds(TailRequest, TEXTS, EPOCHS, NUMBERS, OFFSETS, COUNTS),
+        messages.encode_tail,
+        messages.decode_tail,
+    ),
+    "tail reply": (
+        st.builds(TailReply, st.none() | CHUNKS),
+        messages.encode_tail_reply,
+        messages.decode_tail_reply,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@given(data=st.data())
+def test_a_message_reads_back_as_it_was(kind: str, data: st.DataObject) -> None:
+    """Every kind, with any values in range."""
+    values, encode, decode = VALUES[kind]
+    value = data.draw(values)
+    assert decode(encode(value)) == value
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@given(data=st.data())
+def test_damaged_messages_raise_nothing_else(kind: str, data: st.DataObject) -> None:
+    """A peer that breaks the rules costs its connection, and no traceback."""
+    values, encode, decode = VALUES[kind]
+    raw = bytearray(encode(data.draw(values)))
+    rng = random.Random(data.draw(st.integers(0, 2**32)))
+    for _ in range(rng.randrange(1, 4)):
+        at = rng.randrange(len(raw))
+        raw[at : at + rng.randrange(3)] = rng.randbytes(rng.randrange(3))
+        raw = raw or bytearray(b"\0")
+    with contextlib.suppress(RemoteProtocolError):
+        decode(bytes(raw))
+
+
+PULL = {
+    "epoch": [3, "n"], "replica": 2, "incarnation": 5, "revision": 7,
+    "acks": [[1, 10]], "credit": 9, "hw": False,
+}  # fmt: skip
+
+
+def packed(head: object, rest: bytes = b"") -> bytes:
+    data = json.dumps(head).encode()
+    return len(data).to_bytes(4, "big") + data + rest
+
+
+def test_a_pull_is_this_json() -> None:
+    """The layout that the head of the module shows; unknown properties are skipped."""
+    pull = Pull(Epoch(3, "n"), 2, 5, 7, ((1, Offset(10)),), 9, wants_hw=False)
+    assert messages.decode_pull(packed(PULL | {"new": [1]})) == pull
+    assert json.loads(messages.encode_pull(pull)[4:]) == PULL
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"epoch": 3}, "epoch: expected 2 items, got 3"),
+        ({"epoch": [3, 4]}, "nonce: expected a text, got 4"),
+        ({"epoch": [-1, "n"]}, "epoch: expected 0 to"),
+        ({"replica": True}, "replica: expected 0 to 9223372036854775807, got True"),
+        ({"replica": 1.0}, "got 1.0"),
+        ({"incarnation": None}, "incarnation: expected 0 to"),
+        ({"acks": {}}, "acks: expected a list"),
+        ({"acks": [[1]]}, "ack: expected 2 items"),
+        ({"acks": [[2**64, 1]]}, "log number: expected 0 to"),
+        ({"acks": [[1, -1]]}, "end: expected 0 to"),
+        ({"hw": 1}, "hw: expected true or false, got 1"),
+    ],
+)
+def test_the_property_that_is_wrong_is_named(
+    change: dict[str, object], text: str
+) -> None:
+    """With what was expected and what came."""
+    with pytest.raises(RemoteProtocolError) as error:
+        messages.decode_pull(packed(PULL | change))
+    assert text in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        (b"", "expected a head"),
+        (b"\0\0\0\7{}", "belong to no chunk|expected"),
+        (packed([1]), "expected an object"),
+        (b"\0\0\0\2\xff\xff", "expected a head"),
+        (packed({"epoch": [1, ""]}, b"xy"), "2 bytes belong to no chunk"),
+    ],
+)
+def test_what_is_no_message_is_refused(payload: bytes, text: str) -> None:
+    """Too short, no JSON, no object, or bytes that nothing announces."""
+    with pytest.raises(RemoteProtocolError, match=text):
+        messages.decode_data(payload)
+
+
+def test_one_flipped_bit_of_a_chunk_is_found() -> None:
+    """In its bytes and in its notes: nothing of it is appended then."""
+    raw = messages.encode_data(Data(Epoch(1, "n"), chunks=(chunk(b"x" * 9),)))
+    body = len(raw) - 9
+    notes = body - 2 * 104
+    for at in (body, len(raw) - 1, notes, body - 1):
+        damaged = bytearray(raw)
+        damaged[at] ^= 1
+        with pytest.raises(RemoteProtocolError, match="checksum"):
+            messages.decode_data(bytes(damaged))
+
+
+def test_a_chunk_that_is_cut_is_refused() -> None:
+    """With both sizes."""
+    raw = messages.encode_data(Data(Epoch(1, "n"), chunks=(chunk(b"x" * 5),)))
+    with pytest.raises(RemoteProtocolError, match="expected 5 bytes, got 4"):
+        messages.decode_data(raw[:-1])
+
+
+def test_a_note_outside_of_its_chunk_is_refused() -> None:
+    """A batch is believed where its bytes are, and nowhere else."""
+    found = chunk(b"x" * 9)
+    for other in (batch(99, 2), batch(108, 2)):
+        wrong = messages.Data(
+            Epoch(1, "n"),
+            chunks=(
+                Chunk(
+                    found.number, found.offset, found.size_bytes, 1, found.last_id,
+                    found.crc32, found.segment, (other,), found.body,
+                ),
+            ),
+        )  # fmt: skip
+        with pytest.raises(RemoteProtocolError, match="is not in it"):
+            messages.decode_data(messages.encode_data(wrong))
+
+
+def test_two_chunks_are_no_tail() -> None:
+    """A tail is asked for one range."""
+    raw = messages.encode_data(Data(Epoch(1, "n"), chunks=(chunk(), chunk())))
+    with pytest.raises(RemoteProtocolError, match="expected 1 chunk, got 2"):
+        messages.decode_tail_reply(raw)
