@@ -112,10 +112,10 @@ class WithLines:
         return figure
 
 
-def put_frames(payloads: Payloads, **form: Any) -> list[bytes]:
+def put_frames(payloads: Payloads, *, topic: str = TOPIC, **form: Any) -> list[bytes]:
     """Return a put of each payload; `form` is of `load.put_frame`."""
     return [
-        load.put_frame(TOPIC, one, i, **form) for i, one in enumerate(payloads.data)
+        load.put_frame(topic, one, i, **form) for i, one in enumerate(payloads.data)
     ]
 
 
@@ -129,13 +129,18 @@ def in_blocks(
 
 
 def batches(
-    payloads: Payloads, size: int, count: int, partition: int = 0
+    payloads: Payloads,
+    size: int,
+    count: int,
+    partition: int = 0,
+    *,
+    topic: str = TOPIC,
 ) -> load.Blocks:
     """Return `count` batches of `size` records; few are made, and repeated."""
     data = payloads.repeat(size * BATCHES_MADE)
     firsts = range(0, len(data), size)
     made = [
-        load.batch_frame(TOPIC, data[first : first + size], 1, partition)
+        load.batch_frame(topic, data[first : first + size], 1, partition)
         for first in firsts
     ]
     return load.Blocks((made * (-(-count // len(made))))[:count], 1)

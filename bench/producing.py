@@ -87,13 +87,13 @@ def send_alone(directory: Path, payloads: Payloads) -> Turns:
             yield synced, send_one_by_one(client, payloads)
 
 
-def send_one_by_one(client: Client, payloads: Payloads) -> float:
+def send_one_by_one(client: Client, payloads: Payloads, *, topic: str = TOPIC) -> float:
     """Send a message, and the next when it is acknowledged; return p50 in ms."""
     samples = []
     with client.producer(timeout_s=TIMEOUT_S) as producer:
         for line in payloads.repeat(ALONE):
             start = time.perf_counter()
-            producer.send(TOPIC, line)
+            producer.send(topic, line)
             samples.append(time.perf_counter() - start)
     return statistics.median(samples) * 1e3
 
