@@ -32,7 +32,7 @@ runpy.run_module("metaq", run_name="__main__")
 # Command → options; other tools are built on these names.
 COMMANDS = {
     "broker": {"--config", "--set"},
-    "local": {"--data-dir", "--port", "--zk-port", "--set", "--topic"},
+    "local": {"--data-dir", "--port", "--zk-port", "--set", "--topic", "--replicas"},
     "produce": {"--zookeeper", "--file", "--partition", "--attribute", "--json"},
     "cat": {"--zookeeper", "--from", "--max", "--follow", "--json", "--partition"},
     "consume": {"--zookeeper", "--group", "--from", "--max", "--no-commit", "--json"},
@@ -78,6 +78,14 @@ COMMANDS = {
     "verify": {"--json"},
     "accept-loss": {"--config", "--yes"},
     "hand-over": {"--back", "--json", "--yes"},
+    "replicas": {"--id", "--zookeeper", "--json"},
+    "replicas init": {"--config", "--set", "--replica", "--min", "--yes"},
+    "replicas join": {"--config", "--set", "--discard", "--yes"},
+    "replicas add": {"--id", "--min", "--zookeeper"},
+    "replicas remove": {"--id", "--min", "--zookeeper"},
+    "replicas transfer": {"--to", "--id", "--zookeeper"},
+    "replicas elect": {"--force", "--id", "--yes", "--json", "--zookeeper"},
+    "replicas restore": {"--missing", "--from", "--id", "--dry-run", "--yes"},
     "dump": {"--json"},
     "reload": {"--data-dir", "--config", "--json"},
     "partitions close": {"--data-dir", "--config"},

@@ -23,6 +23,7 @@ def config(
         zookeeper_port=0,
         settings=dict(text.split("=") for text in settings),
         topics=topics,
+        replica_count=1,
     )
     return serve.local_config(options, data_dir, "127.0.0.1:2181")
 
@@ -185,6 +186,7 @@ def test_a_zookeeper_that_is_named_is_used_instead_of_ours(tmp_path: Path) -> No
             zookeeper_port=0,
             settings=dict([setting.split("=")]),
             topics=(),
+            replica_count=1,
         )
         settings = serve.local_config(options, tmp_path, "127.0.0.1:0")
         with serve.local_zookeeper(options, settings, tmp_path) as given:
