@@ -67,7 +67,7 @@ from metaq.replication.serving import copies_of, facts_of
 from metaq.replication.tables import EpochTables
 from metaq.storage.cut import cut_log
 from metaq.storage.log_manager import LogManager
-from metaq.storage.log_removal import OnDone, outcome_of
+from metaq.storage.log_removal import carry_out
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.span_index import NO_ID
@@ -277,9 +277,9 @@ class Follower:
             if plan.hw < logs[log_id].high_watermark
         }
         if lowered:
-            await done(partial(self._logs.lower_high_watermarks, lowered))
+            await carry_out(partial(self._logs.lower_high_watermarks, lowered))
         cuts = [
-            done(partial(cut_log, self._logs, log_id, plan.end))
+            carry_out(partial(cut_log, self._logs, log_id, plan.end))
             for log_id, plan in join.plans.items()
             if plan.end < logs[log_id].next_offset
         ]
@@ -312,7 +312,7 @@ class Follower:
     async def _set_aside(self, log_ids: Collection[LogId]) -> None:
         """Move logs aside whose deletion is in the journal of epochs."""
         if log_ids:
-            await done(partial(self._logs.set_logs_aside, log_ids))
+            await carry_out(partial(self._logs.set_logs_aside, log_ids))
 
     # -- the stream -------------------------------------------------------------------
 
@@ -508,7 +508,7 @@ async def begin_logs(
         if log_id in there
     }
     if again:
-        await done(partial(logs.begin_again, again))
+        await carry_out(partial(logs.begin_again, again))
     for log_id, (copy, table) in begun.items():
         log = there.get(log_id) or make_log(log_id, copy.start, copy.number)
         epoch = table[0].epoch if table else NO_EPOCH
@@ -539,18 +539,6 @@ async def drained(logs: LogManager, clock: Clock) -> None:
                 f" expected {busy[0].next_offset}, got {busy[0].synced_end}"
             )
         await asyncio.sleep(DRAIN_STEP_S)
-
-
-async def done(begin: Callable[[OnDone], None]) -> None:
-    """Begin something of the storage, and wait until it is done.
-
-    Raises:
-        StorageError: it failed.
-        ClosedError: the logs are closed.
-    """
-    error = await outcome_of(begin)
-    if error is not None:
-        raise error
 
 
 async def ask(

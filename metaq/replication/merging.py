@@ -26,7 +26,7 @@ from metaq.model import LogId, MessageId, Offset
 from metaq.peer.connection import BrokerConnection
 from metaq.replication.election import merged_watermark, tail_from
 from metaq.replication.epochs import CopyFacts, Epoch, EpochTable, adopt_table
-from metaq.replication.following import ask, begin_logs, done, drained
+from metaq.replication.following import ask, begin_logs, drained
 from metaq.replication.messages import (
     TABLES,
     TAIL,
@@ -43,6 +43,7 @@ from metaq.replication.tables import EpochTables
 from metaq.storage.append_request import Tickets
 from metaq.storage.cut import cut_log
 from metaq.storage.log_manager import LogManager
+from metaq.storage.log_removal import carry_out
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 
@@ -151,7 +152,7 @@ class Merging:
                 cuts[log_id] = point
         await begin_logs(self._logs, self._tables, self._make_log, begun)
         for log_id, point in cuts.items():
-            await done(partial(cut_log, self._logs, log_id, point))
+            await carry_out(partial(cut_log, self._logs, log_id, point))
         await self._tables.adopt(adopted)
         return points
 

@@ -7,7 +7,6 @@ of the data directories, in the order of their appends.
 
 import asyncio
 import logging
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,7 @@ from metaq.replication.set_nodes import Member
 from metaq.replication.tables import EpochTables
 from metaq.storage.log_dir import DirState, LogDir
 from metaq.storage.log_manager import LogManager
-from metaq.storage.log_removal import outcome_of
+from metaq.storage.log_removal import carry_out
 from metaq.storage.log_state import LogState
 
 _log = logging.getLogger(__name__)
@@ -141,7 +140,7 @@ class ReplicaStore:
         Raises:
             StorageError: a directory is offline.
         """
-        await _carried_out(partial(self.logs.set_holdings_version, version))
+        await carry_out(partial(self.logs.set_holdings_version, version))
 
     def member(self, set_id: str, version: int, incarnation: int) -> Member:
         """Return what `members/K` is to have of the data directories."""
@@ -173,7 +172,7 @@ class ReplicaStore:
             if log.high_watermark > log.next_offset
         }
         if above:
-            await _carried_out(partial(self.logs.lower_high_watermarks, above))
+            await carry_out(partial(self.logs.lower_high_watermarks, above))
 
     def stop_leading(self) -> None:
         """Answer puts in flight as in doubt; their bytes and notes stay."""
@@ -227,12 +226,3 @@ def _report(done: Future[None]) -> None:
     """Log what kept files from being removed; they are removed at another time."""
     if not done.cancelled() and (error := done.exception()) is not None:
         _log.warning("logs that were set aside are not removed: %s", error)
-
-
-async def _carried_out(
-    begin: Callable[[Callable[[Exception | None], None]], None],
-) -> None:
-    """Wait for work on the storage threads, and raise its error."""
-    error = await outcome_of(begin)
-    if error is not None:
-        raise error

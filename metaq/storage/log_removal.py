@@ -50,6 +50,18 @@ async def outcome_of(begin: Callable[[Callable[[E | None], None]], None]) -> E |
     return await done
 
 
+async def carry_out(begin: Callable[[OnDone], None]) -> None:
+    """Begin an operation on the logs, and wait until it is done.
+
+    Raises:
+        StorageError: it failed.
+        ClosedError: the logs are closed.
+    """
+    error = await outcome_of(begin)
+    if error is not None:
+        raise error
+
+
 class LogRemoval:
     """Logs, and how they end. Owner: the event loop's thread."""
 
