@@ -32,9 +32,9 @@ from typing import Final, Protocol, TypeAlias
 
 from metaq.errors import ClosedError, StorageError, WireError
 from metaq.model import LogId, Offset
+from metaq.protocol.texts import NOT_LEADER
 from metaq.replication.election import Flag
 from metaq.replication.messages import (
-    NOT_LEADER,
     STALE_EPOCH,
     Chunk,
     Data,

@@ -45,8 +45,6 @@ TAIL: Final = "tail"
 
 STALE_EPOCH: Final = "stale-epoch"
 """Code of a refusal: the message is of an epoch that is over; `epoch` is the later."""
-NOT_LEADER: Final = "not-leader"
-"""Code of a refusal: the replica does not lead, or no more."""
 
 U32_MAX: Final = 2**32 - 1
 U64_MAX: Final = 2**64 - 1
