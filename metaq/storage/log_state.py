@@ -135,7 +135,8 @@ class LogStatistics:
     )
     damage: tuple[str, ...] = gauge(
         "metaq_log_damaged_ranges",
-        "Damaged ranges found in a log; above 0 it takes no puts.",
+        "Damaged ranges found in a log; outside of a replica set it takes no puts"
+        " then.",
         default=(),
         read=len,
     )

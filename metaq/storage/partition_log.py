@@ -125,6 +125,7 @@ class PartitionLog(ReadableLog):
             files,
             producers,
             damage=damage,
+            number=number,
             watermark=watermark,
         )
         self.writer: Final = writer
@@ -132,8 +133,6 @@ class PartitionLog(ReadableLog):
         self.is_group_commit: Final = is_group_commit
         """An acknowledged record is on disk."""
         self._size_bytes_max = size_bytes_max
-        self.number: Final = number
-        """Log number in a replica set; None outside of one, and before it has one."""
         self.is_settled = number is None and watermark is None
         """Whether the high watermark is one of this life: in a replica set only after
         the first join, or once a new leader has committed what it found."""
@@ -501,6 +500,7 @@ class PartitionLog(ReadableLog):
         if damage:
             self._apply(LogEvent.DAMAGE)
         self._wake_waiters()
+        self._mend_waiters.wake_below(None)
 
     # -- what happens to it
 
@@ -591,20 +591,46 @@ class PartitionLog(ReadableLog):
         self.record_count = max(0, self.record_count - record_count)
         self.log_dir.is_layout_changed = True
         self._set_bounds(log_start=self.segments.first.base_offset)
+        if self.number is not None:
+            start = self.log_start_offset
+            self.damage = tuple(
+                each
+                for each in self.damage
+                if each.next_good_offset is None or each.next_good_offset > start
+            )
 
     def on_damage(self, damage: Damage) -> None:
         """Stop the log: bytes in it contradict a checksum.
 
-        Appends in flight are finished; new ones are refused. Nothing happens to a log
-        of which nothing is believed any more.
+        Appends in flight are finished; new ones are refused. In a replica set a log
+        goes on whose damage has an end: other copies have these bytes. Nothing happens
+        to a log of which nothing is believed any more.
         """
         if (self.state, LogEvent.DAMAGE) not in TRANSITIONS:
             return
-        self._apply(LogEvent.DAMAGE)
         before, self.damage = self.damage, apart((*self.damage, damage))
+        ends = [each.next_good_offset for each in self.damage]
+        is_bounded = all(end is not None and end <= self.synced_end for end in ends)
+        goes_on = self.number is not None and is_bounded
+        if not goes_on or self.state is LogState.STOPPED:
+            self._apply(LogEvent.DAMAGE)
         if self.damage != before:
-            _log.error("log stopped: partition=%s %s", self.log_id, damage)
+            what = "damage found" if goes_on else "log stopped"
+            _log.error("%s: partition=%s %s", what, self.log_id, damage)
         self._wake_waiters()
+
+    def on_mended(self, mended: Damage) -> None:
+        """Take note that a damaged range is good and synced again.
+
+        A log that was stopped for it is opened again instead (`begin_reopen`).
+        """
+        self.damage = tuple(each for each in self.damage if each != mended)
+        self._mend_waiters.wake_below(None)
+
+    def on_lost(self, damage: Damage) -> None:
+        """Take note that no replica has a good copy of a damaged range."""
+        self.lost |= {damage}
+        self._mend_waiters.wake_below(None)
 
     def on_offline(self) -> None:
         """Fail everything: the data directory had a disk error."""

@@ -52,6 +52,7 @@ class ReadableLog:
         producers: ProducerTable,
         *,
         damage: tuple[Damage, ...],
+        number: int | None,
         watermark: Offset | None,
     ) -> None:
         """Show a log as recovery found it; see `PartitionLog`."""
@@ -59,6 +60,8 @@ class ReadableLog:
         """Partition of the log."""
         self.log_dir: Final = log_dir
         """Its data directory."""
+        self.number: Final = number
+        """Log number in a replica set; None outside of one, and before it has one."""
         self.producers: Final = producers
         """Batches of its producers, those in flight included."""
         self._files = files
@@ -77,10 +80,13 @@ class ReadableLog:
         """Offset after the last byte that is synced here."""
         self.damage = damage
         """Damaged ranges, in order of their offsets."""
+        self.lost: frozenset[Damage] = frozenset()
+        """Those of which no replica has a good copy."""
         self.state = LogState.STOPPED if damage else LogState.OPEN
         """Requests that it accepts."""
         self._in_flight = AppendsInFlight()
         self._waiters = LogWaiters()
+        self._mend_waiters = LogWaiters()
         log_dir.size_bytes = SizeBytes(log_dir.size_bytes + self.size_bytes)
 
     # -- bounds
@@ -146,8 +152,16 @@ class ReadableLog:
         segment = self.segments.find(offset) or self.segments.following(offset)
         return segment.base_offset if segment else self.high_watermark
 
+    def is_mendable(self, offset: Offset) -> bool:
+        """Return whether a byte is damaged here, and another replica may have it."""
+        return self.number is not None and any(
+            each.covers(offset) and each not in self.lost for each in self.damage
+        )
+
     def wait(self, offset: Offset, callback: Callable[[], None]) -> WaitHandle:
         """Call back once, when a byte at `offset` is readable or the log stops.
+
+        Where `is_mendable`: when a damaged range was mended, or is found lost.
 
         Args:
             offset: usually the high watermark of the moment.
@@ -157,6 +171,8 @@ class ReadableLog:
         Returns:
             A handle that cancels the wait.
         """
+        if self.is_mendable(offset):
+            return self._mend_waiters.add(offset, callback)
         handle = self._waiters.add(offset, callback)
         if offset < self.high_watermark or not self._may_grow:
             handle.wake()
