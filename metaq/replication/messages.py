@@ -15,15 +15,17 @@
 | `tables` | a claimer | a member of the in-sync set | learn what it has |
 | `tail` | a claimer | the same | take over what it lacks itself |
 
-Properties of a head that are not known are left out. What a peer sends is checked here
-once: kinds, ranges and sizes, and the checksum of the bytes of each chunk.
+A head has the fields of its message by name, without those that have their default.
+Properties that are not known are left out. What a peer sends is checked here once:
+kinds, ranges and sizes, and the checksum of the bytes of each chunk.
 """
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from inspect import Parameter, signature
+from typing import Any, Final, NamedTuple, TypeVar
 
 from metaq.errors import RemoteProtocolError
 from metaq.fs import Buffer
@@ -33,6 +35,17 @@ from metaq.protocol.decimals import I32_MAX, I64_MAX, I64_MIN
 from metaq.record.checksum import crc32
 from metaq.replication.election import Flag
 from metaq.replication.epochs import CopyFacts, Epoch, EpochStart
+from metaq.replication.json_fields import (
+    FieldError,
+    Reader,
+    listed,
+    number,
+    one_of,
+    row,
+    switch,
+    text,
+    to_json,
+)
 from metaq.replication.progress import JoinAnswer
 from metaq.storage.append_request import CopiedAppends
 from metaq.storage.producer_file import ENTRY, ENTRY_BYTES
@@ -50,7 +63,6 @@ U32_MAX: Final = 2**32 - 1
 U64_MAX: Final = 2**64 - 1
 
 _HEAD: Final = struct.Struct(">I")
-_JSON: Final = json.JSONEncoder(separators=(",", ":"))
 
 T = TypeVar("T")
 
@@ -193,6 +205,9 @@ class TailRequest:
     number: int
     offset: Offset
     max_bytes: int
+    copy: CopyFacts | None = None
+    """The asker's copy of the log: the answer has only bytes that are the same in both.
+    None: of a claimer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,102 +217,88 @@ class TailReply:
     chunk: Chunk | None
 
 
-# -- values to bytes ------------------------------------------------------------------
+# -- fields ---------------------------------------------------------------------------
 
 
-def encode_join(request: JoinRequest) -> bytes:
-    """Return the payload of a join."""
-    return _encode(
-        {
-            "set": request.set_id,
-            "epoch": request.epoch,
-            "replica": request.replica,
-            "incarnation": request.incarnation,
-            "token": request.token,
-            "revision": request.revision,
-            "flag": request.flag,
-            "logs": [_log(each.log_id, each.copy) for each in request.logs],
-        }
-    )
+def _copy(value: Any, name: str) -> CopyFacts:
+    copy = _FACTS(value, name)
+    # A watermark above the end is said as it is: then bytes are missing there.
+    if copy.start > copy.end:
+        raise FieldError(
+            f"log {copy.number}: starts at {copy.start}, ends at {copy.end}"
+        )
+    return copy
 
 
-def encode_join_reply(reply: JoinReply) -> bytes:
-    """Return the payload of the answer to a join."""
-    return _encode(
-        {
-            "epoch": reply.epoch,
-            "logs": list(map(_answer, reply.logs)),
-            "gone": reply.gone,
-            "lost": reply.is_lost,
-        }
-    )
+def _copy_or_none(value: Any, name: str) -> CopyFacts | None:
+    return None if value is None else _copy(value, name)
 
 
-def encode_pull(pull: Pull) -> bytes:
-    """Return the payload of a pull."""
-    return _encode(
-        {
-            "epoch": pull.epoch,
-            "replica": pull.replica,
-            "incarnation": pull.incarnation,
-            "revision": pull.revision,
-            "acks": pull.acks,
-            "credit": pull.credit_bytes,
-            "hw": pull.wants_hw,
-        }
-    )
+def _items(*items: Any) -> tuple[Any, ...]:
+    return items
 
 
-def encode_data(data: Data) -> bytes:
-    """Return the payload of the answer to a pull."""
-    head: dict[str, object] = {"epoch": data.epoch}
-    if data.marks:
-        head["marks"] = data.marks
-    if data.births:
-        head["births"] = list(map(_answer, data.births))
-    if data.gone:
-        head["gone"] = data.gone
-    return _encode(head, data.chunks)
+class _ChunkRow(NamedTuple):
+    """Head of a chunk."""
+
+    number: int
+    offset: Offset
+    size_bytes: SizeBytes
+    record_count: int
+    last_id: MessageId
+    crc32: int
+    segment: Offset
+    notes: int
+    """Number of its notes."""
+    notes_crc32: int
 
 
-def encode_tables(request: TablesRequest) -> bytes:
-    """Return the payload of a question for tables."""
-    return _encode(
-        {"set": request.set_id, "epoch": request.epoch, "replica": request.replica}
-    )
+_COUNT: Final = number()
+_OFFSET: Final = number()
+_ID: Final = number(I64_MIN)
+_U32: Final = number(0, U32_MAX)
+_NUMBER: Final = number(0, U64_MAX)
+_NUMBERS: Final = listed(_NUMBER, "log number")
+_EPOCH: Final = row(Epoch, epoch=_COUNT, nonce=text)
+_ENTRY: Final = row(EpochStart, epoch=_EPOCH, start=_OFFSET)
+_FACTS: Final = row(
+    CopyFacts,
+    number=_NUMBER,
+    start=_OFFSET,
+    end=_OFFSET,
+    hw=_OFFSET,
+    table=listed(_ENTRY, "entry"),
+)
+_LOG_ID: Final = row(LogId, topic=text, partition=number(0, I32_MAX))
+_LOGS: Final = listed(row(JoinLog, log_id=_LOG_ID, copy=_copy), "log")
+_ANSWER: Final = row(JoinAnswer, copy=_copy, point=_OFFSET, target=_OFFSET)
+_ANSWERS: Final = listed(row(LogAnswer, log_id=_LOG_ID, answer=_ANSWER), "answer")
+_ACKS: Final = listed(row(_items, number=_NUMBER, end=_OFFSET), "ack")
+_MARKS: Final = listed(row(_items, number=_NUMBER, hw=_OFFSET, start=_OFFSET), "mark")
+_CHUNK: Final = row(
+    _ChunkRow,
+    number=_NUMBER,
+    offset=_OFFSET,
+    size_bytes=number(1, U32_MAX),
+    record_count=number(1, U32_MAX),
+    last_id=_ID,
+    crc32=_U32,
+    segment=_OFFSET,
+    notes=_U32,
+    notes_crc32=_U32,
+)
+_CHUNKS: Final = listed(_CHUNK, "chunk")
 
 
-def encode_tables_reply(reply: TablesReply) -> bytes:
-    """Return the payload of its answer."""
-    logs = [_log(each.log_id, each.copy) for each in reply.copies]
-    return _encode({"logs": logs, "last_id": reply.last_id})
+# -- payloads -------------------------------------------------------------------------
 
 
-def encode_tail(request: TailRequest) -> bytes:
-    """Return the payload of a question for a tail."""
-    return _encode(
-        {
-            "set": request.set_id,
-            "epoch": request.epoch,
-            "number": request.number,
-            "offset": request.offset,
-            "bytes": request.max_bytes,
-        }
-    )
-
-
-def encode_tail_reply(reply: TailReply) -> bytes:
-    """Return the payload of its answer."""
-    return _encode({}, () if reply.chunk is None else (reply.chunk,))
-
-
-def _encode(head: dict[str, object], chunks: Iterable[Chunk] = ()) -> bytes:
-    bodies: list[Buffer] = []
-    rows = []
+def _encode(head: dict[str, Any], chunks: Iterable[Chunk] = ()) -> bytes:
+    rows, bodies = [], list[Buffer]()
     for each in chunks:
         notes = b"".join(map(_encode_note, each.batches))
         rows.append(
-            (
+            _ChunkRow(
                 each.number,
                 each.offset,
                 each.size_bytes,
@@ -312,19 +313,67 @@ def _encode(head: dict[str, object], chunks: Iterable[Chunk] = ()) -> bytes:
         bodies += (notes, *each.body)
     if rows:
         head["chunks"] = rows
-    data = _JSON.encode(head).encode()
+    data = to_json(head).encode()
     return b"".join((_HEAD.pack(len(data)), data, *bodies))
 
 
-def _log(log_id: LogId, copy: CopyFacts) -> list[object]:
-    table = [(*each.epoch, each.start) for each in copy.table]
-    facts = (copy.number, copy.start, copy.end, copy.hw, table)
-    return [log_id.topic, log_id.partition, *facts]
+def _decode(
+    payload: bytes, readers: Mapping[str, Reader[Any]], optional: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the fields of a head, and `chunks`, which fill the rest exactly."""
+    try:
+        (length,) = _HEAD.unpack_from(payload)
+        head = json.loads(payload[_HEAD.size : _HEAD.size + length])
+    except (struct.error, ValueError, RecursionError) as error:
+        raise RemoteProtocolError(
+            f"message: expected a head, got {payload[:80]!r}"
+        ) from error
+    if not isinstance(head, dict):
+        raise RemoteProtocolError(f"message: expected an object, got {head!r:.80}")
+    try:
+        found = {
+            name: read(head.get(name), name)
+            for name, read in readers.items()
+            if name in head or name not in optional
+        }
+        rows = _CHUNKS(head.get("chunks", []), "chunks")
+        rest = memoryview(payload)[_HEAD.size + length :]
+        found["chunks"] = _decode_chunks(rows, rest)
+    except FieldError as error:
+        raise RemoteProtocolError(str(error)) from error
+    return found
 
 
-def _answer(answer: LogAnswer) -> list[object]:
-    found = answer.answer
-    return [*_log(answer.log_id, found.copy), found.point, found.target]
+def _decode_chunks(rows: Iterable[_ChunkRow], rest: memoryview) -> tuple[Chunk, ...]:
+    chunks = []
+    for each in rows:
+        chunk, size = _decode_chunk(each, rest)
+        chunks.append(chunk)
+        rest = rest[size:]
+    if rest:
+        raise FieldError(f"message: {len(rest)} bytes belong to no chunk")
+    return tuple(chunks)
+
+
+def _decode_chunk(found: _ChunkRow, rest: memoryview) -> tuple[Chunk, int]:
+    """Return a chunk, and the number of bytes that are its own."""
+    offset, note_bytes = found.offset, found.notes * ENTRY_BYTES
+    size = note_bytes + found.size_bytes
+    if size > len(rest) or offset + found.size_bytes > I64_MAX:
+        raise FieldError(f"chunk: expected {size} bytes, got {len(rest)}")
+    notes, body = rest[:note_bytes], rest[note_bytes:size]
+    for part, expected in ((body, found.crc32), (notes, found.notes_crc32)):
+        if (got := crc32(part)) != expected:
+            raise FieldError(
+                f"chunk of log {found.number} at {offset}: expected checksum"
+                f" {expected}, got {got}"
+            )
+    batches = tuple(map(_decode_note, ENTRY.iter_unpack(notes)))
+    chunk = Chunk(*found[:7], batches, (body,))
+    for batch in batches:
+        if not offset <= batch.offset or batch.end_offset > chunk.end_offset:
+            raise FieldError(f"chunk at {offset}: {batch} is not in it")
+    return chunk, size
 
 
 def _encode_note(batch: StoredBatch) -> bytes:
@@ -340,266 +389,103 @@ def _encode_note(batch: StoredBatch) -> bytes:
     )
 
 
-# -- bytes to values ------------------------------------------------------------------
-
-
-def decode_join(payload: bytes) -> JoinRequest:
-    """Read a join.
-
-    Raises:
-        RemoteProtocolError: it is not as `encode_join` writes it; likewise below.
-    """
-    head = _Head(payload)
-    flags = {each.value: each for each in Flag}
-    flag = flags.get(head.text("flag"))
-    if flag is None:
-        raise RemoteProtocolError(f"flag: expected one of {list(flags)}")
-    return JoinRequest(
-        head.text("set"),
-        head.epoch(),
-        head.number("replica"),
-        head.number("incarnation"),
-        head.text("token"),
-        head.number("revision"),
-        flag,
-        head.rows("logs", _decode_join_log),
-    )
-
-
-def decode_join_reply(payload: bytes) -> JoinReply:
-    """Read the answer to a join."""
-    head = _Head(payload)
-    logs = head.rows("logs", _decode_answer)
-    return JoinReply(
-        head.epoch(), logs, head.rows("gone", _decode_number), head.switch("lost")
-    )
-
-
-def decode_pull(payload: bytes) -> Pull:
-    """Read a pull."""
-    head = _Head(payload)
-    return Pull(
-        head.epoch(),
-        head.number("replica"),
-        head.number("incarnation"),
-        head.number("revision"),
-        head.rows("acks", _decode_ack),
-        head.number("credit"),
-        head.switch("hw"),
-    )
-
-
-def decode_data(payload: bytes) -> Data:
-    """Read the answer to a pull."""
-    head = _Head(payload)
-    return Data(
-        head.epoch(),
-        head.rows("marks", _decode_mark),
-        head.chunks(),
-        head.rows("births", _decode_answer),
-        head.rows("gone", _decode_number),
-    )
-
-
-def decode_tables(payload: bytes) -> TablesRequest:
-    """Read a question for tables."""
-    head = _Head(payload)
-    return TablesRequest(head.text("set"), head.epoch(), head.number("replica"))
-
-
-def decode_tables_reply(payload: bytes) -> TablesReply:
-    """Read its answer."""
-    head = _Head(payload)
-    last_id = MessageId(head.number("last_id", I64_MIN))
-    return TablesReply(head.rows("logs", _decode_join_log), last_id)
-
-
-def decode_tail(payload: bytes) -> TailRequest:
-    """Read a question for a tail."""
-    head = _Head(payload)
-    return TailRequest(
-        head.text("set"),
-        head.epoch(),
-        head.number("number", 0, U64_MAX),
-        Offset(head.number("offset")),
-        head.number("bytes"),
-    )
-
-
-def decode_tail_reply(payload: bytes) -> TailReply:
-    """Read its answer."""
-    chunks = _Head(payload).chunks()
-    if len(chunks) > 1:
-        raise RemoteProtocolError(f"tail: expected 1 chunk, got {len(chunks)}")
-    return TailReply(chunks[0] if chunks else None)
-
-
-class _Head:
-    """Reads the properties of a head, and what follows it."""
-
-    def __init__(self, payload: bytes) -> None:
-        try:
-            (length,) = _HEAD.unpack_from(payload)
-            fields = json.loads(payload[_HEAD.size : _HEAD.size + length])
-        except (struct.error, ValueError, RecursionError) as error:
-            raise RemoteProtocolError(
-                f"message: expected a head, got {payload[:80]!r}"
-            ) from error
-        if not isinstance(fields, dict):
-            raise RemoteProtocolError(
-                f"message: expected an object, got {fields!r:.80}"
-            )
-        self._fields: dict[str, Any] = fields
-        self._rest = memoryview(payload)[_HEAD.size + length :]
-
-    def number(self, name: str, low: int = 0, high: int = I64_MAX) -> int:
-        """Return a number of a range."""
-        return _number(self._fields.get(name), low, high, name)
-
-    def text(self, name: str) -> str:
-        """Return a text."""
-        return _text(self._fields.get(name), name)
-
-    def switch(self, name: str) -> bool:
-        """Return a truth."""
-        value = self._fields.get(name)
-        if not isinstance(value, bool):
-            raise RemoteProtocolError(
-                f"{name}: expected true or false, got {value!r:.80}"
-            )
-        return value
-
-    def epoch(self) -> Epoch:
-        """Return the epoch of the message."""
-        return _epoch(_row(self._fields.get("epoch"), 2, "epoch"))
-
-    def rows(self, name: str, decode: Callable[[Any], T]) -> tuple[T, ...]:
-        """Return the decoded items of a list; none where it is missing."""
-        value = self._fields.get(name, [])
-        if not isinstance(value, list):
-            raise RemoteProtocolError(f"{name}: expected a list, got {value!r:.80}")
-        return tuple(map(decode, value))
-
-    def chunks(self) -> tuple[Chunk, ...]:
-        """Return the chunks with their bodies, which fill the rest exactly."""
-        found, rest = [], self._rest
-        for row in self.rows("chunks", lambda row: _row(row, 9, "chunk")):
-            chunk, size = _decode_chunk(row, rest)
-            found.append(chunk)
-            rest = rest[size:]
-        if rest:
-            raise RemoteProtocolError(f"message: {len(rest)} bytes belong to no chunk")
-        return tuple(found)
-
-
-def _number(value: object, low: int, high: int, name: str) -> int:
-    if type(value) is not int or not low <= value <= high:
-        raise RemoteProtocolError(
-            f"{name}: expected {low} to {high}, got {value!r:.80}"
-        )
-    return value
-
-
-def _text(value: object, name: str) -> str:
-    if not isinstance(value, str):
-        raise RemoteProtocolError(f"{name}: expected a text, got {value!r:.80}")
-    return value
-
-
-def _row(value: object, length: int, name: str) -> list[Any]:
-    if not isinstance(value, list) or len(value) != length:
-        raise RemoteProtocolError(f"{name}: expected {length} items, got {value!r:.80}")
-    return value
-
-
-def _offset(value: object, name: str) -> Offset:
-    return Offset(_number(value, 0, I64_MAX, name))
-
-
-def _decode_number(value: object) -> int:
-    return _number(value, 0, U64_MAX, "log number")
-
-
-def _epoch(row: list[Any]) -> Epoch:
-    return Epoch(_number(row[0], 0, I64_MAX, "epoch"), _text(row[1], "nonce"))
-
-
-def _decode_ack(row: object) -> tuple[int, Offset]:
-    number, end = _row(row, 2, "ack")
-    return _decode_number(number), _offset(end, "end")
-
-
-def _decode_mark(row: object) -> tuple[int, Offset, Offset]:
-    number, hw, start = _row(row, 3, "mark")
-    return _decode_number(number), _offset(hw, "hw"), _offset(start, "log start")
-
-
-def _decode_join_log(row: object) -> JoinLog:
-    topic, partition, number, start, end, hw, table = _row(row, 7, "log")
-    log_id = LogId(_text(topic, "topic"), _number(partition, 0, I32_MAX, "partition"))
-    if not isinstance(table, list):
-        raise RemoteProtocolError(f"table: expected a list, got {table!r:.80}")
-    copy = CopyFacts(
-        _decode_number(number),
-        _offset(start, "log start"),
-        _offset(end, "end"),
-        _offset(hw, "hw"),
-        tuple(
-            EpochStart(_epoch(each), _offset(each[2], "epoch start"))
-            for each in (_row(each, 3, "table") for each in table)
-        ),
-    )
-    # A watermark above the end is said as it is: then bytes are missing there.
-    if copy.start > copy.end:
-        raise RemoteProtocolError(f"log {log_id}: starts at {start}, ends at {end}")
-    return JoinLog(log_id, copy)
-
-
-def _decode_answer(row: object) -> LogAnswer:
-    *log, point, target = _row(row, 9, "answer")
-    found = _decode_join_log(log)
-    answer = JoinAnswer(found.copy, _offset(point, "point"), _offset(target, "target"))
-    return LogAnswer(found.log_id, answer)
-
-
-def _decode_chunk(row: list[Any], rest: memoryview) -> tuple[Chunk, int]:
-    """Return a chunk, and the number of bytes that are its own."""
-    offset, size = _offset(row[1], "offset"), _number(row[2], 1, U32_MAX, "size")
-    note_bytes = _number(row[7], 0, U32_MAX, "notes") * ENTRY_BYTES
-    if note_bytes + size > len(rest) or offset + size > I64_MAX:
-        raise RemoteProtocolError(
-            f"chunk: expected {note_bytes + size} bytes, got {len(rest)}"
-        )
-    notes, body = rest[:note_bytes], rest[note_bytes : note_bytes + size]
-    for part, value in ((body, row[5]), (notes, row[8])):
-        expected = _number(value, 0, U32_MAX, "checksum")
-        if (got := crc32(part)) != expected:
-            raise RemoteProtocolError(
-                f"chunk of log {row[0]} at {offset}: expected checksum {expected},"
-                f" got {got}"
-            )
-    chunk = Chunk(
-        _decode_number(row[0]),
-        offset,
-        SizeBytes(size),
-        _number(row[3], 1, U32_MAX, "records"),
-        MessageId(_number(row[4], I64_MIN, I64_MAX, "last id")),
-        row[5],
-        _offset(row[6], "segment"),
-        tuple(map(_decode_note, ENTRY.iter_unpack(notes))),
-        (body,),
-    )
-    for batch in chunk.batches:
-        if not offset <= batch.offset or batch.end_offset > chunk.end_offset:
-            raise RemoteProtocolError(f"chunk at {offset}: {batch} is not in it")
-    return chunk, note_bytes + size
-
-
 def _decode_note(entry: tuple[Any, ...]) -> StoredBatch:
     name, sequence, count, checksum, first_id, offset, size, _crc = entry
     producer = name.rstrip(b"\0").decode("latin-1")
     if sequence < 0 or not PRODUCER.fullmatch(producer):
-        raise RemoteProtocolError(f"note: {producer!r} {sequence} is no batch")
+        raise FieldError(f"note: {producer!r} {sequence} is no batch")
     return StoredBatch(
         producer, sequence, count, checksum, first_id, offset, SizeBytes(size)
     )
+
+
+# -- messages -------------------------------------------------------------------------
+
+
+def _codec(
+    kind: Callable[..., T], **readers: Reader[Any]
+) -> tuple[Callable[[T], bytes], Callable[[bytes], T]]:
+    """Return what writes the messages of a class, and what reads them.
+
+    The one that reads raises RemoteProtocolError for what the other does not write.
+
+    Args:
+        kind: the class.
+        readers: name of each field in the head → its reader.
+    """
+    defaults = {name: each.default for name, each in signature(kind).parameters.items()}
+    optional = [name for name, each in defaults.items() if each is not Parameter.empty]
+
+    def encode(message: T) -> bytes:
+        head = {name: getattr(message, name) for name in readers}
+        head = {name: each for name, each in head.items() if each != defaults[name]}
+        return _encode(head, getattr(message, "chunks", ()))
+
+    def decode(payload: bytes) -> T:
+        found = _decode(payload, readers, optional)
+        if "chunks" not in defaults:
+            del found["chunks"]
+        return kind(**found)
+
+    return encode, decode
+
+
+encode_join, decode_join = _codec(
+    JoinRequest,
+    set_id=text,
+    epoch=_EPOCH,
+    replica=_COUNT,
+    incarnation=_COUNT,
+    token=text,
+    revision=_COUNT,
+    flag=one_of(Flag),
+    logs=_LOGS,
+)
+encode_join_reply, decode_join_reply = _codec(
+    JoinReply, epoch=_EPOCH, logs=_ANSWERS, gone=_NUMBERS, is_lost=switch
+)
+encode_pull, decode_pull = _codec(
+    Pull,
+    epoch=_EPOCH,
+    replica=_COUNT,
+    incarnation=_COUNT,
+    revision=_COUNT,
+    acks=_ACKS,
+    credit_bytes=_COUNT,
+    wants_hw=switch,
+)
+encode_data, decode_data = _codec(
+    Data, epoch=_EPOCH, marks=_MARKS, births=_ANSWERS, gone=_NUMBERS
+)
+encode_tables, decode_tables = _codec(
+    TablesRequest, set_id=text, epoch=_EPOCH, replica=_COUNT
+)
+encode_tables_reply, decode_tables_reply = _codec(
+    TablesReply, copies=_LOGS, last_id=_ID
+)
+encode_tail, decode_tail = _codec(
+    TailRequest,
+    set_id=text,
+    epoch=_EPOCH,
+    number=_NUMBER,
+    offset=_OFFSET,
+    max_bytes=_COUNT,
+    copy=_copy_or_none,
+)
+
+
+def encode_tail_reply(reply: TailReply) -> bytes:
+    """Return the payload of the answer to a tail."""
+    return _encode({}, () if reply.chunk is None else (reply.chunk,))
+
+
+def decode_tail_reply(payload: bytes) -> TailReply:
+    """Read it.
+
+    Raises:
+        RemoteProtocolError: it is not as `encode_tail_reply` writes it.
+    """
+    chunks = _decode(payload, {})["chunks"]
+    if len(chunks) > 1:
+        raise RemoteProtocolError(f"tail: expected 1 chunk, got {len(chunks)}")
+    return TailReply(chunks[0] if chunks else None)

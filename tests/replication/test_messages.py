@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from zlib import crc32
 
 import pytest
@@ -52,6 +53,9 @@ LOGS = st.builds(JoinLog, LOG_IDS, copies())
 ANSWERS = st.builds(
     LogAnswer, LOG_IDS, st.builds(JoinAnswer, copies(), OFFSETS, OFFSETS)
 )
+
+
+E1 = Epoch(1, "m")
 
 
 def batch(offset: int, size: int) -> StoredBatch:
@@ -128,7 +132,9 @@ VALUES: dict[str, tuple[st.SearchStrategy[object], Callable, Callable]] = {
         messages.decode_tables_reply,
     ),
     "tail": (
-        st.builds(TailRequest, TEXTS, EPOCHS, NUMBERS, OFFSETS, COUNTS),
+        st.builds(
+            TailRequest, TEXTS, EPOCHS, NUMBERS, OFFSETS, COUNTS, st.none() | copies()
+        ),
         messages.encode_tail,
         messages.decode_tail,
     ),
@@ -166,7 +172,7 @@ def test_damaged_messages_raise_nothing_else(kind: str, data: st.DataObject) -> 
 
 PULL = {
     "epoch": [3, "n"], "replica": 2, "incarnation": 5, "revision": 7,
-    "acks": [[1, 10]], "credit": 9, "hw": False,
+    "acks": [[1, 10]], "credit_bytes": 9, "wants_hw": False,
 }  # fmt: skip
 
 
@@ -193,9 +199,9 @@ def test_a_pull_is_this_json() -> None:
         ({"incarnation": None}, "incarnation: expected 0 to"),
         ({"acks": {}}, "acks: expected a list"),
         ({"acks": [[1]]}, "ack: expected 2 items"),
-        ({"acks": [[2**64, 1]]}, "log number: expected 0 to"),
+        ({"acks": [[2**64, 1]]}, "number: expected 0 to 18446744073709551615"),
         ({"acks": [[1, -1]]}, "end: expected 0 to"),
-        ({"hw": 1}, "hw: expected true or false, got 1"),
+        ({"wants_hw": 1}, "wants_hw: expected true or false, got 1"),
     ],
 )
 def test_the_property_that_is_wrong_is_named(
@@ -205,6 +211,54 @@ def test_the_property_that_is_wrong_is_named(
     with pytest.raises(RemoteProtocolError) as error:
         messages.decode_pull(packed(PULL | change))
     assert text in str(error.value)
+
+
+TAIL = {
+    "set_id": "s", "epoch": [3, "n"], "number": 7, "offset": 5, "max_bytes": 9,
+}  # fmt: skip
+
+
+def test_a_tail_without_a_copy_is_of_a_claimer() -> None:
+    """The property is left out then; with it, it is a log as a join has it."""
+    request = TailRequest("s", Epoch(3, "n"), 7, Offset(5), 9)
+    assert json.loads(messages.encode_tail(request)[4:]) == TAIL
+    assert messages.decode_tail(packed(TAIL)) == request
+    copy = CopyFacts(7, Offset(1), Offset(4), Offset(3), (EpochStart(E1, Offset(1)),))
+    head = TAIL | {"copy": [7, 1, 4, 3, [[[1, "m"], 1]]]}
+    assert messages.decode_tail(packed(head)) == replace(request, copy=copy)
+    assert json.loads(messages.encode_tail(replace(request, copy=copy))[4:]) == head
+
+
+@pytest.mark.parametrize(
+    ("copy", "text"),
+    [
+        ([7, 4, 3, 3, []], "log 7: starts at 4, ends at 3"),
+        ([7, 1, 4, 3], "copy: expected 5 items"),
+        ([2**64, 1, 4, 3, []], "number: expected 0 to"),
+        ([7, 1, 4, 3, [[[1, "m"], -1]]], "start: expected 0 to"),
+        ([7, 1, 4, 3, [[1, "m", 1]]], "entry: expected 2 items"),
+        ([7, 1, 4, 3, None], "table: expected a list, got None"),
+        ({}, "copy: expected 5 items"),
+    ],
+)
+def test_a_copy_that_is_none_is_refused(copy: object, text: str) -> None:
+    """In a tail as in a join."""
+    with pytest.raises(RemoteProtocolError, match=text):
+        messages.decode_tail(packed(TAIL | {"copy": copy}))
+    join = {
+        "set_id": "s", "epoch": [1, "m"], "replica": 2, "incarnation": 1, "token": "t",
+        "revision": 1, "flag": "", "logs": [[["topic", 0], copy]],
+    }  # fmt: skip
+    with pytest.raises(RemoteProtocolError, match=text):
+        messages.decode_join(packed(join))
+
+
+def test_chunks_belong_to_answers_alone() -> None:
+    """A question with chunks is read without them, also where they fit."""
+    raw = messages.encode_data(Data(E1, chunks=(chunk(),)))
+    size = int.from_bytes(raw[:4], "big")
+    head = json.loads(raw[4 : 4 + size]) | TAIL
+    assert messages.decode_tail(packed(head, raw[4 + size :])).number == 7
 
 
 @pytest.mark.parametrize(
