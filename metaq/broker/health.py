@@ -14,6 +14,7 @@ from typing import Final
 from metaq.broker.status import BrokerStatus
 from metaq.lifecycle import State
 from metaq.replication.term import ReplicaStatus
+from metaq.storage.log_state import LogState, LogStatistics
 from metaq.txn.figures import TransactionFigures
 from metaq.zk.registry import RegistrationState
 from metaq.zk.session import SessionState
@@ -44,6 +45,8 @@ class Alarm(enum.Enum):
     DIRECTORY_OFFLINE = "directory_offline"
     DIRECTORY_SILENT = "directory_silent"
     LOG_STOPPED = "log_stopped"
+    LOG_LOST = "log_lost"
+    LOG_DAMAGED = "log_damaged"
     LOW_SPACE = "low_space"
     NOT_REGISTERED = "not_registered"
     SESSION_NOT_CONNECTED = "session_not_connected"
@@ -72,6 +75,7 @@ _FAILING: Final = frozenset(
         Alarm.DIRECTORY_OFFLINE,
         Alarm.DIRECTORY_SILENT,
         Alarm.LOG_STOPPED,
+        Alarm.LOG_LOST,
         Alarm.LOW_SPACE,
         Alarm.TRANSACTIONS_OFFLINE,
         Alarm.TRANSACTIONS_SILENT,
@@ -143,8 +147,7 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
             text = f"{directory.path} refuses puts, it has {free_bytes} bytes free"
             yield Alarm.LOW_SPACE, text
     for log in status.logs:
-        if log.damage:
-            yield Alarm.LOG_STOPPED, f"{log.log_id}: {log.damage[0]}"
+        yield from _judge_damage(log)
         if log.held_bytes:
             text = (
                 f"{log.log_id} takes no puts, and shows nothing of its last"
@@ -175,6 +178,15 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
     for job in status.jobs:
         if job.last_error:
             yield Alarm.JOB_FAILED, f"{job.name}: {job.last_error}"
+
+
+def _judge_damage(log: LogStatistics) -> Iterator[tuple[Alarm, str]]:
+    if log.state is LogState.STOPPED:
+        yield Alarm.LOG_STOPPED, f"{log.log_id}: {log.damage[0]}"
+    elif log.lost:
+        yield Alarm.LOG_LOST, f"{log.log_id}: {log.lost[0]}"
+    elif log.damage:
+        yield Alarm.LOG_DAMAGED, f"{log.log_id}: {log.damage[0]}"
 
 
 def _judge_transactions(

@@ -146,6 +146,12 @@ def not_settled(topic: str, partition: int) -> str:
     return with_code(text, NOT_SETTLED, {})
 
 
+def being_mended(topic: str, partition: int) -> str:
+    """Return our text for a get of bytes that another replica is asked for (503)."""
+    text = f"partition {topic}-{partition} is damaged here and being mended"
+    return with_code(text, NOT_SETTLED, {})
+
+
 def put_reply(message_id: int, partition: int, offset: int) -> str:
     """Return the body of the 200 to a put, sync or mput.
 

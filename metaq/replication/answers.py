@@ -27,6 +27,7 @@ from metaq.replication.messages import (
     encode_tail_reply,
 )
 from metaq.replication.serving import answer_tail
+from metaq.replication.tables import EpochTables
 from metaq.storage.log_manager import LogManager
 
 _log = logging.getLogger(__name__)
@@ -56,10 +57,13 @@ class AnswersOwner(Protocol):
 class Answers:
     """Owner: the node; on the loop's thread."""
 
-    def __init__(self, owner: AnswersOwner, logs: LogManager) -> None:
+    def __init__(
+        self, owner: AnswersOwner, logs: LogManager, tables: EpochTables
+    ) -> None:
         """Answer for a node about its logs."""
         self._owner = owner
         self._logs = logs
+        self._epochs = tables
         self._tasks = set[asyncio.Task[None]]()
 
     def handle(self, command: Follow, session: object, answer: Answer) -> None:
@@ -117,7 +121,9 @@ class Answers:
         return encode_tables_reply(await self._owner.answer_tables(asked))
 
     async def _tail(self, asked: TailRequest) -> bytes:
-        return encode_tail_reply(await answer_tail(self._logs.logs(), asked))
+        return encode_tail_reply(
+            await answer_tail(self._logs.logs(), self._epochs, asked)
+        )
 
     async def end(self) -> None:
         """Call off what is not answered."""

@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from typing import Any, Final, Protocol
 
 from metaq.clock import Clock
-from metaq.errors import MetaqError
+from metaq.errors import ClosedError, MetaqError
 from metaq.model import BrokerAddress, LogId, MessageId, Offset
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.options import READ_BACKOFF, ConnectionOptions
@@ -118,7 +118,13 @@ class FollowTask:
         self.leader: Final = leader, epoch
         """Number and epoch of the leader."""
         self._clock = clock
+        self._follower: Follower | None = None
         self._task = node.spawn(self._run(), name="follow")
+
+    def join_again(self) -> None:
+        """End the stream, and join with the logs as they are now."""
+        if self._follower is not None:
+            self._follower.fail(ClosedError("a log was opened again"))
 
     async def end(self) -> None:
         """Pull no more; what was handed to the storage threads is written."""
@@ -150,7 +156,7 @@ class FollowTask:
     async def _follow(self) -> None:
         address = self._node.address_of(self.leader[0])
         if address is not None:
-            follower = Follower(
+            follower = self._follower = Follower(
                 await connect(address, self._clock),
                 self._store.logs,
                 self._store.tables,

@@ -137,6 +137,8 @@ class _Follower:
     sent: dict[int, Offset] = field(default_factory=dict)
     ready: dict[int, None] = field(default_factory=dict)
     cold: dict[int, None] = field(default_factory=dict)
+    damaged: set[int] = field(default_factory=set)
+    """Logs with bytes for it that are to be mended first."""
     marks: dict[int, None] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
     lacking: dict[int, tuple[Offset, float]] = field(default_factory=dict)
@@ -155,6 +157,7 @@ class _Follower:
         for each in (self.ready, self.cold, self.marks, self.lacking, self.sent):
             each.pop(number, None)
         self.missing.discard(number)
+        self.damaged.discard(number)
         self.births = [b for b in self.births if b.answer.copy.number != number]
         self.loaded = [chunk for chunk in self.loaded if chunk.number != number]
 
@@ -226,6 +229,14 @@ class LeadingStreams:
             each.sent[log.number] = copy.start
             each.missing.add(log.number)
         self._flush_soon()
+
+    def lead_again(self, log: PartitionLog) -> None:
+        """Lead a log that was opened again: it has the end that it had."""
+        if log.number in self._by_number:
+            log.lead()
+            self._set_bound(log.number)
+        else:
+            self._lead(log)
 
     def remove_log(self, number: int) -> None:
         """Follow the deletion of a log, which is in the journal of epochs already."""
@@ -476,7 +487,8 @@ class LeadingStreams:
         if is_marked:
             self._progress[number] = replace(progress, hw=log.high_watermark)
         for each in self._followers.values():
-            if each.sent[number] < end and number not in each.cold:
+            is_read = number in each.cold or number in each.damaged
+            if each.sent[number] < end and not is_read:
                 each.ready[number] = None
                 if number not in each.lacking:
                     each.lacking[number] = end, self._now_s
@@ -574,6 +586,7 @@ class LeadingStreams:
                     if isinstance(error, DamagedSegmentError):
                         # It lacks this log, which is seen, and has all others.
                         del follower.cold[number]
+                        follower.damaged.add(number)
                         continue
                     # Below the log start by now, or the disk does not give it.
                     self._end(follower, refusal(f"{log.log_id}: {error}"))
@@ -613,11 +626,21 @@ class LeadingStreams:
             self._now_s += min(TICK_S_MAX, max(0.0, now_s - self._ticked_s))
         self._ticked_s = now_s
         for each in tuple(self._followers.values()):
+            self._look_at_mended(each)
             if each.pulls and self._now_s - each.sent_s >= IDLE_S:
                 self._send(each, is_due=True)
             is_waited = each.has_left or each.replica in self._term.quorum.waited
             if not is_waited and self._is_late(each):
                 self._leave(each.replica)
+
+    def _look_at_mended(self, follower: _Follower) -> None:
+        """Send what could not be read, once it was mended."""
+        for number in tuple(follower.damaged):
+            offset, damage = follower.sent[number], self._by_number[number].damage
+            if not any(each.covers(offset) for each in damage):
+                follower.damaged.discard(number)
+                follower.ready[number] = None
+                self._flush_soon()
 
     def _is_late(self, follower: _Follower) -> bool:
         """Return whether a high watermark may have waited for it for too long."""

@@ -14,6 +14,7 @@
 | `pull` | a follower: what it has synced | its leader, when there is more | go on |
 | `tables` | a claimer | a member of the in-sync set | learn what it has |
 | `tail` | a claimer | the same | take over what it lacks itself |
+| | one with damage | any with a good copy | mend it, where both copies are the same |
 
 A head has the fields of its message by name, without those that have their default.
 Properties that are not known are left out. What a peer sends is checked here once:
@@ -205,6 +206,8 @@ class TailRequest:
     number: int
     offset: Offset
     max_bytes: int
+    is_unchecked: bool = False
+    """Send them as they are on the disk: no replica has a good copy of all."""
     copy: CopyFacts | None = None
     """The asker's copy of the log: the answer has only bytes that are the same in both.
     None: of a claimer."""
@@ -215,6 +218,8 @@ class TailReply:
     """Bytes from the offset on; None where the member has none."""
 
     chunk: Chunk | None
+    is_damaged: bool = False
+    """They are damaged there, too."""
 
 
 # -- fields ---------------------------------------------------------------------------
@@ -470,13 +475,15 @@ encode_tail, decode_tail = _codec(
     number=_NUMBER,
     offset=_OFFSET,
     max_bytes=_COUNT,
+    is_unchecked=switch,
     copy=_copy_or_none,
 )
 
 
 def encode_tail_reply(reply: TailReply) -> bytes:
     """Return the payload of the answer to a tail."""
-    return _encode({}, () if reply.chunk is None else (reply.chunk,))
+    head = {"damaged": True} if reply.is_damaged else {}
+    return _encode(head, () if reply.chunk is None else (reply.chunk,))
 
 
 def decode_tail_reply(payload: bytes) -> TailReply:
@@ -485,7 +492,8 @@ def decode_tail_reply(payload: bytes) -> TailReply:
     Raises:
         RemoteProtocolError: it is not as `encode_tail_reply` writes it.
     """
-    chunks = _decode(payload, {})["chunks"]
+    found = _decode(payload, {"damaged": switch}, ("damaged",))
+    chunks, is_damaged = found["chunks"], found.get("damaged", False)
     if len(chunks) > 1:
         raise RemoteProtocolError(f"tail: expected 1 chunk, got {len(chunks)}")
-    return TailReply(chunks[0] if chunks else None)
+    return TailReply(chunks[0] if chunks else None, is_damaged)

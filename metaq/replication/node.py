@@ -57,6 +57,7 @@ from metaq.replication.facts import ReplicaFacts, lag_of, logs_of
 from metaq.replication.follow_task import FollowTask
 from metaq.replication.joins import check_newcomer
 from metaq.replication.leading import LeadingStreams
+from metaq.replication.mending import Mender
 from metaq.replication.messages import TablesReply, TablesRequest
 from metaq.replication.record import NO_REPLICA, Change, Purpose, ReplicaSetError
 from metaq.replication.replica import (
@@ -190,17 +191,20 @@ class ReplicaNode(Service):
         """Text of this life in `present/K`, which a leader compares."""
         self.lock: Final = asyncio.Lock()
         """Held while a step of the core and its actions are carried out."""
-        self.answers: Final = Answers(self, logs)
+        self.answers: Final = Answers(self, logs, tables)
         """Answers to other replicas."""
         self._wake = asyncio.Event()
         self._is_read_due = True
         self._read_s = 0.0
-        self._seen: SetView | None = None
+        self.seen: SetView | None = None
+        """What was read of the set last."""
         self._session_version = 0
         self._shown: Shown | None = None
         self._replica: Replica | None = None
         self._term: Term | None = None
         self._following: FollowTask | None = None
+        self.mender: Final = Mender(self, self._store, clock=clock)
+        """Mends damage from the copies of others."""
         self._claims = Claims(self, self._store, clock=clock, draw=secrets.token_hex)
         self._holdings_s = clock.monotonic_s()
         self._synced_ends = 0
@@ -256,17 +260,8 @@ class ReplicaNode(Service):
 
     async def _check_newcomer(self) -> None:
         """Refuse a directory that belongs to no set, before it shows itself."""
-        until_s = self._clock.monotonic_s() + self._connect_timeout_s
-        while self._seen is None:
-            try:
-                self._seen = await self._nodes.read(synced=True)
-            except ReplicaSetError:
-                raise
-            except CoordinationError:
-                if self._clock.monotonic_s() > until_s:
-                    raise
-                await asyncio.sleep(TICK_S)
-        record, logs = self._seen.view.record, self._logs.logs()
+        self.seen = await self._nodes.read_first(self._connect_timeout_s)
+        record, logs = self.seen.view.record, self._logs.logs()
         check_newcomer(record, self._broker_id, self.id, log_count=len(logs))
 
     # -- the task ---------------------------------------------------------------------
@@ -322,21 +317,22 @@ class ReplicaNode(Service):
             await self.take(renew(self._replica))
         await self._show()
         await self._note_holdings(now_s)
-        assert self._seen is not None
+        assert self.seen is not None
+        await self.take(self.mender.note_lack())
         match self._replica.role:
             case ReplicaRole.IDLE:
-                await self._claims.claim_if_due(self._seen.view)
+                await self._claims.claim_if_due(self.seen.view)
             case ReplicaRole.MERGING:
-                await self._claims.lead_if_merged(self._seen.view)
+                await self._claims.lead_if_merged(self.seen.view)
             case ReplicaRole.LEADING:
-                await self._keep_set(self._seen.view, now_s)
+                await self._keep_set(self.seen.view, now_s)
             case ReplicaRole.DRAINING if not self._replica.pending:
                 await self.take(lead_on(self._replica))
 
     async def _read(self) -> None:
         self._is_read_due = False
         seen = await self._nodes.read(synced=True)
-        self._seen, self._read_s = seen, self._clock.monotonic_s()
+        self.seen, self._read_s = seen, self._clock.monotonic_s()
         own = self._replica
         if own is None or own.role is ReplicaRole.STARTING or not own.incarnation:
             await self._begin(seen)
@@ -391,6 +387,8 @@ class ReplicaNode(Service):
             is_cut=self._facts.is_cut,
         )
         await self.take(start(file, proofs, seen.view))
+        if before is None:
+            self.spawn(self.mender.run(), name="mend")
         if self.replica.role is ReplicaRole.STARTING:
             self._is_read_due = True
         elif before is None or before.role is not self.replica.role:
@@ -405,7 +403,8 @@ class ReplicaNode(Service):
 
     async def _show(self) -> None:
         """Keep `present/K` as this replica is."""
-        presence = self.replica.presence()
+        damaged = self.mender.damaged_count
+        presence = replace(self.replica.presence(), damaged=damaged)
         if self._store.failure:
             presence = replace(presence, state=PresenceState.FAILED)
         shown = Shown(presence, self._served.address, self.token)
@@ -443,8 +442,8 @@ class ReplicaNode(Service):
             return False
         before, (replica, actions) = self._replica, moved
         self.take_note(replica)
-        was_merging = before is not None and before.role is ReplicaRole.MERGING
-        if was_merging and replica.role is not ReplicaRole.MERGING:
+        merging = ReplicaRole.MERGING
+        if before and before.role is merging and replica.role is not merging:
             # What it would still cut or append is no business of another role.
             await self._claims.end()
             await self._store.finish_writing()
@@ -534,15 +533,12 @@ class ReplicaNode(Service):
 
     async def _propose(self, change: Change) -> None:
         """Send a change; without an answer it is read back."""
-        own, address = change.member, self._served.address
+        own, set_id = change.member, self.replica.file.set_id
+        data = LeaderData(self.id, change.record.epoch, self._served.address)
         outcome = await self._nodes.propose(
             change,
-            member=None
-            if own is None
-            else self._store.member(self.replica.file.set_id, own[1], own[1]),
-            leader_data=encode_leader(
-                LeaderData(self.id, change.record.epoch, address)
-            ),
+            member=own and self._store.member(set_id, own[1], own[1]),
+            leader_data=encode_leader(data),
         )
         self._is_read_due = True
         _log.info(
@@ -589,8 +585,7 @@ class ReplicaNode(Service):
 
     def _end_term(self) -> None:
         term, self._term = self._term, None
-        self._logs.births = self._logs.on_born = None
-        self._store.tables.on_gone = None
+        self._logs.births = self._logs.on_born = self._store.tables.on_gone = None
         if term is not None:
             term.close()
             self._served.end_term()
@@ -604,11 +599,11 @@ class ReplicaNode(Service):
 
     @property
     def _presences(self) -> tuple[Presence, ...]:
-        return self._seen.view.presences if self._seen else ()
+        return self.seen.view.presences if self.seen else ()
 
     def refusal(self) -> NotLeaderError:
         """Return why it takes no puts, and where the leader is."""
-        leader = self._seen.leader_address if self._seen else ""
+        leader = self.seen.leader_address if self.seen else ""
         where = f"the leader is {leader}" if leader else "there is no leader now"
         return NotLeaderError(f"replica {self.id} does not lead its set: {where}")
 
@@ -624,7 +619,7 @@ class ReplicaNode(Service):
         term = self._term
         if self.replica.pending is not None:
             return
-        failure = self._store.failure
+        failure = self._store.failure or self.mender.lack
         if failure or term is None or term.is_alone(view.presences, now_s):
             # Without a term its begin has failed.
             cause = failure or self._error or "no follower is reached"
@@ -649,7 +644,7 @@ class ReplicaNode(Service):
 
     def knows(self, replica: int, token: str) -> bool:
         """Return whether a token is that of `present/K`; else read it soon."""
-        shown = self._seen.shown.get(replica) if self._seen else None
+        shown = self.seen.shown.get(replica) if self.seen else None
         if shown is not None and shown.token == token:
             return True
         self.wake()
@@ -657,13 +652,20 @@ class ReplicaNode(Service):
 
     def address_of(self, replica: int) -> BrokerAddress | None:
         """Return the address that a replica shows; None: it shows none."""
-        shown = self._seen.shown.get(replica) if self._seen else None
+        shown = self.seen.shown.get(replica) if self.seen else None
         return None if shown is None else parse_broker_address(shown.address)
+
+    def on_reopened(self, log: PartitionLog) -> None:
+        """Take a log that follows again: lead it, or join with it; under `lock`."""
+        if self._term is not None:
+            self._term.streams.lead_again(log)
+        elif self._following is not None:
+            self._following.join_again()
 
     async def read(self) -> View:
         """Read ZooKeeper after a sync; the caller holds `lock`."""
-        self._seen = await self._nodes.read(synced=True)
-        return self._seen.view
+        self.seen = await self._nodes.read(synced=True)
+        return self.seen.view
 
     async def forget_former_life(self) -> None:
         """Delete a `leader` node of an earlier process, of which this has the lock."""
@@ -734,13 +736,13 @@ class ReplicaNode(Service):
             _log.warning("replica %d leaves without a word: %r", self.id, error)
 
     async def _leave(self) -> None:
-        if self._replica is None or self._seen is None:
+        if self._replica is None or self.seen is None:
             return
         if self._shown is not None:
             presence = replace(self._shown.presence, state=PresenceState.STOPPING)
             await self._nodes.show(replace(self._shown, presence=presence))
         if self._replica.role is ReplicaRole.LEADING and not self._replica.pending:
-            target = successor(self._replica, self._seen.view.presences)
+            target = successor(self._replica, self.seen.view.presences)
             await self._hand_over(target, is_sure=True)
 
     async def _hand_over(self, target: int, *, is_sure: bool) -> None:
@@ -774,6 +776,9 @@ class ReplicaNode(Service):
             epoch=self.epoch,
             in_sync_count=len(own.record.in_sync),
             leaderless_s=self._claims.idle_s if own.role is ReplicaRole.IDLE else 0.0,
+            damaged=self.mender.damaged_count,
+            mended=self.mender.mended_count,
+            mended_bytes=self.mender.mended_bytes,
             frozen_cause=own.reason,
             is_incomplete=own.file.flag is Flag.INCOMPLETE,
             refusal=str((term and term.refusal(self._presences)) or ""),

@@ -10,21 +10,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
-from pathlib import Path
 from typing import Final, Protocol
 
 from metaq.errors import ClosedError, StorageError, UnavailableError
-from metaq.model import LogId, MessageId, Offset, Position, SizeBytes
+from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.protocol import texts
 from metaq.record.checksum import crc32
-from metaq.record.scan import (
-    CleanEnd,
-    Corrupt,
-    Incomplete,
-    find_next_record,
-    scan_records,
-)
-from metaq.replication.epochs import CopyFacts, EpochTable
+from metaq.record.scan import CleanEnd, Incomplete, scan_records
+from metaq.replication.epochs import CopyFacts, EpochTable, parting_point
 from metaq.replication.messages import (
     Chunk,
     JoinLog,
@@ -35,7 +28,7 @@ from metaq.replication.messages import (
 from metaq.storage.append_request import AppendRequest
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
-from metaq.storage.segment import Damage, DamagedSegmentError
+from metaq.storage.segment import DamagedSegmentError
 from metaq.storage.slices import Slice
 from metaq.storage.span_index import NO_ID
 
@@ -105,22 +98,34 @@ def answer_tables(
 
 
 async def answer_tail(
-    logs: Mapping[LogId, PartitionLog], request: TailRequest
+    logs: Mapping[LogId, PartitionLog], tables: Tables, request: TailRequest
 ) -> TailReply:
-    """Return bytes of the own copy for a claimer.
+    """Return bytes of the own copy, for a claimer or for what is damaged elsewhere.
 
     Raises:
-        UnavailableError: they cannot be read; damage stops the log.
+        UnavailableError: they cannot be read.
     """
     log = next((each for each in logs.values() if each.number == request.number), None)
     if log is None or request.offset >= log.synced_end:
         return TailReply(None)
+    end, copy = log.synced_end, request.copy
+    if copy is not None:
+        is_living = tables.is_living(log.number)
+        end = parting_point(facts_of(log, tables), copy) if is_living else Offset(0)
     size = max(1, min(request.max_bytes, CHUNK_BYTES_MAX))
     try:
-        return TailReply(await read_chunk(log, request.offset, size))
+        if request.is_unchecked:
+            body = await read_unchecked(log, request.offset, size)
+            chunk = _chunk(log, request.offset, body)
+        else:
+            chunk = await read_chunk(log, request.offset, size)
+    except DamagedSegmentError as error:
+        report(log, error)
+        return TailReply(None, is_damaged=True)
     except (StorageError, ClosedError) as error:
         report(log, error)
         raise refusal(f"{log.log_id} at {request.offset}: {error}") from error
+    return TailReply(None if chunk.end_offset > end else chunk)
 
 
 def report(log: PartitionLog, error: Exception) -> None:
@@ -175,9 +180,7 @@ async def read_chunk(log: PartitionLog, offset: Offset, max_bytes: int) -> Chunk
                 batches.pop()
         part = log.read_copy(offset, end)
         is_whole = is_whole and part.size_bytes == end - offset
-        segment = log.segments.find(offset)
-        assert segment is not None, f"{log.log_id}: no segment holds {offset}"
-        verify = partial(_verified, part, segment.path, offset, is_whole=is_whole)
+        verify = partial(_verified, part, log.synced_end, is_whole=is_whole)
         try:
             reading = loop.run_in_executor(part.reader, verify)
         except RuntimeError as error:
@@ -195,6 +198,19 @@ async def read_chunk(log: PartitionLog, offset: Offset, max_bytes: int) -> Chunk
         )
 
 
+async def read_unchecked(log: PartitionLog, offset: Offset, size: int) -> bytes:
+    """Return bytes as they are on the disk, at most so many, of one segment.
+
+    Raises:
+        StorageError: the disk does not give them.
+    """
+    end = min(Offset(offset + size), log.synced_end)
+    part = log.read_unchecked(offset, end)
+    reading = asyncio.get_running_loop().run_in_executor(part.reader, part.read)
+    reading.add_done_callback(partial(_release, part))
+    return await asyncio.shield(reading)
+
+
 def _release(part: Slice, _reading: object) -> None:
     part.release()
 
@@ -204,9 +220,9 @@ def _chunk(
     offset: Offset,
     body: bytes,
     *,
-    record_count: int,
-    last_id: MessageId,
-    batches: Sequence[StoredBatch],
+    record_count: int = 1,
+    last_id: MessageId = NO_ID,
+    batches: Sequence[StoredBatch] = (),
 ) -> Chunk:
     assert log.number is not None, f"{log.log_id} has no number"
     return Chunk(
@@ -223,7 +239,7 @@ def _chunk(
 
 
 def _verified(
-    part: Slice, path: Path, offset: Offset, *, is_whole: bool
+    part: Slice, until: Offset, *, is_whole: bool
 ) -> tuple[bytes, int, MessageId] | Incomplete:
     """Return the whole records of a slice, their number and last id; blocks.
 
@@ -234,11 +250,10 @@ def _verified(
     is_cut = isinstance(found, Incomplete) and not is_whole
     if isinstance(found, Incomplete) and is_cut and not found.position:
         return found
+    # Checksums of records do not cover their headers, those of spans do.
+    for damage in part.damage(until):
+        raise DamagedSegmentError(damage)
     if not isinstance(found, CleanEnd) and not is_cut:
-        detail = found.detail if isinstance(found, Corrupt) else "incomplete record"
-        good = find_next_record(data, Position(found.position + 1))
-        good_at = None if good is None else Offset(offset + good)
-        at = Offset(offset + found.position)
-        raise DamagedSegmentError(Damage(path, at, good_at, detail))
+        raise StorageError(f"{part} changed while it was read: {found}")
     last_id = NO_ID if found.last_id is None else found.last_id
     return data[: found.position], found.record_count, last_id

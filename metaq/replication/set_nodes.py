@@ -72,6 +72,8 @@ _log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S: Final = 5.0
 """So long ZooKeeper may take for an answer."""
+FIRST_S: Final = 0.05
+"""Pause before the next try of the first read."""
 TRIES: Final = 3
 """A node that is to be deleted goes by itself with its session, and may do so between a
 read and the request; this often is no coincidence any more."""
@@ -320,6 +322,24 @@ class SetNodes:
         presences = tuple(each.presence for each in shown.values())
         view = View(record, version, seen, presences, is_synced=synced)
         return SetView(view, shown, members, leader.address if leader else "")
+
+    async def read_first(self, timeout_s: float) -> SetView:
+        """Read all nodes, for the first time: the session may still begin.
+
+        Raises:
+            ReplicaSetError: as `read`.
+            CoordinationError: ZooKeeper did not answer within so many seconds.
+        """
+        until_s = self._clock.monotonic_s() + timeout_s
+        while True:
+            try:
+                return await self.read(synced=True)
+            except ReplicaSetError:
+                raise
+            except CoordinationError:
+                if self._clock.monotonic_s() > until_s:
+                    raise
+            await asyncio.sleep(FIRST_S)
 
     async def _each(
         self, parent: str, decode: Callable[[int, bytes], T]

@@ -70,7 +70,7 @@ class ReplicaStore:
             logs: that follow.
             tables: epochs of the logs.
         """
-        self._fs = fs
+        self.fs: Final = fs
         self._path = path
         self._clock = clock
         self.logs: Final = logs
@@ -108,7 +108,7 @@ class ReplicaStore:
             StorageError: the disk refuses, or does not answer; `failure` says so until
                 a later write succeeds.
         """
-        write = partial(write_set_file, self._fs, self._path, file)
+        write = partial(write_set_file, self.fs, self._path, file)
         while file != self._saved:
             self._saved = None  # unknown until the write is known to have succeeded
             writing = asyncio.wrap_future(self._writer.submit(write))

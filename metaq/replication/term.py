@@ -19,7 +19,7 @@ from metaq.replication.upkeep import (
     change_set,
     refuses_puts,
 )
-from metaq.stats import gauge, part
+from metaq.stats import counter, gauge, part
 
 ALONE_S: Final = 10.0
 """A leader that no follower has reached for so long hands over, where others can."""
@@ -40,6 +40,21 @@ class ReplicaStatus:
     leaderless_s: float = gauge(
         "metaq_replica_leaderless_seconds",
         "Time for which this replica has seen no leader.",
+    )
+    damaged: int = gauge(
+        "metaq_replica_damaged_ranges",
+        "Damaged ranges on this replica that are to be mended from another.",
+        default=0,
+    )
+    mended: int = counter(
+        "metaq_replica_mended_ranges_total",
+        "Damaged ranges that were mended from another replica.",
+        default=0,
+    )
+    mended_bytes: int = counter(
+        "metaq_replica_mended_bytes_total",
+        "Bytes that were copied from another replica for that.",
+        default=0,
     )
     frozen_cause: str = ""
     """Why it has no part in its set; "" while it has."""

@@ -494,6 +494,31 @@ class LogManager(LogRemoval):
         # A run works on the files that it was shown.
         self._retention.call_when_idle(begin)
 
+    def change_file(
+        self, log_id: LogId, change: Callable[[FileSystem], None], on_done: OnDone
+    ) -> None:
+        """Have a file of a log changed in place, between its appends; never blocks.
+
+        Args:
+            log_id: which partition.
+            change: called on the storage thread; raises StorageError.
+            on_done: called on the loop's thread with the error, or None.
+
+        Raises:
+            StorageError: there is no such log.
+        """
+        log = self._require_open(log_id)
+
+        def work() -> None:
+            error: StorageError | None = None
+            try:
+                change(self._fs)
+            except StorageError as failed:
+                error = failed
+            self._post(partial(on_done, error))
+
+        log.log_dir.submit(work)
+
     def begin_retention(
         self, topics: Collection[str] = ()
     ) -> Callable[[], RetentionReport] | None:

@@ -135,8 +135,13 @@ class LogStatistics:
     )
     damage: tuple[str, ...] = gauge(
         "metaq_log_damaged_ranges",
-        "Damaged ranges found in a log; outside of a replica set it takes no puts"
-        " then.",
+        "Damaged ranges found in a log; above 0 it takes no puts.",
+        default=(),
+        read=len,
+    )
+    lost: tuple[str, ...] = gauge(
+        "metaq_log_lost_ranges",
+        "Damaged ranges of a log of which no replica has a good copy.",
         default=(),
         read=len,
     )

@@ -160,6 +160,11 @@ class PartitionLog(ReadableLog):
     # -- state
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether damage keeps it from taking anything."""
+        return self.state is LogState.STOPPED
+
+    @property
     def _answered_end(self) -> Offset:
         """Return the offset below which appends are answered as stored.
 
@@ -203,6 +208,7 @@ class PartitionLog(ReadableLog):
             sync_count=self._sync_count,
             sync_s=self._sync_s,
             damage=tuple(str(damage) for damage in self.damage),
+            lost=tuple(str(each) for each in self.damage if each in self.lost),
         )
 
     # -- writing
@@ -625,6 +631,8 @@ class PartitionLog(ReadableLog):
         A log that was stopped for it is opened again instead (`begin_reopen`).
         """
         self.damage = tuple(each for each in self.damage if each != mended)
+        # It may have been made again, with the name of the one that is open.
+        self._files.forget(mended.path, self.log_dir.reader)
         self._mend_waiters.wake_below(None)
 
     def on_lost(self, damage: Damage) -> None:

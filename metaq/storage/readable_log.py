@@ -274,8 +274,17 @@ class ReadableLog:
     def _slice(self, offset: Offset, end: Offset) -> Slice:
         """Return a slice from an offset to `end`, its segment's end or damage."""
         damaged = self._require_good(offset)
-        if damaged is not None:
-            end = min(end, damaged)
+        return self.read_unchecked(
+            offset, end if damaged is None else min(end, damaged)
+        )
+
+    def read_unchecked(self, offset: Offset, end: Offset) -> Slice:
+        """Return bytes as they are on the disk, damaged or not, of one segment.
+
+        Args:
+            offset: of the first byte, in the log.
+            end: after it, up to the synced end; the slice may end before.
+        """
         segment = self.segments.find(offset)
         assert segment is not None, f"{self.log_id}: no segment holds {offset}"
         is_sealed = segment is not self.segments.active

@@ -158,7 +158,7 @@ def recover_log(
         rewritten_bytes_max: How many of the bytes after the index are written again.
         is_index_trusted: This process has written, or verified, the bytes that the
             index covers: they are not read again.
-        on_torn_tail: Called before a torn tail is cut.
+        on_torn_tail: Called where there is a torn tail, before it is cut.
 
     Raises:
         StorageError: The disk refused; the directory may be recovered again.
@@ -186,9 +186,11 @@ def recover_log(
     damage_found = apart(names.damage + active.damage)
     count = index.record_count + _count_records(fs, sealed)
     torn, spans = None, None
+    if active.flaw is not None:
+        # With damage it is cut later, and lacks these bytes already.
+        on_torn_tail()
     if not damage_found:
         if active.flaw is not None:
-            on_torn_tail()
             torn = _cut_torn_tail(fs, last, active.end, active.flaw)
         _settle(fs, last, active, rewritten_bytes_max)
         # Last, so that no later error can leave it open.

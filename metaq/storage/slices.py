@@ -16,6 +16,7 @@ Owner: the event loop's thread. Only `open` of a slice or file may be called els
 
 from collections import OrderedDict
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -24,12 +25,53 @@ from metaq.errors import DiskError
 from metaq.fs import FileSystem, ReadFile
 from metaq.fs.helper_threads import HelperThreads
 from metaq.model import Offset, Position, SizeBytes
+from metaq.storage.damage import apart, check_parts, damage_in_spans
 from metaq.storage.listing import find_lost
-from metaq.storage.segment import DamagedSegmentError, Segment
+from metaq.storage.segment import Damage, DamagedSegmentError, Segment
+from metaq.storage.span_index import SpanIndex
+from metaq.storage.span_lookup import open_spans
 
 OPEN_FILES_MAX: Final = 512
 """Read files kept open without use: half of the usual soft limit of 1024 descriptors,
 which leaves the rest to connections and active segments."""
+
+
+def damage_in(
+    fs: FileSystem, file: ReadFile, segment: Segment, start: Offset, end: Offset
+) -> tuple[Damage, ...]:
+    """Check the spans, and the records without one, that hold bytes of a range; blocks.
+
+    Args:
+        fs: the disk, for the index.
+        file: the file of `segment`.
+        segment: with the size that it should have.
+        start: a record begins there, or a span that the index has holds it.
+        end: in the segment.
+
+    Returns:
+        What is damaged in the range, in order.
+
+    Raises:
+        DiskError: the disk does not give the bytes.
+    """
+    with open_spans(fs, segment) as lookup:
+        pieces = list(lookup.pieces(start, end, is_merged=False))
+    size = segment.end_offset
+    spans = [each for each in pieces if each.record_count and each.end_offset <= size]
+    damage = list(damage_in_spans(file, segment, spans))
+    for gap in pieces:
+        if gap.record_count:
+            continue
+        parts = check_parts(
+            file,
+            segment,
+            SpanIndex(segment.base_offset),
+            gap.base_offset,
+            min(gap.end_offset, size),
+            bytes_max=gap.size_bytes,
+        )
+        damage += [each for part in parts for each in part.damage]
+    return tuple(each for each in apart(damage) if each.overlaps(start, end))
 
 
 class OpenFile:
@@ -86,6 +128,12 @@ class OpenFile:
             raise DamagedSegmentError(damage) from cause
         if cause is not None:
             raise cause
+
+    def damage_in(
+        self, segment: Segment, start: Offset, end: Offset
+    ) -> tuple[Damage, ...]:
+        """Check a range; see the function of this name."""
+        return damage_in(self._fs, self.open(), segment, start, end)
 
     def release(self) -> None:
         """Give one use back."""
@@ -223,6 +271,26 @@ class Slice:
         """
         self.open()
         return self._open_file.open().read_at(self.position, self.size_bytes)
+
+    def damage(self, until: Offset) -> tuple[Damage, ...]:
+        """Check its bytes by span index and records; blocks.
+
+        Args:
+            until: synced end of the log.
+
+        Returns:
+            The damaged ranges that its bytes are in, in order.
+
+        Raises:
+            DiskError: the disk does not give them.
+        """
+        segment = self._segment
+        if not self._is_sealed:
+            size = SizeBytes(until - segment.base_offset)
+            segment = replace(segment, size_bytes=size)
+        start = segment.offset_at(self.position)
+        end = Offset(start + self.size_bytes)
+        return self._open_file.damage_in(segment, start, end)
 
     def release(self) -> None:
         """Give the file back."""

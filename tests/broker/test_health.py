@@ -59,6 +59,16 @@ CASES = [
         "test-1: checksum: file=f offset=9",
     ),
     (
+        status(logs=(replace(STOPPED, state=LogState.OPEN),)),
+        Alarm.LOG_DAMAGED,
+        "test-1: checksum: file=f offset=9",
+    ),
+    (
+        status(logs=(replace(STOPPED, state=LogState.OPEN, lost=STOPPED.damage),)),
+        Alarm.LOG_LOST,
+        "test-1: checksum: file=f offset=9",
+    ),
+    (
         status(directories=(replace(DIRECTORY, is_low_on_space=True),)),
         Alarm.LOW_SPACE,
         "data refuses puts, it has 1000000000 bytes free",

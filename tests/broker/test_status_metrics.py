@@ -14,6 +14,7 @@ from metaq.broker.status import LOG_SERIES_MAX, BrokerStatus, JobStatus, Retenti
 from metaq.lifecycle import State
 from metaq.replication.leading import FollowerLag
 from metaq.replication.term import ReplicaStatus
+from metaq.storage.log_state import LogState
 from metaq.zk.registry import RegistrationState
 from metaq.zk.session import SessionState
 from tests.broker.figures import (
@@ -33,6 +34,9 @@ FULL = status(
         epoch=36,
         in_sync_count=37,
         leaderless_s=1.75,
+        damaged=41,
+        mended=42,
+        mended_bytes=43,
         followers=(
             FollowerLag(3, "in sync", is_connected=True, lag_bytes=38, lag_s=2.25),
         ),
@@ -131,6 +135,7 @@ EXPECTED = {
     "metaq_log_syncs_total{partition=1,topic=test}": 20,
     "metaq_log_sync_seconds_total{partition=1,topic=test}": 0.5,
     "metaq_log_damaged_ranges{partition=1,topic=test}": 0,
+    "metaq_log_lost_ranges{partition=1,topic=test}": 0,
     "metaq_log_group_commit{partition=1,topic=test}": 1,
     "metaq_directory_online{directory=data}": 1,
     "metaq_directory_size_bytes{directory=data}": 8200,
@@ -143,6 +148,9 @@ EXPECTED = {
     "metaq_registration_repairs_total{}": 8,
     "metaq_replica_epoch{}": 36,
     "metaq_replica_in_sync{}": 37,
+    "metaq_replica_damaged_ranges{}": 41,
+    "metaq_replica_mended_ranges_total{}": 42,
+    "metaq_replica_mended_bytes_total{}": 43,
     "metaq_replica_leaderless_seconds{}": 1.75,
     "metaq_follower_lag_bytes{replica=3}": 38,
     "metaq_follower_lag_seconds{replica=3}": 2.25,
@@ -253,7 +261,7 @@ def test_topics_of_any_name_can_be_read_back(topic: str) -> None:
 def test_the_page_does_not_grow_without_bound() -> None:
     """Logs beyond the cap are counted, and their damage still rings."""
     logs = [log("t", n) for n in range(LOG_SERIES_MAX + 1)]
-    logs[-1] = replace(logs[-1], damage=("x",))
+    logs[-1] = replace(logs[-1], state=LogState.STOPPED, damage=("x",))
     found = samples(status(logs=tuple(logs)))
     series = [key for key in found if key.startswith("metaq_log_size_bytes{")]
     assert len(series) == LOG_SERIES_MAX

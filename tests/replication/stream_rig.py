@@ -356,7 +356,7 @@ class Leader:
             set_id="s",
             lag_s=LAG_S,
         )
-        self.answers = Answers(self, copy.logs)
+        self.answers = Answers(self, copy.logs, copy.tables)
         self.is_asleep = False
 
     async def begin(self) -> None:

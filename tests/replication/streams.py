@@ -325,7 +325,9 @@ def serve(site: Site, command: Follow, owner: object, answer) -> None:
 
 async def _serve_tail(site: Site, payload: bytes, answer) -> None:
     try:
-        reply = await answer_tail(site.logs.logs(), messages.decode_tail(payload))
+        reply = await answer_tail(
+            site.logs.logs(), site.tables, messages.decode_tail(payload)
+        )
         answer(messages.encode_tail_reply(reply))
     except WireError as error:
         answer(error)

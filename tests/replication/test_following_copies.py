@@ -387,8 +387,8 @@ def test_a_disk_that_fails_ends_the_stream() -> None:
     play(scenario)
 
 
-def test_a_log_that_is_damaged_here_is_passed_over() -> None:
-    """The others go on; its leader sees that it stays where it is."""
+def test_a_log_that_is_damaged_here_goes_on_unless_it_is_stopped() -> None:
+    """The others go on; the leader sees that one that is stopped stays where it is."""
 
     async def scenario(stage: Stage) -> None:
         leader, follower = await pair(stage)
@@ -397,6 +397,9 @@ def test_a_log_that_is_damaged_here_is_passed_over() -> None:
         log = follower.copy.log()
         path = log.segments.active.path
         log.on_damage(Damage(path, Offset(0), Offset(RECORD), "checksum mismatch"))
+        copied = leader.put()
+        await stage.until(lambda: copied.is_stored)
+        log.on_damage(Damage(path, Offset(0), None, "file ends too early"))
         lost, kept = leader.put(), leader.put(1, OTHER)
         await stage.until(lambda: kept.is_stored)
         assert not lost.is_answered

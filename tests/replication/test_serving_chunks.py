@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from metaq.errors import UnavailableError
 from metaq.model import MessageId, Offset
 from metaq.record.checksum import crc32
-from metaq.replication.messages import TailRequest
+from metaq.replication.messages import TailReply, TailRequest
 from metaq.replication.serving import (
     answer_tables,
     answer_tail,
@@ -15,7 +14,6 @@ from metaq.replication.serving import (
     read_chunk,
     refusal,
 )
-from metaq.storage.log_state import LogState
 from metaq.storage.segment import DamagedSegmentError
 from tests.replication.stream_rig import E2, RECORD, Copy, Stage, play
 from tests.storage.support import LOG
@@ -116,9 +114,9 @@ def test_damaged_records_are_reported_and_not_sent() -> None:
         assert caught.value.damage.next_good_offset == 3 * RECORD
         assert log.number is not None
         request = TailRequest("s", E2, log.number, Offset(2 * RECORD), 1 << 20)
-        with pytest.raises(UnavailableError, match=f"test-0 at {2 * RECORD}:"):
-            await answer_tail(leader.logs.logs(), request)
-        assert log.state is LogState.STOPPED
+        reply = await answer_tail(leader.logs.logs(), leader.tables, request)
+        assert reply == TailReply(None, is_damaged=True)
+        assert [each.offset for each in log.damage] == [2 * RECORD]
 
     play(scenario)
 
@@ -165,7 +163,7 @@ def test_tails_are_bytes_from_an_offset_on_or_nothing() -> None:
 
         async def tail(number: int, offset: int) -> Any:
             request = TailRequest("s", E2, number, Offset(offset), 2 * RECORD)
-            return (await answer_tail(logs, request)).chunk
+            return (await answer_tail(logs, leader.tables, request)).chunk
 
         assert (await tail(number, RECORD)).end_offset == 3 * RECORD
         assert await tail(number, 3 * RECORD) is None

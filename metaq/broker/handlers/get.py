@@ -8,7 +8,7 @@ rows are applied once more.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
@@ -48,14 +48,20 @@ class GetAnswerer(Answerer, Protocol):
         """Remember a waiter, to end it with the session."""
 
 
+MEND_MS: Final = 2_000
+"""So long a get waits for damage to be mended from another replica."""
+
+
 @dataclass(frozen=True, slots=True)
 class _End:
     """No data at that offset, though there may be some later."""
 
     log: PartitionLog | None
     """None when no put has made the log yet."""
-    error: NotFoundError
+    error: NotFoundError | UnavailableError
     """The answer without a wait."""
+    wait_ms: int = 0
+    """Wait at least so long."""
 
 
 def handle_get(
@@ -71,7 +77,9 @@ def handle_get(
     if isinstance(found, _End):
         if not has_waited and _wait(command, found, answerer):
             return
-        count_get(context, command, is_miss=True, is_failure=found.log is not None)
+        is_miss = isinstance(found.error, NotFoundError)
+        is_failure = found.log is not None
+        count_get(context, command, is_miss=is_miss, is_failure=is_failure)
         raise found.error
     count_get(context, command)
     answerer.send_range(
@@ -106,6 +114,9 @@ def _find(command: Get, context: BrokerContext) -> FileRange | _End:
         ):  # 5
             return log.read(offset, SizeBytes(min(command.max_size, limit)))
     except (StorageError, ClosedError) as error:  # 9
+        if isinstance(error, CorruptRecordError) and log.is_mendable(offset):
+            mends = UnavailableError(texts.being_mended(topic, partition))
+            return _End(log, mends, MEND_MS)
         count_get(context, command, is_failure=True)
         if not log.is_settled:
             # Others have what is damaged here, and one of them leads, or soon will.
@@ -139,7 +150,7 @@ def _wait(command: Get, found: _End, answerer: GetAnswerer) -> bool:
     """Let a get wait if it wants to and may; return whether it does."""
     context = answerer.context
     limits, waiters = context.config.limits, context.waiters
-    wait_ms = min(command.wait_ms, limits.wait_ms_max)
+    wait_ms = max(found.wait_ms, min(command.wait_ms, limits.wait_ms_max))
     if wait_ms <= 0 or waiters.count >= limits.waiters_max:
         return False
     if found.log is None:
@@ -174,6 +185,9 @@ def _explain(command: Get, context: BrokerContext, error: BaseException) -> byte
             # The bytes before the damage are there for the next get.
             detail = f"file ends within the range: file={error.damage.path}"
             text = texts.put_failed(context.address, topic, partition, detail)
+        elif log.is_mendable(Offset(command.offset)):
+            text = texts.being_mended(topic, partition)
+            return encode_result(Status.UNAVAILABLE, text.encode(), command.opaque)
     return encode_result(Status.SERVER_ERROR, text.encode(), command.opaque)
 
 

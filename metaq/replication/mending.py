@@ -1,0 +1,323 @@
+"""Damaged ranges of this replica, mended from the copies of the others.
+
+    damage found    by the scrub, a start, a get, `check`, or another replica that asks
+    ask             each other replica, until one has the range: it compares both
+                    copies' epochs, and its own bytes with its span index first
+    write           in place, synced, and checked by the own index (`storage/mend.py`)
+    go on           a log that was stopped is opened again
+
+It needs no leader. Where all have a range damaged, most of them may still agree in each
+bit of it, and the own index says whether that is right. Else it is lost: gets are
+answered with the damage from then on. Where some are away it is asked for again. Damage
+without an end is no range: such a log lacks bytes, and its replica with it (`lack`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+from metaq.clock import Clock
+from metaq.errors import MetaqError, StorageError
+from metaq.model import BrokerAddress, Offset, parse_broker_address
+from metaq.peer.connection import BrokerConnection
+from metaq.replication.election import Flag, unflagged
+from metaq.replication.follow_task import connect
+from metaq.replication.following import ask
+from metaq.replication.messages import (
+    TAIL,
+    TailRequest,
+    decode_tail_reply,
+    encode_tail,
+)
+from metaq.replication.replica import (
+    Moved,
+    Replica,
+    ReplicaRole,
+    declare_incomplete,
+)
+from metaq.replication.serving import CHUNK_BYTES_MAX, facts_of, read_unchecked
+from metaq.replication.set_nodes import SetView
+from metaq.replication.store import ReplicaStore
+from metaq.retry import wait_set
+from metaq.storage.mend import damage_left, finish, piece_at, write_piece
+from metaq.storage.partition_log import PartitionLog
+from metaq.storage.segment import Damage
+
+_log = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.5
+"""Interval of looks for damage."""
+VOTES: Final = 3
+"""Copies that are compared where none is good."""
+AGAIN_S: Final = 5.0
+"""Pause before a range is asked for again that nobody could give."""
+ANSWER_S: Final = 5.0
+"""Longest wait for a piece of a copy."""
+
+
+MENDS: Final = frozenset(
+    {
+        ReplicaRole.IDLE,
+        ReplicaRole.FOLLOWING,
+        ReplicaRole.LEADING,
+        ReplicaRole.DRAINING,
+    }
+)
+"""Roles in which damage is mended: in others ends are fixed for a claim."""
+
+
+class MendNode(Protocol):
+    """Interface of the node."""
+
+    @property
+    def replica(self) -> Replica:
+        """Return its state."""
+
+    seen: SetView | None
+    """What was read of the set last."""
+
+    @property
+    def lock(self) -> asyncio.Lock:
+        """Return the lock under which its role does not change."""
+
+    def on_reopened(self, log: PartitionLog) -> None:
+        """Take a log that follows again: lead it, or join with it; under `lock`."""
+
+
+class Mender:
+    """Owner: the node; on the loop's thread."""
+
+    def __init__(self, node: MendNode, store: ReplicaStore, *, clock: Clock) -> None:
+        """Mend nothing yet.
+
+        Args:
+            node: of the replica.
+            store: its logs.
+            clock: for deadlines.
+        """
+        self._node = node
+        self._store = store
+        self._clock = clock
+        self._not_before_s: dict[Damage, float] = {}
+        self._written: set[Damage] = set()
+        """Ranges of stopped logs that are good and not believed yet."""
+        self.damaged_count = 0
+        """Damaged ranges at the last look."""
+        self.lack = ""
+        """Why bytes are missing here that no range names; "" where none are."""
+        self.mended_count = 0
+        """Ranges mended in this life."""
+        self.mended_bytes = 0
+
+    async def run(self) -> None:
+        """Mend what is damaged, until cancelled."""
+        never = asyncio.Event()
+        while True:
+            await wait_set(never, LOOK_S)
+            damaged = [log for log in self._store.logs.logs().values() if log.damage]
+            self.damaged_count = sum(len(log.damage) for log in damaged)
+            self.lack = next(filter(None, map(_lack_of, damaged)), "")
+            for log in damaged:
+                if self._may_mend:
+                    await self._mend_log(log)
+            if not damaged:
+                self._not_before_s.clear()
+                self._written.clear()
+
+    def note_lack(self) -> Moved | None:
+        """Return the replica that joins again with nothing, where it lacks bytes.
+
+        That is where bytes are missing that no range names; a leader gives up first.
+        """
+        own = self._node.replica
+        joins = own.role in {ReplicaRole.IDLE, ReplicaRole.FOLLOWING}
+        if not self.lack or not joins or own.file.flag is Flag.INCOMPLETE:
+            return None
+        _log.error("replica %d lacks bytes: %s", own.id, self.lack)
+        return declare_incomplete(own)
+
+    @property
+    def _may_mend(self) -> bool:
+        """Whether the logs are those of the set, and no claim is under way."""
+        return self._node.replica.role in MENDS
+
+    def _sources(self) -> dict[int, BrokerAddress | None]:
+        """Return the other replicas; None for one that has no proven copy now."""
+        own, seen = self._node.replica, self._node.seen
+        shown = {} if seen is None else seen.shown
+        ready = unflagged(each.presence for each in shown.values())
+        return {
+            each: parse_broker_address(shown[each].address) if each in ready else None
+            for each in sorted(own.record.replicas - {own.id})
+        }
+
+    async def _mend_log(self, log: PartitionLog) -> None:
+        try:
+            for damage in log.damage:
+                await self._mend(log, damage)
+            written = self._written & set(log.damage)
+            if not written or (log.is_stopped and written < _ranges(log.damage)):
+                return
+            async with self._node.lock:
+                if not self._may_mend:
+                    return
+                if await finish(self._store.logs, log, written):
+                    self._node.on_reopened(log)
+            self._written -= written
+            self.mended_count += len(written)
+            for each in written:
+                _log.warning("damage mended: partition=%s %s", log.log_id, each)
+        except MetaqError as error:
+            _log.warning("not mended: partition=%s error=%s", log.log_id, error)
+
+    async def _mend(self, log: PartitionLog, damage: Damage) -> None:
+        """Have one range written, if it is due and another replica has it."""
+        end, now_s = damage.next_good_offset, self._clock.monotonic_s()
+        is_due = now_s >= self._not_before_s.get(damage, now_s)
+        is_known = end is not None and end <= log.high_watermark
+        if not is_due or not is_known or damage.is_empty or damage in self._written:
+            return
+        self._not_before_s[damage] = now_s + AGAIN_S
+        sources, refused = self._sources(), set[int]()
+        for replica, address in sources.items():
+            if address is None:
+                continue
+            try:
+                is_written = await self._copy([address], log, damage)
+            except MetaqError as error:
+                _log.warning(
+                    "not mended by replica %d: partition=%s offset=%d error=%s",
+                    replica,
+                    log.log_id,
+                    damage.offset,
+                    error,
+                )
+                continue
+            if is_written:
+                self._written.add(damage)
+                return
+            refused.add(replica)
+        if refused == set(sources):
+            await self._vote(list(filter(None, sources.values())), log, damage)
+
+    async def _vote(
+        self, addresses: Sequence[BrokerAddress], log: PartitionLog, damage: Damage
+    ) -> None:
+        """Try what most copies have, bit by bit, of a range that is damaged on all.
+
+        A bit in the header of a record damages its span, and so three bits at three
+        places may damage the same range on three replicas.
+        """
+        try:
+            if len(addresses) + 1 < VOTES:
+                raise StorageError(f"expected {VOTES} copies to compare")
+            await self._copy(addresses[: VOTES - 1], log, damage)
+            self._written.add(damage)
+        except MetaqError as error:
+            _log.error("no good copy: partition=%s %s (%s)", log.log_id, damage, error)
+            log.on_lost(damage)
+
+    async def _copy(
+        self, addresses: Sequence[BrokerAddress], log: PartitionLog, damage: Damage
+    ) -> bool:
+        """Write a range as another replica has it, or as most of them do; check it.
+
+        Returns False where the one replica has it damaged.
+
+        Raises:
+            MetaqError: it is damaged still, or perhaps half of it is.
+        """
+        connections = list[BrokerConnection]()
+        offset = damage.offset
+        try:
+            for address in addresses:
+                connections.append(await connect(address, self._clock))
+            while (piece := piece_at(log, damage, offset)) is not None:
+                start = offset
+                while offset < piece.end:
+                    size = min(CHUNK_BYTES_MAX, piece.end - offset)
+                    data = await self._read(connections, log, offset, size)
+                    if data is None:
+                        return False
+                    await write_piece(
+                        self._store.logs, log, piece.segment, offset, data
+                    )
+                    offset = Offset(offset + len(data))
+                    self.mended_bytes += len(data)
+                fs = self._store.fs
+                left = await damage_left(fs, log, piece.segment, start, offset)
+                if left:
+                    raise StorageError(f"others have other bytes: {left[0]}")
+            if offset != damage.next_good_offset:
+                raise StorageError(f"no file has offset {offset}")
+        finally:
+            for each in connections:
+                each.close("mended")
+        return True
+
+    async def _read(
+        self,
+        connections: Sequence[BrokerConnection],
+        log: PartitionLog,
+        offset: Offset,
+        size: int,
+    ) -> bytes | None:
+        """Return bytes of one copy that are good there, or what most copies have."""
+        if len(connections) == 1:
+            return await self._ask(connections[0], log, offset, size)
+        copies = [await read_unchecked(log, offset, size)]
+        for each in connections:
+            found = await self._ask(each, log, offset, size, is_unchecked=True)
+            copies.append(found or b"")
+        one, two, three = (int.from_bytes(each, "big") for each in copies)
+        if {len(each) for each in copies} != {size}:
+            raise StorageError(f"a copy has not all bytes at {offset}")
+        return (one & two | two & three | one & three).to_bytes(size, "big")
+
+    async def _ask(
+        self,
+        connection: BrokerConnection,
+        log: PartitionLog,
+        offset: Offset,
+        size: int,
+        *,
+        is_unchecked: bool = False,
+    ) -> bytes | None:
+        """Ask one replica; None: the bytes are damaged there.
+
+        Raises:
+            MetaqError: it does not have them, or does not answer.
+        """
+        replica = self._node.replica
+        assert log.number is not None
+        request = TailRequest(
+            replica.file.set_id,
+            replica.record.epoch,
+            log.number,
+            offset,
+            size,
+            is_unchecked,
+            facts_of(log, self._store.tables),
+        )
+        deadline_s, payload = self._clock.monotonic_s() + ANSWER_S, encode_tail(request)
+        answer = await ask(connection, TAIL, payload, deadline_s=deadline_s)
+        reply = decode_tail_reply(answer)
+        chunk = reply.chunk
+        if reply.is_damaged:
+            return None
+        if chunk is None or (chunk.number, chunk.offset) != (log.number, offset):
+            raise StorageError(f"{connection.address} has no bytes at {offset}")
+        return b"".join(chunk.body)[:size]
+
+
+def _ranges(damage: Iterable[Damage]) -> set[Damage]:
+    """Return the damage that has to be mended before a log is opened again."""
+    return {each for each in damage if not each.is_empty}
+
+
+def _lack_of(log: PartitionLog) -> str:
+    """Return why a log lacks bytes without an end; "" for a range."""
+    end = log.damage[-1].next_good_offset
+    is_open = log.is_stopped and (end is None or end > log.synced_end)
+    return f"partition {log.log_id} is stopped: {log.damage[-1]}" if is_open else ""

@@ -1,0 +1,134 @@
+"""Write a damaged range of a log again, with bytes of another copy.
+
+    pieces      written in place, each synced, by the storage thread: a cut, or a log
+                that is set aside, comes before or after
+    the check   by the own span index, and the records: only then is the range good
+    the end     a log that goes on takes note; one that is stopped is opened again
+
+A range that a crash leaves half written is damaged still. Bytes of a log do not change,
+so writing the right ones over whatever is there is harmless.
+"""
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from metaq.fs import FileSystem
+from metaq.model import Offset, Position, SizeBytes
+from metaq.storage.listing import parse_base_offset
+from metaq.storage.log_manager import LogManager
+from metaq.storage.log_removal import carry_out
+from metaq.storage.log_state import LogState
+from metaq.storage.partition_log import PartitionLog
+from metaq.storage.segment import META_SUFFIX, Damage, Segment
+from metaq.storage.slices import damage_in
+
+
+class Piece(NamedTuple):
+    """A part of a damaged range that is in one file."""
+
+    segment: Segment
+    """The file, with the size that it should have."""
+    end: Offset
+
+
+def piece_at(log: PartitionLog, damage: Damage, offset: Offset) -> Piece | None:
+    """Return the part of a damaged range from an offset on, or None at its end.
+
+    Args:
+        log: has the range.
+        damage: the range; a segment that is missing is named by its own file.
+        offset: in the range, or its end.
+    """
+    end, following = damage.next_good_offset, log.segments.following(offset)
+    if end is None or offset >= end:
+        return None
+    stop = end if following is None else min(end, following.base_offset)
+    own = parse_base_offset(damage.path.name.removesuffix(META_SUFFIX))
+    found = log.segments.find(offset)
+    path, base = damage.path, own
+    if own != offset:
+        if found is None:
+            return None
+        path, base = found.path, found.base_offset
+    assert base is not None
+    whole = log.synced_end if following is None else following.base_offset
+    segment = Segment(path, base, SizeBytes(whole - base))
+    return Piece(segment, stop)
+
+
+async def write_piece(
+    logs: LogManager, log: PartitionLog, segment: Segment, offset: Offset, data: bytes
+) -> None:
+    """Write bytes of a log in place, synced.
+
+    Args:
+        logs: has the log.
+        log: damaged there, and below its high watermark.
+        segment: from `piece_at`.
+        offset: of the first byte.
+        data: bytes of a copy that is the same there.
+
+    Raises:
+        StorageError: they are not written, or not synced; the log is gone.
+    """
+    write = partial(_write, path=segment.path, at=segment.position_of(offset))
+    await carry_out(partial(logs.change_file, log.log_id, partial(write, data=data)))
+
+
+def _write(fs: FileSystem, *, path: Path, at: Position, data: bytes) -> None:
+    is_new = not fs.exists(path)
+    with fs.open_update(path, create=is_new) as file:
+        file.write_at(at, data)
+        file.sync()
+    if is_new:
+        fs.sync_directory(path.parent)
+
+
+async def damage_left(
+    fs: FileSystem, log: PartitionLog, segment: Segment, start: Offset, end: Offset
+) -> tuple[Damage, ...]:
+    """Check a range that was written, on the threads of its directory.
+
+    Returns:
+        What contradicts the own index, or the checksums of records, there.
+
+    Raises:
+        StorageError: the disk does not give the bytes.
+    """
+
+    def check() -> tuple[Damage, ...]:
+        with fs.open_read(segment.path) as file:
+            return damage_in(fs, file, segment, start, end)
+
+    return await asyncio.get_running_loop().run_in_executor(log.log_dir.reader, check)
+
+
+async def finish(logs: LogManager, log: PartitionLog, mended: set[Damage]) -> bool:
+    """Have a log believe ranges that were written and checked.
+
+    Args:
+        logs: has the log.
+        log: it goes on, or is stopped for damage of a start.
+        mended: all of its damaged ranges, or some where it goes on.
+
+    Returns:
+        Whether it was opened again: it follows then.
+
+    Raises:
+        StorageError: it was not opened; or is still damaged, and stopped.
+        ClosedError: it is closed.
+    """
+    if log.state is not LogState.STOPPED:
+        for each in mended:
+            log.on_mended(each)
+        return False
+    is_mended = mended.__contains__
+    reopen = partial(logs.reopen, log.log_id, _leave_files, is_mended=is_mended)
+    await carry_out(reopen)
+    return True
+
+
+def _leave_files(_fs: FileSystem, _directory: Path, _producer_count_max: int) -> None:
+    """Change nothing: the files were written before."""
