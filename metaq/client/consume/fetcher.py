@@ -13,6 +13,10 @@ up asks a few times a minute. Without it (MetaQ 1.4) the pause after an empty an
 grows in steps, as MetaQ's clients do. An empty answer that comes sooner than requested
 causes a pause too, for every kind of broker: no broker can make this code spin.
 
+Damage that the fetcher finds in an answer may have come on the way. A broker that can
+be asked says whether its bytes are good (`check`) before the damage counts, and good
+ones are got again.
+
 A broker that names damage is believed. One that cannot (MetaQ 1.4), and repeatedly
 sends no data or refuses, is searched for later bytes (`cursor.search_gap`).
 
@@ -26,6 +30,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from metaq.client.cluster.context import ClientContext
@@ -45,9 +50,9 @@ from metaq.errors import (
 from metaq.model import Offset
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.options import READ_BACKOFF
-from metaq.peer.replies import NothingThere
+from metaq.peer.replies import Damaged, NothingThere, parse_check
 from metaq.protocol.codec import encode
-from metaq.protocol.commands import Reply
+from metaq.protocol.commands import Check, Get, Reply
 from metaq.stats import counter
 
 _log = logging.getLogger(__name__)
@@ -62,6 +67,10 @@ LATE_S: Final = 1.0
 EMPTY_MAX: Final = 4
 """Answers without data in a row, refusals included, after which a broker that cannot
 name damage is searched for later bytes; and again after as many."""
+
+AGAIN_MAX: Final = 3
+"""Times that bytes are got again at one offset because the broker does not call them
+damaged; then they count as damaged all the same."""
 
 
 @dataclass(slots=True)
@@ -78,6 +87,11 @@ class FetchStatistics:
     )
     skipped_count: int = counter(
         "metaq_consumer_skipped_ranges_total", "Damaged places that were skipped."
+    )
+    again_count: int = counter(
+        "metaq_consumer_damaged_answers_total",
+        "Damaged answers that were fetched again, because the broker does not call its"
+        " own bytes damaged.",
     )
     received_bytes: int = counter(
         "metaq_consumer_received_bytes_total", "Bytes of the log received."
@@ -120,6 +134,9 @@ class PartitionFetcher:
         self._counts = FetchStatistics()
         self._suspect_count = 0
         """Answers without data in a row that may hide damage."""
+        self._again_at: Offset | None = None
+        self._again_count = 0
+        """Times that bytes were got again at `_again_at`."""
         self.last_error: MetaqError | None = None
         """Error of the last get; None after one that was answered."""
 
@@ -198,16 +215,34 @@ class PartitionFetcher:
         self.cursor.set_fetch_bytes(self._handler.fetch_bytes())
         opaque = connection.next_opaque()
         command = self.cursor.next_get(self._group, opaque, int(self._wait_s * 1000))
+        self._counts.get_count += 1
+        self._submit(command, connection, self._on_reply)
+
+    def _submit(
+        self,
+        command: Get | Check,
+        connection: BrokerConnection,
+        on_reply: Callable[[Reply, BrokerConnection], None],
+    ) -> None:
         self._ticket += 1
         ticket = self._ticket
         self._sent_s = self._context.clock.monotonic_s()
-        self._counts.get_count += 1
         self._is_asking = True
+
+        def receive(reply: Reply | MetaqError) -> None:
+            if self._is_stopped or ticket != self._ticket:
+                return
+            self._is_asking = False
+            if isinstance(reply, MetaqError):
+                self._on_error(reply)
+            else:
+                on_reply(reply, connection)
+
         try:
             connection.submit(
                 encode(command),
-                opaque,
-                lambda reply: self._on_reply(ticket, reply, connection),
+                command.opaque,
+                receive,
                 deadline_s=self._sent_s + self._wait_s + self._timeout_s,
                 is_alone=True,
             )
@@ -216,21 +251,17 @@ class PartitionFetcher:
         except MetaqError as error:
             self._on_error(error)
 
-    def _on_reply(
-        self, ticket: int, reply: Reply | MetaqError, connection: BrokerConnection
-    ) -> None:
-        if self._is_stopped or ticket != self._ticket:
-            return
-        self._is_asking = False
-        if isinstance(reply, MetaqError):
-            self._on_error(reply)
-            return
+    def _on_reply(self, reply: Reply, connection: BrokerConnection) -> None:
         before, was_searching = self.cursor.offset, self.cursor.is_searching
+        had_damage = self.cursor.damage is not None
         try:
             outcome = self.cursor.outcome_of(reply)
             messages = self.cursor.on_reply(outcome)
         except (CorruptRecordError, NoProgressError) as error:
-            self._on_damage(error)
+            if isinstance(outcome, Damaged) and not had_damage:
+                self._on_damage(error)
+            else:
+                self._on_own_finding(error, connection)
             return
         except MemoryError:
             self._on_no_memory(before)
@@ -301,6 +332,56 @@ class PartitionFetcher:
         """Get again from an offset: messages may come twice, and none is skipped."""
         self.cursor.seek(offset)
         self._on_error(ClientError(f"{self.partition}: no memory to read at {offset}"))
+
+    def _on_own_finding(
+        self, error: CorruptRecordError | NoProgressError, connection: BrokerConnection
+    ) -> None:
+        """Ask the broker about damage that it has not named, if it can say more."""
+        offset = self.cursor.offset
+        if self._again_at != offset:
+            self._again_at, self._again_count = offset, 0
+        can_say = connection.capabilities.check and self._again_count < AGAIN_MAX
+        if not can_say or not isinstance(error, CorruptRecordError):
+            self._on_damage(error)
+            return
+        size_bytes = max(1, self.cursor.after_damage - offset)
+        self.cursor.seek(offset)
+        self._wait_s = 0.0
+        topic, number = self.partition.topic, self.partition.partition
+        opaque = connection.next_opaque()
+        command = Check(topic, number, offset, size_bytes, opaque)
+        self._submit(command, connection, partial(self._on_checked, error))
+
+    def _on_checked(
+        self, found: CorruptRecordError, reply: Reply, connection: BrokerConnection
+    ) -> None:
+        """Believe the damage that the broker names; get again what it calls good.
+
+        Also what it cannot say anything about: a get will show whether that passes.
+        """
+        try:
+            damaged = parse_check(reply, self.cursor.offset)
+        except MetaqError as error:
+            if isinstance(error, RemoteProtocolError):
+                connection.close_for(error)
+            elif not error.retriable:
+                self._get_again(found, error)
+                return
+            self._on_error(error)
+            return
+        if damaged is None:
+            self._get_again(found, "the broker's bytes are good")
+            return
+        try:
+            self.cursor.on_reply(damaged)
+        except CorruptRecordError as named:
+            self._on_damage(named)
+
+    def _get_again(self, found: CorruptRecordError, cause: object) -> None:
+        self._again_count += 1
+        self._counts.again_count += 1
+        _log.warning("damaged answer is fetched again: cause=%s: %s", cause, found)
+        self._go_on()
 
     def _on_damage(self, error: CorruptRecordError | NoProgressError) -> None:
         """Skip a damaged range, or stop the consumer, by the user's option."""
