@@ -30,7 +30,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 from metaq.client.cluster.context import ClientContext
@@ -50,7 +49,7 @@ from metaq.errors import (
 from metaq.model import Offset
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.options import READ_BACKOFF
-from metaq.peer.replies import Damaged, NothingThere, parse_check
+from metaq.peer.replies import NothingThere
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import Check, Get, Reply
 from metaq.stats import counter
@@ -67,10 +66,6 @@ LATE_S: Final = 1.0
 EMPTY_MAX: Final = 4
 """Answers without data in a row, refusals included, after which a broker that cannot
 name damage is searched for later bytes; and again after as many."""
-
-AGAIN_MAX: Final = 3
-"""Times that bytes are got again at one offset because the broker does not call them
-damaged; then they count as damaged all the same."""
 
 
 @dataclass(slots=True)
@@ -134,9 +129,6 @@ class PartitionFetcher:
         self._counts = FetchStatistics()
         self._suspect_count = 0
         """Answers without data in a row that may hide damage."""
-        self._again_at: Offset | None = None
-        self._again_count = 0
-        """Times that bytes were got again at `_again_at`."""
         self.last_error: MetaqError | None = None
         """Error of the last get; None after one that was answered."""
 
@@ -157,7 +149,7 @@ class PartitionFetcher:
 
     def statistics(self) -> FetchStatistics:
         """Return a snapshot of the counters."""
-        return replace(self._counts)
+        return replace(self._counts, again_count=self.cursor.again_count)
 
     def stop(self) -> None:
         """Send no more gets; an answer that still arrives is dropped."""
@@ -253,15 +245,20 @@ class PartitionFetcher:
 
     def _on_reply(self, reply: Reply, connection: BrokerConnection) -> None:
         before, was_searching = self.cursor.offset, self.cursor.is_searching
-        had_damage = self.cursor.damage is not None
         try:
             outcome = self.cursor.outcome_of(reply)
             messages = self.cursor.on_reply(outcome)
-        except (CorruptRecordError, NoProgressError) as error:
-            if isinstance(outcome, Damaged) and not had_damage:
-                self._on_damage(error)
+        except NoProgressError as error:
+            self._on_damage(error)
+            return
+        except CorruptRecordError as error:
+            if connection.capabilities.check and self.cursor.may_be_good():
+                _log.warning("damage received, the broker is asked: %s", error)
+                self._wait_s = 0.0
+                check = self.cursor.next_check(connection.next_opaque())
+                self._submit(check, connection, self._on_checked)
             else:
-                self._on_own_finding(error, connection)
+                self._on_damage(error)
             return
         except MemoryError:
             self._on_no_memory(before)
@@ -333,55 +330,18 @@ class PartitionFetcher:
         self.cursor.seek(offset)
         self._on_error(ClientError(f"{self.partition}: no memory to read at {offset}"))
 
-    def _on_own_finding(
-        self, error: CorruptRecordError | NoProgressError, connection: BrokerConnection
-    ) -> None:
-        """Ask the broker about damage that it has not named, if it can say more."""
-        offset = self.cursor.offset
-        if self._again_at != offset:
-            self._again_at, self._again_count = offset, 0
-        can_say = connection.capabilities.check and self._again_count < AGAIN_MAX
-        if not can_say or not isinstance(error, CorruptRecordError):
-            self._on_damage(error)
-            return
-        size_bytes = max(1, self.cursor.after_damage - offset)
-        self.cursor.seek(offset)
-        self._wait_s = 0.0
-        topic, number = self.partition.topic, self.partition.partition
-        opaque = connection.next_opaque()
-        command = Check(topic, number, offset, size_bytes, opaque)
-        self._submit(command, connection, partial(self._on_checked, error))
-
-    def _on_checked(
-        self, found: CorruptRecordError, reply: Reply, connection: BrokerConnection
-    ) -> None:
-        """Believe the damage that the broker names; get again what it calls good.
-
-        Also what it cannot say anything about: a get will show whether that passes.
-        """
+    def _on_checked(self, reply: Reply, connection: BrokerConnection) -> None:
+        """Get the bytes again that the broker does not call damaged."""
         try:
-            damaged = parse_check(reply, self.cursor.offset)
+            self.cursor.on_check(reply)
+        except CorruptRecordError as error:
+            self._on_damage(error)
         except MetaqError as error:
+            self._on_error(error)
             if isinstance(error, RemoteProtocolError):
                 connection.close_for(error)
-            elif not error.retriable:
-                self._get_again(found, error)
-                return
-            self._on_error(error)
-            return
-        if damaged is None:
-            self._get_again(found, "the broker's bytes are good")
-            return
-        try:
-            self.cursor.on_reply(damaged)
-        except CorruptRecordError as named:
-            self._on_damage(named)
-
-    def _get_again(self, found: CorruptRecordError, cause: object) -> None:
-        self._again_count += 1
-        self._counts.again_count += 1
-        _log.warning("damaged answer is fetched again: cause=%s: %s", cause, found)
-        self._go_on()
+        else:
+            self._go_on()
 
     def _on_damage(self, error: CorruptRecordError | NoProgressError) -> None:
         """Skip a damaged range, or stop the consumer, by the user's option."""
