@@ -83,13 +83,13 @@ class FetchStatistics:
     skipped_count: int = counter(
         "metaq_consumer_skipped_ranges_total", "Damaged places that were skipped."
     )
+    received_bytes: int = counter(
+        "metaq_consumer_received_bytes_total", "Bytes of the log received."
+    )
     again_count: int = counter(
         "metaq_consumer_damaged_answers_total",
         "Damaged answers that were fetched again, because the broker does not call its"
         " own bytes damaged.",
-    )
-    received_bytes: int = counter(
-        "metaq_consumer_received_bytes_total", "Bytes of the log received."
     )
 
 
