@@ -144,7 +144,7 @@ class Check:
     offset: int
     """The first byte; need not be where a record starts."""
     size: int
-    """Bytes from there on, 1 or more; the broker may check fewer."""
+    """Bytes from there on, less than 1 counts as 1; the broker may check fewer."""
     opaque: int
 
 

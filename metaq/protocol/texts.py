@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from metaq.errors import CorruptRecordError
-from metaq.model import MAX_OFFSET
+from metaq.model import MAX_OFFSET, LogId
 
 CHECKSUM_FAILURE: Final = (
     "Checksum failure,message may be corrupted when transfering on networking."
@@ -146,9 +146,9 @@ def not_settled(topic: str, partition: int) -> str:
     return with_code(text, NOT_SETTLED, {})
 
 
-def being_mended(topic: str, partition: int, offset: int) -> str:
+def being_mended(log_id: LogId, offset: int) -> str:
     """Return our text for damage that another replica may mend (503)."""
-    text = f"partition {topic}-{partition} is not mended yet at offset {offset}"
+    text = f"partition {log_id} is not mended yet at offset {offset}"
     return with_code(text, NOT_SETTLED, {})
 
 

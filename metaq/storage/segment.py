@@ -157,12 +157,6 @@ class Damage:
         is_behind = good is not None and good <= start
         return self.offset < end and not (is_behind or self.is_empty)
 
-    def is_within(self, other: "Damage") -> bool:
-        """Return whether another range has all bytes of this one."""
-        end, other_end = self.next_good_offset, other.next_good_offset
-        is_long = other_end is None or (end is not None and end <= other_end)
-        return other.offset <= self.offset and is_long
-
     def __str__(self) -> str:
         """Return one line with file, offset and next good offset."""
         good = "none" if self.next_good_offset is None else self.next_good_offset

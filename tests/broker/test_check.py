@@ -14,6 +14,7 @@ from metaq.protocol import texts
 from metaq.protocol.texts import split_code
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
+from metaq.storage.segment import Damage
 from metaq.storage.span_index import ENTRY_BYTES, HEADER, spans_path
 from tests.rigs.broker import Peer, running_broker
 from tests.rigs.waiting import until
@@ -223,7 +224,7 @@ def test_what_is_not_there_cannot_be_checked(data_dir: Path) -> None:
     async def scenario(log, peer) -> None:
         assert await ask(peer, 100) == (404, texts.nothing_at(100))
         assert await ask(peer, -1) == (404, texts.nothing_at(-1))
-        assert await ask(peer, 0, 0) == (400, texts.invalid_max_size(0))
+        assert await ask(peer, 0, -1) == (200, "1")
         reply = await peer.ask(b"check test 1 0 1 9\r\n")
         assert reply.endswith(texts.no_such_log("test", 1).encode())
         log.state = LogState.CLOSED
@@ -372,6 +373,31 @@ def test_the_mending_of_another_range_does_not_end_the_wait(data_dir: Path) -> N
         flip(log, 25 + PAYLOAD)
         log.on_mended(log.damage[0])
         assert await asking == (200, "50")
+
+    run(data_dir, scenario)
+
+
+def test_a_wait_that_is_over_is_not_over_once_more(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was mended in time may be verified for longer than the wait lasts."""
+    monkeypatch.setattr(check, "MEND_S", 0.1)
+
+    async def scenario(log, peer) -> None:
+        log.number = 7
+        flip(log, 25 + PAYLOAD)
+        flawed = Damage(log.segments.first.path, Offset(25), Offset(50), "a test")
+        log.on_damage(flawed)
+        await peer.send(b"check test 0 25 25 9\r\n")
+        gate = Event()
+        for _ in range(2):
+            log.log_dir.reader.submit(gate.wait, 30)
+        flip(log, 25 + PAYLOAD)
+        log.on_mended(flawed)
+        await asyncio.sleep(0.2)
+        gate.set()
+        assert await peer.read_some() == b"result 200 2 9\r\n50"
+        assert await peer.ask(b"check test 0 0 5 9\r\n") == b"result 200 1 9\r\n5"
 
     run(data_dir, scenario)
 

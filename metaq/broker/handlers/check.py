@@ -16,9 +16,8 @@ from itertools import takewhile
 from typing import Final
 
 from metaq.broker.acks import Answerer
-from metaq.broker.handlers.offset import encode_late_failure
+from metaq.broker.handlers.offset import late_failure
 from metaq.errors import (
-    BadRequestError,
     ClosedError,
     ForbiddenError,
     NotFoundError,
@@ -60,7 +59,6 @@ def handle_check(command: Check, answerer: Answerer) -> None:
     Raises:
         ForbiddenError: the partition is closed.
         NotFoundError: no put has made this log.
-        BadRequestError: the range is empty.
         UnavailableError: there are too many checks.
     """
     context = answerer.context
@@ -71,8 +69,6 @@ def handle_check(command: Check, answerer: Answerer) -> None:
     log = context.topics.find_log(topic, partition)
     if log is None:
         raise NotFoundError(texts.no_such_log(topic, partition))
-    if command.size <= 0:
-        raise BadRequestError(texts.invalid_max_size(command.size))
     if context.check_count >= CHECKS_MAX:
         raise UnavailableError(texts.too_many_checks(CHECKS_MAX))
     context.check_count += 1
@@ -90,7 +86,7 @@ class _Check:
         self._offset = Offset(command.offset)
         self._size = min(command.size, CHECK_BYTES_MAX)
         self._is_verified = False
-        self._handle: WaitHandle | None = None
+        self._waiting: WaitHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_late = False
 
@@ -126,8 +122,8 @@ class _Check:
             part.release()
             error = None if done.cancelled() else done.exception()
             if error is not None:
-                command, context = self._command, self._answerer.context
-                self._send(encode_late_failure(error, command, context))
+                context = self._answerer.context
+                self._refuse(late_failure(error, self._command, context))
                 return
             if not done.cancelled():
                 self._is_verified = True
@@ -139,43 +135,37 @@ class _Check:
 
     def _on_refused(self, error: StorageError | ClosedError) -> None:
         """Wait while another replica may have the bytes, else answer as to a get."""
-        log, command, context = self._log, self._command, self._answerer.context
-        topic, partition = command.topic, command.partition
-        if log.is_mendable(self._offset):
+        log, offset = self._log, self._offset
+        if log.is_mendable(offset):
             if self._is_late:
-                text = texts.being_mended(topic, partition, self._offset)
-                self._refuse(UnavailableError(text))
+                self._refuse(UnavailableError(texts.being_mended(log.log_id, offset)))
                 return
             if self._timer is None:
                 loop = asyncio.get_running_loop()
                 self._timer = loop.call_later(MEND_S, self._end_wait)
-            self._handle = log.wait(self._offset, self.go_on)
+            self._waiting = log.wait(offset, self.go_on)
             return
-        if not log.is_settled:
-            self._refuse(UnavailableError(texts.not_settled(topic, partition)))
-            return
-        text = texts.put_failed(context.address, topic, partition, str(error))
+        topic, partition = log.log_id.topic, log.log_id.partition
+        address = self._answerer.context.address
+        text = texts.put_failed(address, topic, partition, str(error))
         if isinstance(error, DamagedSegmentError):
             end = log.high_watermark
-            text = texts.with_damage(text, error, offset=self._offset, end=end)
+            text = texts.with_damage(text, error, offset=offset, end=end)
         self._refuse(ServerError(text))
 
     def _end_wait(self) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
         self._is_late = True
-        self.go_on()
+        if self._waiting is not None:
+            self._waiting.wake()
 
     def _refuse(self, error: WireError) -> None:
         self._answer(error.status, str(error))
 
     def _answer(self, status: int, text: str) -> None:
-        self._send(encode_result(status, text.encode(), self._command.opaque))
-
-    def _send(self, reply: bytes) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._answerer.context.check_count -= 1
+        reply = encode_result(status, text.encode(), self._command.opaque)
         self._answerer.answer(reply, count=1, size_bytes=0)
 
 
@@ -229,4 +219,4 @@ def _find_damage(
                 bytes_max=min(after, end) - at,
                 span_bytes_min=WINDOW_BYTES,
             ).damage
-    return [one for one in found if not any(map(one.is_within, known))]
+    return [one for one in found if one not in known]

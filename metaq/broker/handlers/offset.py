@@ -103,11 +103,13 @@ def _begin_answer(
     answerer.hold(count=1, size_bytes=ANSWER_BYTES_MAX)
 
     def send(done: asyncio.Future[str]) -> None:
-        error = done.exception()
+        error, status = done.exception(), int(Status.OK)
         if error is None:
-            reply = encode_result(Status.OK, done.result().encode(), command.opaque)
+            text = done.result()
         else:
-            reply = encode_late_failure(error, command, context)
+            failure = late_failure(error, command, context)
+            status, text = failure.status, str(failure)
+        reply = encode_result(status, text.encode(), command.opaque)
         answerer.answer(reply, count=1, size_bytes=ANSWER_BYTES_MAX)
 
     future.add_done_callback(send)
@@ -165,20 +167,18 @@ def _require_boundaries(asked: _Asked) -> None:
             raise ServerError(texts.no_record_starts(asked.name, offset))
 
 
-def encode_late_failure(
+def late_failure(
     error: BaseException, command: OffsetQuery | Check, context: BrokerContext
-) -> bytes:
-    """Return the reply to a command with which another thread had no success."""
+) -> WireError:
+    """Return the answer to a command with which another thread had no success."""
     match error:
         case DiskError(errno_name="ENOENT"):
             # Retention was faster than the question; the next one finds the new start.
-            moved = texts.LOG_START_MOVED.encode()
-            return encode_result(Status.UNAVAILABLE, moved, command.opaque)
+            return UnavailableError(texts.LOG_START_MOVED)
         case WireError() | StorageError():
-            text = str(error)
+            return ServerError(str(error))
         case _:
             context.counters.error_count += 1
             name = type(command).__name__
             _log.error("command failed: command=%s", name, exc_info=error)
-            text = texts.INTERNAL_ERROR
-    return encode_result(Status.SERVER_ERROR, text.encode(), command.opaque)
+            return ServerError(texts.INTERNAL_ERROR)
