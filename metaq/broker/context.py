@@ -140,3 +140,5 @@ class BrokerContext:
     made_indexes: MadeIndexes = field(default_factory=MadeIndexes)
     """Indexes made for metadata queries about segments without one."""
     connection_count: int = 0
+    check_count: int = 0
+    """Checks of stored bytes that are not answered yet."""

@@ -12,6 +12,7 @@ from typing import TypeAlias, assert_never
 
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
+from metaq.broker.handlers.check import handle_check
 from metaq.broker.handlers.follow import handle_follow
 from metaq.broker.handlers.get import GetAnswerer, handle_get
 from metaq.broker.handlers.offset import handle_offset
@@ -26,6 +27,7 @@ from metaq.errors import ServerError, WireError
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import (
+    Check,
     CommitTogether,
     Follow,
     Get,
@@ -49,6 +51,7 @@ Small: TypeAlias = (
     Put
     | Get
     | OffsetQuery
+    | Check
     | Version
     | TransactionCommand
     | CommitTogether
@@ -120,6 +123,8 @@ def _handle(command: Small, answerer: GetAnswerer) -> bytes | None:
             handle_get(command, answerer)
         case OffsetQuery():
             return handle_offset(command, answerer)
+        case Check():
+            handle_check(command, answerer)
         case Version():
             return handle_version(answerer.context)
         case TransactionCommand():

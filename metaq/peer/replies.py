@@ -165,11 +165,33 @@ def parse_get(reply: Reply, asked: Offset) -> GetOutcome:
             if damaged is None:
                 raise _refusal(reply)
             if not damaged.covers(asked):
-                raise BadReplyError(
-                    f"get: expected damage that covers offset {asked}, got"
-                    f" {damaged.start}..{damaged.end}"
-                )
+                raise _elsewhere("get", asked, damaged)
             return damaged
+
+
+def parse_check(reply: Reply, asked: Offset) -> Damaged | None:
+    """Read the reply to a check of the bytes at an offset; None where they are good.
+
+    Raises:
+        WireError: the broker cannot say.
+        BadReplyError: it names an impossible range, or one somewhere else.
+    """
+    damaged = damage_in(reply)
+    if damaged is None:
+        end = parse_offset(require_ok(reply))
+        if end > asked:
+            return None
+        raise BadReplyError(f"check: expected an end after {asked}, got {end}")
+    if not damaged.covers(asked):
+        raise _elsewhere("check", asked, damaged)
+    return damaged
+
+
+def _elsewhere(word: str, asked: Offset, damaged: Damaged) -> BadReplyError:
+    return BadReplyError(
+        f"{word}: expected damage that covers offset {asked}, got"
+        f" {damaged.start}..{damaged.end}"
+    )
 
 
 def damage_in(reply: Reply) -> Damaged | None:

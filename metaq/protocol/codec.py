@@ -27,6 +27,7 @@ from metaq.protocol.commands import (
     NO_CHECKSUM,
     NO_SEQUENCE,
     OPAQUE_MISSING,
+    Check,
     Command,
     CommitTogether,
     CountQuestion,
@@ -297,6 +298,19 @@ def _capped(digits: bytes) -> int:
     return I64_MAX if len(digits) > _DIGITS_MAX else min(int(digits), I64_MAX)
 
 
+def _decode_check(tokens: Tokens) -> Check:
+    if tokens[0] != b"check":
+        raise _bad_line("unknown command", tokens)
+    _need(tokens, 6)
+    return Check(
+        topic=_text(tokens[1]),
+        partition=parse_i32(tokens[2], "partition"),
+        offset=parse_i64(tokens[3], "offset"),
+        size=parse_i32(tokens[4], "size"),
+        opaque=parse_i32(tokens[5], "opaque"),
+    )
+
+
 def _decode_v(tokens: Tokens) -> Command | Frame:
     if tokens[0] == b"value":
         return _decode_opening(tokens)
@@ -352,6 +366,7 @@ _DECODERS: Final[dict[bytes, Callable[[Tokens], Command | Frame]]] = {
     b"v": _decode_v,
     b"g": _decode_get,
     b"o": _decode_offset,
+    b"c": _decode_check,
     b"t": _decode_transaction,
     b"q": _decode_q,
 }
@@ -398,6 +413,9 @@ def encode(event: Command | Reply) -> bytes:
             if event.question is not None:
                 tokens.append(_encode_question(event.question))
             return _line(tokens)
+        case Check():
+            tokens = ["check", event.topic, _i32(event.partition), _i64(event.offset)]
+            return _line([*tokens, _i32(event.size), _i32(event.opaque)])
         case Version():
             return _line(["version", _i32(event.opaque)])
         case Stats():

@@ -136,6 +136,19 @@ class OffsetQuery:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """Compare stored bytes with their checksums (our extension)."""
+
+    topic: str
+    partition: int
+    offset: int
+    """The first byte; need not be where a record starts."""
+    size: int
+    """Bytes from there on, less than 1 counts as 1; the broker may check fewer."""
+    opaque: int
+
+
+@dataclass(frozen=True, slots=True)
 class Version:
     """Ask for the server's version; also the heartbeat."""
 
@@ -256,6 +269,7 @@ Command: TypeAlias = (
     | Mput
     | Get
     | OffsetQuery
+    | Check
     | Version
     | Stats
     | Quit

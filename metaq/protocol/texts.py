@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from metaq.errors import CorruptRecordError
-from metaq.model import MAX_OFFSET
+from metaq.model import MAX_OFFSET, LogId
 
 CHECKSUM_FAILURE: Final = (
     "Checksum failure,message may be corrupted when transfering on networking."
@@ -146,10 +146,23 @@ def not_settled(topic: str, partition: int) -> str:
     return with_code(text, NOT_SETTLED, {})
 
 
-def being_mended(topic: str, partition: int) -> str:
-    """Return our text for a get of bytes that another replica is asked for (503)."""
-    text = f"partition {topic}-{partition} is damaged here and being mended"
+def being_mended(log_id: LogId, offset: int) -> str:
+    """Return our text for damage that another replica may mend (503)."""
+    text = f"partition {log_id} is not mended yet at offset {offset}"
     return with_code(text, NOT_SETTLED, {})
+
+
+def too_many_checks(count_max: int) -> str:
+    """Return our text for one check too many (503)."""
+    return f"{count_max} checks are not answered yet: ask again"
+
+
+def no_index_near(offset: int, bytes_max: int) -> str:
+    """Return our text for a check that would have to walk too far (500)."""
+    return (
+        f"cannot be checked: no span index within {bytes_max} bytes before offset"
+        f" {offset}"
+    )
 
 
 def put_reply(message_id: int, partition: int, offset: int) -> str:
@@ -194,7 +207,7 @@ TOO_FEW_REPLICAS: Final = "too-few-replicas"
 """A put is not stored: fewer replicas than the set's minimum would have it."""
 NOT_SETTLED: Final = "not-settled"
 """Nothing can be said about the end of a log until its leader knows how much of it the
-set has."""
+set has, or about damaged bytes until another replica's have replaced them."""
 
 _TAIL_CHARS_MAX: Final = 4096
 """Longest code; longer text is ignored."""

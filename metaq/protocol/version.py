@@ -1,6 +1,6 @@
 """Capabilities of a broker, in the body of its `version` reply.
 
-    metaq/<version>;mput;dedup;spans;codes;mput-tx;together;follow;wait=<ms>
+    metaq/<version>;mput;dedup;spans;codes;mput-tx;together;check;follow;wait=<ms>
         ;payload=<bytes>;batch=<bytes>,<records>                (in one line)
 
 MetaQ clients ignore the body. The body of a MetaQ broker (`1.4.6.3-SNAPSHOT`) lists
@@ -23,6 +23,7 @@ _FIELDS: Final = {
     "codes": "codes",
     "mput-tx": "mput_tx",
     "together": "together",
+    "check": "check",
     "follow": "follow",
 }
 """Word in the body → field of `Capabilities`, in the order of the body."""
@@ -53,6 +54,8 @@ class Capabilities:
     """The broker takes an `mput` that belongs to a transaction."""
     together: bool = False
     """The broker commits several transactions by one command."""
+    check: bool = False
+    """The broker compares stored bytes with their checksums when it is asked."""
     follow: bool = False
     """The broker is a replica of a set, and takes messages of the others."""
 

@@ -251,9 +251,10 @@ def _verified(
     if isinstance(found, Incomplete) and is_cut and not found.position:
         return found
     # Checksums of records do not cover their headers, those of spans do.
-    for damage in part.damage(until):
+    is_flawed = not isinstance(found, CleanEnd) and not is_cut
+    for damage in part.damage(until, walks=is_flawed):
         raise DamagedSegmentError(damage)
-    if not isinstance(found, CleanEnd) and not is_cut:
+    if is_flawed:
         raise StorageError(f"{part} changed while it was read: {found}")
     last_id = NO_ID if found.last_id is None else found.last_id
     return data[: found.position], found.record_count, last_id

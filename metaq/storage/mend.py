@@ -100,7 +100,7 @@ async def damage_left(
 
     def check() -> tuple[Damage, ...]:
         with fs.open_read(segment.path) as file:
-            return damage_in(fs, file, segment, start, end)
+            return damage_in(fs, file, segment, start, end, walks=True)
 
     return await asyncio.get_running_loop().run_in_executor(log.log_dir.reader, check)
 

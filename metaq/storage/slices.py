@@ -37,7 +37,13 @@ which leaves the rest to connections and active segments."""
 
 
 def damage_in(
-    fs: FileSystem, file: ReadFile, segment: Segment, start: Offset, end: Offset
+    fs: FileSystem,
+    file: ReadFile,
+    segment: Segment,
+    start: Offset,
+    end: Offset,
+    *,
+    walks: bool,
 ) -> tuple[Damage, ...]:
     """Check the spans, and the records without one, that hold bytes of a range; blocks.
 
@@ -47,6 +53,8 @@ def damage_in(
         segment: with the size that it should have.
         start: a record begins there, or a span that the index has holds it.
         end: in the segment.
+        walks: check records without a span too; where a segment has no index, that
+            begins at its base offset.
 
     Returns:
         What is damaged in the range, in order.
@@ -59,7 +67,7 @@ def damage_in(
     size = segment.end_offset
     spans = [each for each in pieces if each.record_count and each.end_offset <= size]
     damage = list(damage_in_spans(file, segment, spans))
-    for gap in pieces:
+    for gap in pieces if walks else ():
         if gap.record_count:
             continue
         parts = check_parts(
@@ -130,10 +138,10 @@ class OpenFile:
             raise cause
 
     def damage_in(
-        self, segment: Segment, start: Offset, end: Offset
+        self, segment: Segment, start: Offset, end: Offset, *, walks: bool
     ) -> tuple[Damage, ...]:
         """Check a range; see the function of this name."""
-        return damage_in(self._fs, self.open(), segment, start, end)
+        return damage_in(self._fs, self.open(), segment, start, end, walks=walks)
 
     def release(self) -> None:
         """Give one use back."""
@@ -272,11 +280,12 @@ class Slice:
         self.open()
         return self._open_file.open().read_at(self.position, self.size_bytes)
 
-    def damage(self, until: Offset) -> tuple[Damage, ...]:
+    def damage(self, until: Offset, *, walks: bool = True) -> tuple[Damage, ...]:
         """Check its bytes by span index and records; blocks.
 
         Args:
             until: synced end of the log.
+            walks: check records without a span too.
 
         Returns:
             The damaged ranges that its bytes are in, in order.
@@ -290,7 +299,7 @@ class Slice:
             segment = replace(segment, size_bytes=size)
         start = segment.offset_at(self.position)
         end = Offset(start + self.size_bytes)
-        return self._open_file.damage_in(segment, start, end)
+        return self._open_file.damage_in(segment, start, end, walks=walks)
 
     def release(self) -> None:
         """Give the file back."""

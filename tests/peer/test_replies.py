@@ -18,6 +18,7 @@ from metaq.peer.replies import (
     PutReceipt,
     damage_error,
     parse_boundaries,
+    parse_check,
     parse_count,
     parse_get,
     parse_offset,
@@ -209,6 +210,25 @@ def test_damage_that_cannot_be_breaks_the_rules(start: object, end: object) -> N
     """Or that is somewhere else: the get was at 50."""
     with pytest.raises(RemoteProtocolError):
         parse_get(refusal(start, end), Offset(50))
+
+
+def test_a_check_finds_bytes_good_or_damaged() -> None:
+    """Good ones go up to an offset; damage covers what was asked about."""
+    assert parse_check(ok("51"), Offset(50)) is None
+    assert parse_check(refusal(40, 60), Offset(50)) == Damaged(
+        Offset(40), Offset(60), None, "no"
+    )
+    with pytest.raises(ServerError, match="disk"):
+        parse_check(Result(500, b"disk", 1), Offset(50))
+
+
+@pytest.mark.parametrize(
+    "reply", [ok("50"), ok(""), ok("51 52"), refusal(51, 60), Value(b"x", 1)]
+)
+def test_the_answer_to_a_check_that_cannot_be_is_refused(reply: Reply) -> None:
+    """It was asked about the byte at 50."""
+    with pytest.raises(UnexpectedReplyError):
+        parse_check(reply, Offset(50))
 
 
 def test_a_code_that_is_not_known_means_nothing() -> None:

@@ -7,6 +7,7 @@ from metaq.model import NULL_TRANSACTION, LocalTransactionId, XaTransactionId
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
     OPAQUE_MISSING,
+    Check,
     Command,
     CommitTogether,
     CountQuestion,
@@ -63,6 +64,8 @@ CANONICAL: list[tuple[Command | Reply, bytes]] = [
         Mput("t", 0, 2, 77, 9, b"payload", "host-1.a~b", 2**63 - 1),
         b"mput t 0 7 2 77 host-1.a~b 9223372036854775807 9\r\npayload",
     ),
+    (Check("test", 0, 375, 125, -4), b"check test 0 375 125 -4\r\n"),
+    (Check("t", -1, 2**63 - 1, -1, 0), b"check t -1 9223372036854775807 -1 0\r\n"),
     (Follow("pull", b"\r\n\0", -7), b"follow pull 3 -7\r\n\r\n\0"),
     (Follow("join", b"", 0), b"follow join 0 0\r\n"),
     (Mput("t", -1, 0, -1, 9, b""), b"mput t -1 0 0 -1 - -1 9\r\n"),
@@ -170,6 +173,7 @@ SYNONYMS: list[tuple[Command | Reply, bytes]] = [
         OffsetQuery("t", "g", 0, 0, 1, SplitQuestion(2**63 - 1, 2**31 - 1)),
         b"offset t g 0 0 1 boundaries=%s,%s\r\n" % (b"9" * 19, b"9" * 60),
     ),
+    (Check("t", 0, 25, 5, 18), b"check t 0 25 5 18 deep=1 x\r\n"),
     (Version(OPAQUE_MISSING), b"version\r\n"),
     (Version(OPAQUE_MISSING), b"v\r\n"),
     (Version(3), b"vxyz 3 4 5\r\n"),

@@ -15,6 +15,7 @@ from metaq.protocol.codec import (
     encode_value_line,
 )
 from metaq.protocol.commands import (
+    Check,
     Command,
     CountQuestion,
     Follow,
@@ -63,6 +64,9 @@ REFUSED: list[Command] = [
     OffsetQuery("t", "g", 0, 0, 0, TimeQuestion(-1)),
     OffsetQuery("t", "g", 0, 0, 0, CountQuestion(2**63)),
     OffsetQuery("t", "g", 0, 0, 0, SplitQuestion(0, 2**31)),
+    Check("t t", 0, 0, 1, 0),
+    Check("t", 0, 2**63, 1, 0),
+    Check("t", 0, 0, 2**31, 0),
     Follow("", b"", 0),
     Follow("a b", b"", 0),
     Follow("pull", b"", 2**31),

@@ -63,6 +63,7 @@ def test_the_capabilities_example_is_readable() -> None:
     assert found.dedup
     assert found.mput_tx
     assert found.together
+    assert found.check
     assert found.follow
     assert (found.wait_ms_max, found.payload_bytes_max) == (30000, 16777216)
     assert (found.batch_bytes_max, found.batch_records_max) == (8388608, 65536)

@@ -21,6 +21,7 @@ FULL = Capabilities(
     codes=True,
     mput_tx=True,
     together=True,
+    check=True,
     follow=True,
 )
 
@@ -28,7 +29,7 @@ FULL = Capabilities(
 def test_a_body_lists_what_the_broker_can_do() -> None:
     """The form that docs/protocol.md shows."""
     body = (
-        "metaq/1.0;mput;dedup;spans;codes;mput-tx;together;follow;wait=30000"
+        "metaq/1.0;mput;dedup;spans;codes;mput-tx;together;check;follow;wait=30000"
         ";payload=16777216;batch=8388608,65536"
     )
     assert encode_version_body(FULL) == body

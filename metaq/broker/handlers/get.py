@@ -8,10 +8,11 @@ rows are applied once more.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Protocol
 
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
+from metaq.broker.handlers.check import MEND_S
 from metaq.broker.waiters import Waiter
 from metaq.errors import (
     BadRequestError,
@@ -46,10 +47,6 @@ class GetAnswerer(Answerer, Protocol):
 
     def keep_waiter(self, waiter: Waiter) -> None:
         """Remember a waiter, to end it with the session."""
-
-
-MEND_MS: Final = 2_000
-"""So long a get waits for damage to be mended from another replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +112,8 @@ def _find(command: Get, context: BrokerContext) -> FileRange | _End:
             return log.read(offset, SizeBytes(min(command.max_size, limit)))
     except (StorageError, ClosedError) as error:  # 9
         if isinstance(error, CorruptRecordError) and log.is_mendable(offset):
-            mends = UnavailableError(texts.being_mended(topic, partition))
-            return _End(log, mends, MEND_MS)
+            mends = UnavailableError(texts.being_mended(log.log_id, offset))
+            return _End(log, mends, int(MEND_S * 1000))
         count_get(context, command, is_failure=True)
         if not log.is_settled:
             # Others have what is damaged here, and one of them leads, or soon will.
@@ -186,7 +183,7 @@ def _explain(command: Get, context: BrokerContext, error: BaseException) -> byte
             detail = f"file ends within the range: file={error.damage.path}"
             text = texts.put_failed(context.address, topic, partition, detail)
         elif log.is_mendable(Offset(command.offset)):
-            text = texts.being_mended(topic, partition)
+            text = texts.being_mended(log.log_id, command.offset)
             return encode_result(Status.UNAVAILABLE, text.encode(), command.opaque)
     return encode_result(Status.SERVER_ERROR, text.encode(), command.opaque)
 

@@ -28,6 +28,7 @@ from metaq.model import Millis, Offset
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import (
+    Check,
     CountQuestion,
     OffsetQuery,
     Question,
@@ -102,9 +103,14 @@ def _begin_answer(
     answerer.hold(count=1, size_bytes=ANSWER_BYTES_MAX)
 
     def send(done: asyncio.Future[str]) -> None:
-        answerer.answer(
-            _reply(done, command.opaque, context), count=1, size_bytes=ANSWER_BYTES_MAX
-        )
+        error, status = done.exception(), int(Status.OK)
+        if error is None:
+            text = done.result()
+        else:
+            failure = late_failure(error, command, context)
+            status, text = failure.status, str(failure)
+        reply = encode_result(status, text.encode(), command.opaque)
+        answerer.answer(reply, count=1, size_bytes=ANSWER_BYTES_MAX)
 
     future.add_done_callback(send)
 
@@ -161,20 +167,18 @@ def _require_boundaries(asked: _Asked) -> None:
             raise ServerError(texts.no_record_starts(asked.name, offset))
 
 
-def _reply(done: asyncio.Future[str], opaque: int, context: BrokerContext) -> bytes:
-    """Return the bytes that answer a question, or its error."""
-    error = done.exception()
+def late_failure(
+    error: BaseException, command: OffsetQuery | Check, context: BrokerContext
+) -> WireError:
+    """Return the answer to a command with which another thread had no success."""
     match error:
-        case None:
-            return encode_result(Status.OK, done.result().encode(), opaque)
         case DiskError(errno_name="ENOENT"):
             # Retention was faster than the question; the next one finds the new start.
-            moved = texts.LOG_START_MOVED.encode()
-            return encode_result(Status.UNAVAILABLE, moved, opaque)
+            return UnavailableError(texts.LOG_START_MOVED)
         case WireError() | StorageError():
-            text = str(error)
+            return ServerError(str(error))
         case _:
             context.counters.error_count += 1
-            _log.error("offset question failed", exc_info=error)
-            text = texts.INTERNAL_ERROR
-    return encode_result(Status.SERVER_ERROR, text.encode(), opaque)
+            name = type(command).__name__
+            _log.error("command failed: command=%s", name, exc_info=error)
+            return ServerError(texts.INTERNAL_ERROR)

@@ -253,6 +253,7 @@ def handle_version(context: BrokerContext) -> bytes:
         codes=True,
         mput_tx=True,
         together=True,
+        check=True,
         follow=context.replica is not None,
     )
     return encode_version_body(capabilities).encode()

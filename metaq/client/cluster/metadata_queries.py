@@ -37,6 +37,7 @@ from metaq.peer.replies import (
 )
 from metaq.protocol.commands import (
     NO_GROUP,
+    Check,
     CountQuestion,
     Get,
     OffsetQuery,
@@ -102,7 +103,7 @@ class LogQueries:
 
     async def ask(
         self,
-        make: Callable[[BrokerConnection, int], OffsetQuery | Get],
+        make: Callable[[BrokerConnection, int], OffsetQuery | Get | Check],
         parse: Callable[[Reply], T],
     ) -> T:
         """Send one command to the partition's broker; again after passing errors.

@@ -42,7 +42,14 @@ from metaq.client.validation import (
     check_whole,
     wrong_type,
 )
-from metaq.errors import ConfigError, MetaqError, NoBrokerError, ServerError, WireError
+from metaq.errors import (
+    ConfigError,
+    CorruptRecordError,
+    MetaqError,
+    NoBrokerError,
+    ServerError,
+    WireError,
+)
 from metaq.model import (
     MAX_OFFSET,
     SCHEME,
@@ -52,6 +59,7 @@ from metaq.model import (
     Offset,
     TopicPartition,
 )
+from metaq.peer.connection import BrokerConnection
 from metaq.peer.log_reader import LogGets
 from metaq.peer.replies import (
     GetOutcome,
@@ -60,7 +68,7 @@ from metaq.peer.replies import (
     parse_stats,
     require_ok,
 )
-from metaq.protocol.commands import NO_GROUP, Stats
+from metaq.protocol.commands import NO_GROUP, Check, Stats
 
 FOLLOW_COUNT_MAX: Final = 10_000
 """Most messages that a follower yields at a time."""
@@ -204,11 +212,39 @@ async def _step(
             refusal = error
             cursor.search_gap()
             continue
-        messages = list(cursor.on_reply(outcome))
+        try:
+            messages = list(cursor.on_reply(outcome))
+        except CorruptRecordError as error:
+            await _require_good(context, cursor, error, deadline_s)
+            continue
         if refusal is None or messages:
             return outcome, messages
         if not cursor.is_searching:
             raise refusal
+
+
+async def _require_good(
+    context: ClientContext,
+    cursor: PartitionCursor,
+    damage: CorruptRecordError,
+    deadline_s: float,
+) -> None:
+    """Have the bytes got again that the broker does not call damaged.
+
+    Raises:
+        CorruptRecordError: the damage counts.
+        MetaqError: the broker cannot be asked, or refuses.
+    """
+    if not cursor.may_be_good():
+        raise damage
+
+    def make(connection: BrokerConnection, opaque: int) -> Check:
+        if not connection.capabilities.check:
+            raise damage
+        return cursor.next_check(opaque)
+
+    log = LogQueries(context, cursor.partition, deadline_s)
+    await log.ask(make, cursor.on_check)
 
 
 def check_item(item: str) -> None:

@@ -19,7 +19,9 @@ good record in more and more bytes, within a bound on the work: a good record th
 cut by the end of an answer is not skipped because of the damage before it.
 
 A broker that knows of damage names it, and the offset at which its log can be read
-again; that counts like damage that the cursor finds itself. If a broker cannot name
+again; that counts like damage that the cursor finds itself. What the cursor finds may
+have come on the way: a broker that can be asked says whether its bytes are good, and
+good ones are got again. If a broker cannot name
 damage, and sends nothing where its log has data, the cursor searches for the end of the
 gap (`GapSearch`).
 
@@ -33,7 +35,7 @@ from typing import Final, NoReturn
 
 from metaq.client.consume.decode import decode_messages
 from metaq.client.errors import NoProgressError
-from metaq.errors import CorruptRecordError
+from metaq.errors import CorruptRecordError, MetaqError, RemoteProtocolError
 from metaq.model import Message, Offset, Position, SizeBytes, TopicPartition
 from metaq.peer.gap_search import GapSearch, parse_probe
 from metaq.peer.replies import (
@@ -43,9 +45,10 @@ from metaq.peer.replies import (
     MovedTo,
     NothingThere,
     damage_error,
+    parse_check,
     parse_get,
 )
-from metaq.protocol.commands import Get, Reply
+from metaq.protocol.commands import Check, Get, Reply
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.scan import (
     CleanEnd,
@@ -72,6 +75,9 @@ second, in which the loop does nothing else. The rest is handled as new damage."
 GAP_AFTER: Final = 2
 """Answers in a row without data where data should be, before a gap is searched; that
 search counts as one more."""
+AGAIN_MAX: Final = 3
+"""Times that bytes are got again at one offset because the broker does not call them
+damaged; then they count as damaged all the same."""
 _OFFSET_OF: Final = attrgetter("offset")
 
 
@@ -106,6 +112,9 @@ class PartitionCursor:
         self.after_damage = offset
         """After CorruptRecordError: the offset to seek to in order to skip the damage.
         No complete record that was received is skipped."""
+        self.again_count = 0
+        """Damaged answers that were dropped, because the broker does not call its own
+        bytes damaged."""
         self._end = end
         self._fruitless = 0
         self._part = bytearray()
@@ -120,6 +129,9 @@ class PartitionCursor:
         """Fault of the record at `offset`, while `_part` grows until a good one is
         found."""
         self._gap: GapSearch | None = None
+        self._is_named = False
+        """The broker has named the damage that was raised last."""
+        self._again_at, self._again_left = offset, AGAIN_MAX
         self._origin: Offset | None = None
         """Offset at which `_part` begins, if it follows a gap."""
 
@@ -200,6 +212,43 @@ class PartitionCursor:
         at, size_bytes = self.fetch_offset, self.size_bytes
         return Get(topic, group, number, at, size_bytes, opaque, wait_ms)
 
+    def may_be_good(self) -> bool:
+        """Return, after CorruptRecordError, whether to ask the broker by `next_check`.
+
+        Not where it has named the damage, or was asked AGAIN_MAX times in vain.
+        """
+        if self._again_at != self.offset:
+            self._again_at, self._again_left = self.offset, AGAIN_MAX
+        return not self._is_named and self._again_left > 0
+
+    def next_check(self, opaque: int) -> Check:
+        """Return the question whether the bytes at `offset` are good at the broker."""
+        size_bytes = max(1, self.after_damage - self.offset)
+        self.seek(self.offset)
+        topic, number = self.partition.topic, self.partition.partition
+        return Check(topic, number, self.offset, size_bytes, opaque)
+
+    def on_check(self, reply: Reply) -> None:
+        """Process the answer to `next_check`: the next get begins at `offset` again.
+
+        Also where the broker cannot say anything: a get will show whether that passes.
+
+        Raises:
+            CorruptRecordError: the broker says that the record is damaged.
+            RemoteProtocolError: the answer cannot be.
+            WireError: the broker can say it later.
+        """
+        damaged = None
+        try:
+            damaged = parse_check(reply, self.offset)
+        except MetaqError as error:
+            if error.retriable or isinstance(error, RemoteProtocolError):
+                raise
+        if damaged is not None:
+            self._on_damaged(damaged)
+        self._again_left -= 1
+        self.again_count += 1
+
     def outcome_of(self, reply: Reply) -> GetOutcome:
         """Parse a reply to `next_get`, for `on_reply`; raises as `parse_get`."""
         parse = parse_probe if self.is_searching else parse_get
@@ -219,6 +268,7 @@ class PartitionCursor:
                 does not move.
             NoProgressError: the broker's answers lead nowhere.
         """
+        self._is_named = False
         if self._gap is not None:
             return self._continue_gap_search(self._gap, outcome)
         if self._is_oversize:
@@ -362,6 +412,7 @@ class PartitionCursor:
         if found is not None:
             raise self._damage(part, flaw, found)
         self._start_over()
+        self._is_named = True
         self.after_damage = self.offset if damaged.end is None else damaged.end
         raise damage_error(self.partition, self.offset, damaged)
 

@@ -13,6 +13,10 @@ up asks a few times a minute. Without it (MetaQ 1.4) the pause after an empty an
 grows in steps, as MetaQ's clients do. An empty answer that comes sooner than requested
 causes a pause too, for every kind of broker: no broker can make this code spin.
 
+Damage that the fetcher finds in an answer may have come on the way. A broker that can
+be asked says whether its bytes are good (`check`) before the damage counts, and good
+ones are got again.
+
 A broker that names damage is believed. One that cannot (MetaQ 1.4), and repeatedly
 sends no data or refuses, is searched for later bytes (`cursor.search_gap`).
 
@@ -47,7 +51,7 @@ from metaq.peer.connection import BrokerConnection
 from metaq.peer.options import READ_BACKOFF
 from metaq.peer.replies import NothingThere
 from metaq.protocol.codec import encode
-from metaq.protocol.commands import Reply
+from metaq.protocol.commands import Check, Get, Reply
 from metaq.stats import counter
 
 _log = logging.getLogger(__name__)
@@ -81,6 +85,11 @@ class FetchStatistics:
     )
     received_bytes: int = counter(
         "metaq_consumer_received_bytes_total", "Bytes of the log received."
+    )
+    again_count: int = counter(
+        "metaq_consumer_damaged_answers_total",
+        "Damaged answers that were fetched again, because the broker does not call its"
+        " own bytes damaged.",
     )
 
 
@@ -140,7 +149,7 @@ class PartitionFetcher:
 
     def statistics(self) -> FetchStatistics:
         """Return a snapshot of the counters."""
-        return replace(self._counts)
+        return replace(self._counts, again_count=self.cursor.again_count)
 
     def stop(self) -> None:
         """Send no more gets; an answer that still arrives is dropped."""
@@ -198,16 +207,34 @@ class PartitionFetcher:
         self.cursor.set_fetch_bytes(self._handler.fetch_bytes())
         opaque = connection.next_opaque()
         command = self.cursor.next_get(self._group, opaque, int(self._wait_s * 1000))
+        self._counts.get_count += 1
+        self._submit(command, connection, self._on_reply)
+
+    def _submit(
+        self,
+        command: Get | Check,
+        connection: BrokerConnection,
+        on_reply: Callable[[Reply, BrokerConnection], None],
+    ) -> None:
         self._ticket += 1
         ticket = self._ticket
         self._sent_s = self._context.clock.monotonic_s()
-        self._counts.get_count += 1
         self._is_asking = True
+
+        def receive(reply: Reply | MetaqError) -> None:
+            if self._is_stopped or ticket != self._ticket:
+                return
+            self._is_asking = False
+            if isinstance(reply, MetaqError):
+                self._on_error(reply)
+            else:
+                on_reply(reply, connection)
+
         try:
             connection.submit(
                 encode(command),
-                opaque,
-                lambda reply: self._on_reply(ticket, reply, connection),
+                command.opaque,
+                receive,
                 deadline_s=self._sent_s + self._wait_s + self._timeout_s,
                 is_alone=True,
             )
@@ -216,21 +243,22 @@ class PartitionFetcher:
         except MetaqError as error:
             self._on_error(error)
 
-    def _on_reply(
-        self, ticket: int, reply: Reply | MetaqError, connection: BrokerConnection
-    ) -> None:
-        if self._is_stopped or ticket != self._ticket:
-            return
-        self._is_asking = False
-        if isinstance(reply, MetaqError):
-            self._on_error(reply)
-            return
+    def _on_reply(self, reply: Reply, connection: BrokerConnection) -> None:
         before, was_searching = self.cursor.offset, self.cursor.is_searching
         try:
             outcome = self.cursor.outcome_of(reply)
             messages = self.cursor.on_reply(outcome)
-        except (CorruptRecordError, NoProgressError) as error:
+        except NoProgressError as error:
             self._on_damage(error)
+            return
+        except CorruptRecordError as error:
+            if connection.capabilities.check and self.cursor.may_be_good():
+                _log.warning("damage received, the broker is asked: %s", error)
+                self._wait_s = 0.0
+                check = self.cursor.next_check(connection.next_opaque())
+                self._submit(check, connection, self._on_checked)
+            else:
+                self._on_damage(error)
             return
         except MemoryError:
             self._on_no_memory(before)
@@ -301,6 +329,19 @@ class PartitionFetcher:
         """Get again from an offset: messages may come twice, and none is skipped."""
         self.cursor.seek(offset)
         self._on_error(ClientError(f"{self.partition}: no memory to read at {offset}"))
+
+    def _on_checked(self, reply: Reply, connection: BrokerConnection) -> None:
+        """Get the bytes again that the broker does not call damaged."""
+        try:
+            self.cursor.on_check(reply)
+        except CorruptRecordError as error:
+            self._on_damage(error)
+        except MetaqError as error:
+            self._on_error(error)
+            if isinstance(error, RemoteProtocolError):
+                connection.close_for(error)
+        else:
+            self._go_on()
 
     def _on_damage(self, error: CorruptRecordError | NoProgressError) -> None:
         """Skip a damaged range, or stop the consumer, by the user's option."""

@@ -1,0 +1,222 @@
+"""`check`: whether stored bytes have their checksums, asked by who received bad ones.
+
+The bytes of a get go from the file to the network, and nobody has looked at them: a
+client that receives a damaged record does not know whether the disk or the way to it
+is at fault. It asks here before it skips anything. The reader threads of the data
+directory verify the spans and whole records that overlap the range; damage goes to the
+log, as from the scrub. In a replica set the answer waits until another replica's bytes
+have mended it. The answer is that of a get there, without the bytes.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import takewhile
+from typing import Final
+
+from metaq.broker.acks import Answerer
+from metaq.broker.handlers.offset import late_failure
+from metaq.errors import (
+    ClosedError,
+    ForbiddenError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    ServerError,
+    StorageError,
+    UnavailableError,
+    WireError,
+)
+from metaq.fs import FileSystem
+from metaq.model import Offset, SizeBytes
+from metaq.protocol import texts
+from metaq.protocol.codec import encode_result
+from metaq.protocol.commands import Check, Status
+from metaq.storage.damage import check_part
+from metaq.storage.log_state import WaitHandle
+from metaq.storage.partition_log import PartitionLog
+from metaq.storage.segment import Damage, DamagedSegmentError, Segment
+from metaq.storage.slices import Slice
+from metaq.storage.span_index import SpanIndex
+from metaq.storage.span_lookup import open_spans
+from metaq.storage.walk import WINDOW_BYTES
+
+MEND_S: Final = 2.0
+"""Longest wait for a damaged range to be mended."""
+
+CHECK_BYTES_MAX: Final = 64 << 20
+"""Most bytes of a range that are checked, and most of a walk to its first record where
+there is no span index: less than a second of a reader thread."""
+
+CHECKS_MAX: Final = 8
+"""Checks that are not answered yet; more are refused. They share the reader threads
+with cold gets."""
+
+
+def handle_check(command: Check, answerer: Answerer) -> None:
+    """Verify the bytes; the answer comes later.
+
+    Raises:
+        ForbiddenError: the partition is closed.
+        NotFoundError: no put has made this log.
+        UnavailableError: there are too many checks.
+    """
+    context = answerer.context
+    topic, partition = command.topic, command.partition
+    if context.topics.is_closed(topic, partition):
+        broker_id = context.config.system.broker_id
+        raise ForbiddenError(texts.get_closed(broker_id, partition))
+    log = context.topics.find_log(topic, partition)
+    if log is None:
+        raise NotFoundError(texts.no_such_log(topic, partition))
+    if context.check_count >= CHECKS_MAX:
+        raise UnavailableError(texts.too_many_checks(CHECKS_MAX))
+    context.check_count += 1
+    answerer.hold(count=1, size_bytes=0)
+    _Check(command, log, answerer).go_on()
+
+
+class _Check:
+    """A check on its way to its answer. Owner: the event loop's thread."""
+
+    def __init__(self, command: Check, log: PartitionLog, answerer: Answerer) -> None:
+        self._command = command
+        self._log = log
+        self._answerer = answerer
+        self._offset = Offset(command.offset)
+        self._size = min(command.size, CHECK_BYTES_MAX)
+        self._is_verified = False
+        self._waiting: WaitHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_late = False
+
+    def go_on(self) -> None:
+        """Verify what is not known as damaged, wait for the mending, or answer."""
+        try:
+            part = self._log.read(self._offset, self._size)
+        except OffsetOutOfRangeError:
+            self._refuse(NotFoundError(texts.nothing_at(self._offset)))
+        except (StorageError, ClosedError) as error:
+            self._on_refused(error)
+        else:
+            if self._is_verified:
+                part.release()
+                self._answer(Status.OK, str(self._offset + part.size_bytes))
+            else:
+                self._verify(part)
+
+    def _verify(self, part: Slice) -> None:
+        """Have the bytes up to the end of their segment, or to damage, verified."""
+        log, start, self._size = self._log, self._offset, part.size_bytes
+        segment = log.segments.find(start) or log.segments.active
+        readable_bytes = log.high_watermark - segment.base_offset
+        if segment is not log.segments.active:
+            readable_bytes = min(readable_bytes, segment.size_bytes)
+        segment = replace(segment, size_bytes=SizeBytes(readable_bytes))
+        end, known = Offset(start + self._size), log.damage
+        fs = self._answerer.context.fs
+        work = partial(_find_damage, part, fs, segment, start, end, known)
+        future = asyncio.get_running_loop().run_in_executor(part.reader, work)
+
+        def finish(done: asyncio.Future[Sequence[Damage]]) -> None:
+            part.release()
+            error = None if done.cancelled() else done.exception()
+            if error is not None:
+                context = self._answerer.context
+                self._refuse(late_failure(error, self._command, context))
+                return
+            if not done.cancelled():
+                self._is_verified = True
+                for damage in done.result():
+                    log.on_damage(damage)
+            self.go_on()
+
+        future.add_done_callback(finish)
+
+    def _on_refused(self, error: StorageError | ClosedError) -> None:
+        """Wait while another replica may have the bytes, else answer as to a get."""
+        log, offset = self._log, self._offset
+        if log.is_mendable(offset):
+            if self._is_late:
+                self._refuse(UnavailableError(texts.being_mended(log.log_id, offset)))
+                return
+            if self._timer is None:
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_later(MEND_S, self._end_wait)
+            self._waiting = log.wait(offset, self.go_on)
+            return
+        topic, partition = log.log_id.topic, log.log_id.partition
+        address = self._answerer.context.address
+        text = texts.put_failed(address, topic, partition, str(error))
+        if isinstance(error, DamagedSegmentError):
+            end = log.high_watermark
+            text = texts.with_damage(text, error, offset=offset, end=end)
+        self._refuse(ServerError(text))
+
+    def _end_wait(self) -> None:
+        self._is_late = True
+        if self._waiting is not None:
+            self._waiting.wake()
+
+    def _refuse(self, error: WireError) -> None:
+        self._answer(error.status, str(error))
+
+    def _answer(self, status: int, text: str) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._answerer.context.check_count -= 1
+        reply = encode_result(status, text.encode(), self._command.opaque)
+        self._answerer.answer(reply, count=1, size_bytes=0)
+
+
+def _find_damage(
+    part: Slice,
+    fs: FileSystem,
+    segment: Segment,
+    start: Offset,
+    end: Offset,
+    known: Sequence[Damage],
+) -> Sequence[Damage]:
+    """Return damage that was not known in what overlaps [start, end); blocks.
+
+    Bytes without a span are walked from where the last one before them ends: that a
+    record starts at an offset is never believed of a client.
+
+    Args:
+        part: the range, of a segment's file.
+        fs: the disk.
+        segment: that segment, with the size that is readable: nothing after it counts.
+        start: the first byte.
+        end: the byte after the last one.
+        known: damaged ranges of the log.
+
+    Raises:
+        ServerError: the last span before them is too far away.
+        DiskError: the disk refused.
+    """
+    try:
+        part.open()
+    except DamagedSegmentError as error:
+        return (error.damage,)
+    with open_spans(fs, segment, damage=known) as spans:
+        pieces = spans.pieces(start, segment.end_offset, is_merged=False)
+        near = list(takewhile(lambda piece: piece.base_offset < end, pieces))
+    found: list[Damage] = []
+    with fs.open_read(segment.path) as file:
+        for piece in near:
+            at, after = piece.base_offset, min(piece.end_offset, segment.end_offset)
+            index = SpanIndex(segment.base_offset)
+            if piece.record_count and after == piece.end_offset:
+                index = replace(index, spans=(piece,))
+            elif start - at > CHECK_BYTES_MAX:
+                raise ServerError(texts.no_index_near(start, CHECK_BYTES_MAX))
+            size_bytes = SizeBytes(after - segment.base_offset)
+            found += check_part(
+                file,
+                replace(segment, size_bytes=size_bytes),
+                index,
+                at,
+                bytes_max=min(after, end) - at,
+                span_bytes_min=WINDOW_BYTES,
+            ).damage
+    return [one for one in found if one not in known]

@@ -1,0 +1,36 @@
+"""A proxy on whose way bits flip: answers are damaged, what is stored is not."""
+
+import asyncio
+
+from metaq.testing.proxy import Proxy
+
+
+class FlippingProxy(Proxy):
+    """Flips a bit of each answer that has some bytes, while `left` is above 0."""
+
+    def __init__(self, port: int, wanted: bytes, *, left: int) -> None:
+        super().__init__("127.0.0.1", port)
+        self._wanted = wanted
+        self.left = left
+        """Answers that are still to be damaged; any thread may set it."""
+        self.flip_count = 0
+
+    def _make_end(self) -> asyncio.Protocol:
+        client = super()._make_end()
+        server = client.peer
+        receive, rest_bytes, before = server.data_received, len(self._wanted) - 1, b""
+
+        def data_received(data: bytes) -> None:
+            nonlocal before
+            # Answers come in pieces that end anywhere.
+            joined = before + data
+            at = joined.find(self._wanted) + rest_bytes - len(before)
+            before = joined[-rest_bytes:]
+            if self._wanted in joined and self.left > 0:
+                self.left -= 1
+                self.flip_count += 1
+                data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+            receive(data)
+
+        server.data_received = data_received
+        return client
