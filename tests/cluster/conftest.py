@@ -1,5 +1,6 @@
-"""One Java machine and one Spark session for the tests of applications on a set."""
+"""A Java machine and a Spark session for applications on a set."""
 
-from tests.java.conftest import _plain_py4j, jvm
+from tests.java.conftest import jvm
+from tests.spark.conftest import spark
 
-__all__ = ["_plain_py4j", "jvm"]
+__all__ = ["jvm", "spark"]

@@ -16,9 +16,12 @@ from tests.cluster.failovers import COUNT, Fault, failover, faults
 from tests.cluster.ledger import SEND_S
 from tests.cluster.rig import BROKER_ID, SETTLE_S, TOPIC, Cluster
 from tests.java.client import JavaClient, outcome_of
+from tests.java.conftest import plain_py4j
 from tests.java.group_members import Book, JavaMember
 from tests.java.jvm import Jvm
 from tests.rigs.waiting import wait_until
+
+__all__ = ["plain_py4j"]
 
 pytestmark = [
     pytest.mark.crash,

@@ -1,0 +1,171 @@
+"""Spark streams into a replica set and out of it, while its leader changes."""
+
+import threading
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from tests.cluster.failovers import COUNT, failover, faults
+from tests.cluster.rig import BROKER_ID, SETTLE_S, TOPIC, Cluster
+from tests.rigs.waiting import wait_until
+
+pytestmark = [
+    pytest.mark.crash,
+    pytest.mark.slow,
+    pytest.mark.spark,
+    pytest.mark.zookeeper,
+    pytest.mark.timeout(300 + 90 * COUNT),
+]
+
+MORE = 200
+"""Rows that show that the streams go on."""
+ROW = "partition INT, offset BIGINT, value BINARY"
+LINES = 20
+"""Of one file."""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path / "cluster") as one:
+        yield one
+
+
+class Lines(threading.Thread):
+    """Writes files of numbered lines until it is to end."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(name="lines", daemon=True)
+        directory.mkdir()
+        self._directory = directory
+        self._is_ending = threading.Event()
+        self.written: list[bytes] = []
+
+    def run(self) -> None:
+        for number in count():
+            if self._is_ending.wait(0.1):
+                return
+            lines = [f"line {number * LINES + n:07d}" for n in range(LINES)]
+            draft = self._directory / f".{number}.draft"
+            draft.write_text("\n".join(lines) + "\n")
+            draft.rename(self._directory / f"{number:06d}.txt")
+            self.written += [line.encode() for line in lines]
+
+    def end(self) -> None:
+        self._is_ending.set()
+        self.join()
+
+
+class Streams:
+    """Files → the topic of a set → an archive in Parquet files."""
+
+    def __init__(self, spark: SparkSession, cluster: Cluster, directory: Path) -> None:
+        self._spark = spark
+        self._cluster = cluster
+        self._directory = directory
+        self.lines = Lines(directory / "lines")
+        self.lines.start()
+        options = {"zookeeper": cluster.zookeeper.address}
+        there = spark.readStream.text(str(directory / "lines"))
+        found = spark.readStream.format("metaq").options(
+            **options, subscribe=TOPIC, startingOffsets="earliest"
+        )
+        self.queries = [
+            self._start(there, "metaq", "sink", **options, topic=TOPIC),
+            self._start(
+                found.load().select("partition", "offset", "value"),
+                "parquet",
+                "archive",
+                path=str(directory / "archive"),
+            ),
+        ]
+
+    def _start(
+        self, frame: DataFrame, format_: str, name: str, **options: str
+    ) -> StreamingQuery:
+        checkpoint = str(self._directory / f"checkpoint-{name}")
+        writer = frame.writeStream.format(format_).queryName(name)
+        return writer.options(checkpointLocation=checkpoint, **options).start()
+
+    def archived(self) -> list[tuple[int, int, bytes]]:
+        """Return partition, offset and value of each row."""
+        path = self._directory / "archive"
+        if not (path / "_spark_metadata").exists():
+            return []
+        rows = self._spark.read.schema(ROW).parquet(str(path)).collect()
+        return [(row.partition, row.offset, bytes(row.value)) for row in rows]
+
+    def wait_for(self, what: set[bytes]) -> None:
+        """Wait until lines are in the archive; raise what ends a stream before."""
+
+        def looks() -> bool:
+            for query in self.queries:
+                if (error := query.exception()) is not None:
+                    raise error
+            time.sleep(0.5)
+            return what <= {value for _p, _o, value in self.archived()}
+
+        wait_until(looks, 2 * SETTLE_S, self.describe)
+
+    def wait_more(self) -> None:
+        """Wait until what is written from now on is in the archive."""
+        before = len(self.lines.written)
+        wait_until(lambda: len(self.lines.written) >= before + MORE)
+        self.wait_for(set(self.lines.written[: before + MORE]))
+
+    def describe(self) -> str:
+        progress = [str(query.lastProgress) for query in self.queries]
+        return "\n".join([*progress, self._cluster.describe()])
+
+    def end(self) -> None:
+        """Let all come to their end, and compare the archive with the copies."""
+        self.lines.end()
+        self.wait_for(set(self.lines.written))
+        for query in self.queries:
+            query.stop()
+        self._cluster.wait_whole()
+        self._cluster.stop()
+        first, *others = self._cluster.replicas.values()
+        for other in others:
+            assert other.files() == first.files(), (first.number, other.number)
+        copy = {
+            (number, offset, data)
+            for number, log in first.read_log().items()
+            for offset, data in log.items()
+        }
+        archived = self.archived()
+        assert len(archived) == len(set(archived))
+        assert set(archived) == copy
+        values = [data for _partition, _offset, data in copy]
+        assert set(values) == set(self.lines.written)
+        print(f"{len(self.lines.written)} lines, {len(values)} stored", flush=True)
+
+
+def test_streams_go_on_after_each_failover(
+    spark: SparkSession, cluster: Cluster, tmp_path: Path
+) -> None:
+    """No query ends, no line is lost, and each row stays at its offset."""
+    streams = Streams(spark, cluster, tmp_path)
+    try:
+        streams.wait_more()
+        for fault in faults():
+            begin_s = time.monotonic()
+            with failover(cluster, fault):
+                led_s = time.monotonic()
+                streams.wait_more()
+                done_s = time.monotonic()
+            print(
+                f"{fault}: another leads after {led_s - begin_s:.1f} s; new lines are"
+                f" archived {done_s - led_s:.1f} s later",
+                flush=True,
+            )
+        streams.end()
+    finally:
+        streams.lines.end()
+        for query in streams.queries:
+            query.stop()
