@@ -36,12 +36,8 @@ def faults() -> Iterator[Fault]:
 
 
 @contextmanager
-def failover(cluster: Cluster, fault: Fault) -> Iterator[int]:
-    """Have another replica lead while the block runs; then the set is made whole.
-
-    Yields:
-        The replica that led, once another does.
-    """
+def failover(cluster: Cluster, fault: Fault) -> Iterator[None]:
+    """Have another replica lead while the block runs; then the set is made whole."""
     number = cluster.leader()
     replica = cluster.replicas[number]
     match fault:
@@ -58,5 +54,5 @@ def failover(cluster: Cluster, fault: Fault) -> Iterator[int]:
                 cluster.describe,
             )
     assert cluster.leader() != number
-    yield number
+    yield
     cluster.mend()

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
@@ -212,7 +211,7 @@ def test_java_clients_go_on_after_each_failover(jvm: Jvm, cluster: Cluster) -> N
     load = Load(jvm, cluster)
     for fault in faults():
         begin_s = time.monotonic()
-        with failover(cluster, fault) as former:
+        with failover(cluster, fault):
             led_s = time.monotonic()
             load.wait_more()
         report(load, fault, begin_s, led_s)

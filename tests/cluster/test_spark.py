@@ -5,14 +5,14 @@ import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from tests.cluster.failovers import COUNT, failover, faults
-from tests.cluster.rig import BROKER_ID, SETTLE_S, TOPIC, Cluster
+from tests.cluster.rig import SETTLE_S, TOPIC, Cluster
 from tests.rigs.waiting import wait_until
 
 pytestmark = [
@@ -25,7 +25,6 @@ pytestmark = [
 
 MORE = 200
 """Rows that show that the streams go on."""
-ROW = "partition INT, offset BIGINT, value BINARY"
 LINES = 20
 """Of one file."""
 
@@ -34,6 +33,14 @@ LINES = 20
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with Cluster(tmp_path / "cluster") as one:
         yield one
+
+
+class Row(NamedTuple):
+    """What the source gives."""
+
+    partition: int
+    offset: int
+    value: bytes
 
 
 class Lines(threading.Thread):
@@ -62,7 +69,7 @@ class Lines(threading.Thread):
 
 
 class Streams:
-    """Files → the topic of a set → an archive in Parquet files."""
+    """Files → the topic of a set → an archive in memory."""
 
     def __init__(self, spark: SparkSession, cluster: Cluster, directory: Path) -> None:
         self._spark = spark
@@ -75,30 +82,24 @@ class Streams:
         found = spark.readStream.format("metaq").options(
             **options, subscribe=TOPIC, startingOffsets="earliest"
         )
+        self.archive: list[Row] = []
         self.queries = [
-            self._start(there, "metaq", "sink", **options, topic=TOPIC),
             self._start(
-                found.load().select("partition", "offset", "value"),
-                "parquet",
-                "archive",
-                path=str(directory / "archive"),
+                "sink", there.writeStream.format("metaq"), **options, topic=TOPIC
             ),
+            self._start("source", found.load().writeStream.foreachBatch(self._take)),
         ]
 
     def _start(
-        self, frame: DataFrame, format_: str, name: str, **options: str
+        self, name: str, writer: DataStreamWriter, **options: str
     ) -> StreamingQuery:
         checkpoint = str(self._directory / f"checkpoint-{name}")
-        writer = frame.writeStream.format(format_).queryName(name)
-        return writer.options(checkpointLocation=checkpoint, **options).start()
+        writer = writer.queryName(name).option("checkpointLocation", checkpoint)
+        return writer.options(**options).start()
 
-    def archived(self) -> list[tuple[int, int, bytes]]:
-        """Return partition, offset and value of each row."""
-        path = self._directory / "archive"
-        if not (path / "_spark_metadata").exists():
-            return []
-        rows = self._spark.read.schema(ROW).parquet(str(path)).collect()
-        return [(row.partition, row.offset, bytes(row.value)) for row in rows]
+    def _take(self, batch: DataFrame, _number: int) -> None:
+        rows = batch.select("partition", "offset", "value").collect()
+        self.archive += [Row(r.partition, r.offset, bytes(r.value)) for r in rows]
 
     def wait_for(self, what: set[bytes]) -> None:
         """Wait until lines are in the archive; raise what ends a stream before."""
@@ -107,8 +108,7 @@ class Streams:
             for query in self.queries:
                 if (error := query.exception()) is not None:
                     raise error
-            time.sleep(0.5)
-            return what <= {value for _p, _o, value in self.archived()}
+            return what <= {row.value for row in self.archive}
 
         wait_until(looks, 2 * SETTLE_S, self.describe)
 
@@ -138,9 +138,8 @@ class Streams:
             for number, log in first.read_log().items()
             for offset, data in log.items()
         }
-        archived = self.archived()
-        assert len(archived) == len(set(archived))
-        assert set(archived) == copy
+        assert len(self.archive) == len(set(self.archive))
+        assert set(self.archive) == copy
         values = [data for _partition, _offset, data in copy]
         assert set(values) == set(self.lines.written)
         print(f"{len(self.lines.written)} lines, {len(values)} stored", flush=True)
@@ -164,6 +163,10 @@ def test_streams_go_on_after_each_failover(
                 f" archived {done_s - led_s:.1f} s later",
                 flush=True,
             )
+            for query in streams.queries:
+                for one in query.recentProgress:
+                    if one.durationMs.get("triggerExecution", 0) > 2000:
+                        print(query.name, one.timestamp, one.batchId, one.durationMs)
         streams.end()
     finally:
         streams.lines.end()
