@@ -160,8 +160,12 @@ class Load:
         counts = {s.name: (len(s.acked), s.failed[-3:]) for s in self.senders}
         return f"{counts}, {len(self.book.rows)} rows\n{self.cluster.describe()}"
 
-    def end(self) -> None:
-        """Let all come to their end, and compare the accounts with the copies."""
+    def end(self) -> set[bytes]:
+        """Let all come to their end, and compare the accounts with the copies.
+
+        Returns:
+            What is in the logs more than once.
+        """
         for sender in self.senders:
             sender.end()
         acked = {data for sender in self.senders for data in sender.acked.values()}
@@ -170,15 +174,23 @@ class Load:
             member.leave()
         self.cluster.wait_whole()
         self.cluster.stop()
-        self.check()
-
-    def check(self) -> None:
         first, *others = self.cluster.replicas.values()
         for other in others:
             assert other.files() == first.files(), (first.number, other.number)
         copy = {
             f"{BROKER_ID}-{number}": log for number, log in first.read_log().items()
         }
+        doubles = self.check(copy)
+        print(
+            f"{len(acked)} acknowledged, {len(self.book.rows)} deliveries,"
+            f" {len(self.in_doubt())} failed once, {len(doubles)} doubles:"
+            f" {sorted(doubles)[:5]}",
+            flush=True,
+        )
+        return doubles
+
+    def check(self, copy: dict[str, dict[int, bytes]]) -> set[bytes]:
+        """Compare the accounts with a copy; return what is there more than once."""
         for sender in self.senders:
             for (name, offset), data in sender.acked.items():
                 assert copy[name].get(offset) == data, (name, offset, data)
@@ -191,18 +203,14 @@ class Load:
                     if data.startswith(mark)
                 ]
                 assert all(a <= b for a, b in pairwise(numbers)), (name, sender.name)
+        there = Counter(data for log in copy.values() for data in log.values())
+        assert self.book.data() <= there.keys()
         assert self.book.is_in_order()
-        there = {data for log in copy.values() for data in log.values()}
-        assert self.book.data() <= there
-        assert self.doubles(copy) <= self.in_doubt()
-
-    def doubles(self, copy: dict[str, dict[int, bytes]]) -> set[bytes]:
-        """Return what is in the logs more than once."""
-        counts = Counter(data for log in copy.values() for data in log.values())
-        return {data for data, number in counts.items() if number > 1}
+        assert self.ours.failed == []
+        return {data for data, number in there.items() if number > 1}
 
     def in_doubt(self) -> set[bytes]:
-        """Return what was sent again by Java after it heard that it had failed."""
+        """Return what Java sent again because a send had failed."""
         return {data for sender in self.java for _s, data, _why in sender.failed}
 
 
@@ -215,7 +223,8 @@ def test_java_clients_go_on_after_each_failover(jvm: Jvm, cluster: Cluster) -> N
             led_s = time.monotonic()
             load.wait_more()
         report(load, fault, begin_s, led_s)
-    load.end()
+    doubles = load.end()
+    assert doubles <= load.in_doubt()
 
 
 def report(load: Load, fault: Fault, begin_s: float, led_s: float) -> None:
@@ -232,6 +241,7 @@ def report(load: Load, fault: Fault, begin_s: float, led_s: float) -> None:
 def test_a_rolling_restart_loses_and_doubles_nothing(
     jvm: Jvm, cluster: Cluster
 ) -> None:
+    """Each replica in turn: what Java has to send again is not stored before."""
     load = Load(jvm, cluster)
     for number in cluster.replicas:
         begin_s = time.monotonic()
@@ -240,4 +250,4 @@ def test_a_rolling_restart_loses_and_doubles_nothing(
         load.wait_more()
         cluster.mend()
         report(load, Fault.HAND_OVER, begin_s, begin_s)
-    load.end()
+    assert load.end() == set()
