@@ -42,8 +42,8 @@ NOT_STORED = (
     "There is no aviable server",
     "无可用连接",  # there is no connection
 )
-"""In what Java says of a message that was not stored. Of one that may be it says that it
-waited for the answer in vain."""
+"""In what Java says of a message that was not stored. Of one that may be stored it says
+that it waited for the answer in vain."""
 
 
 @pytest.fixture

@@ -23,10 +23,8 @@ pytestmark = [
     pytest.mark.timeout(300 + 90 * COUNT),
 ]
 
-MORE = 200
-"""Rows that show that the streams go on."""
-LINES = 20
-"""Of one file."""
+LINES = 100
+"""Of one file: so many are written each second."""
 
 
 @pytest.fixture
@@ -61,7 +59,7 @@ class Lines(threading.Thread):
 
     def run(self) -> None:
         for number in count():
-            if self._is_ending.wait(0.1):
+            if self._is_ending.wait(1.0):
                 return
             lines = [f"line {number * LINES + n:07d}" for n in range(LINES)]
             draft = self._directory / f".{number}.draft"
@@ -121,12 +119,19 @@ class Streams:
     def wait_more(self) -> None:
         """Wait until what is written from now on is in the archive."""
         before = len(self.lines.written)
-        wait_until(lambda: len(self.lines.written) >= before + MORE)
-        self.wait_for(set(self.lines.written[: before + MORE]))
+        wait_until(lambda: len(self.lines.written) > before)
+        self.wait_for(set(self.lines.written[: before + LINES]))
 
     def describe(self) -> str:
         progress = [str(query.lastProgress) for query in self.queries]
         return "\n".join([*progress, self._cluster.describe()])
+
+    def report(self) -> None:
+        """Print the batches that took long."""
+        for query in self.queries:
+            for one in query.recentProgress[-20:]:
+                if one.durationMs.get("triggerExecution", 0) > 4000:
+                    print(query.name, one.timestamp, one.batchId, one.durationMs)
 
     def end(self) -> set[Row]:
         """Let all come to their end, and compare the archive with the copies.
@@ -209,6 +214,7 @@ def test_streams_go_on_after_each_failover(
                 f" archived {done_s - led_s:.1f} s later",
                 flush=True,
             )
+            streams.report()
         assert set(batches) <= streams.end()
     finally:
         streams.lines.end()
