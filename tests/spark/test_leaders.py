@@ -111,7 +111,7 @@ def refusal(word: str) -> Callable[[object], Result | None]:
 
 @pytest.mark.parametrize("fault", ["refuses", "is silent", "hangs up"])
 def test_a_batch_goes_to_the_next_leader(fault: str) -> None:
-    """Whatever the former one does with it."""
+    """The former one refuses it, is silent, or hangs up."""
     dedup = replace(OURS, dedup=True)
     with MemoryBroker(dedup) as former, MemoryBroker(dedup) as leader:
         match fault:
