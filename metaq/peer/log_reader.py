@@ -170,6 +170,13 @@ class LogReader:
             self._connection.close("the reader was closed")
             self._connection = None
 
+    def move(self, address: BrokerAddress) -> None:
+        """Read from another broker from now on; a read under way goes on there."""
+        if address != self._address:
+            self._address = address
+            if self._connection is not None:
+                self._connection.close("the log is read elsewhere")
+
     async def span(self) -> tuple[Offset, Offset] | None:
         """Return (log start, log end) now; None where the broker has no such log.
 

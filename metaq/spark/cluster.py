@@ -10,7 +10,8 @@ the turn of their driver.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import wraps
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
@@ -48,7 +49,7 @@ from metaq.client.session import AsyncClient, context_of
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import NoBrokerError
 from metaq.loop_thread import LoopThread
-from metaq.model import Offset, TopicPartition
+from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.options import Edge, SourceOptions, WireOptions
 from metaq.spark.plan import LogSpan
 from metaq.spark.routing import Route, WriteRoutes
@@ -274,6 +275,22 @@ class Cluster:
                 await _newer(context, context.metadata.snapshot, deadline_s)
         found = {p: context.address_of(p.broker_id) for p in partitions}
         return {p: str(at) for p, at in found.items() if at is not None}
+
+    def find_leaders(
+        self, brokers: Collection[BrokerId]
+    ) -> Future[Mapping[BrokerId, str]]:
+        """Begin to ask where brokers are, `meta://host:port`; those away are missing.
+
+        It does not block; the future fails as calls do.
+        """
+
+        async def look(
+            context: ClientContext, _deadline_s: float
+        ) -> Mapping[BrokerId, str]:
+            found = {broker: context.address_of(broker) for broker in brokers}
+            return {broker: str(at) for broker, at in found.items() if at is not None}
+
+        return self._thread.begin(self._run(look))
 
     @_blocking
     async def targets(

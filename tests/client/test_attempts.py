@@ -25,9 +25,11 @@ from metaq.errors import (
     MetaqError,
     NoBrokerError,
     NotFoundError,
+    NotLeaderError,
     NotSentError,
     RequestTimeoutError,
     ServerError,
+    TooFewReplicasError,
     UnavailableError,
     UnexpectedReplyError,
 )
@@ -151,6 +153,8 @@ LIMITS = AttemptLimits(answer_timeout_s=1.0, retries_max=3)
         (NotSentError("x"), 4, (FAIL, False)),
         (ForbiddenError("x"), 1, (FAIL, False)),
         (UnavailableError("x"), 1, (FAIL, False)),
+        (NotLeaderError("x"), 9, (AGAIN, False)),
+        (TooFewReplicasError("x"), 9, (AGAIN, False)),
         (DiskFailedError("x"), 1, (FAIL, True)),
         (ServerError("x"), 1, (FAIL, False)),
     ],
@@ -158,7 +162,7 @@ LIMITS = AttemptLimits(answer_timeout_s=1.0, retries_max=3)
 def test_limited_attempts(
     error: MetaqError, attempt: int, wanted: tuple[Reaction, bool]
 ) -> None:
-    """Silence is asked again and bounded by a number; a refusal is final."""
+    """Silence is asked again, so many times; a refusal is final, but of a set."""
     decision = on_failure(
         error,
         may_move=False,

@@ -78,7 +78,7 @@ def until_registered(broker: BrokerProcess, times: int = 1) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _plain_py4j() -> Iterator[None]:
+def plain_py4j() -> Iterator[None]:
     """Undo what PySpark does to Py4J for the whole process, as long as we need it.
 
     Whatever any Java machine throws, the end of an iteration among it, PySpark looks up

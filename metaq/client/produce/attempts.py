@@ -30,8 +30,10 @@ from metaq.errors import (
     MetaqError,
     NoBrokerError,
     NoRoomError,
+    NotLeaderError,
     NotSentError,
     RequestTimeoutError,
+    TooFewReplicasError,
     UnavailableError,
     UnknownPutError,
 )
@@ -52,6 +54,9 @@ recognise it."""
 
 REFUSALS: Final = (ForbiddenError, NoRoomError, UnavailableError)
 """Answers of a broker that did not store a command, and may store it later."""
+
+PASSING: Final = (NotLeaderError, TooFewReplicasError)
+"""Those of a replica set while its leader changes: they end by themselves."""
 
 PUTS_MAX: Final = 500
 """Single puts that leave together, to a broker without `mput`: their replies are
@@ -88,7 +93,7 @@ class AttemptLimits:
     """Bounds of a delivery that ends with its first failure, on top of deadlines.
 
     For one whose caller repeats everything from the beginning, as a task of Spark does.
-    A refusal is final there.
+    A refusal is final there, unless it is one of a replica set (`PASSING`).
     """
 
     answer_timeout_s: float
@@ -123,7 +128,7 @@ def on_failure(
         The reaction, and `is_in_doubt` from now on.
     """
     in_doubt: tuple[type[MetaqError], ...] = IN_DOUBT
-    if limits is not None:
+    if limits is not None and not isinstance(error, PASSING):
         in_doubt += (RequestTimeoutError,)
         if isinstance(error, REFUSALS) or attempt > limits.retries_max:
             is_unknown = isinstance(error, in_doubt + IN_DOUBT_FINAL)

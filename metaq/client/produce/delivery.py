@@ -131,14 +131,15 @@ class Delivery:
 
     def _on_change(self, address: BrokerAddress, error: NoBrokerError | None) -> bool:
         """Go on when a broker is connected, or unreachable; return whether to retry."""
-        if error is not None:
-            senders = self._senders_to(address)
+        # A broker that is elsewhere now is not waited for here.
+        senders = self._senders_to(address)
+        if error is not None and senders:
             causes = [sender.on_unreachable(error) for sender in senders]
             cause = next(filter(None, causes), None)
             self.outcomes.end(
                 error if cause is None else GivenUpError(f"{cause}; then {error}")
             )
-            if any(sender.has_work for sender in self._senders_to(address)):
+            if any(sender.has_work for sender in senders):
                 return True
         self.fill()
         return False

@@ -70,6 +70,13 @@ from metaq.loop_thread import LoopThread
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.peer.pool import ConnectionPool
 from metaq.record.layout import HEADER_BYTES
+from metaq.spark.leaders import (
+    LOOK_S,
+    FindLeaders,
+    follow_leaders,
+    leaders_of,
+    look,
+)
 from metaq.spark.options import WireOptions
 from metaq.spark.sink.decisions import ATTEMPT_MAX
 from metaq.spark.sink.sink_rows import Payloads, Router
@@ -145,6 +152,7 @@ class NamedSender(OwnSender):
         *,
         timeout_s: float,
         retry_timeout_s: float = math.inf,
+        find: FindLeaders | None = None,
     ) -> None:
         """Prepare to send; connections are made when they are needed.
 
@@ -153,12 +161,14 @@ class NamedSender(OwnSender):
                 batch for each, so that more may be added until then.
             timeout_s: how long one answer may take, and how long to try to connect.
             retry_timeout_s: how long a batch may take with all its tries.
+            find: where brokers are when they do not answer; None: where they were.
 
         Raises:
             NoResourcesError: there is no thread to be had.
         """
         self._brokers: dict[BrokerId, BrokerCopies] = {}
         self._retry_timeout_s = retry_timeout_s
+        self._find = find
         super().__init__("metaq-named-batches", addresses, timeout_s)
 
     def statistics(self) -> ProducerStatistics:
@@ -249,15 +259,52 @@ class NamedSender(OwnSender):
             request_refresh=lambda: None,
             limits=AttemptLimits(self._timeout_s, RETRIES_MAX),
         )
+        if self._find is not None:
+            self._following = asyncio.get_running_loop().create_task(
+                follow_leaders(
+                    self._find, self._brokers.keys, self._progress, self._move
+                ),
+                name="follow leaders",
+            )
 
     async def _connect(self, broker_id: BrokerId) -> None:
         """Find a broker, and wait for the first connection to it."""
         address = self._address_of(broker_id)
         if address is None:
             raise NoBrokerError(f"broker {broker_id} is not there at the moment")
-        await self._pool.get(address, deadline_s=self._deadline_s())
+        deadline_s = self._deadline_s()
+        while True:
+            soon_s = deadline_s
+            if self._find is not None:
+                soon_s = min(deadline_s, self._clock.monotonic_s() + LOOK_S)
+            try:
+                await self._pool.get(address, deadline_s=soon_s)
+                break
+            except NoBrokerError:
+                if self._find is None or soon_s == deadline_s:
+                    raise
+            address = (await look(self._find, [broker_id])).get(broker_id, address)
+        self._use(broker_id, address)
+
+    def _use(self, broker_id: BrokerId, address: BrokerAddress) -> None:
         self._brokers[broker_id] = BrokerCopies(address, {})
         self._delivery.on_snapshot(ClusterSnapshot(brokers=dict(self._brokers)), ())
+
+    def _progress(self) -> int | None:
+        """Return a number that grows with answers; None while none is waited for."""
+        if not self._delivery.accumulator.buffer.has_unanswered:
+            return None
+        return self._delivery.statistics().acknowledged_count
+
+    def _move(self, broker_id: BrokerId, address: BrokerAddress) -> None:
+        """Send to the next leader; what a former one has not answered is sent again."""
+        former = self._brokers[broker_id].leader
+        if former is None or former == address:
+            return
+        self._use(broker_id, address)
+        connection = self._pool.ready(former)
+        if connection is not None:
+            connection.close("another replica leads")
 
     async def _close(self) -> None:
         self._delivery.close("the sender of named batches was closed")
@@ -396,6 +443,7 @@ class Outbox(RowOutbox):
             self._addresses,
             timeout_s=wire.request_timeout_s,
             retry_timeout_s=wire.retry_timeout_s,
+            find=leaders_of(wire),
         )
 
     def __exit__(self, *_error: object) -> None:

@@ -10,9 +10,9 @@ batch that is made of the piece. A loop thread of its own receives the replies.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -23,6 +23,7 @@ from metaq.loop_thread import LoopThread
 from metaq.model import BrokerAddress, Offset, TopicPartition
 from metaq.peer.log_reader import GET_BYTES, LogReader
 from metaq.spark.errors import DamagedRecordError, one_sentence
+from metaq.spark.leaders import follow_leaders, leaders_of
 from metaq.spark.options import BadRows, SourceOptions, WireOptions
 from metaq.spark.plan import LogSpan, ReadRange, settle
 from metaq.spark.record_bounds import EVERYTHING, Bounds
@@ -36,6 +37,8 @@ BATCH_BYTES: Final = 2 * GET_BYTES
 """Decoded at a time: of short messages as many as Spark takes in one batch."""
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class _BlockingReader:
     def __init__(
         self, partition: TopicPartition, address: BrokerAddress, wire: WireOptions
     ) -> None:
+        self._awaited: Offset | None = None
         self._reader = LogReader(
             partition,
             address,
@@ -85,6 +89,14 @@ class _BlockingReader:
             retry_timeout_s=wire.retry_timeout_s,
         )
         self._thread = LoopThread("metaq-log-reader")
+        self._thread.begin(
+            follow_leaders(
+                leaders_of(wire),
+                lambda: (partition.broker_id,),
+                lambda: self._awaited,
+                lambda _broker, found: self._reader.move(found),
+            )
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -97,16 +109,23 @@ class _BlockingReader:
 
     def span(self) -> LogSpan | None:
         """Return the log as it is now; raises as `LogReader.span`."""
-        found = self._thread.run(self._reader.span())
+        found = self._wait(self._reader.span(), Offset(0))
         return None if found is None else LogSpan(*found)
 
     def pieces(self, span: LogSpan) -> Iterator[bytes]:
         """Yield a part of the log, piece by piece; raises as `LogReader.read`."""
         position = span.start
         while position < span.end:
-            data = self._thread.run(self._reader.read(position, span.end))
+            data = self._wait(self._reader.read(position, span.end), position)
             position = Offset(position + len(data))
             yield data
+
+    def _wait(self, work: Coroutine[Any, Any, T], position: Offset) -> T:
+        self._awaited = position
+        try:
+            return self._thread.run(work)
+        finally:
+            self._awaited = None
 
 
 def _read(
