@@ -366,16 +366,13 @@ class Replicas:
     def segments(self, number: int, name: str) -> list[Path]:
         """Return the files of a partition on a disk, by their offsets."""
         directory, disk = DATA / name, self[number].disk
-        if not disk.exists(directory):
-            return []
-        names = disk.list_directory(directory)
-        return [directory / each for each in sorted(names) if each.endswith(".meta")]
+        names = disk.names_in(directory)
+        return [directory / each for each in names if each.endswith(".meta")]
 
     def bytes_of(self, number: int, name: str = "test-0") -> bytes:
         """Return the bytes of a partition on a disk."""
-        disk: FileSystem = self[number].disk
-        paths = self.segments(number, name)
-        return b"".join(disk.read_file(path, 1 << 30) for path in paths)
+        disk = self[number].disk
+        return b"".join(disk.content(path) for path in self.segments(number, name))
 
 
 Scenario: TypeAlias = Callable[[Replicas], Awaitable[None]]

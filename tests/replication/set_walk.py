@@ -39,7 +39,7 @@ from metaq.replication.record import (
     restored_record,
 )
 from metaq.replication.replica import ReplicaRole
-from metaq.replication.set_file import read_set_file
+from metaq.replication.set_file import SET_FILE, decode_set_file
 from metaq.replication.set_nodes import Outcome
 from metaq.testing.proxy import Direction, Proxy
 from metaq.testing.zk import Node
@@ -326,20 +326,28 @@ class Walk:
 
     def flag(self, number: int) -> Flag:
         """Return the flag on the disk of a replica."""
-        file = read_set_file(self.rig[number].disk, DATA)
-        return Flag.INCOMPLETE if file is None else file.flag
+        disk = self.rig[number].disk
+        if SET_FILE not in disk.names_in(DATA):
+            return Flag.INCOMPLETE
+        return decode_set_file(disk.content(DATA / SET_FILE)).flag
 
     def is_fragile(self, *, but: int = 0) -> bool:
         """Return whether a disk lacks bytes that are promised, or may lack them."""
         others = self.rig.all.keys() - {but}
         return any(self.flag(k) is not Flag.NONE for k in others)
 
+    def cut_power(self, number: int) -> None:
+        """End a machine: its disk has for certain what was synced."""
+        self.ledger.has_all_notes = False
+        choose = keep_random(self.rng.randrange(1 << 30))
+        self.kill(number, self.rig[number].disk.crash(choose))
+        self.ill.discard(number)
+
     def kill(self, number: int, disk: FaultyFileSystem | None = None) -> None:
         """Kill a replica now; it comes back by itself."""
         replica = self.rig[number]
         self.busy.add(number)
         left, session = replica.broker, replica.cut_off(disk)
-        self.ledger.has_all_notes &= disk is None
         replica.broker = None
         assert left is not None
         self.undo(self._come_back(number, left, session))
@@ -382,6 +390,12 @@ class Walk:
         for each in rig.running:
             each.client.loses = None
             zookeeper.resume(each.client)
+        for each in list(rig.running):
+            # A disk that has failed is trusted after a start again.
+            if each.node._store.failure:
+                self.note(f"restart {each.number}: {each.node._store.failure}")
+                await each.stop()
+                await self.bring_up(each.number)
         self.note("healed")
         await until(self.is_well, SETTLE_S, self.describe)
         self.note("well")
@@ -460,8 +474,7 @@ async def cut_power(walk: Walk) -> bool:
         return False
     number = walk.rng.choice(there)
     walk.note(f"cut power of {number}")
-    choose = keep_random(walk.rng.randrange(1 << 30))
-    walk.kill(number, walk.rig[number].disk.crash(choose))
+    walk.cut_power(number)
     return True
 
 
@@ -471,11 +484,8 @@ async def cut_all_power(walk: Walk) -> bool:
         return False
     there = [each.number for each in walk.rig.running]
     walk.note(f"cut power of all: {there}")
-    walk.ledger.may_repeat = True
     for number in there:
-        choose = keep_random(walk.rng.randrange(1 << 30))
-        walk.kill(number, walk.rig[number].disk.crash(choose))
-        walk.ill.discard(number)
+        walk.cut_power(number)
     return True
 
 
@@ -635,8 +645,7 @@ async def fail_disk(walk: Walk) -> bool:
         walk.ill.discard(number)
         if number not in walk.busy and walk.rig[number].broker is not None:
             walk.note(f"cut power of {number}")
-            choose = keep_random(walk.rng.randrange(1 << 30))
-            walk.kill(number, walk.rig[number].disk.crash(choose))
+            walk.cut_power(number)
 
     walk.undo(work())
     return True
@@ -863,12 +872,23 @@ FAULTS: Final[tuple[tuple[Fault, int], ...]] = (
 )
 
 
-async def direct(walk: Walk, *, length_s: float) -> None:
-    """Do one fault after the other for a time."""
+POWER: Final = frozenset({cut_power, cut_all_power, fail_disk})
+"""Faults by which a replica forgets which batches it has."""
+
+
+async def direct(walk: Walk, *, length_s: float, has_power: bool) -> None:
+    """Do one fault after the other for a time.
+
+    Args:
+        walk: the walk.
+        length_s: seconds.
+        has_power: disks lose what was not synced.
+    """
     loop = asyncio.get_running_loop()
     until_s = loop.time() + length_s
-    faults = [fault for fault, _weight in FAULTS]
-    weights = [weight for _fault, weight in FAULTS]
+    chosen = [each for each in FAULTS if has_power or each[0] not in POWER]
+    faults = [fault for fault, _weight in chosen]
+    weights = [weight for _fault, weight in chosen]
     while loop.time() < until_s:
         (fault,) = walk.rng.choices(faults, weights)
         if await fault(walk):

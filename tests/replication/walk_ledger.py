@@ -75,10 +75,8 @@ class Ledger:
     history: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     """Violations, oldest first."""
-    may_repeat: bool = False
-    """All replicas have lost what was not synced: brokers forget numbers of batches."""
     has_all_notes: bool = True
-    """No replica has lost what was not synced."""
+    """No replica has lost what was not synced: all remember the numbers of batches."""
     is_certain: bool = True
     """No disk was lost: all that was acknowledged is on disks that are there."""
 
@@ -147,27 +145,29 @@ class Ledger:
             for name in map(name_of, PLACES)
         }
         counts = Counter(data for log in logs.values() for data in log)
-        if not self.may_repeat:
-            twice = [data for data, n in counts.items() if n > 1]
-            self.wrong += [f"{counts[data]} times: {data[:24]!r}" for data in twice]
+        twice = [data for data, n in counts.items() if n > 1]
+        if not self.has_all_notes:
+            # What has no number is sent once.
+            twice = [data for data in twice if data.startswith(b"raw")]
+        self.wrong += [f"{counts[data]} times: {data[:24]!r}" for data in twice]
         stored = self.refused & counts.keys()
         self.wrong += [f"refused and there: {data[:24]!r}" for data in stored]
         for sender, payloads in self.tried.items():
             order = {data: number for number, data in enumerate(payloads)}
             for name, log in logs.items():
-                numbers = [order[data] for data in log if data in order]
-                if not self.may_repeat:
-                    self.wrong += [
-                        f"{sender}: {b} after {a} in {name}"
-                        for a, b in pairwise(numbers)
-                        if b < a
-                    ]
+                # Of one that is there again the first counts.
+                numbers = [order[data] for data in dict.fromkeys(log) if data in order]
+                self.wrong += [
+                    f"{sender}: {b} after {a} in {name}"
+                    for a, b in pairwise(numbers)
+                    if b < a
+                ]
 
     def _check_spans(self, replica: Replica) -> None:
         """Entries of span indexes have the checksums of the bytes."""
         for name in map(name_of, PLACES):
             for path in self.rig.segments(replica.number, name):
-                data = replica.disk.read_file(path, 1 << 30)
+                data = replica.disk.content(path)
                 base = int(path.stem)
                 index = read_index(replica.disk, path, base)  # type: ignore[arg-type]
                 for span in index.spans if index else ():

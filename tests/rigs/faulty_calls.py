@@ -363,6 +363,13 @@ class FaultyCalls:
             raise _os_error(errno.EISDIR, path)
         return node
 
+    def names_in(self, path: Path) -> list[str]:
+        """Return the names in a directory, none without it; without a call."""
+        try:
+            return sorted(self._directory(path).names)
+        except FileNotFoundError:
+            return []
+
     def _opened(self, fd: int) -> _Open:
         opened = self.descriptors.get(fd)
         if opened is None:

@@ -117,6 +117,16 @@ class FaultyFileSystem(FileSystem):
         with self._faulty.lock:
             return len(self._faulty.file_named(path).durable)
 
+    def names_in(self, path: Path) -> list[str]:
+        """Return the names in a directory, none without it, by no call that may fail."""
+        with self._faulty.lock:
+            return self._faulty.names_in(path)
+
+    def content(self, path: Path) -> bytes:
+        """Return what readers see of a file, by no call that may fail."""
+        with self._faulty.lock:
+            return bytes(self._faulty.file_named(path).content)
+
     def set_wall_ms(self, wall_ms: int) -> None:
         """Set the time that files changed from now on get."""
         self._faulty.wall_ms = wall_ms
