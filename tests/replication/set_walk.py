@@ -54,7 +54,7 @@ from tests.replication.replicas import (
 )
 from tests.replication.walk_ledger import PLACES, Ledger, name_of
 from tests.rigs.disk import CAPACITY_BYTES
-from tests.rigs.fs import FaultyFileSystem, keep_random
+from tests.rigs.fs import FaultyFileSystem, keep_all, keep_none, keep_random
 from tests.rigs.waiting import until
 
 SETTLE_S: Final = 90.0
@@ -339,7 +339,8 @@ class Walk:
     def cut_power(self, number: int) -> None:
         """End a machine: its disk has for certain what was synced."""
         self.ledger.has_all_notes = False
-        choose = keep_random(self.rng.randrange(1 << 30))
+        some = keep_random(self.rng.randrange(1 << 30))
+        choose = self.rng.choice([keep_none, keep_all, some, some])
         self.kill(number, self.rig[number].disk.crash(choose))
         self.ill.discard(number)
 
@@ -906,9 +907,7 @@ def run_walk(
 
     async def main() -> None:
         settings = SMALL
-        async with replicas(
-            holdings_s=0.3, settings=settings, has_links=True
-        ) as rig:
+        async with replicas(holdings_s=0.3, settings=settings, has_links=True) as rig:
             walk = Walk(rig, seed)
             kept.append(walk)
             try:
