@@ -266,6 +266,8 @@ def refuse_put(
         error = context.topics.refusal  # the log follows since a moment ago
     cause = next(word for kind, word in CAUSES.items() if isinstance(error, kind))
     context.counters.rejections[cause] += count
+    if isinstance(error, LogDirOfflineError) and context.replica is not None:
+        error = NotLeaderError(str(error))  # it gives up, and another one leads soon
     detail = str(error)
     if isinstance(error, NoSpaceError):
         detail = f"{texts.NO_ROOM_PREFIX}{detail}"

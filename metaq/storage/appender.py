@@ -55,7 +55,7 @@ from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, StorageError
 from metaq.fs import Buffer, FileSystem
 from metaq.fs.group_thread import Post, Task
-from metaq.model import SizeBytes
+from metaq.model import Offset, SizeBytes
 from metaq.storage.append_request import (
     AppendReceiver,
     AppendRequest,
@@ -545,10 +545,13 @@ class Appender:
             self.unindexed.add(writer)
         self._roll_if_full(writer, receiver)
 
-    def roll_on_order(self, writer: LogWriter, receiver: AppendReceiver) -> None:
-        """Roll a log that follows where its leader did; a task."""
-        writer.order_roll()
-        self.guarded(self._roll_if_full, writer, receiver)
+    def roll_on_order(
+        self, writer: LogWriter, receiver: AppendReceiver, offset: Offset
+    ) -> None:
+        """Roll a log that follows where its leader did, if it ends there; a task."""
+        if writer.end == offset:
+            writer.order_roll()
+            self.guarded(self._roll_if_full, writer, receiver)
 
     def _roll_if_full(self, writer: LogWriter, receiver: AppendReceiver) -> None:
         """Roll a full segment; without space the next write tries again."""

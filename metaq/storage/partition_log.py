@@ -324,10 +324,11 @@ class PartitionLog(ReadableLog):
     def roll(self) -> None:
         """Roll where the leader did: after what is queued, unless a segment is empty.
 
-        Without space the next append tries again.
+        Without space the next append tries again. Where there was none for what is
+        queued, the leader sends it again, and rolls after it again.
         """
         roll = self.log_dir.appender.roll_on_order
-        self.log_dir.submit(partial(roll, self.writer, self))
+        self.log_dir.submit(partial(roll, self.writer, self, self.next_offset))
 
     def join(self, batch: StoredBatch, ticket: AppendTicket) -> None:
         """Answer a batch that is sent again, together with its first time.

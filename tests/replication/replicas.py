@@ -7,22 +7,22 @@ Disks are those of `tests.rigs.fs`: one that is killed leaves what it had writte
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import pytest
 
 from metaq.broker.app import Broker
-from metaq.clock import SystemClock
-from metaq.errors import StorageError
+from metaq.clock import Clock, SystemClock
+from metaq.errors import NoBrokerError, StorageError
 from metaq.fs import FileSystem
-from metaq.model import BrokerId, Millis
+from metaq.model import BrokerAddress, BrokerId, Millis
+from metaq.peer.connection import BrokerConnection
+from metaq.replication import follow_task
 from metaq.replication.facts import ReplicaFacts, decode_facts
 from metaq.replication.node import HOLDINGS_INTERVAL_S, ReplicaNode
-from metaq.replication.operator import (
-    begin_set,
-)
+from metaq.replication.operator import begin_set
 from metaq.replication.record import (
     NO_REPLICA,
     SetRecord,
@@ -33,7 +33,8 @@ from metaq.replication.replica import ReplicaRole, SetFile
 from metaq.replication.set_file import write_set_file
 from metaq.replication.set_nodes import SetNodes
 from metaq.storage.partition_log import PartitionLog
-from metaq.testing.servers import reserve_port
+from metaq.testing.proxy import Proxy
+from metaq.testing.servers import HOST, reserve_port
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.paths import NodePaths
 from tests.rigs.broker import CONFIG, make_config
@@ -65,9 +66,20 @@ class OnePort:
 class Replica:
     """One broker of the set, its disk, and its session."""
 
-    def __init__(self, number: int, zookeeper: MemoryZooKeeper) -> None:
+    def __init__(
+        self,
+        number: int,
+        zookeeper: MemoryZooKeeper,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self.number = number
+        self.settings = settings or {}
+        """Of its broker, besides those of every replica."""
         self.disk = FaultyFileSystem()
+        self.clock = SystemClock()
+        """Of its present life: no other life, and no other replica, has the object."""
+        self.connections: list[BrokerConnection] = []
+        """From its present life to other replicas."""
         self.zookeeper = zookeeper
         self.broker: Broker | None = None
         self.starting: Broker | None = None
@@ -125,8 +137,9 @@ class Replica:
             "replicaId": str(self.number),
             "replicaLagTimeoutMs": str(LAG_MS),
             "serverPort": str(self.port),
+            **self.settings,
         }
-        clock = SystemClock()
+        clock = self.clock = SystemClock()
         self.client = self.zookeeper.coordinator(clock)
         self.client.loses = loses
         broker = self.starting = Broker(
@@ -146,28 +159,75 @@ class Replica:
             await broker.stop()
             self.failure = broker.failure
 
-    async def kill(self) -> int:
-        """End it as `kill -9` does; return the number of its session, which lives on.
+    def cut_off(self, disk: FaultyFileSystem | None = None) -> int:
+        """Have nobody hear from its broker any more; return the number of its session.
 
-        Its disk is as it was at that moment.
+        The next start is with a disk as this one is now, or with another one. The
+        session lives on. What is left of the broker is for `stop`.
         """
-        disk, session = self.disk.snapshot(), self.client.status.session_id
+        left = self.disk.snapshot() if disk is None else disk
+        self.disk.go_on()
+        self.disk, session = left, self.client.status.session_id
+        self.clock, connections = SystemClock(), self.connections
+        self.connections = []
         self.zookeeper.suspend(self.client)
         self.zookeeper.abandon(self.client)
         assert self.broker is not None
         for each in self.broker.sessions:
             each.abort("killed")
-        await self.stop()
-        self.disk = disk
+        for connection in connections:
+            abort(connection)
         return session
+
+    async def kill(self) -> int:
+        """End it as `kill -9` does; return the number of its session, which lives on.
+
+        Its disk is as it was at that moment.
+        """
+        session = self.cut_off()
+        await self.stop()
+        return session
+
+
+def abort(connection: BrokerConnection) -> None:
+    """End a connection as the kernel does for a process that was killed."""
+    inner: Any = connection
+    inner._channel.abort("killed")
+
+
+class Links:
+    """The ways from each replica to each other one, by proxies."""
+
+    def __init__(self, rig: "Replicas") -> None:
+        self.rig = rig
+        self.proxies: dict[tuple[int, int], Proxy] = {}
+
+    def begin(self, until: contextlib.ExitStack) -> None:
+        """Lead all that replicas say to each other over proxies."""
+        for number in self.rig.all:
+            for other in self.rig.all.keys() - {number}:
+                proxy = Proxy(HOST, self.rig[other].port)
+                self.proxies[number, other] = until.enter_context(proxy)
+
+    def of(self, number: int) -> list[Proxy]:
+        """Return the ways from and to a replica."""
+        return [proxy for pair, proxy in self.proxies.items() if number in pair]
+
+    def way(self, source: Replica, address: BrokerAddress) -> BrokerAddress:
+        """Return where a replica finds the one at this address."""
+        for (number, other), proxy in self.proxies.items():
+            if number == source.number and self.rig[other].port == address.port:
+                return proxy.address
+        return address
 
 
 class Replicas:
     """All replicas of one set, and what a test does to them."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         self.zookeeper = MemoryZooKeeper()
-        self.all = {k: Replica(k, self.zookeeper) for k in (1, 2, 3)}
+        self.all = {k: Replica(k, self.zookeeper, settings) for k in (1, 2, 3)}
+        self.links = Links(self)
 
     def __getitem__(self, number: int) -> Replica:
         return self.all[number]
@@ -283,9 +343,11 @@ class Replicas:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def put(self, number: int, payload: bytes = b"hello") -> bytes:
-        """Put a record to partition 0 of a replica; return its answer."""
-        head = b"put test 0 %d 0 9\r\n" % len(payload)
+    async def put(
+        self, number: int, payload: bytes = b"hello", place: str = "test 0"
+    ) -> bytes:
+        """Put a record to a partition of a replica; return its answer."""
+        head = b"put %s %d 0 9\r\n" % (place.encode(), len(payload))
         return await self.ask(number, head + payload)
 
     async def equal(self) -> None:
@@ -301,13 +363,16 @@ class Replicas:
         await soon(lambda: len(ends()) == 1 and None not in ends(), show=self.describe)
         assert len({self.bytes_of(each.number) for each in self.running}) == 1
 
+    def segments(self, number: int, name: str) -> list[Path]:
+        """Return the files of a partition on a disk, by their offsets."""
+        directory, disk = DATA / name, self[number].disk
+        names = disk.names_in(directory)
+        return [directory / each for each in names if each.endswith(".meta")]
+
     def bytes_of(self, number: int, name: str = "test-0") -> bytes:
         """Return the bytes of a partition on a disk."""
-        disk: FileSystem = self[number].disk
-        directory = DATA / name
-        names = [f for f in disk.list_directory(directory) if f.endswith(".meta")]
-        parts = [disk.read_file(directory / f, 1 << 30) for f in sorted(names)]
-        return b"".join(parts)
+        disk = self[number].disk
+        return b"".join(disk.content(path) for path in self.segments(number, name))
 
 
 Scenario: TypeAlias = Callable[[Replicas], Awaitable[None]]
@@ -315,17 +380,46 @@ Scenario: TypeAlias = Callable[[Replicas], Awaitable[None]]
 
 @contextlib.asynccontextmanager
 async def replicas(
-    *, are_started: bool = True, holdings_s: float = HOLDINGS_INTERVAL_S
+    *,
+    are_started: bool = True,
+    holdings_s: float = HOLDINGS_INTERVAL_S,
+    settings: Mapping[str, str] | None = None,
+    has_links: bool = False,
 ) -> AsyncIterator[Replicas]:
-    """Have a set inside the block, of which replica 1 has begun."""
-    rig = Replicas()
+    """Have a set inside the block, of which replica 1 has begun.
+
+    Args:
+        are_started: all three are in sync.
+        holdings_s: interval at which the versions of directories grow.
+        settings: of all brokers.
+        has_links: replicas reach each other by `links`.
+    """
+    rig = Replicas(settings)
+    connect = follow_task.connect
+
+    async def dial(address: BrokerAddress, clock: Clock) -> BrokerConnection:
+        """Connect, unless the process that does it has been killed."""
+        source = next((r for r in rig.all.values() if r.clock is clock), None)
+        if source is None:
+            raise NoBrokerError("killed")
+        connection = await connect(rig.links.way(source, address), clock)
+        if source.clock is not clock:
+            abort(connection)
+            raise NoBrokerError("killed")
+        source.connections = [each for each in source.connections if each.is_open]
+        source.connections.append(connection)
+        return connection
 
     def save(fs: FileSystem, directory: Path, file: SetFile) -> None:
         owners = [each for each in rig.all.values() if each.disk is fs]
         write = owners[0].save if owners else write_set_file
         write(fs, directory, file)
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as until:
+        if has_links:
+            rig.links.begin(until)
+        patch.setattr("metaq.replication.follow_task.connect", dial)
+        patch.setattr("metaq.replication.claims.connect", dial)
         # The socket of the administration needs a real disk.
         patch.setattr("metaq.broker.admin.AdminServer.on_start", _nothing)
         patch.setattr("metaq.replication.store.write_set_file", save)

@@ -17,6 +17,11 @@ def state_of(rig: Replicas, number: int) -> str:
     return decode_present(number, node.data).presence.state if node else ""
 
 
+async def taken(rig: Replicas, number: int) -> bool:
+    """Return whether a put to a replica is acknowledged."""
+    return (await rig.put(number)).startswith(b"result 200 ")
+
+
 async def took_over(rig: Replicas, first: int, epoch: int) -> None:
     """Wait until others lead, and one that failed says so and serves on."""
     await soon(lambda: rig.record.epoch.number > epoch, show=rig.describe)
@@ -50,6 +55,31 @@ def test_a_leader_whose_disk_fails_gives_up() -> None:
             # Its disk takes nothing any more; nothing of it is claimed or followed.
             await rig.put(rig.leader())
         assert first not in rig.record.in_sync
+
+    run(scenario)
+
+
+def test_a_put_to_a_leader_whose_disk_has_failed_goes_to_the_next_one() -> None:
+    """It is not stored, and no error for a sender that has time, whatever comes next.
+
+    Here ZooKeeper is away, so that the leader cannot give up before.
+    """
+
+    async def scenario(rig: Replicas) -> None:
+        first = rig.leader()
+        epoch = rig[first].node.epoch
+        await soon(lambda: taken(rig, first))
+        rig.zookeeper.suspend(rig[first].client)
+        rig[first].disk.fail_at(rig[first].disk.calls + 1, errno.EIO)
+        log = rig[first].log()
+        assert log is not None
+        await rig.put(first)
+        await soon(lambda: log.log_dir.state is DirState.OFFLINE)
+        answer = await rig.put(first)
+        assert b"data directory is offline until a restart" in answer
+        assert answer.endswith(b"[not-leader]")
+        rig.zookeeper.resume(rig[first].client)
+        await took_over(rig, first, epoch)
 
     run(scenario)
 

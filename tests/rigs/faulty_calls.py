@@ -15,7 +15,7 @@ import stat as stat_bits
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import RLock
+from threading import Event, RLock
 from typing import Final, NamedTuple
 
 from metaq.fs import Buffer
@@ -80,9 +80,13 @@ class FaultyCalls:
         self.faults: dict[int, Fault] = {}
         self.wall_ms = 0
         self.before_call: Callable[[Operation], None] | None = None
+        self.goes_on = Event()
+        """While it is not set, writes and syncs of threads wait: the disk hangs."""
+        self.goes_on.set()
         self.descriptors: dict[int, _Open] = {}
         self._next_descriptor = _FIRST_DESCRIPTOR
-        self._lock = RLock()
+        self.lock = RLock()
+        """Held by each call."""
 
     def _enter(self, name: str, path: Path, size: int = 0) -> Fault | None:
         """Count a call; raise its fault, or return it where the call has to act."""
@@ -122,7 +126,7 @@ class FaultyCalls:
     def open(self, path: Path, flags: int, mode: int, /) -> int:
         """Open or create a file, or open a directory to sync it."""
         del mode
-        with self._lock:
+        with self.lock:
             parent = self._directory(path.parent)
             missing = path.name != "" and path.name not in parent.names
             self._enter("create" if missing and flags & os.O_CREAT else "open", path)
@@ -144,7 +148,7 @@ class FaultyCalls:
 
     def close(self, fd: int, /) -> None:
         """Give a descriptor back, and the lock it holds."""
-        with self._lock:
+        with self.lock:
             opened = self._opened(fd)
             del self.descriptors[fd]
             if isinstance(opened.node, DiskFile) and opened.node.locked_by == fd:
@@ -154,13 +158,13 @@ class FaultyCalls:
 
     def stat(self, path: Path, /) -> os.stat_result:
         """Return the status of what has this name."""
-        with self._lock:
+        with self.lock:
             self._enter("stat", path)
             return _status(self._node(path))
 
     def statvfs(self, path: Path, /) -> os.statvfs_result:
         """Return the room that is left."""
-        with self._lock:
+        with self.lock:
             self._enter("statvfs", path)
             self._node(path)
             free = max(0, self.disk.capacity - self.disk.used())
@@ -168,13 +172,13 @@ class FaultyCalls:
 
     def listdir(self, path: Path, /) -> list[str]:
         """Return the names in a directory, in no useful order."""
-        with self._lock:
+        with self.lock:
             self._enter("list", path)
             return sorted(self._directory(path).names, reverse=True)
 
     def rename(self, source: Path, target: Path, /) -> None:
         """Give a file another name, replacing what had it."""
-        with self._lock:
+        with self.lock:
             self._enter("rename", source)
             node = self._node(source)
             old, new = self._directory(source.parent), self._directory(target.parent)
@@ -190,7 +194,7 @@ class FaultyCalls:
 
     def unlink(self, path: Path, /) -> None:
         """Remove a file's name."""
-        with self._lock:
+        with self.lock:
             self._enter("unlink", path)
             if isinstance(self._node(path), DiskDirectory):
                 raise _os_error(errno.EISDIR, path)
@@ -200,7 +204,7 @@ class FaultyCalls:
     def mkdir(self, path: Path, mode: int, /) -> None:
         """Create a directory."""
         del mode
-        with self._lock:
+        with self.lock:
             self._enter("mkdir", path)
             parent = self._directory(path.parent)
             if path.name in parent.names or path.name == "":
@@ -209,7 +213,7 @@ class FaultyCalls:
 
     def rmdir(self, path: Path, /) -> None:
         """Remove an empty directory."""
-        with self._lock:
+        with self.lock:
             self._enter("rmdir", path)
             if self._directory(path).names:
                 raise _os_error(errno.ENOTEMPTY, path)
@@ -218,7 +222,8 @@ class FaultyCalls:
 
     def fsync(self, fd: int, /) -> None:
         """Bring the names of a directory to the device."""
-        with self._lock:
+        self.goes_on.wait()
+        with self.lock:
             opened = self._opened(fd)
             assert isinstance(opened.node, DiskDirectory), "fsync is for directories"
             fault = self._enter("sync_directory", opened.path)
@@ -231,7 +236,8 @@ class FaultyCalls:
 
     def writev(self, fd: int, buffers: Sequence[Buffer], /) -> int:
         """Write at the end or at the descriptor's position."""
-        with self._lock:
+        self.goes_on.wait()
+        with self.lock:
             opened, file = self._file(fd)
             is_append = opened.flags & os.O_APPEND
             position = len(file.content) if is_append else opened.position
@@ -241,7 +247,8 @@ class FaultyCalls:
 
     def pwrite(self, fd: int, data: Buffer, position: int, /) -> int:
         """Write at a position of a file that was not opened for appending."""
-        with self._lock:
+        self.goes_on.wait()
+        with self.lock:
             opened, file = self._file(fd)
             assert not opened.flags & os.O_APPEND, "Linux would append: not modelled"
             return self._write(opened, file, position, bytes(data))
@@ -269,7 +276,7 @@ class FaultyCalls:
 
     def pread(self, fd: int, size: int, position: int, /) -> bytes:
         """Return up to `size` bytes from `position`."""
-        with self._lock:
+        with self.lock:
             opened, file = self._file(fd)
             fault = self._enter("read", opened.path, size)
             if fault is not None:
@@ -292,7 +299,7 @@ class FaultyCalls:
 
     def is_cached(self, fd: int, position: int, size: int, /) -> bool:
         """Tell whether the range is in the file: all of it is in memory."""
-        with self._lock:
+        with self.lock:
             _opened, file = self._file(fd)
             return position + size <= len(file.content)
 
@@ -301,7 +308,8 @@ class FaultyCalls:
 
     def fdatasync(self, fd: int, /) -> None:
         """Bring a file's bytes and size to the device."""
-        with self._lock:
+        self.goes_on.wait()
+        with self.lock:
             opened, file = self._file(fd)
             fault = self._enter("sync", opened.path)
             if fault is not None:
@@ -311,7 +319,7 @@ class FaultyCalls:
 
     def ftruncate(self, fd: int, size: int, /) -> None:
         """Set the size of a file."""
-        with self._lock:
+        with self.lock:
             opened, file = self._file(fd)
             self._enter("truncate", opened.path, size)
             if not opened.flags & (os.O_WRONLY | os.O_RDWR):
@@ -321,7 +329,7 @@ class FaultyCalls:
 
     def fstat(self, fd: int, /) -> os.stat_result:
         """Return the status of an open file."""
-        with self._lock:
+        with self.lock:
             opened = self._opened(fd)
             self._enter("stat", opened.path)
             return _status(opened.node)
@@ -329,7 +337,7 @@ class FaultyCalls:
     def flock(self, fd: int, operation: int, /) -> None:
         """Lock an open file for this descriptor, without waiting."""
         assert operation == fcntl.LOCK_EX | fcntl.LOCK_NB
-        with self._lock:
+        with self.lock:
             opened, file = self._file(fd)
             self._enter("lock", opened.path)
             if file.locked_by not in (None, fd):
@@ -338,7 +346,7 @@ class FaultyCalls:
 
     def descriptor(self, fd: int, /) -> int:
         """Return a real descriptor with the bytes the file has now."""
-        with self._lock:
+        with self.lock:
             opened, file = self._file(fd)
             if opened.mirror < 0:
                 opened.mirror = os.memfd_create(opened.path.name, os.MFD_CLOEXEC)
@@ -354,6 +362,13 @@ class FaultyCalls:
         if not isinstance(node, DiskFile):
             raise _os_error(errno.EISDIR, path)
         return node
+
+    def names_in(self, path: Path) -> list[str]:
+        """Return the names in a directory, none without it; without a call."""
+        try:
+            return sorted(self._directory(path).names)
+        except FileNotFoundError:
+            return []
 
     def _opened(self, fd: int) -> _Open:
         opened = self.descriptors.get(fd)

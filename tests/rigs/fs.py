@@ -99,6 +99,34 @@ class FaultyFileSystem(FileSystem):
         """Make the disk this large: what does not fit is ENOSPC after a part."""
         self._faulty.disk.capacity = size
 
+    def hang(self) -> None:
+        """Have writes and syncs of other threads wait, until `go_on`; reads do not."""
+        self._faulty.goes_on.clear()
+
+    def go_on(self) -> None:
+        """Carry out what hangs."""
+        self._faulty.goes_on.set()
+
+    def used_bytes(self) -> int:
+        """Return the size of all files that have a name."""
+        with self._faulty.lock:
+            return self._faulty.disk.used()
+
+    def synced_size(self, path: Path) -> int:
+        """Return how many bytes the device holds for certain of a file."""
+        with self._faulty.lock:
+            return len(self._faulty.file_named(path).durable)
+
+    def names_in(self, path: Path) -> list[str]:
+        """Return the names in a directory, none without it, by no call that may fail."""
+        with self._faulty.lock:
+            return self._faulty.names_in(path)
+
+    def content(self, path: Path) -> bytes:
+        """Return what readers see of a file, by no call that may fail."""
+        with self._faulty.lock:
+            return bytes(self._faulty.file_named(path).content)
+
     def set_wall_ms(self, wall_ms: int) -> None:
         """Set the time that files changed from now on get."""
         self._faulty.wall_ms = wall_ms
@@ -131,7 +159,8 @@ class FaultyFileSystem(FileSystem):
 
     def snapshot(self) -> "FaultyFileSystem":
         """Return the same disk again, unsynced state included, nothing open."""
-        disk = self._faulty.disk.copy()
+        with self._faulty.lock:
+            disk = self._faulty.disk.copy()
         return FaultyFileSystem(disk, has_syncs=self.syncs is not None)
 
     def crash(
@@ -146,7 +175,8 @@ class FaultyFileSystem(FileSystem):
 
         This file system is not changed and can be crashed again.
         """
-        disk = self._faulty.disk.crash(choose, torn=torn)
+        with self._faulty.lock:
+            disk = self._faulty.disk.crash(choose, torn=torn)
         return FaultyFileSystem(disk, has_syncs=self.syncs is not None)
 
     def crashes(

@@ -153,6 +153,26 @@ def test_segments_begin_where_those_of_the_leader_do(fs: FaultyFileSystem) -> No
     again.close()
 
 
+def test_a_roll_after_a_copy_without_room_is_ordered_again(
+    fs: FaultyFileSystem,
+) -> None:
+    """It would come before that copy, where no segment of the leader begins."""
+    bench, log = following(fs)
+    fs.set_capacity(0)
+    refused = copy(bench, log)
+    log.roll()
+    bench.run()
+    assert isinstance(refused.error, NoSpaceError)
+    fs.set_capacity(1 << 40)
+    bench.run()
+    copy(bench, log)
+    log.roll()
+    copy(bench, log)
+    bench.run()
+    assert [each.base_offset for each in log.segments] == [0, 2 * RECORD]
+    bench.close()
+
+
 def test_a_roll_that_finds_no_room_comes_before_the_next_copy(
     fs: FaultyFileSystem,
 ) -> None:
