@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict, replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -17,6 +19,7 @@ from metaq.replication.record import SetRecord
 from metaq.replication.set_nodes import SetView
 from metaq.testing.proxy import Proxy
 from metaq.testing.servers import reserve_port
+from tests.cluster.handled import Orders
 from tests.rigs.waiting import wait_until
 from tests.rigs.zookeeper import HandledZooKeeper
 
@@ -62,24 +65,46 @@ class ReplicaProcess:
         self.link = Proxy("127.0.0.1", zookeeper_port)
         """Between it and ZooKeeper."""
         self.link.start()
-        self.port = reserve_port(self)
+        self.port = self.own_port = reserve_port(self)
+        """Advertised, and listened at; they differ where there is a `front`."""
+        self.front: Proxy | None = None
+        """Between clients and it."""
+        self.orders: Orders | None = None
+        """What it does otherwise than the product, if it is one that does."""
+        self._orders_path = directory / f"orders{number}.json"
         self.data = directory / f"data{number}"
         self.ini = directory / f"server{number}.ini"
         self.log = directory / f"replica{number}.log"
         self.is_frozen = False
         self._child: subprocess.Popen[bytes] | None = None
-        text = SERVER_INI.format(
-            broker_id=BROKER_ID,
-            partitions=PARTITIONS,
-            port=self.port,
-            data=self.data,
-            zookeeper=f"127.0.0.1:{self.link.port}",
-            session_ms=SESSION_MS,
-            segment_bytes=segment_bytes,
-            number=number,
-            topic=TOPIC,
-        )
-        self.ini.write_text(text)
+        self._segment_bytes = segment_bytes
+        self.configure()
+
+    def configure(self, **changed: object) -> None:
+        """Write its settings, some of them otherwise."""
+        settings = {
+            "broker_id": BROKER_ID,
+            "partitions": PARTITIONS,
+            "port": self.port,
+            "data": self.data,
+            "zookeeper": f"127.0.0.1:{self.link.port}",
+            "session_ms": SESSION_MS,
+            "segment_bytes": self._segment_bytes,
+            "number": self.number,
+            "topic": TOPIC,
+        }
+        self.ini.write_text(SERVER_INI.format(**(settings | changed)))
+
+    def put_front(self, front: Proxy) -> None:
+        """Advertise a proxy, which leads here."""
+        self.front, self.port = front, front.port
+        self.configure()
+        self.order(listen_port=self.own_port)
+
+    def order(self, **changed: Any) -> None:
+        """Have it do something otherwise, at once where it runs by orders already."""
+        self.orders = replace(self.orders or Orders(), **changed)
+        self.orders.write(self._orders_path)
 
     @property
     def is_running(self) -> bool:
@@ -89,7 +114,10 @@ class ReplicaProcess:
         """Start it, if it is not running; it may take its time to be there."""
         if self.is_running:
             return
-        command = [sys.executable, "-m", "metaq", "broker", "--config", str(self.ini)]
+        module = ["metaq"]
+        if self.orders is not None:
+            module = ["tests.cluster.handled", str(self._orders_path)]
+        command = [sys.executable, "-m", *module, "broker", "--config", str(self.ini)]
         with self.log.open("ab") as log:
             self._child = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
 
@@ -126,7 +154,10 @@ class ReplicaProcess:
 
     def mend(self) -> None:
         """Have it run, whatever happened to it."""
-        self.link.pass_all()
+        for proxy in (self.link, self.front):
+            if proxy is not None:
+                proxy.pass_all()
+                proxy.accept()
         if self.is_frozen:
             self.thaw()
         self.start()
@@ -169,7 +200,23 @@ def _records(directory: Path) -> Iterator[tuple[int, bytes]]:
 class Cluster:
     """A set of three replicas and its ZooKeeper. A context manager; owner: a test."""
 
-    def __init__(self, directory: Path, *, segment_bytes: int = 4 << 20) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        segment_bytes: int = 4 << 20,
+        has_links: bool = False,
+        orders: Orders | None = None,
+    ) -> None:
+        """Describe a set.
+
+        Args:
+            directory: of all files.
+            segment_bytes: size of a segment.
+            has_links: a proxy is on the way from each replica to each other one, and
+                from clients to each.
+            orders: of each replica; None: all run the product alone.
+        """
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         port = reserve_port(self)
@@ -178,7 +225,27 @@ class Cluster:
             number: ReplicaProcess(number, directory, port, segment_bytes)
             for number in (1, 2, 3)
         }
+        self.links: dict[tuple[int, int], Proxy] = {}
+        """(Replica that connects, replica that is connected to) → the way."""
         self.target = Target(self.zookeeper.address, "/meta", (), 20.0)
+        if orders is not None:
+            for replica in self.replicas.values():
+                replica.order(**asdict(orders))
+        if has_links:
+            self._put_links()
+
+    def _put_links(self) -> None:
+        for one in self.replicas.values():
+            front = Proxy("127.0.0.1", one.own_port)
+            front.start()
+            one.put_front(front)
+        for one, other in permutations(self.replicas.values(), 2):
+            link = self.links[one.number, other.number] = Proxy(
+                "127.0.0.1", other.own_port
+            )
+            link.start()
+            ports = one.orders.peer_ports if one.orders is not None else {}
+            one.order(peer_ports={**ports, str(other.port): link.port})
 
     def __enter__(self) -> Self:
         self.zookeeper.start()
@@ -196,8 +263,14 @@ class Cluster:
     def __exit__(self, *_error: object) -> None:
         for replica in self.replicas.values():
             replica.kill()
-            replica.link.stop()
+        for proxy in self.proxies():
+            proxy.stop()
         self.zookeeper.stop()
+
+    def proxies(self) -> list[Proxy]:
+        """Return all proxies that there are."""
+        of_each = [p for r in self.replicas.values() for p in (r.link, r.front)]
+        return [*self.links.values(), *(p for p in of_each if p is not None)]
 
     # -- what ZooKeeper has -----------------------------------------------------------
 
@@ -260,6 +333,9 @@ class Cluster:
 
     def mend(self) -> None:
         """Let all run, and wait until the set is whole."""
+        for link in self.links.values():
+            link.pass_all()
+            link.accept()
         for replica in self.replicas.values():
             replica.mend()
         self.wait_whole()
