@@ -147,7 +147,8 @@ def test_a_follower_that_was_taken_out_comes_in_when_it_pulls_again() -> None:
     async def scenario(stage: Stage) -> None:
         act = await begun(stage, ALL)
         two, three = act.follow(), act.follow(replica=3)
-        await stage.until(lambda: act.term.streams.has_caught_up(3))
+        first = act.copy.put()
+        await stage.until(lambda: first.is_stored)
         three.wire.is_stalled = True
         await act.pass_s(LAG_S + 1)
         moved = act.term.next_change(present(1, 2, 3))
