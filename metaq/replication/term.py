@@ -126,13 +126,13 @@ class Term:
 
     def next_change(self, presences: tuple[Presence, ...]) -> Moved | None:
         """Return the change of the in-sync set that is due, or None."""
-        own = self._node.replica
+        own, streams = self._node.replica, self.streams
         return change_set(
             own,
             presences,
-            stalled=self.streams.stalled(),
+            stalled=streams.stalled(),
             lost=self._lost,
-            caught_up=frozenset(filter(self.streams.has_caught_up, own.record.replicas)),
+            caught_up=frozenset(filter(streams.has_caught_up, own.record.replicas)),
         )
 
     def is_alone(self, presences: tuple[Presence, ...], now_s: float) -> bool:

@@ -12,9 +12,10 @@ import json
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -63,25 +64,29 @@ class Ledger:
         place = (message.partition.partition, message.offset)
         self.given.append((place, message.data))
 
+    def lost(self, found: Mapping[Place, bytes]) -> list[Place]:
+        """Return where something was acknowledged, and something else was found."""
+        return [place for place, data in self.acked.items() if found.get(place) != data]
+
     def violations(self, copy: dict[int, dict[int, bytes]]) -> list[str]:
         """Return what is wrong, by one copy of the logs."""
+        there = {(p, offset): d for p, log in copy.items() for offset, d in log.items()}
         found = [
-            f"acknowledged and not there: {place} {data[:40]!r}"
-            for place, data in self.acked.items()
-            if copy[place[0]].get(place[1]) != data
+            f"acknowledged and not there: {place} {self.acked[place][:40]!r}"
+            for place in self.lost(there)
         ]
         given = dict(self.given)
         found += [
             f"given and not there: {place} {data[:40]!r}"
             for place, data in self.given
-            if copy[place[0]].get(place[1]) != data
+            if there.get(place) != data
         ]
         found += [
             f"acknowledged and not given: {place} {data[:40]!r}"
             for place, data in self.acked.items()
             if given.get(place) != data
         ]
-        counts = Counter(data for log in copy.values() for data in log.values())
+        counts = Counter(there.values())
         found += [f"{n} times there: {d[:40]!r}" for d, n in counts.items() if n > 1]
         for sender, payloads in self.tried.items():
             if sender == PIPELINED:
@@ -166,6 +171,21 @@ def load(cluster: Cluster) -> Iterator[Ledger]:
 
     At the end the set is mended, readers get everything, and the replicas are stopped.
     """
+    with puts(cluster) as ledger:
+        yield ledger
+    finish(cluster, ledger)
+
+
+def finish(cluster: Cluster, ledger: Ledger) -> None:
+    """Stop the replicas, and check all accounts."""
+    cluster.wait_whole()
+    cluster.stop()
+    check(cluster, ledger)
+
+
+@contextmanager
+def puts(cluster: Cluster) -> Iterator[Ledger]:
+    """Put and read while the block runs; the set is mended then, and runs on."""
     ledger = Ledger()
     sending_is_over, reading_is_over = threading.Event(), threading.Event()
     with cluster.client() as client:
@@ -197,9 +217,21 @@ def load(cluster: Cluster) -> Iterator[Ledger]:
                 reading_is_over.set()
                 reader.join()
                 ledger.write(cluster.directory / "history.jsonl")
-    cluster.wait_whole()
-    cluster.stop()
-    check(cluster, ledger)
+
+
+def read_all(cluster: Cluster, ledger: Ledger) -> dict[Place, bytes]:
+    """Return what a new client reads, as soon as it has all that was acknowledged."""
+    found: dict[Place, bytes] = {}
+    until_s = time.monotonic() + SETTLE_S
+    options: dict[str, Any] = {"start": "earliest", "wait_s": 1.0}
+    with (
+        cluster.client() as client,
+        client.consumer("reader", [TOPIC], **options) as reader,
+    ):
+        while ledger.lost(found) and time.monotonic() < until_s:
+            for message in iter(partial(reader.receive, 0.5), None):
+                found[message.partition.partition, message.offset] = message.data
+    return found
 
 
 def _wait_given(ledger: Ledger) -> None:
