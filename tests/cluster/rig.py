@@ -49,10 +49,10 @@ maxTransferSize=1024*1024
 zk.zkConnect={zookeeper}
 zk.zkSessionTimeoutMs={session_ms}
 zk.zkConnectionTimeoutMs=20000
-[replication]
-replicaId={number}
+{section}
 [topic={topic}]
 """
+SECTION: Final = "[replication]\nreplicaId={number}"
 
 
 class ReplicaProcess:
@@ -72,6 +72,7 @@ class ReplicaProcess:
         self.orders: Orders | None = None
         """What it does otherwise than the product, if it is one that does."""
         self._orders_path = directory / f"orders{number}.json"
+        directory.mkdir(parents=True, exist_ok=True)
         self.data = directory / f"data{number}"
         self.ini = directory / f"server{number}.ini"
         self.log = directory / f"replica{number}.log"
@@ -90,7 +91,7 @@ class ReplicaProcess:
             "zookeeper": f"127.0.0.1:{self.link.port}",
             "session_ms": SESSION_MS,
             "segment_bytes": self._segment_bytes,
-            "number": self.number,
+            "section": SECTION.format(number=self.number),
             "topic": TOPIC,
         }
         self.ini.write_text(SERVER_INI.format(**(settings | changed)))
@@ -207,6 +208,7 @@ class Cluster:
         segment_bytes: int = 4 << 20,
         has_links: bool = False,
         orders: Orders | None = None,
+        is_begun: bool = True,
     ) -> None:
         """Describe a set.
 
@@ -216,9 +218,10 @@ class Cluster:
             has_links: a proxy is on the way from each replica to each other one, and
                 from clients to each.
             orders: of each replica; None: all run the product alone.
+            is_begun: it is made and started at once; else `begin` does it.
         """
+        self._is_begun = is_begun
         self.directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
         port = reserve_port(self)
         self.zookeeper = HandledZooKeeper(directory / "zookeeper", port=port)
         self.replicas = {
@@ -250,11 +253,8 @@ class Cluster:
     def __enter__(self) -> Self:
         self.zookeeper.start()
         try:
-            ini = self.replicas[1].ini
-            init(ini, {}, others=(2, 3), min_in_sync=2, is_sure=True)
-            for replica in self.replicas.values():
-                replica.start()
-            self.wait_whole()
+            if self._is_begun:
+                self.begin()
         except BaseException:
             self.__exit__()
             raise
@@ -266,6 +266,14 @@ class Cluster:
         for proxy in self.proxies():
             proxy.stop()
         self.zookeeper.stop()
+
+    def begin(self) -> None:
+        """Make the set of what replica 1 has, start all, and wait for all."""
+        ini = self.replicas[1].ini
+        init(ini, {}, others=(2, 3), min_in_sync=2, is_sure=True)
+        for replica in self.replicas.values():
+            replica.start()
+        self.wait_whole()
 
     def proxies(self) -> list[Proxy]:
         """Return all proxies that there are."""
