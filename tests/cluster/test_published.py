@@ -121,7 +121,7 @@ def test_one_bit_is_flipped_on_a_minority(
     count_lost(cluster, ledger, "a bit is flipped")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @BOTH["is_leader"]
 @BOTH["is_sealed"]
 def test_a_segment_is_cut_on_a_minority(
@@ -140,17 +140,23 @@ def test_a_segment_is_cut_on_a_minority(
         wait_acked(ledger, 200)
 
 
+@pytest.mark.sampled(1)
 @BOTH["is_leader"]
+@pytest.mark.parametrize(
+    "names",
+    [("epochs", "watermarks"), ("holdings", f"{TOPIC}-{HOT}")],
+    ids=["known", "held"],
+)
 def test_files_of_the_set_are_lost_on_a_minority(
-    cluster: Cluster, is_leader: bool
+    cluster: Cluster, is_leader: bool, names: tuple[str, ...]
 ) -> None:
     """NATS deleted a stream everywhere, where one replica had lost its description."""
-    names = ["epochs", "watermarks", "holdings", f"{TOPIC}-{HOT}"]
     with row(cluster, "a file of the set is lost") as ledger:
         for name in names:
             wait_acked(ledger)
             replica = chosen(cluster, is_leader=is_leader)
             path = replica.data / name
+            wait_until(path.exists, SETTLE_S)
             ledger.note(f"kill {replica.number}, and remove {path}")
             replica.kill()
             if path.is_dir():
