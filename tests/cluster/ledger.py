@@ -106,8 +106,11 @@ class Ledger:
         with path.open("w") as file:
             for line in self.faults:
                 file.write(json.dumps({"fault": line}) + "\n")
-            for place, data in sorted(self.acked.items()):
-                file.write(json.dumps({"acked": place, "data": repr(data[:40])}) + "\n")
+            for (place, data), now_s in zip(
+                self.acked.items(), self.acked_s, strict=False
+            ):
+                line = {"acked": place, "data": repr(data[:40]), "at": f"{now_s:.3f}"}
+                file.write(json.dumps(line) + "\n")
             for data, error in self.failed:
                 file.write(json.dumps({"failed": repr(data[:40]), "why": error}) + "\n")
             for place, data in self.given:
@@ -207,6 +210,9 @@ def puts(cluster: Cluster) -> Iterator[Ledger]:
             wait_until(lambda: len(ledger.acked) > 20, SETTLE_S, cluster.describe)
             yield ledger
             cluster.mend()
+        except BaseException:
+            print(cluster.describe())
+            raise
         finally:
             sending_is_over.set()
             for thread in senders:
@@ -216,7 +222,10 @@ def puts(cluster: Cluster) -> Iterator[Ledger]:
             finally:
                 reading_is_over.set()
                 reader.join()
-                ledger.write(cluster.directory / "history.jsonl")
+                history = cluster.directory / "history.jsonl"
+                ledger.write(history)
+                # Of a test that fails all of it is kept.
+                print(f"{history}:", *ledger.faults, sep="\n")
 
 
 def read_all(cluster: Cluster, ledger: Ledger) -> dict[Place, bytes]:

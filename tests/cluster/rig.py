@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 from metaq.cli.cluster import Target
 from metaq.cli.replicas import at_set, init
 from metaq.client import Client
+from metaq.errors import MetaqError
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.replication.election import PresenceState
 from metaq.replication.record import SetRecord
@@ -335,7 +336,11 @@ class Cluster:
             for number, replica in self.replicas.items()
             if replica.log.exists()
         ]
-        return "\n".join([repr(self.view()), *tails])
+        try:
+            nodes = repr(self.view())
+        except MetaqError as error:
+            nodes = repr(error)
+        return "\n".join([nodes, *tails])
 
     # -- what is done to it -----------------------------------------------------------
 
