@@ -31,9 +31,12 @@ BROKER_ID: Final = 7
 SESSION_MS: Final = 2_000
 """Shorter than by default: a test waits for each failover."""
 SESSION_S: Final = SESSION_MS / 1000
+CALM_MS: Final = 15_000
+"""Session of a set in which nobody else is to lead, however busy the machine is."""
 SETTLE_S: Final = 60.0
 """Everybody goes on within so long after the last fault; a busy machine takes time."""
 STOP_S: Final = 60.0
+SEGMENT_BYTES: Final = 4 << 20
 
 SERVER_INI: Final = """\
 [system]
@@ -60,7 +63,13 @@ class ReplicaProcess:
     """One replica: `metaq broker` on its own directory and port. Owner: `Cluster`."""
 
     def __init__(
-        self, number: int, directory: Path, zookeeper_port: int, segment_bytes: int
+        self,
+        number: int,
+        directory: Path,
+        zookeeper_port: int,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        session_ms: int = SESSION_MS,
     ) -> None:
         self.number = number
         self.link = Proxy("127.0.0.1", zookeeper_port)
@@ -80,6 +89,7 @@ class ReplicaProcess:
         self.is_frozen = False
         self._child: subprocess.Popen[bytes] | None = None
         self._segment_bytes = segment_bytes
+        self._session_ms = session_ms
         self.configure()
 
     def configure(self, **changed: object) -> None:
@@ -90,7 +100,7 @@ class ReplicaProcess:
             "port": self.port,
             "data": self.data,
             "zookeeper": f"127.0.0.1:{self.link.port}",
-            "session_ms": SESSION_MS,
+            "session_ms": self._session_ms,
             "segment_bytes": self._segment_bytes,
             "section": SECTION.format(number=self.number),
             "topic": TOPIC,
@@ -206,7 +216,8 @@ class Cluster:
         self,
         directory: Path,
         *,
-        segment_bytes: int = 4 << 20,
+        segment_bytes: int = SEGMENT_BYTES,
+        session_ms: int = SESSION_MS,
         has_links: bool = False,
         orders: Orders | None = None,
         is_begun: bool = True,
@@ -216,6 +227,7 @@ class Cluster:
         Args:
             directory: of all files.
             segment_bytes: size of a segment.
+            session_ms: time-out of the replicas' sessions.
             has_links: a proxy is on the way from each replica to each other one, and
                 from clients to each.
             orders: of each replica; None: all run the product alone.
@@ -226,7 +238,13 @@ class Cluster:
         port = reserve_port(self)
         self.zookeeper = HandledZooKeeper(directory / "zookeeper", port=port)
         self.replicas = {
-            number: ReplicaProcess(number, directory, port, segment_bytes)
+            number: ReplicaProcess(
+                number,
+                directory,
+                port,
+                segment_bytes=segment_bytes,
+                session_ms=session_ms,
+            )
             for number in (1, 2, 3)
         }
         self.links: dict[tuple[int, int], Proxy] = {}

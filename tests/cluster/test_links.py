@@ -14,7 +14,7 @@ import pytest
 from metaq.errors import MetaqError
 from metaq.testing.proxy import Direction, Proxy
 from tests.cluster.ledger import Ledger, load
-from tests.cluster.rig import SESSION_S, SETTLE_S, TOPIC, Cluster
+from tests.cluster.rig import CALM_MS, SESSION_S, SETTLE_S, TOPIC, Cluster
 from tests.cluster.test_failover import CHAOS_S, wait_acked
 from tests.rigs.waiting import wait_until
 from tests.sampling import SEED
@@ -30,6 +30,13 @@ pytestmark = [
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with Cluster(tmp_path / "cluster", has_links=True) as one:
+        yield one
+
+
+@pytest.fixture
+def calm(tmp_path: Path) -> Iterator[Cluster]:
+    """Have a set in which no session ends."""
+    with Cluster(tmp_path / "cluster", has_links=True, session_ms=CALM_MS) as one:
         yield one
 
 
@@ -57,40 +64,40 @@ def test_a_leader_that_no_follower_reaches_hands_over(cluster: Cluster) -> None:
 
 
 def test_a_follower_that_is_cut_off_from_its_leader_leaves_the_set(
-    cluster: Cluster,
+    calm: Cluster,
 ) -> None:
     """Nobody else leads, no put fails, and it is in sync when it is back."""
-    with load(cluster) as ledger:
-        leader, follower = cluster.leader(), cluster.followers()[0]
-        part(cluster, ledger, leader, follower)
-        wait_until(lambda: follower not in cluster.record.in_sync, SETTLE_S)
+    with load(calm) as ledger:
+        leader, follower = calm.leader(), calm.followers()[0]
+        part(calm, ledger, leader, follower)
+        wait_until(lambda: follower not in calm.record.in_sync, SETTLE_S)
         wait_acked(ledger)
-        assert cluster.leader() == leader
-        cluster.mend()
+        assert calm.leader() == leader
+        calm.mend()
         assert ledger.failed == []
 
 
-def test_a_link_that_passes_bytes_one_way_only_is_no_link(cluster: Cluster) -> None:
+def test_a_link_that_passes_bytes_one_way_only_is_no_link(calm: Cluster) -> None:
     """Data without acknowledgements, then acknowledgements without data."""
-    with load(cluster) as ledger:
-        leader, follower = cluster.leader(), cluster.followers()[0]
+    with load(calm) as ledger:
+        leader, follower = calm.leader(), calm.followers()[0]
         for way in (Direction.TO_SERVER, Direction.TO_CLIENT):
             ledger.note(f"nothing {way} of {follower} and its leader {leader}")
-            cluster.links[follower, leader].stall(way)
-            wait_until(lambda: follower not in cluster.record.in_sync, SETTLE_S)
+            calm.links[follower, leader].stall(way)
+            wait_until(lambda: follower not in calm.record.in_sync, SETTLE_S)
             wait_acked(ledger)
-            assert cluster.leader() == leader
-            cluster.mend()
+            assert calm.leader() == leader
+            calm.mend()
         assert ledger.failed == []
 
 
 def test_clients_that_are_cut_off_from_their_leader_go_on_when_they_are_back(
-    cluster: Cluster,
+    calm: Cluster,
 ) -> None:
     """It leads on; a send with a short deadline ends there, and says what is known."""
-    with load(cluster) as ledger, cluster.client() as client:
-        leader = cluster.leader()
-        front = cluster.replicas[leader].front
+    with load(calm) as ledger, calm.client() as client:
+        leader = calm.leader()
+        front = calm.replicas[leader].front
         assert front is not None
         with client.producer(timeout_s=2.0) as producer:
             ledger.ack(b"short:1", producer.send(TOPIC, b"short:1"))
@@ -100,7 +107,7 @@ def test_clients_that_are_cut_off_from_their_leader_go_on_when_they_are_back(
                 producer.send(TOPIC, b"short:2")
             ledger.note(f"the send ended: {failure.value!r}")
             time.sleep(SESSION_S)
-            assert cluster.leader() == leader
+            assert calm.leader() == leader
             ledger.note("reset all connections of clients, refuse them, take them")
             front.cut()
             front.refuse()
@@ -108,8 +115,8 @@ def test_clients_that_are_cut_off_from_their_leader_go_on_when_they_are_back(
             time.sleep(SESSION_S)
             front.accept()
             wait_acked(ledger)
-            assert cluster.leader() == leader
-        cluster.mend()
+            assert calm.leader() == leader
+        calm.mend()
         assert ledger.failed == []
 
 
