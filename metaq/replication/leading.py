@@ -441,9 +441,12 @@ class LeadingStreams:
             self._owner.on_caught_up(follower.replica)
 
     def has_caught_up(self, replica: int) -> bool:
-        """Return whether a follower has caught up in all logs, and still follows."""
+        """Return whether a follower has caught up in all logs, and still pulls.
+
+        One that was taken out has not, before its next pull.
+        """
         follower = self._followers.get(replica)
-        return follower is not None and not follower.missing
+        return follower is not None and not follower.missing and not follower.has_left
 
     def _look_again(self, follower: _Follower) -> None:
         """Wait for a follower again that was taken out, in logs where it has all."""

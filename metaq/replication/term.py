@@ -99,7 +99,6 @@ class Term:
         self._node = node
         self._logs = store.logs
         self._waiting = WaitingPuts(lag_s)
-        self._caught_up = set[int]()
         self._lost = set[int]()
         self._contact_s: float | None = None
         self.streams: Final = LeadingStreams(
@@ -142,12 +141,13 @@ class Term:
 
     def next_change(self, presences: tuple[Presence, ...]) -> Moved | None:
         """Return the change of the in-sync set that is due, or None."""
+        own, streams = self._node.replica, self.streams
         return change_set(
-            self._node.replica,
+            own,
             presences,
-            stalled=self.streams.stalled(),
+            stalled=streams.stalled(),
             lost=self._lost,
-            caught_up=self._caught_up,
+            caught_up=frozenset(filter(streams.has_caught_up, own.record.replicas)),
         )
 
     def is_alone(self, presences: tuple[Presence, ...], now_s: float) -> bool:
@@ -173,7 +173,6 @@ class Term:
 
     def on_join(self, replica: int, incarnation: int, revision: int) -> None:
         """A follower has joined: its former life counts no more."""
-        self._caught_up.discard(replica)
         self._lost.discard(replica)
         self._node.take_note(note_join(self._node.replica, replica, incarnation))
         self.on_saved(replica, revision)
@@ -185,8 +184,7 @@ class Term:
             self._node.take_note(saved_by(self._node.replica, replica, revision))
 
     def on_caught_up(self, replica: int) -> None:
-        """A follower has all logs up to where it counts."""
-        self._caught_up.add(replica)
+        """A follower has all logs up to where it counts; `next_change` looks."""
         self._node.wake()
 
     def on_lost(self, replica: int) -> None:

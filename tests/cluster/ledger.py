@@ -12,9 +12,10 @@ import json
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -63,25 +64,29 @@ class Ledger:
         place = (message.partition.partition, message.offset)
         self.given.append((place, message.data))
 
+    def lost(self, found: Mapping[Place, bytes]) -> list[Place]:
+        """Return where something was acknowledged, and something else was found."""
+        return [place for place, data in self.acked.items() if found.get(place) != data]
+
     def violations(self, copy: dict[int, dict[int, bytes]]) -> list[str]:
         """Return what is wrong, by one copy of the logs."""
+        there = {(p, offset): d for p, log in copy.items() for offset, d in log.items()}
         found = [
-            f"acknowledged and not there: {place} {data[:40]!r}"
-            for place, data in self.acked.items()
-            if copy[place[0]].get(place[1]) != data
+            f"acknowledged and not there: {place} {self.acked[place][:40]!r}"
+            for place in self.lost(there)
         ]
         given = dict(self.given)
         found += [
             f"given and not there: {place} {data[:40]!r}"
             for place, data in self.given
-            if copy[place[0]].get(place[1]) != data
+            if there.get(place) != data
         ]
         found += [
             f"acknowledged and not given: {place} {data[:40]!r}"
             for place, data in self.acked.items()
             if given.get(place) != data
         ]
-        counts = Counter(data for log in copy.values() for data in log.values())
+        counts = Counter(there.values())
         found += [f"{n} times there: {d[:40]!r}" for d, n in counts.items() if n > 1]
         for sender, payloads in self.tried.items():
             if sender == PIPELINED:
@@ -101,8 +106,11 @@ class Ledger:
         with path.open("w") as file:
             for line in self.faults:
                 file.write(json.dumps({"fault": line}) + "\n")
-            for place, data in sorted(self.acked.items()):
-                file.write(json.dumps({"acked": place, "data": repr(data[:40])}) + "\n")
+            for (place, data), now_s in zip(
+                self.acked.items(), self.acked_s, strict=False
+            ):
+                line = {"acked": place, "data": repr(data[:40]), "at": f"{now_s:.3f}"}
+                file.write(json.dumps(line) + "\n")
             for data, error in self.failed:
                 file.write(json.dumps({"failed": repr(data[:40]), "why": error}) + "\n")
             for place, data in self.given:
@@ -166,6 +174,21 @@ def load(cluster: Cluster) -> Iterator[Ledger]:
 
     At the end the set is mended, readers get everything, and the replicas are stopped.
     """
+    with puts(cluster) as ledger:
+        yield ledger
+    finish(cluster, ledger)
+
+
+def finish(cluster: Cluster, ledger: Ledger) -> None:
+    """Stop the replicas, and check all accounts."""
+    cluster.wait_whole()
+    cluster.stop()
+    check(cluster, ledger)
+
+
+@contextmanager
+def puts(cluster: Cluster) -> Iterator[Ledger]:
+    """Put and read while the block runs; the set is mended then, and runs on."""
     ledger = Ledger()
     sending_is_over, reading_is_over = threading.Event(), threading.Event()
     with cluster.client() as client:
@@ -187,6 +210,9 @@ def load(cluster: Cluster) -> Iterator[Ledger]:
             wait_until(lambda: len(ledger.acked) > 20, SETTLE_S, cluster.describe)
             yield ledger
             cluster.mend()
+        except BaseException:
+            print(cluster.describe())
+            raise
         finally:
             sending_is_over.set()
             for thread in senders:
@@ -196,10 +222,25 @@ def load(cluster: Cluster) -> Iterator[Ledger]:
             finally:
                 reading_is_over.set()
                 reader.join()
-                ledger.write(cluster.directory / "history.jsonl")
-    cluster.wait_whole()
-    cluster.stop()
-    check(cluster, ledger)
+                history = cluster.directory / "history.jsonl"
+                ledger.write(history)
+                # Of a test that fails all of it is kept.
+                print(f"{history}:", *ledger.faults, sep="\n")
+
+
+def read_all(cluster: Cluster, ledger: Ledger) -> dict[Place, bytes]:
+    """Return what a new client reads, as soon as it has all that was acknowledged."""
+    found: dict[Place, bytes] = {}
+    until_s = time.monotonic() + SETTLE_S
+    options: dict[str, Any] = {"start": "earliest", "wait_s": 1.0}
+    with (
+        cluster.client() as client,
+        client.consumer("reader", [TOPIC], **options) as reader,
+    ):
+        while ledger.lost(found) and time.monotonic() < until_s:
+            for message in iter(partial(reader.receive, 0.5), None):
+                found[message.partition.partition, message.offset] = message.data
+    return found
 
 
 def _wait_given(ledger: Ledger) -> None:

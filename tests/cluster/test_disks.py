@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.handled import Orders
 from tests.cluster.ledger import load
-from tests.cluster.rig import TOPIC, Cluster, ReplicaProcess
+from tests.cluster.rig import SETTLE_S, TOPIC, Cluster, ReplicaProcess
 from tests.cluster.test_failover import wait_acked
+from tests.rigs.waiting import wait_until
 
 pytestmark = [
     pytest.mark.crash,
@@ -25,6 +27,13 @@ SOCKETS = shutil.ignore_patterns("*.sock")
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with Cluster(tmp_path / "cluster") as one:
+        yield one
+
+
+@pytest.fixture
+def handled(tmp_path: Path) -> Iterator[Cluster]:
+    """Have a set whose disks fill up and hang by order."""
+    with Cluster(tmp_path / "cluster", orders=Orders(disk="works")) as one:
         yield one
 
 
@@ -92,3 +101,49 @@ def test_a_directory_from_a_backup_is_not_believed(
         cluster.mend()
         assert "incomplete" in replica.log.read_text()
         assert ledger.failed == []
+
+
+@pytest.mark.parametrize("disk", ["full", "hangs"])
+def test_a_follower_whose_disk_takes_nothing_is_waited_for_no_longer(
+    handled: Cluster, disk: str
+) -> None:
+    """The others go on, and it is in sync when its disk works again."""
+    with load(handled) as ledger:
+        number = handled.followers()[0]
+        ledger.note(f"the disk of follower {number}: {disk}")
+        handled.replicas[number].order(disk=disk)
+        wait_until(lambda: number not in handled.record.in_sync, SETTLE_S)
+        wait_acked(ledger, 200)
+        handled.replicas[number].order(disk="works")
+        handled.mend()
+        assert ledger.failed == []
+
+
+def test_a_leader_whose_disk_is_full_refuses_puts_until_there_is_room(
+    handled: Cluster,
+) -> None:
+    """What it refuses is nowhere, and what it acknowledged is in all copies."""
+    with load(handled) as ledger:
+        number = handled.leader()
+        ledger.note(f"the disk of leader {number} is full")
+        handled.replicas[number].order(disk="full")
+        time.sleep(3.0)
+        ledger.note(f"the disk of {number} has room")
+        handled.replicas[number].order(disk="works")
+        wait_acked(ledger, 200)
+
+
+def test_a_leader_whose_disk_hangs_is_replaced(handled: Cluster) -> None:
+    """It gives up after some seconds of silence, and its session lives on."""
+    with load(handled) as ledger:
+        number = handled.leader()
+        ledger.note(f"the disk of leader {number} hangs")
+        handled.replicas[number].order(disk="hangs")
+        wait_until(
+            lambda: handled.record.leader not in {0, number}, SETTLE_S, handled.describe
+        )
+        wait_acked(ledger, 200)
+        ledger.note(f"kill {number}: it has a disk that works")
+        handled.replicas[number].kill()
+        handled.replicas[number].order(disk="works")
+        handled.mend()

@@ -8,7 +8,7 @@ from metaq.replication.election import Flag, Presence, PresenceState
 from metaq.replication.epochs import Epoch
 from metaq.replication.progress import Leadership, Quorum
 from metaq.replication.record import Purpose, make_record
-from metaq.replication.replica import Replica, ReplicaRole, SetFile
+from metaq.replication.replica import Replica, ReplicaRole, SetFile, on_landed
 from metaq.replication.store import ReplicaStore
 from metaq.replication.term import ALONE_S, Term
 from tests.replication.stream_rig import LAG_S, Copy, Following, LoopClock, Stage, play
@@ -137,6 +137,33 @@ def test_a_join_makes_former_words_of_a_follower_void() -> None:
         act.term.on_caught_up(3)
         act.term.on_join(3, 1, 2)
         assert act.due(1, 2, 3) is None
+
+    play(scenario)
+
+
+def test_a_follower_that_was_taken_out_comes_in_when_it_pulls_again() -> None:
+    """Its connection alone says nothing: it may be open one way only."""
+
+    async def scenario(stage: Stage) -> None:
+        act = await begun(stage, ALL)
+        two, three = act.follow(), act.follow(replica=3)
+        first = act.copy.put()
+        await stage.until(lambda: first.is_stored)
+        three.wire.is_stalled = True
+        await act.pass_s(LAG_S + 1)
+        moved = act.term.next_change(present(1, 2, 3))
+        assert moved is not None
+        taken_out, _actions = on_landed(moved[0])
+        act.node.take_note(taken_out)
+        two.revision = three.revision = taken_out.record.revision
+        ticket = act.copy.put()
+        await act.pass_s(LAG_S + 1)
+        assert ticket.is_stored
+        assert act.due(1, 2, 3) is None
+        three.wire.is_stalled = False
+        act.follow(replica=3)
+        await act.pass_s(1)
+        assert act.due(1, 2, 3) == (Purpose.TAKE_IN, ALL)
 
     play(scenario)
 
