@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,8 +18,6 @@ pytestmark = [
     pytest.mark.zookeeper,
     pytest.mark.timeout(300),
 ]
-
-SURE: dict[str, Any] = {"is_sure": True, "as_json": True}
 
 
 @pytest.fixture
@@ -44,7 +41,7 @@ def test_a_set_that_zookeeper_lost_is_restored(cluster: Cluster) -> None:
 
         wait_until(are_frozen, SETTLE_S, cluster.describe)
         ledger.note("restore")
-        replicas.restore(cluster.target, BROKER_ID, (), None, is_dry=False, **SURE)
+        replicas.restore(cluster.target, BROKER_ID, (), is_dry=False, is_sure=True)
         cluster.wait_whole()
         wait_acked(ledger)
 
@@ -59,7 +56,7 @@ def test_a_replica_is_forced_to_lead_when_the_others_are_gone(
         ledger.note(f"kill {leader} and {other}, force {last}")
         for number in (leader, other):
             cluster.replicas[number].kill()
-        assert replicas.elect(cluster.target, last, BROKER_ID, **SURE)
+        assert replicas.elect(cluster.target, last, BROKER_ID, is_sure=True)
         assert cluster.record.in_sync == {last}
         before = len(ledger.acked)
         cluster.replicas[leader].start()
