@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 import click
 
 from metaq.cli import render
+from metaq.cli.cluster import open_session
 from metaq.cli.inspect_log import list_segments, require_data_directory
 from metaq.cli.options import FILE, directory_argument, read_bytes
 from metaq.cli.tree import command
@@ -37,11 +37,8 @@ from metaq.storage.inventory import (
 from metaq.storage.log_writer import UNSYNCED_BYTES_MAX
 from metaq.storage.opening import data_paths, partition_names
 from metaq.storage.recovery import find_extent
-from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.session import Coordinator
-
-STOP_S: Final = 3.0
 
 
 @command(
@@ -174,20 +171,10 @@ def _ask_zookeeper(
 
     async def ask() -> Mapping[str, tuple[str, int]]:
         clock = SystemClock()
-        make = new_coordinator or (
-            lambda clock: KazooCoordinator(
-                zookeeper.connect,
-                session_timeout_ms=zookeeper.session_timeout_ms,
-                clock=clock,
-            )
-        )
-        coordinator = make(clock)
-        coordinator.start()
-        try:
+        session = open_session(zookeeper.connect, clock, new_coordinator)
+        async with session as coordinator:
             until_s = clock.monotonic_s() + zookeeper.connection_timeout_ms / 1000
             return await read_claims(coordinator, node, clock, deadline_s=until_s)
-        finally:
-            await coordinator.stop(deadline_s=clock.monotonic_s() + STOP_S)
 
     try:
         return witness_of(node), asyncio.run(ask())

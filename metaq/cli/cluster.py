@@ -1,8 +1,8 @@
 """Choice of the brokers that a command talks to: ZooKeeper's, or given ones."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeVar
 
@@ -13,6 +13,7 @@ from metaq.clock import Clock
 from metaq.config.topic_rules import compile_topic_pattern
 from metaq.errors import ConfigError, CoordinationError, NoBrokerError
 from metaq.model import TopicPartition
+from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk._kazoo_client import check_hosts
 from metaq.zk.paths import normalize_root
 from metaq.zk.session import Coordinator
@@ -23,6 +24,8 @@ CLOSE_TIMEOUT_S: Final = 5.0
 """Time for commits and replies at the end of a command, seconds."""
 SESSION_TIMEOUT_S: Final = 10.0
 """Time until the partitions of a killed command go to another member, seconds."""
+STOP_S: Final = 3.0
+"""Longest time for the end of a session with ZooKeeper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,32 @@ class Target:
         if self.brokers:
             return f"no broker answers at {', '.join(self.brokers)} {waited}"
         return f"no ZooKeeper answers at {self.zookeeper} {waited}"
+
+
+@asynccontextmanager
+async def open_session(
+    zookeeper: str,
+    clock: Clock,
+    make: Callable[[Clock], Coordinator] | None = None,
+) -> AsyncIterator[Coordinator]:
+    """Hold a session with ZooKeeper, which may not have answered yet.
+
+    Args:
+        zookeeper: `host:port[,host:port...][/chroot]`.
+        clock: for its deadlines.
+        make: substitute for ZooKeeper, for tests.
+    """
+    session_ms = int(SESSION_TIMEOUT_S * 1000)
+    coordinator = (
+        make(clock)
+        if make
+        else KazooCoordinator(zookeeper, session_timeout_ms=session_ms, clock=clock)
+    )
+    coordinator.start()
+    try:
+        yield coordinator
+    finally:
+        await coordinator.stop(deadline_s=clock.monotonic_s() + STOP_S)
 
 
 def check_target(target: Target) -> None:

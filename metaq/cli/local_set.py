@@ -19,6 +19,7 @@ from typing import Final
 import click
 
 from metaq.cli import render
+from metaq.cli.cluster import open_session
 from metaq.cli.options import read_bytes
 from metaq.cli.replicas import MIN_IN_SYNC, locked, make_set
 from metaq.clock import Clock, SystemClock
@@ -33,7 +34,6 @@ from metaq.replication.record import (
 from metaq.replication.set_nodes import SetNodes, SetView
 from metaq.retry import Backoff, retry, wait_set
 from metaq.storage.opening import data_paths
-from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.embedded import dying_with_parent
 from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.session import Coordinator
@@ -88,28 +88,25 @@ class LocalSet:
         is_over = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, is_over.set)
-        coordinator = KazooCoordinator(
-            zookeeper.connect,
-            session_timeout_ms=zookeeper.session_timeout_ms,
-            clock=clock,
-        )
-        coordinator.start()
         tasks: list[asyncio.Task[None]] = []
-        try:
-            nodes = await self._make(coordinator, clock)
-            works = [self._announce(nodes), *map(self._keep, self._replicas.values())]
-            tasks += [asyncio.create_task(work, name="local set") for work in works]
-            over = asyncio.create_task(is_over.wait(), name="local set over")
-            await asyncio.wait((*tasks, over), return_when=asyncio.FIRST_COMPLETED)
-            over.cancel()
-            for task in tasks:
-                if task.done():
-                    task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await self._stop()
-            await coordinator.stop(deadline_s=clock.monotonic_s() + CONNECT_S)
+        async with open_session(zookeeper.connect, clock) as coordinator:
+            try:
+                nodes = await self._make(coordinator, clock)
+                works = [
+                    self._announce(nodes),
+                    *map(self._keep, self._replicas.values()),
+                ]
+                tasks += [asyncio.create_task(work, name="local set") for work in works]
+                over = asyncio.create_task(is_over.wait(), name="local set over")
+                await asyncio.wait((*tasks, over), return_when=asyncio.FIRST_COMPLETED)
+                over.cancel()
+                for task in tasks:
+                    if task.done():
+                        task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await self._stop()
 
     async def _make(self, coordinator: Coordinator, clock: Clock) -> SetNodes:
         """Return the nodes of the set, which is made where there is none."""

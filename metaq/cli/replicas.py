@@ -8,24 +8,32 @@ import asyncio
 import contextlib
 import secrets
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
 from metaq.cli import render
-from metaq.cli.cluster import SESSION_TIMEOUT_S, Target
+from metaq.cli.cluster import Target, open_session
 from metaq.cli.options import FILE, flag, pairs_option, read_bytes
 from metaq.cli.tree import ListingGroup, command
 from metaq.clock import Clock, SystemClock
 from metaq.config.load import load_config
 from metaq.config.settings import BrokerConfig
-from metaq.errors import ConfigError, CoordinationError, MetaqError
+from metaq.errors import ConfigError, MetaqError
 from metaq.fs import SystemFileSystem
 from metaq.model import BrokerId
 from metaq.replication.election import counted
-from metaq.replication.facts import LagFacts, ReplicaFacts
+from metaq.replication.facts import ReplicaFacts
+from metaq.replication.joins import check_newcomer
 from metaq.replication.operator import (
     Plan,
     ask_replicas,
@@ -49,40 +57,43 @@ from metaq.replication.record import (
     plan_transfer,
     restored_record,
 )
-from metaq.replication.set_nodes import Member, Outcome, SetNodes, SetView
+from metaq.replication.set_nodes import SetNodes, SetView
 from metaq.retry import Backoff, retry
 from metaq.storage.opening import data_paths, find_logs
-from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.paths import NodePaths, normalize_root, parse_broker_id
 from metaq.zk.session import Coordinator
 
-STOP_S: Final = 3.0
-"""Longest time for the end of a session."""
 LEADS_S: Final = 30.0
 """Longest wait for the replica that is to lead."""
 MIN_IN_SYNC: Final = 2
 COLUMNS: Final = (
     "id", "state", "role", "is_in_sync", "flag", "address", "epoch", "revision",
-    "damaged", "lag_bytes", "lag_s", "reason",
+    "damaged", "end_bytes", "lag_bytes", "lag_s", "reason",
 )  # fmt: skip
 LOSS_COLUMNS: Final = ("log", "end", "other_end", "high_watermark", "replicas")
 
 T = TypeVar("T")
+Facts = dict[int, ReplicaFacts]
 Work = Callable[[SetNodes, Clock], Awaitable[T]]
 
 REPLICA: Final = click.IntRange(1, REPLICA_MAX)
+
+
+def replica_option(
+    word: str, name: str, text: str, **more: Any
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Return an option that is the number of a replica, or as small a number."""
+    return click.option(word, name, type=REPLICA, help=text, **more)
+
+
+MIN_TEXT: Final = "So many replicas must have a put before it is acknowledged."
 replica_argument = click.argument("replica", type=REPLICA)
+min_option = replica_option("--min", "min_in_sync", MIN_TEXT)
 id_option = click.option(
     "--id",
     "broker_id",
     type=click.IntRange(0),
     help="Broker id of the set.  [default: the only set there is]",
-)
-min_option = click.option(
-    "--min",
-    "min_in_sync",
-    type=REPLICA,
-    help="So many replicas must have a put before it is acknowledged.",
 )
 config_option = click.option(
     "--config", "path", required=True, type=FILE, help="Settings of the replica."
@@ -113,17 +124,10 @@ def at_set(target: Target, broker_id: int | None, work: Work[T]) -> T:
     async def run() -> T:
         clock = SystemClock()
         paths = NodePaths(normalize_root(target.root))
-        session_ms = int(SESSION_TIMEOUT_S * 1000)
-        make = target.coordinator or (
-            lambda clock: KazooCoordinator(
-                target.zookeeper, session_timeout_ms=session_ms, clock=clock
-            )
-        )
-        coordinator = make(clock)
-        coordinator.start()
-        until_s = clock.monotonic_s() + target.timeout_s
         parent = paths.replica_set(BrokerId(0)).rpartition("/")[0]
-        try:
+        session = open_session(target.zookeeper, clock, make=target.coordinator)
+        async with session as coordinator:
+            until_s = clock.monotonic_s() + target.timeout_s
             names = await retry(
                 lambda: coordinator.children(parent, deadline_s=until_s),
                 backoff=Backoff(first_s=0.05, max_s=0.5),
@@ -134,8 +138,6 @@ def at_set(target: Target, broker_id: int | None, work: Work[T]) -> T:
             broker = BrokerId(chosen)
             nodes = SetNodes(coordinator, paths, broker, NO_REPLICA, clock=clock)
             return await work(nodes, clock)
-        finally:
-            await coordinator.stop(deadline_s=clock.monotonic_s() + STOP_S)
 
     return asyncio.run(run())
 
@@ -150,21 +152,18 @@ def _the_only(names: Iterable[str], parent: str) -> int:
     return found[0]
 
 
-Answers = dict[int, ReplicaFacts | MetaqError]
+def look(
+    target: Target, broker_id: int | None
+) -> tuple[SetView, Facts, dict[int, MetaqError]]:
+    """Return the nodes of a set, what its replicas say, and why others do not."""
 
-
-def look(target: Target, broker_id: int | None) -> tuple[SetView, Answers]:
-    """Return the nodes of a set, and what its replicas say of themselves."""
-
-    async def work(nodes: SetNodes, clock: Clock) -> tuple[SetView, Answers]:
+    async def work(
+        nodes: SetNodes, clock: Clock
+    ) -> tuple[SetView, Facts, dict[int, MetaqError]]:
         view = await nodes.read(synced=True)
-        return view, await ask_replicas(view, clock, timeout_s=target.timeout_s)
+        return view, *await ask_replicas(view, clock, timeout_s=target.timeout_s)
 
     return at_set(target, broker_id, work)
-
-
-def _facts(answers: Answers) -> dict[int, ReplicaFacts]:
-    return {k: one for k, one in answers.items() if isinstance(one, ReplicaFacts)}
 
 
 # -- looking --------------------------------------------------------------------------
@@ -182,7 +181,7 @@ def show_replicas(target: Target, broker_id: int | None, *, as_json: bool) -> bo
     Who leads, who is in sync, and how far the others are. The exit code is 1 while no
     replica leads, or puts are refused because too few replicas are there.
     """
-    view, answers = look(target, broker_id)
+    view, facts, errors = look(target, broker_id)
     record = view.view.record
     if record is None:
         raise ReplicaSetError(
@@ -191,7 +190,7 @@ def show_replicas(target: Target, broker_id: int | None, *, as_json: bool) -> bo
         )
     leader = view.view.leader
     leads = leader.replica if leader else None
-    rows = [_row(k, record, view, answers) for k in sorted(record.replicas)]
+    rows = _rows(record, view, facts, errors)
     there = record.in_sync & counted(view.view.presences)
     is_well = leads is not None and len(there) >= record.min
     if as_json:
@@ -207,8 +206,7 @@ def show_replicas(target: Target, broker_id: int | None, *, as_json: bool) -> bo
             }
         )
         return is_well
-    marks = [row[1] != "ready" for row in rows]
-    render.print_rows(COLUMNS, rows, as_json=False, marks=marks)
+    _print_rows(rows)
     render.say(
         f"{f'replica {leads}' if leads else 'no replica'} leads in epoch"
         f" {record.epoch.number}; in sync and there are {_numbers(there) or 'none'};"
@@ -217,28 +215,40 @@ def show_replicas(target: Target, broker_id: int | None, *, as_json: bool) -> bo
     return is_well
 
 
-def _row(
-    replica: int, record: SetRecord, view: SetView, answers: Answers
-) -> tuple[render.Cell, ...]:
-    shown, answer = view.shown.get(replica), answers.get(replica)
-    presence = shown.presence if shown else None
-    facts = answer if isinstance(answer, ReplicaFacts) else None
-    lags = (one for each in _facts(answers).values() for one in each.lag)
-    lag: LagFacts | None = next((one for one in lags if one.replica == replica), None)
-    return (
-        replica,
-        presence.state.value if presence else "away",
-        facts.role if facts else None,
-        replica in record.in_sync,
-        (presence.flag.value or None) if presence else None,
-        shown.address if shown else None,
-        presence.epoch if presence else None,
-        presence.revision if presence else None,
-        presence.damaged if presence else None,
-        lag.lag_bytes if lag else None,
-        lag.lag_s if lag else None,
-        (facts.reason or None) if facts else str(answer) if answer else None,
-    )
+def _rows(
+    record: SetRecord, view: SetView, facts: Facts, errors: Mapping[int, MetaqError]
+) -> list[tuple[render.Cell, ...]]:
+    """Return a row of `COLUMNS` for each replica."""
+    lags = {lag.replica: lag for each in facts.values() for lag in each.lag}
+    rows: list[tuple[render.Cell, ...]] = []
+    for replica in sorted(record.replicas):
+        shown, said = view.shown.get(replica), facts.get(replica)
+        presence = shown.presence if shown else None
+        lag = lags.get(replica)
+        reason = said.reason if said else str(errors.get(replica, ""))
+        rows.append(
+            (
+                replica,
+                presence.state.value if presence else "away",
+                said.role if said else None,
+                replica in record.in_sync,
+                (presence.flag.value or None) if presence else None,
+                shown.address if shown else None,
+                presence.epoch if presence else None,
+                presence.revision if presence else None,
+                presence.damaged if presence else None,
+                sum(log.end for log in said.logs) if said else None,
+                lag.lag_bytes if lag else None,
+                lag.lag_s if lag else None,
+                reason or None,
+            )
+        )
+    return rows
+
+
+def _print_rows(rows: Sequence[Sequence[render.Cell]]) -> None:
+    marks = [row[1] != "ready" for row in rows]
+    render.print_rows(COLUMNS, rows, as_json=False, marks=marks)
 
 
 # -- changing -------------------------------------------------------------------------
@@ -258,9 +268,7 @@ def add(
 
     Start it afterwards, on an empty data directory.
     """
-    _say_replicas(
-        _settle(target, broker_id, lambda known: known | {replica}, min_in_sync)
-    )
+    _settle(target, broker_id, min_in_sync, lambda known: known | {replica})
 
 
 @command(
@@ -277,29 +285,26 @@ def remove(
 
     Refused for the leader, and where too few replicas would be in sync.
     """
-    _say_replicas(
-        _settle(target, broker_id, lambda known: known - {replica}, min_in_sync)
-    )
+    _settle(target, broker_id, min_in_sync, lambda known: known - {replica})
 
 
 def _settle(
     target: Target,
     broker_id: int | None,
-    change: Callable[[frozenset[int]], frozenset[int]],
     min_in_sync: int | None,
-) -> SetRecord:
+    replicas_of: Callable[[frozenset[int]], frozenset[int]],
+) -> None:
     """Change which replicas there are, and how many must have a put."""
 
     def plan(view: SetView, record: SetRecord) -> Change | None:
-        replicas = change(record.replicas)
-        if replicas == record.replicas and min_in_sync in {None, record.min}:
+        replicas, least = replicas_of(record.replicas), min_in_sync or record.min
+        if (replicas, least) == (record.replicas, record.min):
             return None
         version = view.view.version
-        return plan_settings(
-            record, version, replicas=replicas, min_in_sync=min_in_sync
-        )
+        return plan_settings(record, version, replicas=replicas, min_in_sync=least)
 
-    return at_set(target, broker_id, lambda nodes, _clock: change_set(nodes, plan))
+    record = at_set(target, broker_id, lambda nodes, _: change_set(nodes, plan))
+    _say_replicas(record)
 
 
 def _say_replicas(record: SetRecord) -> None:
@@ -315,9 +320,7 @@ def _numbers(replicas: Iterable[int]) -> str:
 
 @command(
     "replicas transfer",
-    click.option(
-        "--to", "replica", required=True, type=REPLICA, help="Who is to lead."
-    ),
+    replica_option("--to", "replica", "Who is to lead.", required=True),
     id_option,
     examples=("metaq replicas transfer --to 2",),
 )
@@ -357,13 +360,7 @@ def _lead(
 
 @command(
     "replicas elect",
-    click.option(
-        "--force",
-        "replica",
-        required=True,
-        type=REPLICA,
-        help="The replica that has the most.",
-    ),
+    replica_option("--force", "replica", "The one that has the most.", required=True),
     id_option,
     examples=("metaq replicas elect --force 2",),
 )
@@ -373,7 +370,6 @@ def elect(
     broker_id: int | None,
     *,
     is_sure: bool,
-    as_json: bool,
     leads_s: float = LEADS_S,
 ) -> bool:
     """Let one replica lead with what it has, when those with all bytes are gone.
@@ -381,16 +377,16 @@ def elect(
     Prints which logs of other replicas that are there have more, and asks. What it
     lacks is lost for good: the others are cut to what it has.
     """
-    view, answers = look(target, broker_id)
-    record, facts = view.view.record, _facts(answers)
+    view, facts, errors = look(target, broker_id)
+    record = view.view.record
     if record is None:
         raise ReplicaSetError("no record in ZooKeeper: first 'metaq replicas restore'")
     if replica not in facts:
-        reason = answers.get(replica, "it is not there")
+        reason = errors.get(replica, "it is not there")
         raise ReplicaSetError(f"replica {replica} does not say what it has: {reason}")
     losses = find_losses(facts, replica)
     rows = [(*each[:4], _numbers(each.replicas)) for each in losses]
-    render.print_rows(LOSS_COLUMNS, rows, as_json=as_json)
+    render.print_rows(LOSS_COLUMNS, rows, as_json=False)
     unknown = record.replicas - facts.keys()
     render.say(
         f"{len(losses)} logs of {len(facts[replica].logs)} have less at replica"
@@ -415,18 +411,7 @@ def _has_claim(record: SetRecord, nonce: str) -> bool:
 
 @command(
     "replicas restore",
-    click.option(
-        "--missing",
-        multiple=True,
-        type=REPLICA,
-        help="Go on without this replica; may be repeated.",
-    ),
-    click.option(
-        "--from",
-        "chosen",
-        type=REPLICA,
-        help="Believe this replica, where copies contradict each other.",
-    ),
+    replica_option("--missing", "missing", "Go on without it.", multiple=True),
     id_option,
     examples=("metaq replicas restore --dry-run", "metaq replicas restore --missing 3"),
 )
@@ -434,11 +419,9 @@ def restore(
     target: Target,
     broker_id: int | None,
     missing: tuple[int, ...],
-    chosen: int | None,
     *,
     is_dry: bool,
     is_sure: bool,
-    as_json: bool,
 ) -> None:
     """Write the record of a set again, when ZooKeeper has lost it or was set back.
 
@@ -446,26 +429,11 @@ def restore(
     them before.
     """
     nonce = uuid.uuid4().hex
-    view, answers = look(target, broker_id)
-    facts, found = _facts(answers), view.view.record
+    view, facts, errors = look(target, broker_id)
     copies = {k: one.record for k, one in facts.items() if one.record is not None}
-    record = restored_record(
-        copies, found, missing=frozenset(missing), nonce=nonce, chosen=chosen
-    )
-    columns = ("id", "address", "epoch", "revision", "flag", "logs", "end_bytes")
-    rows = [
-        (
-            k,
-            view.shown[k].address,
-            copy.epoch.number,
-            copy.revision,
-            view.shown[k].presence.flag.value or None,
-            len(facts[k].logs),
-            sum(log.end for log in facts[k].logs),
-        )
-        for k, copy in sorted(copies.items())
-    ]
-    render.print_rows(columns, rows, as_json=as_json)
+    found = view.view.record
+    record = restored_record(copies, found, missing=frozenset(missing), nonce=nonce)
+    _print_rows(_rows(record, view, facts, errors))
     question = (
         f"Restore the set with replicas {_numbers(record.replicas)}, of which"
         f" {_numbers(record.in_sync)} are in sync?"
@@ -473,23 +441,15 @@ def restore(
     if not render.may_change(question, is_dry=is_dry, is_sure=is_sure):
         return
 
-    async def write(nodes: SetNodes, _clock: Clock) -> None:
-        now = await nodes.read(synced=True)
-        if now.view.record is None:
-            await _create(nodes, record, {})
-            return
+    def plan(view: SetView, found: SetRecord) -> Change | None:
+        if _has_claim(found, nonce):
+            return None
+        if found.revision >= record.revision:
+            raise ReplicaSetError("the set has a newer record now: look again")
+        version = view.view.version
+        return Change(Purpose.OPERATOR, record, version, LeaderNode.DELETED)
 
-        def plan(view: SetView, found: SetRecord) -> Change | None:
-            if _has_claim(found, nonce):
-                return None
-            if found.revision >= record.revision:
-                raise ReplicaSetError("the set has a newer record now: look again")
-            version = view.view.version
-            return Change(Purpose.OPERATOR, record, version, LeaderNode.DELETED)
-
-        await change_set(nodes, plan)
-
-    at_set(target, broker_id, write)
+    at_set(target, broker_id, lambda nodes, _: change_set(nodes, plan, first=record))
     _say_replicas(record)
 
 
@@ -500,20 +460,9 @@ def restore(
     "replicas init",
     config_option,
     settings_option,
-    click.option(
-        "--replica",
-        "others",
-        multiple=True,
-        type=REPLICA,
-        help="Another replica of the set; may be repeated.",
-    ),
-    click.option(
-        "--min",
-        "min_in_sync",
-        type=REPLICA,
-        default=MIN_IN_SYNC,
-        show_default=True,
-        help="So many replicas must have a put before it is acknowledged.",
+    replica_option("--replica", "others", "Another one of the set.", multiple=True),
+    replica_option(
+        "--min", "min_in_sync", MIN_TEXT, default=MIN_IN_SYNC, show_default=True
     ),
     examples=("metaq replicas init --config server.ini --replica 2 --replica 3",),
 )
@@ -533,14 +482,9 @@ def init(
     """
     config = load_config(str(path), read_bytes, settings)
     replica, target = _replica_of(config, new_coordinator)
-    nonce = uuid.uuid4().hex
-    drawn = make_record(
-        uuid.uuid4().hex,
-        replica,
-        {replica, *others},
-        min_in_sync=min_in_sync,
-        nonce=nonce,
-    )
+    set_id, nonce = uuid.uuid4().hex, uuid.uuid4().hex
+    everyone = {replica, *others}
+    drawn = make_record(set_id, replica, everyone, min_in_sync=min_in_sync, nonce=nonce)
     fs = SystemFileSystem()
     with locked(data_paths(config)) as paths:
         count = sum(len(find_logs(fs, each)) for each in paths)
@@ -552,10 +496,11 @@ def init(
         question = "Is this the one data directory that has the data?"
         render.may_change(question, is_dry=False, is_sure=is_sure)
 
-        def make(nodes: SetNodes, clock: Clock) -> Awaitable[SetRecord]:
-            return make_set(nodes, clock, paths, drawn, replica)
-
-        record = at_set(target, config.system.broker_id, make)
+        record = at_set(
+            target,
+            config.system.broker_id,
+            lambda nodes, clock: make_set(nodes, clock, paths, drawn, replica),
+        )
     _say_replicas(record)
 
 
@@ -582,9 +527,12 @@ async def make_set(
         found=found,
         draw=secrets.token_bytes,
     )
-    if found is None:
-        await _create(nodes, record, {replica: member})
-    return record
+
+    def check(_view: SetView, found: SetRecord) -> None:
+        if found.set_id != record.set_id:
+            raise ReplicaSetError(f"another set was made: {found.set_id}")
+
+    return await change_set(nodes, check, first=record, members={replica: member})
 
 
 @command(
@@ -611,16 +559,9 @@ def join(
     config = load_config(str(path), read_bytes, settings)
     replica, target = _replica_of(config, new_coordinator)
 
-    async def look(nodes: SetNodes, _clock: Clock) -> SetView:
-        return await nodes.read(synced=True)
-
-    view = at_set(target, config.system.broker_id, look)
-    record = view.view.record
-    if record is None or replica not in record.replicas:
-        raise ReplicaSetError(
-            f"replica {replica} is none of {sorted(record.replicas) if record else []}:"
-            f" run 'metaq replicas add {replica}' first"
-        )
+    broker_id = config.system.broker_id
+    view = at_set(target, broker_id, lambda nodes, _: nodes.read(synced=True))
+    record = check_newcomer(view.view.record, broker_id, replica, log_count=0)
     others = (record.in_sync & counted(view.view.presences)) - {replica}
     fs = SystemFileSystem()
     with locked(data_paths(config)) as paths:
@@ -665,21 +606,3 @@ def locked(paths: Sequence[Path]) -> Iterator[Sequence[Path]]:
             path.mkdir(parents=True, exist_ok=True)
             held.callback(fs.lock_directory(path).release)
         yield paths
-
-
-async def _create(
-    nodes: SetNodes, record: SetRecord, members: dict[int, Member]
-) -> None:
-    """Make the nodes of a set.
-
-    Raises:
-        ReplicaSetError: another record was made.
-        CoordinationError: ZooKeeper does not answer.
-    """
-    outcome = await nodes.create_record(record, members)
-    if outcome is not Outcome.LANDED:
-        found = (await nodes.read(synced=True)).view.record
-        if found is None:
-            raise CoordinationError("ZooKeeper did not answer: run the command again")
-        if found.set_id != record.set_id or not _has_claim(found, record.epoch.nonce):
-            raise ReplicaSetError(f"another set was made: {found.set_id}")

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from metaq.model import Offset
+from metaq.replication.json_values import LogNumber
 
 
 class Epoch(NamedTuple):
@@ -51,7 +52,7 @@ EpochTable: TypeAlias = tuple[EpochStart, ...]
 class CopyFacts:
     """One replica's copy of a log, as its join or its answer says it."""
 
-    number: int
+    number: LogNumber
     """Number of the log: of two that had one name, each has its own."""
     start: Offset
     """Log start."""
@@ -66,6 +67,15 @@ class CopyFacts:
         """Epoch of its last byte, and its end: which of two copies has more."""
         kept = entries_within(self.table, self.start, self.end)
         return (kept[-1].epoch if kept else NO_EPOCH), self.end
+
+    def fault(self) -> str | None:
+        """Return how it contradicts itself, as read from a message; None if not.
+
+        A watermark above the end is said as it is: then bytes are missing there.
+        """
+        if self.start <= self.end:
+            return None
+        return f"log {self.number} starts at {self.start}, ends at {self.end}"
 
 
 def entries_within(

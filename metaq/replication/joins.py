@@ -100,8 +100,8 @@ def watermark(own: Offset, leader: Offset, end: Offset) -> Offset:
 
 def check_newcomer(
     record: SetRecord | None, broker_id: int, replica: int, *, log_count: int
-) -> None:
-    """Refuse a directory without a `set` file that is none of a new replica.
+) -> SetRecord:
+    """Return the record of a set that a directory without a `set` file may join.
 
     Args:
         record: of the set; None: there is none.
@@ -127,3 +127,4 @@ def check_newcomer(
             f"replica {replica} has {log_count} partitions that are no part of the set:"
             " run 'metaq replicas join --discard' to begin without them"
         )
+    return record

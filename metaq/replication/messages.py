@@ -16,35 +16,33 @@
 | `tail` | a claimer | the same | take over what it lacks itself |
 | | one with damage | any with a good copy | mend it, where both copies are the same |
 
-A head has the fields of its message by name, without those that have their default.
-Properties that are not known are left out. What a peer sends is checked here once:
-kinds, ranges and sizes, and the checksum of the bytes of each chunk.
+A head is its message as `json_values.py` has it, with a row for each chunk. What a peer
+sends is checked here once: kinds, ranges and sizes, and the checksum of the bytes of
+each chunk.
 """
 
 import json
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from inspect import Parameter, signature
-from typing import Any, Final, NamedTuple, TypeVar
+from operator import attrgetter
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from metaq.errors import RemoteProtocolError
 from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.protocol.codec import PRODUCER
-from metaq.protocol.decimals import I32_MAX, I64_MAX, I64_MIN
+from metaq.protocol.decimals import I64_MAX
 from metaq.record.checksum import crc32
 from metaq.replication.election import Flag
-from metaq.replication.epochs import CopyFacts, Epoch, EpochStart
-from metaq.replication.json_fields import (
+from metaq.replication.epochs import CopyFacts, Epoch
+from metaq.replication.json_values import (
     FieldError,
+    LogNumber,
     Reader,
-    listed,
+    fields_of,
     number,
-    one_of,
-    row,
-    switch,
-    text,
+    reader_of,
     to_json,
 )
 from metaq.replication.progress import JoinAnswer
@@ -60,10 +58,9 @@ TAIL: Final = "tail"
 STALE_EPOCH: Final = "stale-epoch"
 """Code of a refusal: the message is of an epoch that is over; `epoch` is the later."""
 
-U32_MAX: Final = 2**32 - 1
-U64_MAX: Final = 2**64 - 1
-
 _HEAD: Final = struct.Struct(">I")
+_U32: TypeAlias = Annotated[int, number(0, 2**32 - 1)]
+_POSITIVE: Final = number(1, 2**32 - 1)
 
 T = TypeVar("T")
 
@@ -106,7 +103,7 @@ class JoinReply:
 
     epoch: Epoch
     logs: tuple[LogAnswer, ...]
-    gone: tuple[int, ...]
+    gone: tuple[LogNumber, ...]
     """Numbers of the follower's logs that were deleted."""
     is_lost: bool
     """The follower lacks bytes that it promised; it cuts nothing before it knows."""
@@ -120,7 +117,7 @@ class Pull:
     replica: int
     incarnation: int
     revision: int
-    acks: tuple[tuple[int, Offset], ...]
+    acks: tuple[tuple[LogNumber, Offset], ...]
     """Number of a log and its synced end, of those that changed."""
     credit_bytes: int
     """Most bytes of records in the answer; one append may be larger."""
@@ -170,12 +167,12 @@ class Data:
     """The answer to a pull."""
 
     epoch: Epoch
-    marks: tuple[tuple[int, Offset, Offset], ...] = ()
+    marks: tuple[tuple[LogNumber, Offset, Offset], ...] = ()
     """Number, high watermark and log start, of logs of which one has moved."""
-    chunks: tuple[Chunk, ...] = ()
+    chunks: Annotated[tuple[Chunk, ...], lambda found, _: found] = ()
     births: tuple[LogAnswer, ...] = ()
     """Logs that the leader has made since."""
-    gone: tuple[int, ...] = ()
+    gone: tuple[LogNumber, ...] = ()
     """Numbers of logs that it has deleted since."""
 
 
@@ -203,7 +200,7 @@ class TailRequest:
 
     set_id: str
     epoch: Epoch
-    number: int
+    number: LogNumber
     offset: Offset
     max_bytes: int
     is_unchecked: bool = False
@@ -222,110 +219,57 @@ class TailReply:
     """They are damaged there, too."""
 
 
-# -- fields ---------------------------------------------------------------------------
-
-
-def _copy(value: Any, name: str) -> CopyFacts:
-    copy = _FACTS(value, name)
-    # A watermark above the end is said as it is: then bytes are missing there.
-    if copy.start > copy.end:
-        raise FieldError(
-            f"log {copy.number}: starts at {copy.start}, ends at {copy.end}"
-        )
-    return copy
-
-
-def _copy_or_none(value: Any, name: str) -> CopyFacts | None:
-    return None if value is None else _copy(value, name)
-
-
-def _items(*items: Any) -> tuple[Any, ...]:
-    return items
-
-
 class _ChunkRow(NamedTuple):
     """Head of a chunk."""
 
-    number: int
+    number: LogNumber
     offset: Offset
-    size_bytes: SizeBytes
-    record_count: int
+    size_bytes: Annotated[SizeBytes, _POSITIVE]
+    record_count: Annotated[int, _POSITIVE]
     last_id: MessageId
-    crc32: int
+    crc32: _U32
     segment: Offset
-    notes: int
+    notes: _U32
     """Number of its notes."""
-    notes_crc32: int
+    notes_crc32: _U32
 
 
-_COUNT: Final = number()
-_OFFSET: Final = number()
-_ID: Final = number(I64_MIN)
-_U32: Final = number(0, U32_MAX)
-_NUMBER: Final = number(0, U64_MAX)
-_NUMBERS: Final = listed(_NUMBER, "log number")
-_EPOCH: Final = row(Epoch, epoch=_COUNT, nonce=text)
-_ENTRY: Final = row(EpochStart, epoch=_EPOCH, start=_OFFSET)
-_FACTS: Final = row(
-    CopyFacts,
-    number=_NUMBER,
-    start=_OFFSET,
-    end=_OFFSET,
-    hw=_OFFSET,
-    table=listed(_ENTRY, "entry"),
-)
-_LOG_ID: Final = row(LogId, topic=text, partition=number(0, I32_MAX))
-_LOGS: Final = listed(row(JoinLog, log_id=_LOG_ID, copy=_copy), "log")
-_ANSWER: Final = row(JoinAnswer, copy=_copy, point=_OFFSET, target=_OFFSET)
-_ANSWERS: Final = listed(row(LogAnswer, log_id=_LOG_ID, answer=_ANSWER), "answer")
-_ACKS: Final = listed(row(_items, number=_NUMBER, end=_OFFSET), "ack")
-_MARKS: Final = listed(row(_items, number=_NUMBER, hw=_OFFSET, start=_OFFSET), "mark")
-_CHUNK: Final = row(
-    _ChunkRow,
-    number=_NUMBER,
-    offset=_OFFSET,
-    size_bytes=number(1, U32_MAX),
-    record_count=number(1, U32_MAX),
-    last_id=_ID,
-    crc32=_U32,
-    segment=_OFFSET,
-    notes=_U32,
-    notes_crc32=_U32,
-)
-_CHUNKS: Final = listed(_CHUNK, "chunk")
+_facts_of: Final = attrgetter(*_ChunkRow._fields[:7])
+_read_rows: Final = reader_of(tuple[_ChunkRow, ...])
 
 
-# -- payloads -------------------------------------------------------------------------
+def _codec(kind: type[T]) -> tuple[Callable[[T], bytes], Callable[[bytes], T]]:
+    """Return what writes the messages of a class, and what reads them.
+
+    The one that reads raises RemoteProtocolError for what the other does not write.
+    """
+    read = reader_of(kind)
+
+    def encode(message: T) -> bytes:
+        head = fields_of(message)
+        return _encode(head, head.pop("chunks", ()))
+
+    return encode, lambda payload: _decode(payload, read)
 
 
-def _encode(head: dict[str, Any], chunks: Iterable[Chunk] = ()) -> bytes:
+def _encode(head: dict[str, Any], chunks: Iterable[Chunk]) -> bytes:
     rows, bodies = [], list[Buffer]()
     for each in chunks:
         notes = b"".join(map(_encode_note, each.batches))
-        rows.append(
-            _ChunkRow(
-                each.number,
-                each.offset,
-                each.size_bytes,
-                each.record_count,
-                each.last_id,
-                each.crc32,
-                each.segment,
-                len(each.batches),
-                crc32(notes),
-            )
-        )
+        rows.append((*_facts_of(each), len(each.batches), crc32(notes)))
         bodies += (notes, *each.body)
     if rows:
         head["chunks"] = rows
-    data = to_json(head).encode()
+    data = to_json(head)
     return b"".join((_HEAD.pack(len(data)), data, *bodies))
 
 
-def _decode(
-    payload: bytes, readers: Mapping[str, Reader[Any]], optional: Collection[str] = ()
-) -> dict[str, Any]:
-    """Return the fields of a head, and `chunks`, which fill the rest exactly."""
+def _decode(payload: bytes, read: Reader) -> Any:
+    """Return what a reader says of a head, with its chunks in the place of their rows.
+
+    Raises:
+        RemoteProtocolError: it is not as it is written here.
+    """
     try:
         (length,) = _HEAD.unpack_from(payload)
         head = json.loads(payload[_HEAD.size : _HEAD.size + length])
@@ -336,23 +280,18 @@ def _decode(
     if not isinstance(head, dict):
         raise RemoteProtocolError(f"message: expected an object, got {head!r:.80}")
     try:
-        found = {
-            name: read(head.get(name), name)
-            for name, read in readers.items()
-            if name in head or name not in optional
-        }
-        rows = _CHUNKS(head.get("chunks", []), "chunks")
+        rows = _read_rows(head.get("chunks", []), "chunks")
         rest = memoryview(payload)[_HEAD.size + length :]
-        found["chunks"] = _decode_chunks(rows, rest)
+        return read(head | {"chunks": _decode_chunks(rows, rest)}, "message")
     except FieldError as error:
         raise RemoteProtocolError(str(error)) from error
-    return found
 
 
 def _decode_chunks(rows: Iterable[_ChunkRow], rest: memoryview) -> tuple[Chunk, ...]:
+    """Return the chunks, which fill the rest of a message exactly."""
     chunks = []
-    for each in rows:
-        chunk, size = _decode_chunk(each, rest)
+    for row in rows:
+        chunk, size = _decode_chunk(row, rest)
         chunks.append(chunk)
         rest = rest[size:]
     if rest:
@@ -360,21 +299,21 @@ def _decode_chunks(rows: Iterable[_ChunkRow], rest: memoryview) -> tuple[Chunk, 
     return tuple(chunks)
 
 
-def _decode_chunk(found: _ChunkRow, rest: memoryview) -> tuple[Chunk, int]:
+def _decode_chunk(row: _ChunkRow, rest: memoryview) -> tuple[Chunk, int]:
     """Return a chunk, and the number of bytes that are its own."""
-    offset, note_bytes = found.offset, found.notes * ENTRY_BYTES
-    size = note_bytes + found.size_bytes
-    if size > len(rest) or offset + found.size_bytes > I64_MAX:
+    offset, note_bytes = row.offset, row.notes * ENTRY_BYTES
+    size = note_bytes + row.size_bytes
+    if size > len(rest) or offset + row.size_bytes > I64_MAX:
         raise FieldError(f"chunk: expected {size} bytes, got {len(rest)}")
     notes, body = rest[:note_bytes], rest[note_bytes:size]
-    for part, expected in ((body, found.crc32), (notes, found.notes_crc32)):
+    for part, expected in ((body, row.crc32), (notes, row.notes_crc32)):
         if (got := crc32(part)) != expected:
             raise FieldError(
-                f"chunk of log {found.number} at {offset}: expected checksum"
+                f"chunk of log {row.number} at {offset}: expected checksum"
                 f" {expected}, got {got}"
             )
     batches = tuple(map(_decode_note, ENTRY.iter_unpack(notes)))
-    chunk = Chunk(*found[:7], batches, (body,))
+    chunk = Chunk(*row[:7], batches, (body,))
     for batch in batches:
         if not offset <= batch.offset or batch.end_offset > chunk.end_offset:
             raise FieldError(f"chunk at {offset}: {batch} is not in it")
@@ -404,80 +343,13 @@ def _decode_note(entry: tuple[Any, ...]) -> StoredBatch:
     )
 
 
-# -- messages -------------------------------------------------------------------------
-
-
-def _codec(
-    kind: Callable[..., T], **readers: Reader[Any]
-) -> tuple[Callable[[T], bytes], Callable[[bytes], T]]:
-    """Return what writes the messages of a class, and what reads them.
-
-    The one that reads raises RemoteProtocolError for what the other does not write.
-
-    Args:
-        kind: the class.
-        readers: name of each field in the head → its reader.
-    """
-    defaults = {name: each.default for name, each in signature(kind).parameters.items()}
-    optional = [name for name, each in defaults.items() if each is not Parameter.empty]
-
-    def encode(message: T) -> bytes:
-        head = {name: getattr(message, name) for name in readers}
-        head = {name: each for name, each in head.items() if each != defaults[name]}
-        return _encode(head, getattr(message, "chunks", ()))
-
-    def decode(payload: bytes) -> T:
-        found = _decode(payload, readers, optional)
-        if "chunks" not in defaults:
-            del found["chunks"]
-        return kind(**found)
-
-    return encode, decode
-
-
-encode_join, decode_join = _codec(
-    JoinRequest,
-    set_id=text,
-    epoch=_EPOCH,
-    replica=_COUNT,
-    incarnation=_COUNT,
-    token=text,
-    revision=_COUNT,
-    flag=one_of(Flag),
-    logs=_LOGS,
-)
-encode_join_reply, decode_join_reply = _codec(
-    JoinReply, epoch=_EPOCH, logs=_ANSWERS, gone=_NUMBERS, is_lost=switch
-)
-encode_pull, decode_pull = _codec(
-    Pull,
-    epoch=_EPOCH,
-    replica=_COUNT,
-    incarnation=_COUNT,
-    revision=_COUNT,
-    acks=_ACKS,
-    credit_bytes=_COUNT,
-    wants_hw=switch,
-)
-encode_data, decode_data = _codec(
-    Data, epoch=_EPOCH, marks=_MARKS, births=_ANSWERS, gone=_NUMBERS
-)
-encode_tables, decode_tables = _codec(
-    TablesRequest, set_id=text, epoch=_EPOCH, replica=_COUNT
-)
-encode_tables_reply, decode_tables_reply = _codec(
-    TablesReply, copies=_LOGS, last_id=_ID
-)
-encode_tail, decode_tail = _codec(
-    TailRequest,
-    set_id=text,
-    epoch=_EPOCH,
-    number=_NUMBER,
-    offset=_OFFSET,
-    max_bytes=_COUNT,
-    is_unchecked=switch,
-    copy=_copy_or_none,
-)
+encode_join, decode_join = _codec(JoinRequest)
+encode_join_reply, decode_join_reply = _codec(JoinReply)
+encode_pull, decode_pull = _codec(Pull)
+encode_data, decode_data = _codec(Data)
+encode_tables, decode_tables = _codec(TablesRequest)
+encode_tables_reply, decode_tables_reply = _codec(TablesReply)
+encode_tail, decode_tail = _codec(TailRequest)
 
 
 def encode_tail_reply(reply: TailReply) -> bytes:
@@ -492,8 +364,13 @@ def decode_tail_reply(payload: bytes) -> TailReply:
     Raises:
         RemoteProtocolError: it is not as `encode_tail_reply` writes it.
     """
-    found = _decode(payload, {"damaged": switch}, ("damaged",))
-    chunks, is_damaged = found["chunks"], found.get("damaged", False)
+    reply: TailReply = _decode(payload, _tail_reply)
+    return reply
+
+
+def _tail_reply(head: dict[str, Any], _: str) -> TailReply:
+    chunks: tuple[Chunk, ...] = head["chunks"]
     if len(chunks) > 1:
-        raise RemoteProtocolError(f"tail: expected 1 chunk, got {len(chunks)}")
+        raise FieldError(f"tail: expected 1 chunk, got {len(chunks)}")
+    is_damaged = head.get("damaged", False) is True
     return TailReply(chunks[0] if chunks else None, is_damaged)

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from metaq.clock import Clock
@@ -52,17 +53,19 @@ TRIES: Final = 10
 """Changes of others that a command yields to."""
 POLL_S: Final = 0.1
 """Interval of looks at what becomes of a change."""
+NO_MEMBERS: Final[Mapping[int, Member]] = MappingProxyType({})
 NUMBER_BYTES: Final = 8
 """Size of a log number, drawn at random."""
 
 
 async def ask_replicas(
     view: SetView, clock: Clock, *, timeout_s: float
-) -> dict[int, ReplicaFacts | MetaqError]:
-    """Return the facts of each replica that is there, or why it has not given them."""
+) -> tuple[dict[int, ReplicaFacts], dict[int, MetaqError]]:
+    """Return the facts of the replicas that are there, and why others gave none."""
     deadline_s = clock.monotonic_s() + timeout_s
+    facts, errors = dict[int, ReplicaFacts](), dict[int, MetaqError]()
 
-    async def ask(address: str) -> ReplicaFacts | MetaqError:
+    async def ask(replica: int, address: str) -> None:
         try:
             connection = await open_connection(
                 decode_address(address.encode()),
@@ -73,15 +76,14 @@ async def ask_replicas(
             try:
                 command = Stats(ITEM, connection.next_opaque())
                 reply = await connection.call(command, deadline_s=deadline_s)
-                return decode_facts(require_ok(reply).text)
+                facts[replica] = decode_facts(require_ok(reply).text)
             finally:
                 connection.close("asked")
         except MetaqError as error:
-            return error
+            errors[replica] = error
 
-    shown = view.shown
-    answers = await asyncio.gather(*(ask(each.address) for each in shown.values()))
-    return dict(zip(shown, answers, strict=True))
+    await asyncio.gather(*(ask(k, each.address) for k, each in view.shown.items()))
+    return facts, errors
 
 
 class LogLoss(NamedTuple):
@@ -134,12 +136,20 @@ Plan = Callable[[SetView, SetRecord], Change | None]
 """Return the change of what was read; None where nothing is to be done any more."""
 
 
-async def change_set(nodes: SetNodes, plan: Plan) -> SetRecord:
+async def change_set(
+    nodes: SetNodes,
+    plan: Plan,
+    *,
+    first: SetRecord | None = None,
+    members: Mapping[int, Member] = NO_MEMBERS,
+) -> SetRecord:
     """Carry out a change of the record, and return the record after it.
 
     Args:
         nodes: of a command.
         plan: called again where others were faster, or an answer got lost.
+        first: the record that is made where there is none. None: that is an error.
+        members: replicas whose data is known; they are made with the first record.
 
     Raises:
         ReplicaSetError: there is no set, or as `plan`.
@@ -148,17 +158,22 @@ async def change_set(nodes: SetNodes, plan: Plan) -> SetRecord:
     for _ in range(TRIES):
         view = await nodes.read(synced=True)
         record = view.view.record
-        if record is None:
+        if record is not None:
+            change = plan(view, record)
+            if change is None:
+                return record
+            after = change.record
+            outcome = await nodes.propose(change, member=None, leader_data=b"")
+        elif first is not None:
+            after = first
+            outcome = await nodes.create_record(first, members)
+        else:
             raise ReplicaSetError(
                 "there is no replica set in ZooKeeper: 'metaq replicas init' makes one,"
                 " 'metaq replicas restore' brings back one that was lost"
             )
-        change = plan(view, record)
-        if change is None:
-            return record
-        outcome = await nodes.propose(change, member=None, leader_data=b"")
         if outcome is Outcome.LANDED:
-            return change.record
+            return after
     raise CoordinationError(f"the set changed {TRIES} times meanwhile: try again")
 
 

@@ -484,7 +484,6 @@ def restored_record(
     *,
     missing: AbstractSet[int],
     nonce: str,
-    chosen: int | None = None,
 ) -> SetRecord:
     """Return the record that follows from the replicas' copies.
 
@@ -495,23 +494,21 @@ def restored_record(
         found: what ZooKeeper has, older than some copy; None where it has nothing.
         missing: replicas that the operator goes on without.
         nonce: a text that no claim has.
-        chosen: the replica whose copy is to be believed, where they contradict each
-            other; what was acknowledged under another one may be lost. None: the
-            newest.
 
     Raises:
-        ReplicaSetError: copies contradict each other and none is chosen, or a replica
-            has not shown its copy.
+        ReplicaSetError: copies contradict each other, or a replica has not shown its
+            copy.
     """
     if not copies:
         raise ReplicaSetError("expected the copy of one replica or more, got none")
     first = max(copies, key=lambda k: (copies[k].epoch.number, copies[k].revision))
-    newest = copies[first if chosen is None else chosen]
+    newest = copies[first]
     for replica, copy in copies.items():
-        if chosen is None and (reason := foreign_reason(copy, newest)):
+        if reason := foreign_reason(copy, newest):
             raise ReplicaSetError(
                 f"set {newest.set_id}: the copies of replicas {replica} and {first} are"
-                f" of two histories ({reason}); choose whose is believed"
+                f" of two histories ({reason}); stop the replicas of one of them, and"
+                " name these as missing"
             )
     if silent := newest.replicas - copies.keys() - missing:
         raise ReplicaSetError(

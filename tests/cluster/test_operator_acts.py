@@ -23,7 +23,6 @@ pytestmark = [
 ]
 
 FROZEN = PresenceState.FROZEN
-SURE: dict[str, Any] = {"is_sure": True, "as_json": True}
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ def test_a_set_that_zookeeper_lost_is_restored(cluster: Cluster) -> None:
 
         wait_frozen(cluster, 1, 2, 3)
         ledger.note("restore")
-        replicas.restore(cluster.target, BROKER_ID, (), None, is_dry=False, **SURE)
+        replicas.restore(cluster.target, BROKER_ID, (), is_dry=False, is_sure=True)
         cluster.wait_whole()
         wait_acked(ledger)
 
@@ -68,7 +67,7 @@ def test_a_replica_is_forced_to_lead_when_the_others_are_gone(
         ledger.note(f"kill {leader} and {other}, force {last}")
         for number in (leader, other):
             cluster.replicas[number].kill()
-        assert replicas.elect(cluster.target, last, BROKER_ID, **SURE)
+        assert replicas.elect(cluster.target, last, BROKER_ID, is_sure=True)
         assert cluster.record.in_sync == {last}
         before = len(ledger.acked)
         cluster.replicas[leader].start()
@@ -134,7 +133,7 @@ def test_a_set_that_zookeeper_was_set_back_for_is_restored(
         cluster.zookeeper.start()
         wait_frozen(cluster, 1, 2, 3)
         ledger.note("restore")
-        replicas.restore(cluster.target, BROKER_ID, (), None, is_dry=False, **SURE)
+        replicas.restore(cluster.target, BROKER_ID, (), is_dry=False, is_sure=True)
         cluster.wait_whole()
         wait_acked(ledger)
 
@@ -176,10 +175,10 @@ def test_a_set_made_of_an_empty_directory_takes_nothing_from_the_others(
         for each in cluster.replicas.values():
             each.start()
         wait_frozen(cluster, 1, 2, 3)
-        ledger.note("believe 1, and empty 3 again")
-        replicas.restore(cluster.target, BROKER_ID, (), 1, is_dry=False, **SURE)
+        ledger.note("empty 3 again, and restore the set of the others")
         wrong.kill()
         wrong.wipe()
+        replicas.restore(cluster.target, BROKER_ID, (3,), is_dry=False, is_sure=True)
         cluster.mend()
         wait_acked(ledger)
 

@@ -1,6 +1,6 @@
 """A proxy on whose way bits flip: answers are damaged, what is stored is not."""
 
-import asyncio
+from typing import Any
 
 from metaq.testing.proxy import Proxy
 
@@ -15,8 +15,8 @@ class FlippingProxy(Proxy):
         """Answers that are still to be damaged; any thread may set it."""
         self.flip_count = 0
 
-    def _make_end(self) -> asyncio.Protocol:
-        client = super()._make_end()
+    def _make_end(self) -> Any:
+        client: Any = super()._make_end()
         server = client.peer
         receive, rest_bytes, before = server.data_received, len(self._wanted) - 1, b""
 
