@@ -65,6 +65,7 @@ class Alarm(enum.Enum):
     JOB_FAILED = "job_failed"
     REPLICA_FROZEN = "replica_frozen"
     REPLICA_INCOMPLETE = "replica_incomplete"
+    REPLICAS_DIFFER = "replicas_differ"
     SET_LEADERLESS = "set_leaderless"
     TOO_FEW_REPLICAS = "too_few_replicas"
 
@@ -81,6 +82,7 @@ _FAILING: Final = frozenset(
         Alarm.TRANSACTIONS_SILENT,
         Alarm.TRANSACTIONS_STUCK,
         Alarm.REPLICA_FROZEN,
+        Alarm.REPLICAS_DIFFER,
         Alarm.SET_LEADERLESS,
         Alarm.TOO_FEW_REPLICAS,
     }
@@ -216,6 +218,8 @@ def _judge_replica(replica: ReplicaStatus) -> Iterator[tuple[Alarm, str]]:
     if replica.is_incomplete:
         text = f"replica {replica.replica} lacks bytes, and counts for nothing"
         yield Alarm.REPLICA_INCOMPLETE, text
+    if replica.differing:
+        yield Alarm.REPLICAS_DIFFER, f"copies differ: {replica.differing}"
     if replica.leaderless_s > LEADERLESS_S:
         text = f"no replica leads the set for {replica.leaderless_s:.0f} s"
         yield Alarm.SET_LEADERLESS, text

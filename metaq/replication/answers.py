@@ -14,15 +14,19 @@ from metaq.errors import (
     WireError,
 )
 from metaq.protocol.commands import Follow
+from metaq.replication.comparing import answer_sum
 from metaq.replication.leading import Answer, LeadingStreams
 from metaq.replication.messages import (
+    SumRequest,
     TablesReply,
     TablesRequest,
     TailRequest,
     decode_join,
     decode_pull,
+    decode_sum,
     decode_tables,
     decode_tail,
+    encode_sum_reply,
     encode_tables_reply,
     encode_tail_reply,
 )
@@ -88,6 +92,9 @@ class Answers:
             case "tail":
                 wanted = decode_tail(command.payload)
                 self._spawn(partial(self._tail, wanted), answer)
+            case "sum":
+                compared = decode_sum(command.payload)
+                self._spawn(partial(self._sum, compared), answer)
             case _:
                 raise ServerError(f"follow: no message is called {command.kind!r:.40}")
 
@@ -123,6 +130,11 @@ class Answers:
     async def _tail(self, asked: TailRequest) -> bytes:
         return encode_tail_reply(
             await answer_tail(self._logs.logs(), self._epochs, asked)
+        )
+
+    async def _sum(self, asked: SumRequest) -> bytes:
+        return encode_sum_reply(
+            await answer_sum(self._logs.logs(), self._epochs, asked)
         )
 
     async def end(self) -> None:

@@ -21,6 +21,7 @@ from metaq.clock import Clock
 from metaq.errors import MetaqError, StorageError
 from metaq.model import BrokerAddress, Offset, parse_broker_address
 from metaq.peer.connection import BrokerConnection
+from metaq.replication.comparing import Comparison
 from metaq.replication.election import Flag, unflagged
 from metaq.replication.follow_task import connect
 from metaq.replication.following import ask
@@ -50,6 +51,8 @@ LOOK_S: Final = 0.5
 """Interval of looks for damage."""
 VOTES: Final = 3
 """Copies that are compared where none is good."""
+COMPARE_S: Final = 10.0
+"""A sealed segment is compared so often: a tebibyte of them in three hours."""
 AGAIN_S: Final = 5.0
 """Pause before a range is asked for again that nobody could give."""
 ANSWER_S: Final = 5.0
@@ -102,6 +105,9 @@ class Mender:
         self._not_before_s: dict[Damage, float] = {}
         self._written: set[Damage] = set()
         """Ranges of stopped logs that are good and not believed yet."""
+        self.comparison: Final = Comparison(clock=clock)
+        """Of the own copies with those of others."""
+        self._turn = 0
         self.damaged_count = 0
         """Damaged ranges at the last look."""
         self.lack = ""
@@ -112,9 +118,12 @@ class Mender:
 
     async def run(self) -> None:
         """Mend what is damaged, until cancelled."""
-        never = asyncio.Event()
+        never, compared_s = asyncio.Event(), self._clock.monotonic_s()
         while True:
             await wait_set(never, LOOK_S)
+            if self._clock.monotonic_s() - compared_s >= COMPARE_S and self._may_mend:
+                await self._compare()
+                compared_s = self._clock.monotonic_s()
             damaged = [log for log in self._store.logs.logs().values() if log.damage]
             self.damaged_count = sum(len(log.damage) for log in damaged)
             self.lack = next(filter(None, map(_lack_of, damaged)), "")
@@ -124,6 +133,20 @@ class Mender:
             if not damaged:
                 self._not_before_s.clear()
                 self._written.clear()
+
+    async def _compare(self) -> None:
+        """Compare one sealed segment with another replica that is there."""
+        there = list(filter(None, self._sources().values()))
+        found = self.comparison.next_segment(self._store.logs.logs())
+        if there and found is not None:
+            log, segment = found
+            set_id, copy = (
+                self._node.replica.file.set_id,
+                facts_of(log, self._store.tables),
+            )
+            self._turn += 1
+            address = there[self._turn % len(there)]
+            await self.comparison.compare(log, segment, address, set_id, copy)
 
     def note_lack(self) -> Moved | None:
         """Return the replica that joins again with nothing, where it lacks bytes.

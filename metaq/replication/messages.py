@@ -15,6 +15,7 @@
 | `tables` | a claimer | a member of the in-sync set | learn what it has |
 | `tail` | a claimer | the same | take over what it lacks itself |
 | | one with damage | any with a good copy | mend it, where both copies are the same |
+| `sum` | any | any | compare a sealed segment by its checksum |
 
 A head is its message as `json_values.py` has it, with a row for each chunk. What a peer
 sends is checked here once: kinds, ranges and sizes, and the checksum of the bytes of
@@ -54,6 +55,7 @@ JOIN: Final = "join"
 PULL: Final = "pull"
 TABLES: Final = "tables"
 TAIL: Final = "tail"
+SUM: Final = "sum"
 
 STALE_EPOCH: Final = "stale-epoch"
 """Code of a refusal: the message is of an epoch that is over; `epoch` is the later."""
@@ -219,6 +221,28 @@ class TailReply:
     """They are damaged there, too."""
 
 
+@dataclass(frozen=True, slots=True)
+class SumRequest:
+    """A replica compares bytes of a log with those of another."""
+
+    set_id: str
+    copy: CopyFacts
+    """The asker's copy of the log."""
+    start: Offset
+    end: Offset
+    checksum: _U32
+    """CRC-32 of the asker's bytes, as its span index has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumReply:
+    """Result of a comparison."""
+
+    is_known: bool
+    """Whether the other one can tell, by its span index."""
+    is_equal: bool
+
+
 class _ChunkRow(NamedTuple):
     """Head of a chunk."""
 
@@ -350,6 +374,8 @@ encode_data, decode_data = _codec(Data)
 encode_tables, decode_tables = _codec(TablesRequest)
 encode_tables_reply, decode_tables_reply = _codec(TablesReply)
 encode_tail, decode_tail = _codec(TailRequest)
+encode_sum, decode_sum = _codec(SumRequest)
+encode_sum_reply, decode_sum_reply = _codec(SumReply)
 
 
 def encode_tail_reply(reply: TailReply) -> bytes:

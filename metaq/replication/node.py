@@ -779,6 +779,7 @@ class ReplicaNode(Service):
             damaged=self.mender.damaged_count,
             mended=self.mender.mended_count,
             mended_bytes=self.mender.mended_bytes,
+            differing=self.mender.comparison.differing,
             frozen_cause=own.reason,
             is_incomplete=own.file.flag is Flag.INCOMPLETE,
             refusal=str((term and term.refusal(self._presences)) or ""),

@@ -56,6 +56,8 @@ class ReplicaStatus:
         "Bytes that were copied from another replica for that.",
         default=0,
     )
+    differing: str = ""
+    """Copies that differ though none is damaged; "" for none."""
     frozen_cause: str = ""
     """Why it has no part in its set; "" while it has."""
     is_incomplete: bool = False

@@ -73,11 +73,16 @@ async def write_piece(
     Raises:
         StorageError: they are not written, or not synced; the log is gone.
     """
-    write = partial(_write, path=segment.path, at=segment.position_of(offset))
+    write = partial(write_bytes, path=segment.path, at=segment.position_of(offset))
     await carry_out(partial(logs.change_file, log.log_id, partial(write, data=data)))
 
 
-def _write(fs: FileSystem, *, path: Path, at: Position, data: bytes) -> None:
+def write_bytes(fs: FileSystem, *, path: Path, at: Position, data: bytes) -> None:
+    """Write bytes of a file in place, synced; the file is made where it is missing.
+
+    Raises:
+        StorageError: the disk refuses; some of them may be written.
+    """
     is_new = not fs.exists(path)
     with fs.open_update(path, create=is_new) as file:
         file.write_at(at, data)

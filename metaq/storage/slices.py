@@ -25,6 +25,7 @@ from metaq.errors import DiskError
 from metaq.fs import FileSystem, ReadFile
 from metaq.fs.helper_threads import HelperThreads
 from metaq.model import Offset, Position, SizeBytes
+from metaq.record.checksum import checksum_of_joined
 from metaq.storage.damage import apart, check_parts, damage_in_spans
 from metaq.storage.listing import find_lost
 from metaq.storage.segment import Damage, DamagedSegmentError, Segment
@@ -82,6 +83,27 @@ def damage_in(
     return tuple(each for each in apart(damage) if each.overlaps(start, end))
 
 
+def checksum_in(
+    fs: FileSystem, segment: Segment, start: Offset, end: Offset
+) -> int | None:
+    """Return the CRC-32 of a range as the span index has it; blocks.
+
+    No byte of the range is read. None: the index does not cover it, or its spans have
+    other ends.
+
+    Raises:
+        DiskError: the disk does not give the index.
+    """
+    value, at = 0, start
+    with open_spans(fs, segment) as lookup:
+        for span in lookup.pieces(start, end, is_merged=False):
+            if not span.record_count or span.base_offset != at or span.end_offset > end:
+                return None
+            value = checksum_of_joined(value, span.checksum, span.size_bytes)
+            at = span.end_offset
+    return value if at == end else None
+
+
 class OpenFile:
     """A file that is opened when it is read first, with the number of its users."""
 
@@ -136,6 +158,10 @@ class OpenFile:
             raise DamagedSegmentError(damage) from cause
         if cause is not None:
             raise cause
+
+    def checksum_in(self, segment: Segment, start: Offset, end: Offset) -> int | None:
+        """Return what the function of this name does."""
+        return checksum_in(self._fs, segment, start, end)
 
     def damage_in(
         self, segment: Segment, start: Offset, end: Offset, *, walks: bool
@@ -279,6 +305,12 @@ class Slice:
         """
         self.open()
         return self._open_file.open().read_at(self.position, self.size_bytes)
+
+    def checksum(self) -> int | None:
+        """Return the CRC-32 of its bytes by the span index alone; see `checksum_in`."""
+        start = self._segment.offset_at(self.position)
+        end = Offset(start + self.size_bytes)
+        return self._open_file.checksum_in(self._segment, start, end)
 
     def damage(self, until: Offset, *, walks: bool = True) -> tuple[Damage, ...]:
         """Check its bytes by span index and records; blocks.

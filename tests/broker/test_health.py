@@ -69,6 +69,11 @@ CASES = [
         "test-1: checksum: file=f offset=9",
     ),
     (
+        status(replica=replace(REPLICA, differing="f and the copy at meta://a:1")),
+        Alarm.REPLICAS_DIFFER,
+        "copies differ: f and the copy at meta://a:1",
+    ),
+    (
         status(directories=(replace(DIRECTORY, is_low_on_space=True),)),
         Alarm.LOW_SPACE,
         "data refuses puts, it has 1000000000 bytes free",
