@@ -4,21 +4,15 @@ They come in any role: also a frozen replica shows its copy of the record and th
 of its logs, which `restore` and `elect` need.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from metaq.model import LogId
 from metaq.peer.replies import parse_stats
+from metaq.replication.json_values import LogNumber, to_json
 from metaq.replication.leading import FollowerLag
-from metaq.replication.record import (
-    ReplicaSetError,
-    SetRecord,
-    decode_record,
-    encode_record,
-    fields_of,
-)
+from metaq.replication.record import SetRecord, decode
 from metaq.storage.partition_log import PartitionLog
 
 ITEM: Final = "replica"
@@ -40,7 +34,7 @@ class HeldLog(NamedTuple):
     """One log of a replica."""
 
     name: str
-    number: int
+    number: LogNumber
     start: int
     end: int
     """Synced end."""
@@ -67,24 +61,7 @@ class ReplicaFacts:
 
 def encode_facts(facts: ReplicaFacts) -> str:
     """Return the line of `stats replica`: a name and one JSON object."""
-    record = facts.record and json.loads(encode_record(facts.record))
-    fields = {
-        "replica": facts.replica,
-        "role": facts.role,
-        "reason": facts.reason,
-        "completed": facts.completed,
-        "record": record,
-        "lag": facts.lag,
-        "logs": facts.logs,
-    }
-    return f"{ITEM} {json.dumps(fields, separators=(',', ':'))}"
-
-
-_KINDS: Final = {
-    **dict.fromkeys(("replica", "completed"), int),
-    **dict.fromkeys(("role", "reason"), str),
-    **dict.fromkeys(("lag", "logs"), list),
-}
+    return f"{ITEM} {to_json(facts).decode()}"
 
 
 def decode_facts(text: str) -> ReplicaFacts:
@@ -94,26 +71,7 @@ def decode_facts(text: str) -> ReplicaFacts:
         ReplicaSetError: it has no facts of a replica: the broker is none, or an older
             one.
     """
-    fields = fields_of(parse_stats(text).get(ITEM, "").encode(), "stats", _KINDS)
-    record = fields.get("record")
-    try:
-        return ReplicaFacts(
-            replica=fields["replica"],
-            role=fields["role"],
-            reason=fields["reason"],
-            completed=fields["completed"],
-            record=decode_record(json.dumps(record).encode()) if record else None,
-            lag=tuple(
-                LagFacts(int(replica), int(size), float(seconds), str(state))
-                for replica, size, seconds, state in fields["lag"]
-            ),
-            logs=tuple(
-                HeldLog(str(name), *map(int, numbers))
-                for name, *numbers in fields["logs"]
-            ),
-        )
-    except (TypeError, ValueError) as error:
-        raise ReplicaSetError(f"stats: {error}: {text[:200]!r}") from error
+    return decode(ReplicaFacts, parse_stats(text).get(ITEM, "").encode(), "stats")
 
 
 def lag_of(followers: Iterable[FollowerLag]) -> tuple[LagFacts, ...]:

@@ -2,28 +2,31 @@
 
 | class | JSON |
 |---|---|
-| dataclass | an object; a property that is missing has the default of its field |
+| dataclass | an object with all of its fields |
 | named tuple, tuple of some items | an array of so many items |
-| tuple of any length | an array |
+| tuple of any length, frozenset | an array |
+| mapping | an object |
 | enum | its text |
 | `int`, or a `NewType` of it | a number from 0 to 2^63 - 1, but for message ids |
+| optional | null, or no property, for None |
 | `Annotated[..., reader]` | what the reader takes |
 
 What came from outside is read with every check: kinds, sizes, ranges, and where a
 class has a method `fault`, what contradicts itself. Properties that are not known are
-skipped.
+skipped: a set has replicas of two versions while it is updated.
 """
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from functools import cache
 from types import UnionType
 from typing import (
     Annotated,
     Any,
     Final,
     TypeAlias,
+    TypeVar,
     get_args,
     get_origin,
     get_type_hints,
@@ -32,6 +35,7 @@ from typing import (
 from metaq.model import LogId, MessageId
 from metaq.protocol.decimals import I32_MAX, I64_MAX, I64_MIN
 
+T = TypeVar("T")
 Reader: TypeAlias = Callable[[Any, str], Any]
 """Takes a value and its name; returns what it says, or raises FieldError."""
 
@@ -41,8 +45,28 @@ class FieldError(ValueError):
 
 
 def to_json(value: object) -> bytes:
-    """Return the JSON of a value, without spaces."""
+    """Return the JSON of a value, without spaces: one text for one value."""
     return _JSON.encode(value).encode()
+
+
+def from_json(kind: Callable[..., T], data: bytes, name: str) -> T:
+    """Return the value of a class that a text describes.
+
+    Args:
+        kind: the class.
+        data: its JSON.
+        name: what it is, for the error.
+
+    Raises:
+        FieldError: it is none.
+    """
+    try:
+        value = json.loads(data)
+    # Deep nesting ends in RecursionError, a huge number in ValueError.
+    except (ValueError, RecursionError) as error:
+        raise FieldError(f"{name}: expected JSON, got {data[:80]!r}") from error
+    found: T = reader_of(kind)(value, name)
+    return found
 
 
 def fields_of(value: Any) -> dict[str, Any]:
@@ -50,9 +74,14 @@ def fields_of(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__match_args__}
 
 
-_JSON = json.JSONEncoder(separators=(",", ":"), default=fields_of)
+def _plain(value: Any) -> object:
+    return sorted(value) if isinstance(value, frozenset) else fields_of(value)
 
 
+_JSON: Final = json.JSONEncoder(separators=(",", ":"), default=_plain)
+
+
+@cache
 def reader_of(kind: Any) -> Reader:
     """Return the reader of a class; see the top of this file."""
     origin, args = get_origin(kind), get_args(kind)
@@ -62,8 +91,10 @@ def reader_of(kind: Any) -> Reader:
         return args[1]  # type: ignore[no-any-return]  # its reader
     if origin is UnionType:
         return _or_none(reader_of(args[0]))
-    if origin is tuple and args[-1] is Ellipsis:
-        return _array(reader_of(args[0]))
+    if origin is Mapping:
+        return _mapping(reader_of(args[1]))
+    if origin is frozenset or (origin is tuple and args[-1] is Ellipsis):
+        return _array(origin, reader_of(args[0]))
     if origin is tuple:
         return _row(tuple, [("", reader_of(each)) for each in args])
     if hasattr(kind, "__supertype__"):
@@ -72,9 +103,9 @@ def reader_of(kind: Any) -> Reader:
         return _one_of(kind)
     hints = get_type_hints(kind, include_extras=True)
     readers = {name: reader_of(hints[name]) for name in kind.__match_args__}
-    if is_dataclass(kind):
-        return _object(kind, readers)
-    return _row(kind._make, list(readers.items()))
+    if issubclass(kind, tuple):
+        return _row(kind._make, list(readers.items()))
+    return _object(kind, readers)
 
 
 def number(low: int = 0, high: int = I64_MAX) -> Reader:
@@ -100,6 +131,12 @@ def _switch(value: Any, name: str) -> bool:
     return value
 
 
+def _real(value: Any, name: str) -> float:
+    if type(value) not in {int, float}:
+        raise FieldError(f"{name}: expected a number, got {value!r:.80}")
+    return float(value)
+
+
 def _one_of(kind: type[Enum]) -> Reader:
     members = {each.value: each for each in kind}
 
@@ -116,11 +153,20 @@ def _or_none(reader: Reader) -> Reader:
     return lambda value, name: None if value is None else reader(value, name)
 
 
-def _array(reader: Reader) -> Reader:
-    def read(value: Any, name: str) -> tuple[Any, ...]:
+def _array(make: Callable[[list[Any]], Any], reader: Reader) -> Reader:
+    def read(value: Any, name: str) -> Any:
         if type(value) is not list:
             raise FieldError(f"{name}: expected a list, got {value!r:.80}")
-        return tuple([reader(each, name) for each in value])
+        return make([reader(each, name) for each in value])
+
+    return read
+
+
+def _mapping(reader: Reader) -> Reader:
+    def read(value: Any, name: str) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise FieldError(f"{name}: expected an object, got {value!r:.80}")
+        return {key: reader(each, f"{name} {key:.80}") for key, each in value.items()}
 
     return read
 
@@ -139,20 +185,14 @@ def _row(
     return read
 
 
-def _object(kind: Any, readers: dict[str, Reader]) -> Reader:
-    optional = {each.name for each in fields(kind) if each.default is not MISSING}
+def _object(kind: Callable[..., Any], readers: dict[str, Reader]) -> Reader:
     has_faults = hasattr(kind, "fault")
 
     def read(value: Any, name: str) -> Any:
         if type(value) is not dict:
             raise FieldError(f"{name}: expected an object, got {value!r:.80}")
-        found = kind(
-            **{
-                each: reader(value.get(each), each)
-                for each, reader in readers.items()
-                if each in value or each not in optional
-            }
-        )
+        get = value.get
+        found = kind(*[reader(get(each), each) for each, reader in readers.items()])
         if has_faults and (fault := found.fault()):
             raise FieldError(f"{name}: {fault}")
         return found
@@ -164,6 +204,7 @@ _READERS: Final[dict[Any, Reader]] = {
     int: number(),
     str: _text,
     bool: _switch,
+    float: _real,
     MessageId: number(I64_MIN),
     LogId: _object(LogId, {"topic": _text, "partition": number(0, I32_MAX)}),
 }

@@ -262,7 +262,7 @@ _facts_of: Final = attrgetter(*_ChunkRow._fields[:7])
 _read_rows: Final = reader_of(tuple[_ChunkRow, ...])
 
 
-def _codec(kind: type[T]) -> tuple[Callable[[T], bytes], Callable[[bytes], T]]:
+def _codec(kind: Callable[..., T]) -> tuple[Callable[[T], bytes], Callable[[bytes], T]]:
     """Return what writes the messages of a class, and what reads them.
 
     The one that reads raises RemoteProtocolError for what the other does not write.

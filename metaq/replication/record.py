@@ -19,14 +19,16 @@ Invariants of the record:
 """
 
 import enum
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from metaq.errors import CoordinationError
 from metaq.replication.epochs import Epoch
+from metaq.replication.json_values import FieldError, from_json, to_json
+
+T = TypeVar("T")
 
 CLAIMS_KEPT: Final = 64
 """Claims that a record keeps; a copy that is older than all of them is not believed."""
@@ -86,113 +88,48 @@ class SetRecord:
         """Return the record that follows with some changes."""
         return replace(self, revision=self.revision + 1, **changes)
 
-
-_KEYS: Final = {
-    **dict.fromkeys(("set", "claim"), str),
-    **dict.fromkeys(("revision", "epoch", "leader", "min", "for"), int),
-    **dict.fromkeys(("in_sync", "replicas", "forced", "claims"), list),
-}
+    def fault(self) -> str | None:
+        """Return how it contradicts itself; None if it does not."""
+        known = self.replicas | {NO_REPLICA}
+        if not self.replicas or not self.replicas <= set(range(1, REPLICA_MAX + 1)):
+            named = sorted(self.replicas)
+            return f"expected replicas from 1 to {REPLICA_MAX}, got {named}"
+        if not self.in_sync or not self.in_sync <= self.replicas:
+            named = sorted(self.in_sync)
+            return f"expected in_sync of {sorted(self.replicas)}, got {named}"
+        if not 1 <= self.min <= len(self.replicas):
+            return f"expected min from 1 to {len(self.replicas)}, got {self.min}"
+        if self.leader not in known or self.target not in known:
+            return f"leader {self.leader} or target {self.target} is no replica"
+        if not self.claims or self.claims[-1].epoch != self.epoch:
+            return f"epoch {self.epoch} is not the last of its claims"
+        return None
 
 
 def encode_record(record: SetRecord) -> bytes:
-    """Return the JSON of a record: one text for one record, without spaces."""
-    fields = {
-        "set": record.set_id,
-        "revision": record.revision,
-        "epoch": record.epoch.number,
-        "leader": record.leader,
-        "claim": record.epoch.nonce,
-        "in_sync": sorted(record.in_sync),
-        "replicas": sorted(record.replicas),
-        "min": record.min,
-        "forced": list(record.forced),
-        "claims": [[*epoch, revision] for epoch, revision in record.claims],
-        "for": record.target,
-    }
-    return json.dumps(fields, separators=(",", ":")).encode()
-
-
-def fields_of(data: bytes, what: str, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """Return the properties of a JSON object, others than the named ones among them.
-
-    Args:
-        data: the JSON.
-        what: what it is, for the error.
-        kinds: property → its type, exactly.
-
-    Raises:
-        ReplicaSetError: no JSON object, or a property is missing, of another type, or a
-            number below 0.
-    """
-    try:
-        fields = json.loads(data)
-    # Deep nesting ends in RecursionError, a huge number in ValueError.
-    except (ValueError, RecursionError) as error:
-        raise ReplicaSetError(f"{what}: expected JSON, got {data[:80]!r}") from error
-    if not isinstance(fields, dict):
-        raise ReplicaSetError(f"{what}: expected an object, got {data[:80]!r}")
-    for key, kind in kinds.items():
-        value = fields.get(key)
-        if type(value) is not kind:
-            raise ReplicaSetError(
-                f"{what}: expected {key} to be {kind.__name__}, got {value!r:.80}"
-            )
-        if isinstance(value, int) and value < 0:
-            raise ReplicaSetError(f"{what}: expected {key} of 0 or more, got {value}")
-    return fields
+    """Return the JSON of a record."""
+    return to_json(record)
 
 
 def decode_record(data: bytes) -> SetRecord:
-    """Read a record; properties that are not known are left out.
+    """Read a record.
 
     Raises:
-        ReplicaSetError: no JSON, a property is missing or of another kind, or the
-            record contradicts itself.
+        ReplicaSetError: it is none, or contradicts itself.
     """
-    fields = fields_of(data, "record", _KEYS)
+    return decode(SetRecord, data, "record")
+
+
+def decode(kind: Callable[..., T], data: bytes, name: str) -> T:
+    """Read a value that a replica or ZooKeeper has of a set: `from_json`.
+
+    Raises:
+        ReplicaSetError: it is none.
+    """
     try:
-        record = _record_of(fields)
-    except (TypeError, ValueError) as error:
-        raise ReplicaSetError(f"record: {error}: {data[:200]!r}") from error
-    if fault := fault_of(record):
-        raise ReplicaSetError(f"record: {fault}")
-    return record
-
-
-def _record_of(fields: Mapping[str, Any]) -> SetRecord:
-    return SetRecord(
-        set_id=fields["set"],
-        revision=fields["revision"],
-        epoch=Epoch(fields["epoch"], fields["claim"]),
-        leader=fields["leader"],
-        in_sync=frozenset(map(int, fields["in_sync"])),
-        replicas=frozenset(map(int, fields["replicas"])),
-        min=fields["min"],
-        forced=tuple(map(int, fields["forced"])),
-        claims=tuple(
-            EpochClaim(Epoch(int(number), str(nonce)), int(revision))
-            for number, nonce, revision in fields["claims"]
-        ),
-        target=fields["for"],
-    )
-
-
-def fault_of(record: SetRecord) -> str | None:
-    """Return how a record contradicts itself; None if it does not."""
-    known = record.replicas | {NO_REPLICA}
-    if not record.replicas or not record.replicas <= set(range(1, REPLICA_MAX + 1)):
-        named = sorted(record.replicas)
-        return f"expected replicas from 1 to {REPLICA_MAX}, got {named}"
-    if not record.in_sync or not record.in_sync <= record.replicas:
-        named = sorted(record.in_sync)
-        return f"expected in_sync of {sorted(record.replicas)}, got {named}"
-    if not 1 <= record.min <= len(record.replicas):
-        return f"expected min from 1 to {len(record.replicas)}, got {record.min}"
-    if record.leader not in known or record.target not in known:
-        return f"leader {record.leader} or target {record.target} is no replica"
-    if not record.claims or record.claims[-1].epoch != record.epoch:
-        return f"epoch {record.epoch} is not the last of its claims"
-    return None
+        return from_json(kind, data, name)
+    except FieldError as error:
+        raise ReplicaSetError(str(error)) from error
 
 
 def foreign_reason(copy: SetRecord, record: SetRecord) -> str:
@@ -398,7 +335,7 @@ def make_record(
     who = frozenset({first}), frozenset(replicas)
     claims = (EpochClaim(epoch, 1),)
     record = SetRecord(set_id, 1, epoch, NO_REPLICA, *who, min_in_sync, claims=claims)
-    if fault := fault_of(record):
+    if fault := record.fault():
         raise ReplicaSetError(f"set {set_id}: {fault}")
     return record
 
@@ -431,7 +368,7 @@ def plan_settings(
             f"set {record.set_id}: expected {after.min} in-sync replicas or more after"
             f" the change, got {sorted(after.in_sync)}"
         )
-    if fault := fault_of(after):
+    if fault := after.fault():
         raise ReplicaSetError(f"set {record.set_id}: {fault}")
     return Change(Purpose.OPERATOR, after, version)
 

@@ -3,8 +3,7 @@
     <dataPath>/set      in the first data directory of a broker that is a replica
 
     metaq-set 1 <CRC-32 of the next line, 8 hex digits>
-    {"set": "4be1…", "replica": 2, "epoch": 7, "completed": 6, "flag": "",
-     "record": {…}}
+    {"set_id":"4be1…","replica":2,"record":{…},"epoch":7,"completed":6,"flag":""}
 
 It is replaced as a whole, synced, before the replica does what it says. `record` is the
 copy of the newest record that it saw, as ZooKeeper has it (`record.py`), or null. A
@@ -12,16 +11,14 @@ file that is damaged keeps the replica from starting: without it there is no kno
 what this replica has promised.
 """
 
-import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from metaq.errors import DiskError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import SizeBytes
 from metaq.record.checksum import body_after_crc_line, with_crc_line
-from metaq.replication.election import Flag
-from metaq.replication.record import ReplicaSetError, decode_record, encode_record
+from metaq.replication.json_values import FieldError, from_json, to_json
 from metaq.replication.replica import SetFile
 
 SET_FILE: Final = "set"
@@ -31,21 +28,11 @@ SET_BYTES_MAX: Final = SizeBytes(1 << 20)
 """A larger file is not ours: a record has some kilobytes."""
 
 _MAGIC: Final = b"metaq-set 1 "
-_KEYS: Final = {"set": str, "replica": int, "epoch": int, "completed": int, "flag": str}
 
 
 def encode_set_file(file: SetFile) -> bytes:
     """Return the content of the file."""
-    record = None if file.record is None else json.loads(encode_record(file.record))
-    fields = {
-        "set": file.set_id,
-        "replica": file.replica,
-        "epoch": file.epoch,
-        "completed": file.completed,
-        "flag": file.flag.value,
-        "record": record,
-    }
-    return with_crc_line(_MAGIC, json.dumps(fields).encode())
+    return with_crc_line(_MAGIC, to_json(file))
 
 
 def decode_set_file(data: bytes) -> SetFile:
@@ -56,27 +43,11 @@ def decode_set_file(data: bytes) -> SetFile:
     """
     body = body_after_crc_line(_MAGIC, data)
     try:
-        return _file_of(json.loads(body))
-    except (ValueError, TypeError, KeyError, RecursionError, ReplicaSetError) as error:
+        return from_json(SetFile, body, "set")
+    except FieldError as error:
         raise StorageError(
             f"expected the fields of version 1, got {body[:80]!r}: {error}"
         ) from error
-
-
-def _file_of(fields: dict[str, Any]) -> SetFile:
-    for key, kind in _KEYS.items():
-        if type(fields[key]) is not kind:
-            found = f"got {fields[key]!r:.80}"
-            raise ValueError(f"expected {key} to be {kind.__name__}, {found}")
-    record = fields["record"]
-    return SetFile(
-        set_id=fields["set"],
-        replica=fields["replica"],
-        record=None if record is None else decode_record(json.dumps(record).encode()),
-        epoch=fields["epoch"],
-        completed=fields["completed"],
-        flag=Flag(fields["flag"]),
-    )
 
 
 def read_set_file(fs: FileSystem, directory: Path) -> SetFile | None:

@@ -1,8 +1,9 @@
 """The nodes of a set in ZooKeeper: what a replica reads of them, and what it writes.
 
     /replicas/N             the record (`record.py`)
-    /replicas/N/leader      ephemeral: {"epoch":7,"replica":2,"claim":"9f","address":..}
-    /replicas/N/members/K   {"set":..,"directories":{identity: version},"incarnation":5}
+    /replicas/N/leader      ephemeral: {"replica":2,"epoch":[7,"9f"],"address":..}
+    /replicas/N/members/K   {"set_id":..,"directories":{identity:version},
+                            "incarnation":5}
     /replicas/N/present/K   ephemeral: state, flag and copy of the record of replica K
 
 Reads take the presences first and the record after them: one that shows a newer copy
@@ -27,28 +28,28 @@ Invariants:
 
 import asyncio
 import enum
-import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 
 from metaq.clock import Clock
 from metaq.errors import CoordinationError, SessionLostError, SessionSuspendedError
 from metaq.model import BrokerId
-from metaq.replication.election import Flag, Presence, PresenceState
+from metaq.replication.election import Presence, PresenceState
 from metaq.replication.epochs import Epoch
+from metaq.replication.json_values import to_json
 from metaq.replication.record import (
     REPLICA_MAX,
     Change,
     LeaderNode,
     ReplicaSetError,
     SetRecord,
+    decode,
     decode_record,
     encode_record,
-    fields_of,
 )
 from metaq.replication.replica import LeaderSeen, View
 from metaq.zk.errors import (
@@ -125,85 +126,46 @@ class LeaderData:
     """`meta://host:port` of its broker."""
 
 
-def _encode(fields: Mapping[str, object]) -> bytes:
-    return json.dumps(fields, separators=(",", ":")).encode()
-
-
 def encode_member(member: Member) -> bytes:
-    """Return the JSON of `members/K`, directories sorted."""
-    directories = dict(sorted(member.directories.items()))
-    fields = {"set": member.set_id, "directories": directories}
-    return _encode(fields | {"incarnation": member.incarnation})
+    """Return the JSON of `members/K`."""
+    return to_json(member)
 
 
 def decode_member(data: bytes) -> Member:
-    """Read `members/K`; properties that are not known are left out.
+    """Read `members/K`.
 
     Raises:
-        ReplicaSetError: no JSON, or a property is missing, of another kind or negative.
+        ReplicaSetError: it is none; likewise below.
     """
-    kinds = {"set": str, "directories": dict, "incarnation": int}
-    fields = fields_of(data, "member", kinds)
-    for identity, version in fields["directories"].items():
-        if type(version) is not int or version < 0:
-            raise ReplicaSetError(
-                f"member: expected a version of directory {identity!r:.80},"
-                f" got {version!r:.80}"
-            )
-    return Member(fields["set"], fields["directories"], fields["incarnation"])
-
-
-_PRESENT_NUMBERS: Final = ("incarnation", "revision", "epoch", "damaged")
-_PRESENT_KINDS: Final = {
-    **dict.fromkeys(_PRESENT_NUMBERS, int),
-    **dict.fromkeys(("state", "flag", "address", "token"), str),
-}
+    return decode(Member, data, "member")
 
 
 def encode_present(shown: Shown) -> bytes:
-    """Return the JSON of `present/K`; K is in the node's name alone."""
-    fields = asdict(shown.presence) | {"address": shown.address, "token": shown.token}
-    del fields["replica"]
-    return _encode(fields)
+    """Return the JSON of `present/K`."""
+    return to_json(shown)
 
 
 def decode_present(replica: int, data: bytes) -> Shown:
-    """Read `present/K`; properties that are not known are left out.
+    """Read `present/K`.
 
     Args:
         replica: K.
         data: the payload.
-
-    Raises:
-        ReplicaSetError: no JSON, or a property is missing, of another kind or negative,
-            or a state or a flag has another name than those known here.
     """
-    fields = fields_of(data, "presence", _PRESENT_KINDS)
-    try:
-        state, flag = PresenceState(fields["state"]), Flag(fields["flag"])
-    except ValueError as error:
-        raise ReplicaSetError(f"presence: {error}") from error
-    numbers = {name: fields[name] for name in _PRESENT_NUMBERS}
-    presence = Presence(replica, state=state, flag=flag, **numbers)
-    return Shown(presence, fields["address"], fields["token"])
+    shown = decode(Shown, data, "presence")
+    if (found := shown.presence.replica) != replica:
+        raise ReplicaSetError(f"presence: expected replica {replica}, got {found}")
+    return shown
 
 
 def encode_leader(leader: LeaderData) -> bytes:
     """Return the JSON of the `leader` node."""
-    fields = {"epoch": leader.epoch.number, "replica": leader.replica}
-    return _encode(fields | {"claim": leader.epoch.nonce, "address": leader.address})
+    return to_json(leader)
 
 
 def decode_leader(data: bytes) -> LeaderData:
-    """Read the `leader` node; properties that are not known are left out.
-
-    Raises:
-        ReplicaSetError: no JSON, or a property is missing, of another kind or negative.
-    """
-    kinds = {"epoch": int, "replica": int, "claim": str, "address": str}
-    fields = fields_of(data, "leader", kinds)
-    epoch = Epoch(fields["epoch"], fields["claim"])
-    return LeaderData(fields["replica"], epoch, fields["address"])
+    """Read the `leader` node."""
+    return decode(LeaderData, data, "leader")
 
 
 def _read(path: str, decode: Callable[[bytes], T], data: bytes) -> T:

@@ -71,18 +71,18 @@ def test_payloads_are_the_texts_that_other_versions_read() -> None:
     """Byte for byte, and back."""
     of_member = Member("s", {"b": 2, "a": 1}, 2)
     assert encode_member(of_member) == (
-        b'{"set":"s","directories":{"a":1,"b":2},"incarnation":2}'
+        b'{"set_id":"s","directories":{"b":2,"a":1},"incarnation":2}'
     )
     assert decode_member(encode_member(of_member)) == of_member
     assert of_member.version == 2
     assert encode_present(SHOWN) == (
-        b'{"incarnation":5,"state":"recovering","revision":3,"epoch":4,"flag":"cut",'
-        b'"damaged":1,"address":"meta://a:8123","token":"t"}'
+        b'{"presence":{"replica":2,"incarnation":5,"state":"recovering","revision":3,'
+        b'"epoch":4,"flag":"cut","damaged":1},"address":"meta://a:8123","token":"t"}'
     )
     assert decode_present(2, encode_present(SHOWN)) == SHOWN
     of_leader = LeaderData(2, Epoch(7, "n"), "meta://a:8123")
     assert encode_leader(of_leader) == (
-        b'{"epoch":7,"replica":2,"claim":"n","address":"meta://a:8123"}'
+        b'{"replica":2,"epoch":[7,"n"],"address":"meta://a:8123"}'
     )
     assert decode_leader(encode_leader(of_leader)) == of_leader
 
@@ -90,6 +90,10 @@ def test_payloads_are_the_texts_that_other_versions_read() -> None:
 GOOD_MEMBER: dict[str, Any] = json.loads(encode_member(member(4)))
 GOOD_PRESENT: dict[str, Any] = json.loads(encode_present(SHOWN))
 GOOD_LEADER: dict[str, Any] = json.loads(leader(2, Epoch(7, "n")))
+
+
+def presence(**changes: Any) -> dict[str, Any]:
+    return GOOD_PRESENT | {"presence": GOOD_PRESENT["presence"] | changes}
 
 
 def test_properties_of_later_versions_are_left_out() -> None:
@@ -107,44 +111,49 @@ def test_properties_of_later_versions_are_left_out() -> None:
     "path, fields, text",
     {
         "no JSON": (PRESENT_2, b"{", "expected JSON, got b'{'"),
-        "no object": (LEADER, b"7", "expected an object, got b'7'"),
+        "no object": (LEADER, b"7", "leader: expected an object, got 7"),
         "nested too deep": (LEADER, b"[" * 100_000, "expected JSON"),
         "a missing property": (
             PRESENT_2,
             {k: v for k, v in GOOD_PRESENT.items() if k != "token"},
-            "expected token to be str, got None",
+            "token: expected a text, got None",
         ),
         "another kind": (
             LEADER,
-            GOOD_LEADER | {"epoch": "7"},
-            "expected epoch to be int, got '7'",
+            GOOD_LEADER | {"epoch": ["7", "n"]},
+            "number: expected 0 to 9223372036854775807, got '7'",
         ),
         "a truth for a number": (
             PRESENT_2,
-            GOOD_PRESENT | {"damaged": True},
-            "expected damaged to be int, got True",
+            presence(damaged=True),
+            "damaged: expected 0 to 9223372036854775807, got True",
         ),
         "below zero": (
             MEMBER_2,
             GOOD_MEMBER | {"incarnation": -1},
-            "expected incarnation of 0 or more, got -1",
+            "incarnation: expected 0 to 9223372036854775807, got -1",
         ),
         "a state of no meaning": (
             PRESENT_2,
-            GOOD_PRESENT | {"state": "happy"},
-            "'happy' is not a valid PresenceState",
+            presence(state="happy"),
+            "'failed', 'frozen'], got 'happy'",
         ),
         "a flag of no meaning": (
             PRESENT_2,
-            GOOD_PRESENT | {"flag": "red"},
-            "'red' is not a valid Flag",
+            presence(flag="red"),
+            "flag: expected one of ['', 'cut', 'incomplete'], got 'red'",
+        ),
+        "of another replica": (
+            PRESENT_2,
+            presence(replica=3),
+            "expected replica 2, got 3",
         ),
         "a directory without version": (
             MEMBER_2,
             GOOD_MEMBER | {"directories": {"d": "x"}},
-            "expected a version of directory 'd', got 'x'",
+            "directories d: expected 0 to 9223372036854775807, got 'x'",
         ),
-        "a damaged record": (RECORD, b"{}", "record: expected set to be str"),
+        "a damaged record": (RECORD, b"{}", "set_id: expected a text, got None"),
     }.values(),
 )
 def test_a_node_that_cannot_be_read_is_named(
