@@ -20,6 +20,7 @@ from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.replication.epochs import entries_within
 from metaq.storage.span_index import read_index
 from tests.replication.replicas import Replica, Replicas
+from tests.rigs.inside import store_of
 
 PLACES: Final = ("test 0", "test 1", "meta-test 0", "meta-test 1")
 """Topics and partitions that are written."""
@@ -69,7 +70,7 @@ class Ledger:
     refused: set[bytes] = field(default_factory=set)
     """Certainly not stored."""
     seen: dict[str, dict[int, bytes]] = field(default_factory=lambda: defaultdict(dict))
-    """What was read: log → offset → message."""
+    """Messages that were read: log → offset → message."""
     marks: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     """High watermarks that were seen."""
     history: list[str] = field(default_factory=list)
@@ -200,7 +201,7 @@ def facts(rig: Replicas, replica: Replica) -> dict[str, object]:
     found: dict[str, object] = {}
     broker = replica.broker
     assert broker is not None
-    tables = replica.node._store.tables
+    tables = store_of(replica.node).tables
     for log in broker.context.topics.logs():
         assert log.number is not None
         name = str(log.log_id)
