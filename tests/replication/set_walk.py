@@ -109,7 +109,7 @@ class Walk:
         self.backup: dict[str, Node] = {}
         self.is_over = False
         self._records: list[SetRecord] = []
-        self._ends: dict[tuple[int, str], int] = {}
+        self._ends: dict[tuple[FaultyFileSystem, str], int] = {}
         self._marks: dict[int, tuple[object, int]] = {}
 
     def note(self, text: str) -> None:
@@ -254,7 +254,7 @@ class Walk:
     async def _look_at_end(self, number: int, place: str) -> None:
         """The end that a replica says never goes down."""
         replica, disk = self.rig[number], self.rig[number].disk
-        before = self._ends.get((id(disk), place), 0)
+        before = self._ends.get((disk, place), 0)
         topic, partition = place.split()
         ask = f"offset {topic} g {partition} {1 << 60} 7\r\n".encode()
         answer = await self._ask(number, ask)
@@ -264,7 +264,7 @@ class Walk:
                 self.ledger.wrong.append(
                     f"replica {number} said {before} of {place}, and then {end}"
                 )
-            key = id(disk), place
+            key = disk, place
             self._ends[key] = max(end, self._ends.get(key, 0))
 
     # -- what holds at each moment ----------------------------------------------------
