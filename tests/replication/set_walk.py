@@ -899,7 +899,7 @@ async def direct(walk: Walk, *, length_s: float, has_power: bool) -> None:
 def run_walk(
     seed: int, directory: Path, act: Callable[[Walk], Awaitable[None]]
 ) -> None:
-    """Walk over a set under load; the history of a failure is in `directory`."""
+    """Walk over a set under load; its history is in `directory`."""
     kept: list[Walk] = []
 
     async def main() -> None:
@@ -916,12 +916,14 @@ def run_walk(
                     each.disk.go_on()
                     each.disk.set_capacity(CAPACITY_BYTES)
 
+    path = directory / f"walk-{seed}.txt"
     try:
         asyncio.run(main())
     except BaseException as error:
-        path = directory / f"walk-{seed}.txt"
         for walk in kept:
             walk.note(f"failed: {error!r}")
-            walk.ledger.write(path)
         error.add_note(f"seed {seed}; the history is in {path}")
         raise
+    finally:
+        for walk in kept:
+            walk.ledger.write(path)
