@@ -21,7 +21,7 @@ from metaq.model import BrokerAddress, BrokerId, Millis
 from metaq.peer.connection import BrokerConnection
 from metaq.replication import follow_task
 from metaq.replication.facts import ReplicaFacts, decode_facts
-from metaq.replication.node import HOLDINGS_INTERVAL_S, ReplicaNode
+from metaq.replication.node import ReplicaNode
 from metaq.replication.operator import begin_set
 from metaq.replication.record import (
     NO_REPLICA,
@@ -39,6 +39,7 @@ from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.paths import NodePaths
 from tests.rigs.broker import CONFIG, make_config
 from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.inside import abort
 from tests.rigs.waiting import until
 
 SET_INI: Final = CONFIG.replace("zk.zkEnable=false", "zk.zkEnable=true")
@@ -187,12 +188,6 @@ class Replica:
         session = self.cut_off()
         await self.stop()
         return session
-
-
-def abort(connection: BrokerConnection) -> None:
-    """End a connection as the kernel does for a process that was killed."""
-    inner: Any = connection
-    inner._channel.abort("killed")
 
 
 class Links:
@@ -382,7 +377,7 @@ Scenario: TypeAlias = Callable[[Replicas], Awaitable[None]]
 async def replicas(
     *,
     are_started: bool = True,
-    holdings_s: float = HOLDINGS_INTERVAL_S,
+    times: Mapping[str, object] | None = None,
     settings: Mapping[str, str] | None = None,
     has_links: bool = False,
 ) -> AsyncIterator[Replicas]:
@@ -390,7 +385,7 @@ async def replicas(
 
     Args:
         are_started: all three are in sync.
-        holdings_s: interval at which the versions of directories grow.
+        times: names of constants of the package, and other values for them.
         settings: of all brokers.
         has_links: replicas reach each other by `links`.
     """
@@ -415,16 +410,20 @@ async def replicas(
         write = owners[0].save if owners else write_set_file
         write(fs, directory, file)
 
+    places = {
+        "metaq.replication.follow_task.connect": dial,
+        "metaq.replication.claims.connect": dial,
+        # The socket of the administration needs a real disk.
+        "metaq.broker.admin.AdminServer.on_start": _nothing,
+        "metaq.replication.store.write_set_file": save,
+        "metaq.broker.replica_part.write_set_file": save,
+        **(times or {}),
+    }
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as until:
         if has_links:
             rig.links.begin(until)
-        patch.setattr("metaq.replication.follow_task.connect", dial)
-        patch.setattr("metaq.replication.claims.connect", dial)
-        # The socket of the administration needs a real disk.
-        patch.setattr("metaq.broker.admin.AdminServer.on_start", _nothing)
-        patch.setattr("metaq.replication.store.write_set_file", save)
-        patch.setattr("metaq.broker.replica_part.write_set_file", save)
-        patch.setattr("metaq.replication.node.HOLDINGS_INTERVAL_S", holdings_s)
+        for name, value in places.items():
+            patch.setattr(name, value)
         try:
             await rig.init()
             if are_started:
@@ -439,12 +438,12 @@ def run(
     scenario: Scenario,
     *,
     are_started: bool = True,
-    holdings_s: float = HOLDINGS_INTERVAL_S,
+    times: Mapping[str, object] | None = None,
 ) -> None:
     """Run a scenario on a set of three, on a loop of its own."""
 
     async def main() -> None:
-        async with replicas(are_started=are_started, holdings_s=holdings_s) as rig:
+        async with replicas(are_started=are_started, times=times) as rig:
             await scenario(rig)
 
     asyncio.run(main())

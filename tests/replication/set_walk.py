@@ -20,15 +20,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
-
 from metaq.client import AsyncClient
 from metaq.errors import MetaqError
 from metaq.peer.options import ConnectionOptions
 from metaq.replication.election import Flag
 from metaq.replication.operator import change_set
 from metaq.replication.record import (
-    NO_REPLICA,
     Change,
     LeaderNode,
     Purpose,
@@ -46,15 +43,14 @@ from metaq.testing.zk import Node
 from tests.replication.replicas import (
     DATA,
     RECORD,
-    SET_INI,
     Replica,
     Replicas,
-    Scenario,
     replicas,
 )
 from tests.replication.walk_ledger import PLACES, Ledger, name_of
 from tests.rigs.disk import CAPACITY_BYTES
 from tests.rigs.fs import FaultyFileSystem, keep_all, keep_none, keep_random
+from tests.rigs.inside import store_of
 from tests.rigs.waiting import until
 
 SETTLE_S: Final = 90.0
@@ -68,30 +64,31 @@ SMALL: Final = {
     "replicaLagTimeoutMs": "700",
 }
 TIMES: Final = {
-    "election.CLAIM_WAIT_MS": 2_000,
-    "election.MERGE_WAIT_MS": 2_000,
-    "election.TARGET_WAIT_MS": 500,
-    "node.FAILED_FIRST_S": 2.0,
-    "node.READ_INTERVAL_S": 0.5,
-    "node.HAND_OVER_S": 2.0,
-    "node.DRAIN_S": 1.0,
-    "claims.LAST_IN_RANK_S": 1.0,
-    "claims.TERM_TRIES_S": 4.0,
-    "claims.MERGE_TIMEOUT_S": 2.0,
-    "following.ASK_S": 3.0,
-    "following.PULL_S": 1.5,
-    "following.DRAIN_S": 3.0,
-    "merging.ANSWER_S": 2.0,
-    "set_nodes.REQUEST_TIMEOUT_S": 1.0,
-    "store.WRITE_S": 2.0,
-    "store.WRITE_PAUSE_S": 0.2,
-    "term.ALONE_S": 2.0,
-    "follow_task.CONNECTION": ConnectionOptions(
+    "metaq.replication.election.CLAIM_WAIT_MS": 2_000,
+    "metaq.replication.election.MERGE_WAIT_MS": 2_000,
+    "metaq.replication.election.TARGET_WAIT_MS": 500,
+    "metaq.replication.node.FAILED_FIRST_S": 2.0,
+    "metaq.replication.node.READ_INTERVAL_S": 0.5,
+    "metaq.replication.node.HAND_OVER_S": 2.0,
+    "metaq.replication.node.DRAIN_S": 1.0,
+    "metaq.replication.claims.LAST_IN_RANK_S": 1.0,
+    "metaq.replication.claims.TERM_TRIES_S": 4.0,
+    "metaq.replication.claims.MERGE_TIMEOUT_S": 2.0,
+    "metaq.replication.following.ASK_S": 3.0,
+    "metaq.replication.following.PULL_S": 1.5,
+    "metaq.replication.following.DRAIN_S": 3.0,
+    "metaq.replication.merging.ANSWER_S": 2.0,
+    "metaq.replication.set_nodes.REQUEST_TIMEOUT_S": 1.0,
+    "metaq.replication.store.WRITE_S": 2.0,
+    "metaq.replication.store.WRITE_PAUSE_S": 0.2,
+    "metaq.replication.term.ALONE_S": 2.0,
+    "metaq.replication.follow_task.CONNECTION": ConnectionOptions(
         connect_timeout_s=1.0, heartbeat_s=1.0, heartbeat_timeout_s=1.0
     ),
+    "metaq.replication.node.HOLDINGS_INTERVAL_S": 0.3,
+    "metaq.fs.group_thread.SILENCE_S_MAX": 1.5,
 }
-SILENCE_S: Final = 1.5
-"""A disk that hangs for so long is out of the set."""
+"""About a tenth of those of a real set, seconds."""
 
 
 class Walk:
@@ -112,7 +109,7 @@ class Walk:
         self.backup: dict[str, Node] = {}
         self.is_over = False
         self._records: list[SetRecord] = []
-        self._ends: dict[tuple[int, str], int] = {}
+        self._ends: dict[tuple[FaultyFileSystem, str], int] = {}
         self._marks: dict[int, tuple[object, int]] = {}
 
     def note(self, text: str) -> None:
@@ -257,7 +254,7 @@ class Walk:
     async def _look_at_end(self, number: int, place: str) -> None:
         """The end that a replica says never goes down."""
         replica, disk = self.rig[number], self.rig[number].disk
-        before = self._ends.get((id(disk), place), 0)
+        before = self._ends.get((disk, place), 0)
         topic, partition = place.split()
         ask = f"offset {topic} g {partition} {1 << 60} 7\r\n".encode()
         answer = await self._ask(number, ask)
@@ -267,7 +264,7 @@ class Walk:
                 self.ledger.wrong.append(
                     f"replica {number} said {before} of {place}, and then {end}"
                 )
-            key = id(disk), place
+            key = disk, place
             self._ends[key] = max(end, self._ends.get(key, 0))
 
     # -- what holds at each moment ----------------------------------------------------
@@ -393,8 +390,8 @@ class Walk:
             zookeeper.resume(each.client)
         for each in list(rig.running):
             # A disk that has failed is trusted after a start again.
-            if each.node._store.failure:
-                self.note(f"restart {each.number}: {each.node._store.failure}")
+            if failure := store_of(each.node).failure:
+                self.note(f"restart {each.number}: {failure}")
                 await each.stop()
                 await self.bring_up(each.number)
         self.note("healed")
@@ -902,12 +899,11 @@ async def direct(walk: Walk, *, length_s: float, has_power: bool) -> None:
 def run_walk(
     seed: int, directory: Path, act: Callable[[Walk], Awaitable[None]]
 ) -> None:
-    """Walk over a set under load; the history of a failure is in `directory`."""
+    """Walk over a set under load; its history is in `directory`."""
     kept: list[Walk] = []
 
     async def main() -> None:
-        settings = SMALL
-        async with replicas(holdings_s=0.3, settings=settings, has_links=True) as rig:
+        async with replicas(times=TIMES, settings=SMALL, has_links=True) as rig:
             walk = Walk(rig, seed)
             kept.append(walk)
             try:
@@ -920,19 +916,14 @@ def run_walk(
                     each.disk.go_on()
                     each.disk.set_capacity(CAPACITY_BYTES)
 
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in TIMES.items():
-            patch.setattr(f"metaq.replication.{name}", value)
-        patch.setattr("metaq.fs.group_thread.SILENCE_S_MAX", SILENCE_S)
-        try:
-            asyncio.run(main())
-        except BaseException as error:
-            path = directory / f"walk-{seed}.txt"
-            if kept:
-                kept[0].note(f"failed: {error!r}")
-                kept[0].ledger.write(path)
-            error.add_note(f"seed {seed}; the history is in {path}")
-            raise
-
-
-__all__ = ["NO_REPLICA", "SET_INI", "Scenario", "Walk", "direct", "run_walk"]
+    path = directory / f"walk-{seed}.txt"
+    try:
+        asyncio.run(main())
+    except BaseException as error:
+        for walk in kept:
+            walk.note(f"failed: {error!r}")
+        error.add_note(f"seed {seed}; the history is in {path}")
+        raise
+    finally:
+        for walk in kept:
+            walk.ledger.write(path)

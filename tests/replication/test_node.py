@@ -20,6 +20,7 @@ from tests.replication.replicas import DATA, RECORD, Replicas, run, soon
 from tests.rigs.fs import FaultyFileSystem
 
 MEMBER = f"{RECORD}/members"
+HOLDINGS = "metaq.replication.node.HOLDINGS_INTERVAL_S"
 
 
 async def refusal_of(rig: Replicas, number: int) -> str:
@@ -409,7 +410,7 @@ def test_a_directory_from_some_seconds_ago_is_incomplete() -> None:
         await soon(lambda: flag_of(rig, other) is Flag.NONE)
         await rig.equal()
 
-    run(scenario, holdings_s=0.05)
+    run(scenario, times={HOLDINGS: 0.05})
 
 
 def test_a_follower_without_its_disk_joins_as_a_newcomer() -> None:

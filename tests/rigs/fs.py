@@ -118,7 +118,7 @@ class FaultyFileSystem(FileSystem):
             return len(self._faulty.file_named(path).durable)
 
     def names_in(self, path: Path) -> list[str]:
-        """Return the names in a directory, none without it; never fails."""
+        """Return the names in a directory, or none, by no call that may fail."""
         with self._faulty.lock:
             return self._faulty.names_in(path)
 

@@ -13,6 +13,9 @@ from metaq.broker.orders import perform
 from metaq.broker.session import Session
 from metaq.fs import FileSystem
 from metaq.model import TopicPartition
+from metaq.peer.connection import BrokerConnection
+from metaq.replication.node import ReplicaNode
+from metaq.replication.store import ReplicaStore
 from metaq.storage.commit_owner import CommitOwner
 from metaq.storage.log_dir import LogDir
 from metaq.testing.embedded import EmbeddedBroker
@@ -132,3 +135,13 @@ def use_disk(ordered_producer: Any, fs: FileSystem) -> None:
 def kill(source: Any) -> None:
     """End the task of a group member as the end of its process does."""
     source._task.cancel()
+
+
+def abort(connection: BrokerConnection) -> None:
+    """End a connection as the kernel does for a process that was killed."""
+    connection._channel.abort("killed")
+
+
+def store_of(node: ReplicaNode) -> ReplicaStore:
+    """Return the disk of a replica of a set, as the replica has it."""
+    return node._store
