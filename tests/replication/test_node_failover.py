@@ -7,6 +7,7 @@ import pytest
 
 from metaq.client import AsyncClient
 from metaq.clock import SystemClock
+from metaq.record.ids import id_after
 from metaq.replication.election import Flag
 from metaq.replication.operator import (
     change_set,
@@ -284,6 +285,25 @@ def test_a_killed_leader_is_replaced_without_a_failed_send() -> None:
 
         await under_load(rig, act)
         await rig.in_sync(1, 2, 3)
+
+    run(scenario)
+
+
+def test_a_leader_goes_on_with_ids_above_those_of_one_whose_clock_was_ahead() -> None:
+    """No id is given twice."""
+
+    async def scenario(rig: Replicas) -> None:
+        first = rig.leader()
+        broker = rig[first].broker
+        assert broker is not None
+        ids = broker.context.ids
+        ids.advance_to(id_after(ids.peek(), 1 << 30))
+        before = await rig.put(first)
+        await rig.equal()
+        await rig[first].stop()
+        second = await rig.in_sync(*{1, 2, 3} - {first})
+        after = await rig.put(second)
+        assert int(after.split()[-3]) > int(before.split()[-3])
 
     run(scenario)
 
