@@ -21,6 +21,7 @@ from metaq.fs import FileSystem
 from metaq.lifecycle import Service
 from metaq.model import MessageId
 from metaq.protocol.commands import Follow
+from metaq.record.ids import id_after
 from metaq.replication.election import Flag
 from metaq.replication.facts import encode_facts
 from metaq.replication.node import ReplicaNode
@@ -248,7 +249,7 @@ class ReplicaPart(Service):
 
     def begin_term(self, last_id: MessageId) -> None:
         """Give out ids above this one, and be the broker that clients see."""
-        self._context.ids.advance_to(last_id)
+        self._context.ids.advance_to(id_after(last_id, 1))
         self._is_seen = True
         self._wake.set()
 

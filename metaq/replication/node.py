@@ -378,9 +378,11 @@ class ReplicaNode(Service):
         elif record is None and file.record is None:
             return
         member = seen.members.get(self.id)
-        known = set(member.directories) if member else set()
+        own = set(self._logs.identities().values())
         proofs = Proofs(
-            is_known=bool(known) and set(self._logs.identities().values()) <= known,
+            # ZooKeeper forgets the node with the record: whose copy of that is
+            # believed, an operator has decided then.
+            is_known=member is None or own <= set(member.directories),
             holdings_version=self._logs.holdings_version,
             member_version=member.version if member else 0,
             is_short=self._facts.is_short,

@@ -145,7 +145,7 @@ class Proofs:
     """Findings of a start in the directories, beside those that ZooKeeper knows."""
 
     is_known: bool
-    """Whether the identities are those of `members/K`."""
+    """Whether the identities are those of `members/K`, or there is no such node."""
     holdings_version: int
     """Of the directories."""
     member_version: int

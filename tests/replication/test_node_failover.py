@@ -7,6 +7,8 @@ import pytest
 
 from metaq.client import AsyncClient
 from metaq.clock import SystemClock
+from metaq.record.ids import id_after
+from metaq.replication.election import Flag
 from metaq.replication.operator import (
     change_set,
     wait_until_leads,
@@ -22,6 +24,7 @@ from metaq.replication.record import (
 from metaq.replication.replica import ReplicaRole as R
 from metaq.replication.set_nodes import Outcome, decode_member, decode_present
 from tests.replication.replicas import RECORD, Replicas, run, soon
+from tests.rigs.fs import FaultyFileSystem
 
 LEADER = f"{RECORD}/leader"
 
@@ -286,6 +289,25 @@ def test_a_killed_leader_is_replaced_without_a_failed_send() -> None:
     run(scenario)
 
 
+def test_a_leader_goes_on_with_ids_above_those_of_one_whose_clock_was_ahead() -> None:
+    """No id is given twice."""
+
+    async def scenario(rig: Replicas) -> None:
+        first = rig.leader()
+        broker = rig[first].broker
+        assert broker is not None
+        ids = broker.context.ids
+        ids.advance_to(id_after(ids.peek(), 1 << 30))
+        before = await rig.put(first)
+        await rig.equal()
+        await rig[first].stop()
+        second = await rig.in_sync(*{1, 2, 3} - {first})
+        after = await rig.put(second)
+        assert int(after.split()[-3]) > int(before.split()[-3])
+
+    run(scenario)
+
+
 # -- a ZooKeeper that was set back ----------------------------------------------------
 
 
@@ -363,6 +385,32 @@ def test_replicas_of_a_wiped_zookeeper_go_on_after_it_is_restored() -> None:
         await rig[other].start()
         await serves(rig)
         assert {each.flag for each in rig[other].saved} == {""}
+
+    run(scenario)
+
+
+def test_replicas_that_start_on_a_wiped_zookeeper_go_on_after_it_is_restored() -> None:
+    """Those with their disks are complete; one that lost its own is not."""
+
+    async def scenario(rig: Replicas) -> None:
+        await rig.put(rig.leader())
+        await rig.equal()
+        empty = rig.follower()
+        rig.zookeeper.stop()
+        for each in rig.running:
+            await each.kill()
+        rig.zookeeper.start(is_wiped=True)
+        rig[empty].disk = FaultyFileSystem()
+        await rig.start(*{1, 2, 3} - {empty})
+        await frozen(rig)
+        for each in rig.all.values():
+            each.saved.clear()
+        await restore(rig, missing=frozenset({empty}))
+        await rig.start(empty)
+        await serves(rig)
+        for each in rig.all.values():
+            flags = {file.flag for file in each.saved}
+            assert (Flag.INCOMPLETE in flags) == (each.number == empty)
 
     run(scenario)
 
