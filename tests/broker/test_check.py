@@ -286,12 +286,12 @@ def test_checks_that_are_not_answered_are_bounded(data_dir: Path) -> None:
         for _ in range(2):
             log.log_dir.reader.submit(gate.wait, 30)
         await peer.send(b"check test 0 0 1 9\r\n" * check.CHECKS_MAX)
-        await peer.send(HELLO + b"check test 0 0 1 8\r\n")
+        await peer.send(HELLO)
+        assert (await peer.read_some()).startswith(b"result 200 ")
+        await peer.send(b"check test 0 0 1 8\r\n")
         text = texts.too_many_checks(check.CHECKS_MAX).encode()
-        refused, seen = b"result 503 %d 8\r\n%s" % (len(text), text), b""
-        while refused not in seen:
-            seen += await peer.read_some()
-        assert b"result 200 " in seen
+        refused = b"result 503 %d 8\r\n%s" % (len(text), text)
+        assert await peer.reader.readexactly(len(refused)) == refused
         gate.set()
         for _ in range(check.CHECKS_MAX):
             assert await peer.reader.readexactly(17) == b"result 200 1 9\r\n1"
@@ -400,6 +400,28 @@ def test_a_wait_that_is_over_is_not_over_once_more(
         assert await peer.ask(b"check test 0 0 5 9\r\n") == b"result 200 1 9\r\n5"
 
     run(data_dir, scenario)
+
+
+def test_a_broker_that_stops_answers_what_is_not_verified(data_dir: Path) -> None:
+    """Its disk may hang; the log is not read any more."""
+
+    async def main() -> None:
+        gate = Event()
+        async with running_broker(data_dir) as broker, Peer(broker) as peer:
+            await peer.ask(HELLO)
+            log = broker.context.topics.find_log("test", 0)
+            for _ in range(2):
+                log.log_dir.reader.submit(gate.wait, 30)
+            await peer.send(b"check test 0 0 1 9\r\n")
+            await until(lambda: broker.context.check_count == 1)
+            log.log_dir.reader.shutdown(wait=False, cancel_futures=True)
+            text = b"partition test-0 is being closed"
+            refused = b"result 500 %d 9\r\n%s" % (len(text), text)
+            assert await peer.read_some() == refused
+            assert await peer.ask(b"check test 0 0 1 9\r\n") == refused
+            gate.set()
+
+    asyncio.run(main())
 
 
 def test_a_connection_that_ends_leaves_no_check_to_count(

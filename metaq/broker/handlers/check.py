@@ -116,22 +116,27 @@ class _Check:
         end, known = Offset(start + self._size), log.damage
         fs = self._answerer.context.fs
         work = partial(_find_damage, part, fs, segment, start, end, known)
-        future = asyncio.get_running_loop().run_in_executor(part.reader, work)
+        closed = ServerError(f"partition {log.log_id} is being closed")
 
         def finish(done: asyncio.Future[Sequence[Damage]]) -> None:
             part.release()
-            error = None if done.cancelled() else done.exception()
+            error = closed if done.cancelled() else done.exception()
             if error is not None:
                 context = self._answerer.context
                 self._refuse(late_failure(error, self._command, context))
                 return
-            if not done.cancelled():
-                self._is_verified = True
-                for damage in done.result():
-                    log.on_damage(damage)
+            self._is_verified = True
+            for damage in done.result():
+                log.on_damage(damage)
             self.go_on()
 
-        future.add_done_callback(finish)
+        try:
+            future = asyncio.get_running_loop().run_in_executor(part.reader, work)
+        except RuntimeError:
+            part.release()
+            self._refuse(closed)
+        else:
+            future.add_done_callback(finish)
 
     def _on_refused(self, error: StorageError | ClosedError) -> None:
         """Wait while another replica may have the bytes, else answer as to a get."""
