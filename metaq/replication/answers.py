@@ -67,7 +67,8 @@ class Answers:
         """Answer for a node about its logs."""
         self._owner = owner
         self._logs = logs
-        self._epochs = tables
+        self.tables: Final = tables
+        """Epochs of the logs."""
         self._tasks = set[asyncio.Task[None]]()
 
     def handle(self, command: Follow, session: object, answer: Answer) -> None:
@@ -129,13 +130,11 @@ class Answers:
 
     async def _tail(self, asked: TailRequest) -> bytes:
         return encode_tail_reply(
-            await answer_tail(self._logs.logs(), self._epochs, asked)
+            await answer_tail(self._logs.logs(), self.tables, asked)
         )
 
     async def _sum(self, asked: SumRequest) -> bytes:
-        return encode_sum_reply(
-            await answer_sum(self._logs.logs(), self._epochs, asked)
-        )
+        return encode_sum_reply(await answer_sum(self._logs.logs(), self.tables, asked))
 
     async def end(self) -> None:
         """Call off what is not answered."""

@@ -54,7 +54,7 @@ VOTES: Final = 3
 COMPARE_S: Final = 10.0
 """A sealed segment is compared so often: a tebibyte of them in three hours."""
 AGAIN_S: Final = 5.0
-"""Pause before a range is asked for again that nobody could give."""
+"""Pause before a range is asked for again that no replica could give."""
 ANSWER_S: Final = 5.0
 """Longest wait for a piece of a copy."""
 
@@ -78,7 +78,7 @@ class MendNode(Protocol):
         """Return its state."""
 
     seen: SetView | None
-    """What was read of the set last."""
+    """The set, as it was read last."""
 
     @property
     def lock(self) -> asyncio.Lock:

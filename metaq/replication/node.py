@@ -197,7 +197,7 @@ class ReplicaNode(Service):
         self._is_read_due = True
         self._read_s = 0.0
         self.seen: SetView | None = None
-        """What was read of the set last."""
+        """The set, as it was read last."""
         self._session_version = 0
         self._shown: Shown | None = None
         self._replica: Replica | None = None
@@ -394,14 +394,10 @@ class ReplicaNode(Service):
         if self.replica.role is ReplicaRole.STARTING:
             self._is_read_due = True
         elif before is None or before.role is not self.replica.role:
-            _log.info(
-                "replica has begun: replica=%d role=%s flag=%s revision=%d %s",
-                self.id,
-                self.replica.role,
-                self.replica.file.flag.value or "none",
-                self.replica.record.revision,
-                self.replica.reason,
-            )
+            own = self.replica
+            facts = own.role, own.file.flag.value or "none", own.record.revision
+            text = "replica has begun: replica=%d role=%s flag=%s revision=%d %s"
+            _log.info(text, self.id, *facts, own.reason)
 
     async def _show(self) -> None:
         """Keep `present/K` as this replica is."""

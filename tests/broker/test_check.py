@@ -380,7 +380,7 @@ def test_the_mending_of_another_range_does_not_end_the_wait(data_dir: Path) -> N
 def test_a_wait_that_is_over_is_not_over_once_more(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was mended in time may be verified for longer than the wait lasts."""
+    """Bytes that were mended in time may be verified for longer than the wait."""
     monkeypatch.setattr(check, "MEND_S", 0.1)
 
     async def scenario(log, peer) -> None:

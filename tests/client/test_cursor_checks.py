@@ -1,4 +1,4 @@
-"""What a cursor asks about damage that it found, and what it makes of the answer."""
+"""A cursor asks about damage that it found, and takes the answer."""
 
 import pytest
 

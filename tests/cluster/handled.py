@@ -1,4 +1,4 @@
-"""A broker process whose links, wall clock and disk a test has in hand.
+"""A broker process whose links, wall clock and disk are changed by a test.
 
     python -m tests.cluster.handled orders.json broker --config server.ini
 
@@ -31,7 +31,7 @@ POLL_S: Final = 0.02
 
 @dataclass
 class Orders:
-    """What the process does otherwise."""
+    """Faults of the process."""
 
     listen_port: int = 0
     """Listens here, and advertises `serverPort`, where a proxy is; 0: as it is."""

@@ -80,7 +80,7 @@ class ReplicaProcess:
         self.front: Proxy | None = None
         """Between clients and it."""
         self.orders: Orders | None = None
-        """What it does otherwise than the product, if it is one that does."""
+        """Faults that it has, if it is a process that may have some."""
         self._orders_path = directory / f"orders{number}.json"
         directory.mkdir(parents=True, exist_ok=True)
         self.data = directory / f"data{number}"

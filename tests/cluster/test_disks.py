@@ -125,7 +125,7 @@ def test_a_follower_whose_disk_takes_nothing_is_waited_for_no_longer(
 def test_a_leader_whose_disk_is_full_refuses_puts_until_there_is_room(
     handled: Cluster,
 ) -> None:
-    """What it refuses is nowhere, and what it acknowledged is in all copies."""
+    """No copy has what it refused, and all have what it acknowledged."""
     with load(handled) as ledger:
         number = handled.leader()
         ledger.note(f"the disk of leader {number} is full")

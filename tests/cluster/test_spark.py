@@ -34,7 +34,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 class Row(NamedTuple):
-    """What the source gives."""
+    """Rows of the source."""
 
     partition: int
     offset: int

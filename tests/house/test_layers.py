@@ -133,7 +133,7 @@ SHARED: dict[str, set[str]] = {
         "options", "partitioner", "spool", "timeouts", "validation",
     },
     "spark": {
-        "cluster", "clusters", "columns", "errors", "letters", "offsets",
+        "cluster", "clusters", "columns", "errors", "leaders", "letters", "offsets",
         "option_table", "options", "plan", "record_bounds", "routing", "rows",
         "schema", "values", "versions",
     },
@@ -148,6 +148,7 @@ PURE_MODULES = {
     "client.consume.cursor", "client.consume.decode", "peer.gap_search", "peer.replies",
     "replication.epochs", "replication.record", "replication.progress",
     "replication.election", "replication.joins", "replication.replica",
+    "replication.json_values",
 }  # fmt: skip
 NETWORK = {"socket", "ssl", "selectors", "select", "socketserver", "http", "urllib"}
 IMPURE_STDLIB = NETWORK | {

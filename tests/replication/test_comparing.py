@@ -122,7 +122,7 @@ def test_what_the_other_one_cannot_tell_is_no_difference() -> None:
         follower, leader = rig.follower(), rig.leader()
         node, log = rig[leader].node, log_of(rig, leader)
         own = log_of(rig, follower)
-        tables = node.answers._epochs  # the tables of the leader
+        tables = node.answers.tables
         copy = facts_of(log, tables)
         logs = {log.log_id: log}
 

@@ -1,6 +1,7 @@
 """Damage on one replica, or on all at different places: served and mended."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,14 @@ import pytest
 from metaq.errors import DiskError
 from metaq.fs import UpdateFile
 from metaq.model import Offset
+from metaq.record.checksum import crc32
 from metaq.record.layout import HEADER_BYTES
-from metaq.replication.mending import Mender
+from metaq.replication import mending
+from metaq.replication.messages import (
+    TailReply,
+    decode_tail_reply,
+    encode_tail_reply,
+)
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import Damage
@@ -247,15 +254,20 @@ def test_bytes_that_contradict_the_own_index_are_not_believed(
         await filled(rig)
         follower = rig.follower()
         flip(rig, follower, 4)
-        real, count = Mender._ask, 0  # a source with other bytes
+        real, count = mending.ask, 0
 
-        async def ask(*args: Any, **options: Any) -> bytes | None:
+        async def ask(*args: Any, **options: Any) -> bytes:
             nonlocal count
-            found = await real(*args, **options)
+            answer = await real(*args, **options)
+            chunk = decode_tail_reply(answer).chunk
             count += 1
-            return found if count > 1 or found is None else bytes(len(found))
+            if count > 1 or chunk is None:
+                return answer
+            other = bytes(chunk.size_bytes)
+            chunk = replace(chunk, body=(other,), crc32=crc32(other))
+            return encode_tail_reply(TailReply(chunk))
 
-        monkeypatch.setattr(Mender, "_ask", ask)
+        monkeypatch.setattr(mending, "ask", ask)
         assert report(rig, follower)
         await mended(rig)
         assert count == 2
@@ -265,7 +277,7 @@ def test_bytes_that_contradict_the_own_index_are_not_believed(
 
 
 def test_a_log_without_an_end_makes_its_replica_join_with_nothing() -> None:
-    """How much is missing is not known; it copies all again."""
+    """It is not known how much is missing; it copies all again."""
 
     async def scenario(rig: Replicas) -> None:
         await filled(rig)

@@ -122,7 +122,7 @@ def test_a_missing_segment_is_named_by_its_own_file() -> None:
 
 
 def test_a_range_without_an_end_has_no_pieces() -> None:
-    """How much there was is not known."""
+    """It is not known how much there was."""
     _bench, log, _good = damaged(FaultyFileSystem())
     damage = Damage(log.segments.first.path, Offset(10), None, "test")
     assert piece_at(log, damage, Offset(10)) is None

@@ -66,7 +66,7 @@ def test_a_single_broker_stops_for_it() -> None:
 
 @pytest.mark.parametrize("end", [None, 1 << 40], ids=["open", "beyond the end"])
 def test_a_replica_stops_where_the_damage_has_no_end(end: int | None) -> None:
-    """How much was there is not known, so nothing may be appended."""
+    """It is not known how much was there, so nothing may be appended."""
     leader = Leader()
     path = leader.log.segments.active.path
     good = None if end is None else Offset(end)

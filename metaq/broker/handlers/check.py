@@ -1,6 +1,6 @@
 """`check`: whether stored bytes have their checksums, asked by who received bad ones.
 
-The bytes of a get go from the file to the network, and nobody has looked at them: a
+The bytes of a get go from the file to the network, and are not looked at on the way: a
 client that receives a damaged record does not know whether the disk or the way to it
 is at fault. It asks here before it skips anything. The reader threads of the data
 directory verify the spans and whole records that overlap the range; damage goes to the
