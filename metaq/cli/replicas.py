@@ -68,7 +68,7 @@ LEADS_S: Final = 30.0
 MIN_IN_SYNC: Final = 2
 COLUMNS: Final = (
     "id", "state", "role", "is_in_sync", "flag", "address", "epoch", "revision",
-    "damaged", "end_bytes", "lag_bytes", "lag_s", "reason",
+    "damaged", "mended", "end_bytes", "lag_bytes", "lag_s", "reason",
 )  # fmt: skip
 LOSS_COLUMNS: Final = ("log", "end", "other_end", "high_watermark", "replicas")
 
@@ -237,6 +237,7 @@ def _rows(
                 presence.epoch if presence else None,
                 presence.revision if presence else None,
                 presence.damaged if presence else None,
+                said.mended if said else None,
                 sum(log.end for log in said.logs) if said else None,
                 lag.lag_bytes if lag else None,
                 lag.lag_s if lag else None,

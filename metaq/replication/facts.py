@@ -56,6 +56,8 @@ class ReplicaFacts:
     """Copy in its `set` file."""
     lag: tuple[LagFacts, ...] = ()
     """Of a leader: its followers."""
+    mended: int = 0
+    """Damaged ranges that were mended from other replicas since its start."""
     logs: tuple[HeldLog, ...] = ()
 
 

@@ -394,10 +394,10 @@ class ReplicaNode(Service):
         if self.replica.role is ReplicaRole.STARTING:
             self._is_read_due = True
         elif before is None or before.role is not self.replica.role:
-            own = self.replica
-            facts = own.role, own.file.flag.value or "none", own.record.revision
+            begun = self.replica
+            facts = begun.role, begun.file.flag.value or "none", begun.record.revision
             text = "replica has begun: replica=%d role=%s flag=%s revision=%d %s"
-            _log.info(text, self.id, *facts, own.reason)
+            _log.info(text, self.id, *facts, begun.reason)
 
     async def _show(self) -> None:
         """Keep `present/K` as this replica is."""
@@ -794,5 +794,6 @@ class ReplicaNode(Service):
             completed=0 if replica is None else replica.file.completed,
             record=None if replica is None else replica.file.record,
             lag=lag_of(() if streams is None else streams.lag()),
+            mended=self.mender.mended_count,
             logs=logs_of(self._logs.logs()),
         )

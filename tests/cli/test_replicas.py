@@ -143,6 +143,7 @@ def test_a_set_is_shown_for_machines(
         "epoch": 7,
         "revision": 2,
         "damaged": 3,
+        "mended": 0,
         "end_bytes": 0,
         "lag_bytes": 512,
         "lag_s": 0.25,
