@@ -56,9 +56,9 @@ class ReplicaFacts:
     """Copy in its `set` file."""
     lag: tuple[LagFacts, ...] = ()
     """Of a leader: its followers."""
+    logs: tuple[HeldLog, ...] = ()
     mended: int = 0
     """Damaged ranges that were mended from other replicas since its start."""
-    logs: tuple[HeldLog, ...] = ()
 
 
 def encode_facts(facts: ReplicaFacts) -> str:

@@ -2,7 +2,7 @@
 
 | class | JSON |
 |---|---|
-| dataclass | an object with all of its fields |
+| dataclass | an object with its fields; without one that has a default, it has that |
 | named tuple, tuple of some items | an array of so many items |
 | tuple of any length, frozenset | an array |
 | mapping | an object |
@@ -20,6 +20,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
+from inspect import Parameter, signature
 from types import UnionType
 from typing import (
     Annotated,
@@ -185,14 +186,23 @@ def _row(
     return read
 
 
-def _object(kind: Callable[..., Any], readers: dict[str, Reader]) -> Reader:
+_NONE: Final = Parameter.empty
+
+
+def _object(kind: Any, readers: dict[str, Reader]) -> Reader:
     has_faults = hasattr(kind, "fault")
+    parameters = signature(kind).parameters
+    columns = [(n, read, parameters[n].default) for n, read in readers.items()]
 
     def read(value: Any, name: str) -> Any:
         if type(value) is not dict:
             raise FieldError(f"{name}: expected an object, got {value!r:.80}")
         get = value.get
-        found = kind(*[reader(get(each), each) for each, reader in readers.items()])
+        items = [
+            reader(get(each), each) if each in value or default is _NONE else default
+            for each, reader, default in columns
+        ]
+        found = kind(*items)
         if has_faults and (fault := found.fault()):
             raise FieldError(f"{name}: {fault}")
         return found
