@@ -36,7 +36,6 @@ from metaq.replication.record import (
     restored_record,
 )
 from metaq.replication.replica import ReplicaRole
-from metaq.replication.set_file import SET_FILE, decode_set_file
 from metaq.replication.set_nodes import Outcome
 from metaq.testing.proxy import Direction, Proxy
 from metaq.testing.zk import Node
@@ -321,17 +320,10 @@ class Walk:
         running = {each.number for each in self.rig.running}
         return sorted(running - self.busy - self.ill)
 
-    def flag(self, number: int) -> Flag:
-        """Return the flag on the disk of a replica."""
-        disk = self.rig[number].disk
-        if SET_FILE not in disk.names_in(DATA):
-            return Flag.INCOMPLETE
-        return decode_set_file(disk.content(DATA / SET_FILE)).flag
-
     def is_fragile(self, *, but: int = 0) -> bool:
         """Return whether a disk lacks bytes that are promised, or may lack them."""
         others = self.rig.all.keys() - {but}
-        return any(self.flag(k) is not Flag.NONE for k in others)
+        return any(self.ledger.flag(k) is not Flag.NONE for k in others)
 
     def cut_power(self, number: int) -> None:
         """End a machine: its disk has for certain what was synced."""
@@ -779,6 +771,7 @@ async def set_back(walk: Walk) -> bool:
         return False
     backup, walk.backup = walk.backup, {}
     walk.note("set ZooKeeper back")
+    walk.ledger.is_record_known = False
     rig.zookeeper.restore(backup)
     walk.forget_records()
     await walk.pause(0.0, 1.0)
@@ -792,6 +785,7 @@ async def set_back(walk: Walk) -> bool:
         walk.forget_records()
         await asyncio.sleep(1.0)
     walk.note("the record is back")
+    walk.ledger.is_record_known = True
     return True
 
 
@@ -862,10 +856,10 @@ FAULTS: Final[tuple[tuple[Fault, int], ...]] = (
     (fail_disk, 2),
     (break_links, 8),
     (transfer, 3),
-    (wipe, 2),
-    (remove_and_add, 1),
-    (back_up, 2),
-    (set_back, 2),
+    (wipe, 5),
+    (remove_and_add, 3),
+    (back_up, 3),
+    (set_back, 8),
     (make_topic_again, 1),
 )
 

@@ -1,7 +1,8 @@
 """Accounts of a walk over a set: what was promised, what was read, and the copies.
 
 * what was acknowledged is at its offset in every copy, and so is what was read
-* when it was acknowledged, as many disks as the minimum had it for certain
+* when it was acknowledged, as many disks as the minimum had it for certain, and those
+  of all in-sync replicas without a flag
 * no message is there twice, and none of which a refusal said that it is not stored
 * messages of a sender that waits for each answer are in their order
 * a high watermark that was seen is where a record begins, or the end
@@ -17,10 +18,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.replication.election import Flag
 from metaq.replication.epochs import entries_within
+from metaq.replication.set_file import SET_FILE, decode_set_file
 from metaq.storage.producers import StoredBatch
 from metaq.storage.span_index import read_index
-from tests.replication.replicas import Replica, Replicas
+from tests.replication.replicas import DATA, Replica, Replicas
 from tests.rigs.inside import store_of
 
 PLACES: Final = ("test 0", "test 1", "meta-test 0", "meta-test 1")
@@ -79,6 +82,8 @@ class Ledger:
     """Violations, oldest first."""
     has_all_notes: bool = True
     """No replica has lost what was not synced: all remember the numbers of batches."""
+    is_record_known: bool = True
+    """ZooKeeper has the record that replicas go by."""
     is_certain: bool = True
     """No disk was lost: all that was acknowledged is on disks that are there."""
 
@@ -92,6 +97,17 @@ class Ledger:
         have = [k for k in self.rig.all if self.synced_end(k, name) >= end]
         if self.is_certain and len(have) < self.rig.record.min:
             self.wrong.append(f"{offset} of {name} is acknowledged, synced by {have}")
+
+        for k in self.rig.record.in_sync if self.is_record_known else ():
+            if self.flag(k) is Flag.NONE and k not in have:
+                self.wrong.append(f"{k} is in sync without {offset} of {name}")
+
+    def flag(self, number: int) -> Flag:
+        """Return the flag on the disk of a replica."""
+        disk = self.rig[number].disk
+        if SET_FILE not in disk.names_in(DATA):
+            return Flag.INCOMPLETE
+        return decode_set_file(disk.content(DATA / SET_FILE)).flag
 
     def synced_end(self, number: int, name: str) -> int:
         """Return how much of a log is for certain on the disk of a replica."""
