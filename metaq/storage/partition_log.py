@@ -690,7 +690,9 @@ class PartitionLog(ReadableLog):
         bound = high_watermark(self.synced_end, self._held, self._bound)
         if self.state is LogState.REOPENING:
             return self.high_watermark
-        if self.state is LogState.FOLLOWING:
+        is_idle = self.state is LogState.STOPPED and not len(self._in_flight)
+        if self.state is LogState.FOLLOWING or is_idle:
+            # A stopped one too: what is above the high watermark is not mended.
             end = max(self.high_watermark, bound)
         else:
             # Copies may end within an append: readers see it whole or not at all.

@@ -348,12 +348,12 @@ class Cluster:
 
     def describe(self) -> str:
         """Return what there is, and the ends of the logs of all replicas."""
-        tails = [
-            f"-- replica {number}, running={replica.is_running}\n"
-            + "\n".join(replica.log.read_text().splitlines()[-25:])
-            for number, replica in self.replicas.items()
-            if replica.log.exists()
-        ]
+        tails = []
+        for number, replica in self.replicas.items():
+            lines = replica.log.read_text().splitlines() if replica.log.exists() else []
+            kept = [line for line in lines if "segment rolled" not in line]
+            head = f"-- replica {number}, running={replica.is_running}"
+            tails.append("\n".join([head, *kept[-25:]]))
         try:
             nodes = repr(self.view())
         except MetaqError as error:

@@ -22,6 +22,7 @@ from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import Damage
 from metaq.storage.span_index import try_read_index
+from metaq.storage.watermarks import WATERMARKS_NAME
 from tests.replication.replicas import DATA, SOON_S, Replicas, run, soon
 
 PAYLOAD = b"0123456789" * 10
@@ -186,6 +187,26 @@ def test_damage_of_a_start_is_mended_and_the_log_opened_again(is_leader: bool) -
         await rig.in_sync(1, 2, 3)
         await mended(rig)
         assert log_of(rig, number).state is not LogState.STOPPED
+        await put(rig)
+        await rig.equal()
+
+    run(scenario)
+
+
+def test_damage_above_the_high_watermark_of_a_start_is_mended() -> None:
+    """It is a second old after a kill; the stopped log hears the leader's."""
+
+    async def scenario(rig: Replicas) -> None:
+        await filled(rig)
+        follower = rig.follower()
+        await rig[follower].kill()
+        rig[follower].disk.discard(DATA / WATERMARKS_NAME)
+        path = DATA / "test-0" / f"{0:020d}.meta"
+        rig[follower].disk.flip_bit(path, 8 * (RECORD * 3 + 50))
+        await rig[follower].start()
+        await rig.in_sync(1, 2, 3)
+        await mended(rig)
+        assert log_of(rig, follower).state is not LogState.STOPPED
         await put(rig)
         await rig.equal()
 
