@@ -157,14 +157,6 @@ def too_many_checks(count_max: int) -> str:
     return f"{count_max} checks are not answered yet: ask again"
 
 
-def no_index_near(offset: int, bytes_max: int) -> str:
-    """Return our text for a check that would have to walk too far (500)."""
-    return (
-        f"cannot be checked: no span index within {bytes_max} bytes before offset"
-        f" {offset}"
-    )
-
-
 def put_reply(message_id: int, partition: int, offset: int) -> str:
     """Return the body of the 200 to a put, sync or mput.
 

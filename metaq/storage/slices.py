@@ -69,7 +69,7 @@ def damage_in(
     spans = [each for each in pieces if each.record_count and each.end_offset <= size]
     damage = list(damage_in_spans(file, segment, spans))
     for gap in pieces if walks else ():
-        if gap.record_count:
+        if gap.record_count and gap.end_offset <= size:
             continue
         parts = check_parts(
             file,

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from metaq.broker.handlers import check
+from metaq.broker.handlers.check import CHECKS_MAX
 from metaq.client.consume.cursor import AGAIN_MAX
 from metaq.errors import CorruptRecordError
 from tests.brokers import AnyBroker, Metaq14Broker, PythonBroker, StartBroker
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
 from tests.rigs.flipping import FlippingProxy
+from tests.rigs.inside import running_inside
 from tests.rigs.waiting import wait_until
 
 ZERO = partition(0)
@@ -141,22 +142,20 @@ def test_damage_on_the_disk_is_the_brokers_to_name(
 
 
 def test_a_broker_that_cannot_say_it_now_is_asked_again(
-    broker: AnyBroker,
-    client: Any,
-    proxy: FlippingProxy,
-    monkeypatch: pytest.MonkeyPatch,
+    broker: AnyBroker, client: Any, proxy: FlippingProxy
 ) -> None:
     """After pauses, as after other refusals; `on_corrupt` waits for the answer."""
     if not is_asked(broker):
         pytest.skip("it is not asked")
+    assert isinstance(broker, PythonBroker)
     proxy.left = ALWAYS
-    monkeypatch.setattr(check, "CHECKS_MAX", 0)
+    running_inside(broker.inner).context.check_count = CHECKS_MAX
     with client.consumer("g", ["test"], on_corrupt="skip", **IDLE) as consumer:
         assert payloads(take(consumer, 1)) == DATA[:1]
         wait_until(
             lambda: (
                 consumer.statistics().fetches[ZERO].error_count > AGAIN_MAX
-                and "0 checks are not answered yet"
+                and f"{CHECKS_MAX} checks are not answered yet"
                 in " ".join(consumer.health().problems)
             )
         )

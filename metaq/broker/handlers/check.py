@@ -9,10 +9,7 @@ have mended it. The answer is that of a get there, without the bytes.
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from typing import Final
 
 from metaq.broker.acks import Answerer
@@ -27,26 +24,20 @@ from metaq.errors import (
     UnavailableError,
     WireError,
 )
-from metaq.fs import FileSystem
-from metaq.model import Offset, SizeBytes
+from metaq.model import Offset
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import Check, Status
-from metaq.storage.damage import check_part
 from metaq.storage.log_state import WaitHandle
 from metaq.storage.partition_log import PartitionLog
-from metaq.storage.segment import Damage, DamagedSegmentError, Segment
+from metaq.storage.segment import Damage, DamagedSegmentError
 from metaq.storage.slices import Slice
-from metaq.storage.span_index import SpanIndex
-from metaq.storage.span_lookup import open_spans
-from metaq.storage.walk import WINDOW_BYTES
 
 MEND_S: Final = 2.0
 """Longest wait for a damaged range to be mended."""
 
 CHECK_BYTES_MAX: Final = 64 << 20
-"""Most bytes of a range that are checked, and most of a walk to its first record where
-there is no span index: less than a second of a reader thread."""
+"""Most bytes of a range that are checked: less than a second of a reader thread."""
 
 CHECKS_MAX: Final = 8
 """Checks that are not answered yet; more are refused. They share the reader threads
@@ -107,18 +98,11 @@ class _Check:
 
     def _verify(self, part: Slice) -> None:
         """Have the bytes up to the end of their segment, or to damage, verified."""
-        log, start, self._size = self._log, self._offset, part.size_bytes
-        segment = log.segments.find(start) or log.segments.active
-        readable_bytes = log.high_watermark - segment.base_offset
-        if segment is not log.segments.active:
-            readable_bytes = min(readable_bytes, segment.size_bytes)
-        segment = replace(segment, size_bytes=SizeBytes(readable_bytes))
-        end, known = Offset(start + self._size), log.damage
-        fs = self._answerer.context.fs
-        work = partial(_find_damage, part, fs, segment, start, end, known)
+        log, self._size = self._log, part.size_bytes
+        work = partial(part.damage, log.high_watermark)
         closed = ServerError(f"partition {log.log_id} is being closed")
 
-        def finish(done: asyncio.Future[Sequence[Damage]]) -> None:
+        def finish(done: asyncio.Future[tuple[Damage, ...]]) -> None:
             part.release()
             error = closed if done.cancelled() else done.exception()
             if error is not None:
@@ -172,56 +156,3 @@ class _Check:
         self._answerer.context.check_count -= 1
         reply = encode_result(status, text.encode(), self._command.opaque)
         self._answerer.answer(reply, count=1, size_bytes=0)
-
-
-def _find_damage(
-    part: Slice,
-    fs: FileSystem,
-    segment: Segment,
-    start: Offset,
-    end: Offset,
-    known: Sequence[Damage],
-) -> Sequence[Damage]:
-    """Return damage that was not known in what overlaps [start, end); blocks.
-
-    Bytes without a span are walked from where the last one before them ends: that a
-    record starts at an offset is never believed of a client.
-
-    Args:
-        part: the range, of a segment's file.
-        fs: the disk.
-        segment: that segment, with the size that is readable: nothing after it counts.
-        start: the first byte.
-        end: the byte after the last one.
-        known: damaged ranges of the log.
-
-    Raises:
-        ServerError: the last span before them is too far away.
-        DiskError: the disk refused.
-    """
-    try:
-        part.open()
-    except DamagedSegmentError as error:
-        return (error.damage,)
-    with open_spans(fs, segment, damage=known) as spans:
-        pieces = spans.pieces(start, segment.end_offset, is_merged=False)
-        near = list(takewhile(lambda piece: piece.base_offset < end, pieces))
-    found: list[Damage] = []
-    with fs.open_read(segment.path) as file:
-        for piece in near:
-            at, after = piece.base_offset, min(piece.end_offset, segment.end_offset)
-            index = SpanIndex(segment.base_offset)
-            if piece.record_count and after == piece.end_offset:
-                index = replace(index, spans=(piece,))
-            elif start - at > CHECK_BYTES_MAX:
-                raise ServerError(texts.no_index_near(start, CHECK_BYTES_MAX))
-            size_bytes = SizeBytes(after - segment.base_offset)
-            found += check_part(
-                file,
-                replace(segment, size_bytes=size_bytes),
-                index,
-                at,
-                bytes_max=min(after, end) - at,
-                span_bytes_min=WINDOW_BYTES,
-            ).damage
-    return [one for one in found if one not in known]
