@@ -7,12 +7,12 @@ import pytest
 
 from tests.replication.set_walk import SETTLE_S, Walk, direct, run_walk
 from tests.rigs.waiting import until
-from tests.sampling import IS_WHOLE, SEED
+from tests.sampling import IS_QUICK, IS_WHOLE, SEED
 
 pytestmark = pytest.mark.timeout(400)
 
 Prepare = Callable[[Walk, int], Awaitable[None]]
-WALKS = range(SEED, SEED + (20 if IS_WHOLE else 3))
+WALKS = range(SEED, SEED + (20 if IS_WHOLE else 1 if IS_QUICK else 3))
 
 
 @pytest.mark.parametrize("seed", WALKS)
