@@ -257,9 +257,13 @@ def check(cluster: Cluster, ledger: Ledger) -> None:
     for replica in cluster.replicas.values():
         found = ledger.violations(replica.read_log())
         assert not found, f"replica {replica.number}: {found[:10]}; see {history}"
-    first, *others = cluster.replicas.values()
-    for other in others:
-        assert other.files() == first.files(), (first.number, other.number)
+    first, *others = (replica.files() for replica in cluster.replicas.values())
+    for number, other in enumerate(others, 2):
+        names = {name for name, _ in first.items() ^ other.items()}
+        sizes = {
+            each: [len(f.get(each, b"")) for f in (first, other)] for each in names
+        }
+        assert not names, f"replicas 1 and {number} differ in {sizes}; see {history}"
     assert len(ledger.acked) > 100
 
 

@@ -331,7 +331,7 @@ class Cluster:
         return [number for number in self.replicas if number != leader]
 
     def wait_whole(self) -> None:
-        """Wait until all replicas are ready and in sync, and one leads."""
+        """Wait until all are ready, in sync and without known damage, and one leads."""
 
         def looks() -> bool:
             view = self.view()
@@ -341,7 +341,7 @@ class Cluster:
                 record is not None
                 and len(record.in_sync) == len(ready) == len(self.replicas)
                 and view.view.leader is not None
-                and not any(s.presence.flag for s in ready)
+                and not any(s.presence.flag or s.presence.damaged for s in ready)
             )
 
         wait_until(looks, SETTLE_S, self.describe)
