@@ -15,8 +15,10 @@ from tests.cluster.handled import Orders
 from tests.cluster.ledger import load
 from tests.cluster.rig import CALM_MS, PARTITIONS, TOPIC, Cluster, ReplicaProcess
 from tests.cluster.test_failover import wait_acked
+from tests.sampling import IS_WHOLE
 
 pytestmark = [
+    pytest.mark.skipif(not IS_WHOLE, reason="minutes: with METAQ_WHOLE"),
     pytest.mark.crash,
     pytest.mark.slow,
     pytest.mark.zookeeper,

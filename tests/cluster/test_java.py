@@ -19,10 +19,12 @@ from tests.java.conftest import plain_py4j
 from tests.java.group_members import Book, JavaMember
 from tests.java.jvm import Jvm
 from tests.rigs.waiting import wait_until
+from tests.sampling import IS_WHOLE
 
 __all__ = ["plain_py4j"]
 
 pytestmark = [
+    pytest.mark.skipif(not IS_WHOLE, reason="minutes: with METAQ_WHOLE"),
     pytest.mark.crash,
     pytest.mark.java,
     pytest.mark.slow,

@@ -20,9 +20,10 @@ from tests.cluster.ledger import Ledger, finish, puts, read_all
 from tests.cluster.rig import SESSION_S, SETTLE_S, TOPIC, Cluster, ReplicaProcess
 from tests.cluster.test_failover import wait_acked
 from tests.rigs.waiting import wait_until
-from tests.sampling import SEED
+from tests.sampling import IS_WHOLE, SEED
 
 pytestmark = [
+    pytest.mark.skipif(not IS_WHOLE, reason="minutes: with METAQ_WHOLE"),
     pytest.mark.crash,
     pytest.mark.slow,
     pytest.mark.zookeeper,

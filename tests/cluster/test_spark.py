@@ -14,8 +14,10 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from tests.cluster.failovers import COUNT, failover, faults
 from tests.cluster.rig import SETTLE_S, TOPIC, Cluster
 from tests.rigs.waiting import wait_until
+from tests.sampling import IS_WHOLE
 
 pytestmark = [
+    pytest.mark.skipif(not IS_WHOLE, reason="minutes: with METAQ_WHOLE"),
     pytest.mark.crash,
     pytest.mark.slow,
     pytest.mark.spark,
