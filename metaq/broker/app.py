@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from metaq.broker.admin import AdminServer
 from metaq.broker.context import BrokerContext
@@ -58,12 +58,6 @@ from metaq.broker.registration import (
     listening_host,
     make_snapshot,
 )
-from metaq.broker.replica_part import (
-    NO_TRANSACTIONS,
-    ReplicaPart,
-    SetStart,
-    refuse_set_file,
-)
 from metaq.broker.schedule import Schedules, local_timezone, parse_schedule
 from metaq.broker.session import Session
 from metaq.broker.single_puts import SinglePuts
@@ -90,6 +84,7 @@ from metaq.net.channel import Channel
 from metaq.net.listener import Listener
 from metaq.net.poller import Poller
 from metaq.record.ids import IdGenerator
+from metaq.replication.record import SET_FILE
 from metaq.retry import wait_set
 from metaq.storage.inventory import TRANSACTIONS
 from metaq.storage.log_manager import LogManager
@@ -105,10 +100,18 @@ from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.plan import BrokerSnapshot
 from metaq.zk.session import Coordinator
 
+if TYPE_CHECKING:
+    from metaq.broker.replica_part import ReplicaPart
+
 _log = logging.getLogger(__name__)
 
 UPKEEP_THREADS: Final = 2
 """Threads for retention, scrub, questions: an archive takes minutes, the rest not."""
+
+NO_TRANSACTIONS: Final = (
+    "a replica set takes no transactions yet: send without one, or to a broker without"
+    " [replication]"
+)
 
 PART_STOP_S_MAX: Final = 2.0
 """Bound on the stop of administration and of housekeeping, seconds."""
@@ -253,9 +256,19 @@ class Broker(Service):
         """Recover the data directories; blocks."""
         deleting = self._definitions.deleting
         if self._config.replication is None:
-            refuse_set_file(self._fs, Path(self._config.system.data_path))
+            set_file = Path(self._config.system.data_path) / SET_FILE
+            if self._fs.exists(set_file):
+                # It would show bytes that were never acknowledged, and the set would
+                # not know of what it takes.
+                raise ConfigError(
+                    f"{set_file.parent} belongs to a replica of a set: add"
+                    f" [replication] with its replicaId, or remove {set_file} to take"
+                    " it out of the set for good"
+                )
             self._logs.open(left_out=deleting)
             return
+        from metaq.broker.replica_part import SetStart  # noqa: PLC0415  # large, and most brokers are no replica
+
         self._set_start = SetStart(self._fs, self._config)
         self._set_facts = self._set_start.open(
             self._logs, data_paths(self._config), deleting
@@ -489,6 +502,8 @@ class Broker(Service):
 
     async def _join_set(self, coordinator: Coordinator) -> None:
         """Take part in a replica set; clients see its leader."""
+        from metaq.broker.replica_part import ReplicaPart  # noqa: PLC0415  # as above
+
         replica = self._replica = ReplicaPart(
             self._config,
             self.context,

@@ -33,7 +33,7 @@ from metaq.lifecycle import State
 from metaq.model import SizeBytes
 from metaq.net.listener import ListenerStatistics
 from metaq.protocol.version import SERVER_VERSION
-from metaq.replication.term import ReplicaStatus
+from metaq.replication.facts import ReplicaStatus
 from metaq.storage.log_manager import LogManager
 from metaq.storage.scrub import Scrub
 from metaq.zk.registry import RegistrationStatistics

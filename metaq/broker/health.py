@@ -13,7 +13,7 @@ from typing import Final
 
 from metaq.broker.status import BrokerStatus
 from metaq.lifecycle import State
-from metaq.replication.term import ReplicaStatus
+from metaq.replication.facts import ReplicaStatus
 from metaq.storage.log_state import LogState, LogStatistics
 from metaq.txn.figures import TransactionFigures
 from metaq.zk.registry import RegistrationState

@@ -16,7 +16,7 @@ from typing import Final
 from metaq.broker.context import BrokerContext
 from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig, TopicConfig
-from metaq.errors import ConfigError, UnavailableError, WireError
+from metaq.errors import UnavailableError, WireError
 from metaq.fs import FileSystem
 from metaq.lifecycle import Service
 from metaq.model import MessageId
@@ -26,7 +26,7 @@ from metaq.replication.election import Flag
 from metaq.replication.facts import encode_facts
 from metaq.replication.node import ReplicaNode
 from metaq.replication.replica import SetFile
-from metaq.replication.set_file import SET_FILE, read_set_file, write_set_file
+from metaq.replication.set_file import read_set_file, write_set_file
 from metaq.replication.set_nodes import SetNodes
 from metaq.replication.store import StartFacts
 from metaq.replication.tables import EpochTables
@@ -45,28 +45,6 @@ _log = logging.getLogger(__name__)
 
 WITHDRAW_S: Final = 3.0
 """Longest time that the end of a term waits for its nodes to go."""
-
-NO_TRANSACTIONS: Final = (
-    "a replica set takes no transactions yet: send without one, or to a broker without"
-    " [replication]"
-)
-
-
-def refuse_set_file(fs: FileSystem, path: Path) -> None:
-    """Refuse the data directory of a replica to a broker that is none.
-
-    It would show bytes that were never acknowledged, and the set would not know of what
-    it takes.
-
-    Raises:
-        ConfigError: the text names the remedy.
-    """
-    if fs.exists(path / SET_FILE):
-        raise ConfigError(
-            f"{path} belongs to a replica of a set: add [replication] with its"
-            f" replicaId, or remove {path / SET_FILE} to take it out of the set for"
-            " good"
-        )
 
 
 class SetStart:

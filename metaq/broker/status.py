@@ -13,7 +13,7 @@ from metaq.broker.context import CommandStatistics
 from metaq.lifecycle import State
 from metaq.model import no_items
 from metaq.net.listener import ListenerStatistics
-from metaq.replication.term import ReplicaStatus
+from metaq.replication.facts import ReplicaStatus
 from metaq.stats import (
     HistogramSnapshot,
     MetricKind,

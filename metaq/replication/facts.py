@@ -1,33 +1,83 @@
-"""Facts of a replica, as it describes itself: `stats replica` has them as JSON.
+"""Facts of a replica, as it describes itself: to its health, its metrics, and others.
 
-They come in any role: also a frozen replica shows its copy of the record and the ends
-of its logs, which `restore` and `elect` need.
+`stats replica` has `ReplicaFacts` as JSON, in any role: also a frozen replica shows its
+copy of the record and the ends of its logs, which `restore` and `elect` need.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from metaq.model import LogId
 from metaq.peer.replies import parse_stats
 from metaq.replication.json_values import LogNumber, to_json
-from metaq.replication.leading import FollowerLag
 from metaq.replication.record import SetRecord, decode
+from metaq.stats import counter, gauge, part
 from metaq.storage.partition_log import PartitionLog
 
 ITEM: Final = "replica"
 """Of `stats`: the facts of a replica."""
 
 
-class LagFacts(NamedTuple):
-    """A follower, as its leader sees it."""
+@dataclass(frozen=True, slots=True)
+class FollowerLag:
+    """Distance of a follower from its leader, for status."""
 
     replica: int
-    lag_bytes: int
-    """Bytes that it lacks, of all logs."""
-    lag_s: float
-    """Seconds since it had all of them."""
     state: str
+    """`in sync`, `joining` or `out`."""
+    is_connected: bool
+    lag_bytes: int = gauge(
+        "metaq_follower_lag_bytes", "Bytes that a follower of this leader lacks."
+    )
+    lag_s: float = gauge(
+        "metaq_follower_lag_seconds", "Time since a follower had all of them."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStatus:
+    """This broker as one replica of a set."""
+
+    replica: int
+    epoch: int = gauge(
+        "metaq_replica_epoch",
+        "Epoch in which this replica leads its set, 0 while it does not.",
+    )
+    in_sync_count: int = gauge(
+        "metaq_replica_in_sync", "In-sync replicas of a set, as this one knows it."
+    )
+    leaderless_s: float = gauge(
+        "metaq_replica_leaderless_seconds",
+        "Time for which this replica has seen no leader.",
+    )
+    damaged: int = gauge(
+        "metaq_replica_damaged_ranges",
+        "Damaged ranges on this replica that are to be mended from another.",
+        default=0,
+    )
+    mended: int = counter(
+        "metaq_replica_mended_ranges_total",
+        "Damaged ranges that were mended from another replica.",
+        default=0,
+    )
+    mended_bytes: int = counter(
+        "metaq_replica_mended_bytes_total",
+        "Bytes that were copied from another replica for that.",
+        default=0,
+    )
+    differing: str = ""
+    """Copies that differ though none is damaged; "" for none."""
+    frozen_cause: str = ""
+    """Why it has no part in its set; "" while it has."""
+    is_incomplete: bool = False
+    """It may lack bytes that were acknowledged."""
+    refusal: str = ""
+    """Why it leads and takes no puts; "" while it does."""
+    followers: tuple[FollowerLag, ...] = part(
+        default=(), labels=("replica",), label=lambda each: (str(each.replica),)
+    )
+    """Of a leader."""
 
 
 class HeldLog(NamedTuple):
@@ -54,7 +104,7 @@ class ReplicaFacts:
     """Number of the epoch in which it last led or completed a join."""
     record: SetRecord | None
     """Copy in its `set` file."""
-    lag: tuple[LagFacts, ...] = ()
+    lag: tuple[FollowerLag, ...] = ()
     """Of a leader: its followers."""
     logs: tuple[HeldLog, ...] = ()
     mended: int = 0
@@ -74,11 +124,6 @@ def decode_facts(text: str) -> ReplicaFacts:
             one.
     """
     return decode(ReplicaFacts, parse_stats(text).get(ITEM, "").encode(), "stats")
-
-
-def lag_of(followers: Iterable[FollowerLag]) -> tuple[LagFacts, ...]:
-    """Return the facts of a leader's followers."""
-    return tuple(LagFacts(f.replica, f.lag_bytes, f.lag_s, f.state) for f in followers)
 
 
 def logs_of(logs: Mapping[LogId, PartitionLog]) -> tuple[HeldLog, ...]:

@@ -34,6 +34,7 @@ from metaq.errors import ClosedError, StorageError, WireError
 from metaq.model import LogId, Offset
 from metaq.protocol.texts import NOT_LEADER
 from metaq.replication.election import Flag
+from metaq.replication.facts import FollowerLag
 from metaq.replication.messages import (
     STALE_EPOCH,
     Chunk,
@@ -61,7 +62,6 @@ from metaq.replication.serving import (
     refusal,
     report,
 )
-from metaq.stats import gauge
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import DamagedSegmentError
@@ -108,22 +108,6 @@ class TermOwner(Protocol):
 
     def knows(self, replica: int, token: str) -> bool:
         """Return whether the node `present/K` has this token."""
-
-
-@dataclass(frozen=True, slots=True)
-class FollowerLag:
-    """Distance of a follower from its leader, for status."""
-
-    replica: int
-    state: str
-    """`in sync`, `joining` or `out`."""
-    is_connected: bool
-    lag_bytes: int = gauge(
-        "metaq_follower_lag_bytes", "Bytes that a follower of this leader lacks."
-    )
-    lag_s: float = gauge(
-        "metaq_follower_lag_seconds", "Time since a follower had all of them."
-    )
 
 
 @dataclass(slots=True, eq=False)

@@ -53,7 +53,7 @@ from metaq.replication.election import (
     unflagged,
 )
 from metaq.replication.epochs import NO_EPOCH, Epoch
-from metaq.replication.facts import ReplicaFacts, lag_of, logs_of
+from metaq.replication.facts import ReplicaFacts, ReplicaStatus, logs_of
 from metaq.replication.follow_task import FollowTask
 from metaq.replication.joins import check_newcomer
 from metaq.replication.leading import LeadingStreams
@@ -98,7 +98,7 @@ from metaq.replication.set_nodes import (
 )
 from metaq.replication.store import ReplicaStore, StartFacts
 from metaq.replication.tables import EpochTables
-from metaq.replication.term import ReplicaStatus, Term
+from metaq.replication.term import Term
 from metaq.replication.upkeep import successor
 from metaq.retry import wait_set
 from metaq.storage.log_manager import LogManager
@@ -793,7 +793,7 @@ class ReplicaNode(Service):
             reason=self._error if replica is None else replica.reason or self._error,
             completed=0 if replica is None else replica.file.completed,
             record=None if replica is None else replica.file.record,
-            lag=lag_of(() if streams is None else streams.lag()),
+            lag=() if streams is None else streams.lag(),
             mended=self.mender.mended_count,
             logs=logs_of(self._logs.logs()),
         )

@@ -30,6 +30,8 @@ from metaq.replication.json_values import FieldError, from_json, to_json
 
 T = TypeVar("T")
 
+SET_FILE: Final = "set"
+"""Name of the file with a replica's copy: without a dash, so no partition."""
 CLAIMS_KEPT: Final = 64
 """Claims that a record keeps; a copy that is older than all of them is not believed."""
 RESTORE_STEP: Final = 1_000_000

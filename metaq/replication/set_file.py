@@ -19,10 +19,8 @@ from metaq.fs import FileSystem
 from metaq.model import SizeBytes
 from metaq.record.checksum import body_after_crc_line, with_crc_line
 from metaq.replication.json_values import FieldError, from_json, to_json
+from metaq.replication.record import SET_FILE
 from metaq.replication.replica import SetFile
-
-SET_FILE: Final = "set"
-"""Name of the file: without a dash, so no partition."""
 
 SET_BYTES_MAX: Final = SizeBytes(1 << 20)
 """A larger file is not ours: a record has some kilobytes."""

@@ -18,8 +18,9 @@ from metaq.errors import NoSpaceError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.helper_threads import HelperThreads
 from metaq.replication.epochs import Epoch
+from metaq.replication.record import SET_FILE
 from metaq.replication.replica import SetFile
-from metaq.replication.set_file import SET_FILE, write_set_file
+from metaq.replication.set_file import write_set_file
 from metaq.replication.set_nodes import Member
 from metaq.replication.tables import EpochTables
 from metaq.storage.log_dir import DirState, LogDir

@@ -4,12 +4,11 @@ Owner: the node, from the moment its puts are open to its step-down.
 """
 
 import asyncio
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from metaq.errors import TooFewReplicasError
 from metaq.replication.election import Presence
-from metaq.replication.leading import FollowerLag, LeadingStreams
+from metaq.replication.leading import LeadingStreams
 from metaq.replication.progress import Leadership
 from metaq.replication.replica import Moved, Replica, note_join, saved_by
 from metaq.replication.store import ReplicaStore
@@ -19,55 +18,9 @@ from metaq.replication.upkeep import (
     change_set,
     refuses_puts,
 )
-from metaq.stats import counter, gauge, part
 
 ALONE_S: Final = 10.0
 """A leader that no follower has reached for so long hands over, where others can."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaStatus:
-    """This broker as one replica of a set."""
-
-    replica: int
-    epoch: int = gauge(
-        "metaq_replica_epoch",
-        "Epoch in which this replica leads its set, 0 while it does not.",
-    )
-    in_sync_count: int = gauge(
-        "metaq_replica_in_sync", "In-sync replicas of a set, as this one knows it."
-    )
-    leaderless_s: float = gauge(
-        "metaq_replica_leaderless_seconds",
-        "Time for which this replica has seen no leader.",
-    )
-    damaged: int = gauge(
-        "metaq_replica_damaged_ranges",
-        "Damaged ranges on this replica that are to be mended from another.",
-        default=0,
-    )
-    mended: int = counter(
-        "metaq_replica_mended_ranges_total",
-        "Damaged ranges that were mended from another replica.",
-        default=0,
-    )
-    mended_bytes: int = counter(
-        "metaq_replica_mended_bytes_total",
-        "Bytes that were copied from another replica for that.",
-        default=0,
-    )
-    differing: str = ""
-    """Copies that differ though none is damaged; "" for none."""
-    frozen_cause: str = ""
-    """Why it has no part in its set; "" while it has."""
-    is_incomplete: bool = False
-    """It may lack bytes that were acknowledged."""
-    refusal: str = ""
-    """Why it leads and takes no puts; "" while it does."""
-    followers: tuple[FollowerLag, ...] = part(
-        default=(), labels=("replica",), label=lambda each: (str(each.replica),)
-    )
-    """Of a leader."""
 
 
 class TermNode(Protocol):

@@ -22,7 +22,7 @@ from metaq.broker.status import BrokerStatus, JobStatus, RetentionStatus
 from metaq.lifecycle import State
 from metaq.model import LogId
 from metaq.net.listener import ListenerStatistics
-from metaq.replication.term import ReplicaStatus
+from metaq.replication.facts import ReplicaStatus
 from metaq.storage.log_state import LogState
 from metaq.zk.registry import RegistrationState
 from metaq.zk.session import SessionState

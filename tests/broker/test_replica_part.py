@@ -1,5 +1,7 @@
 """A broker as one replica of a set: what it opens, and what clients see of it."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -123,3 +125,13 @@ def test_ids_of_a_new_leader_are_above_those_of_the_last() -> None:
         assert int(after) > int(before)
 
     run(scenario)
+
+
+def test_a_broker_that_is_no_replica_loads_nothing_of_the_protocol() -> None:
+    """Its start is as short as before there were sets."""
+    code = "import sys, metaq.broker.app; print(*sys.modules)"
+    command = [sys.executable, "-c", code]
+    loaded = subprocess.run(command, check=True, capture_output=True, text=True)
+    names = set(loaded.stdout.split())
+    assert "metaq.broker.app" in names
+    assert not names & {f"metaq.replication.{each}" for each in ("node", "messages")}

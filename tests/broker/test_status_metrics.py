@@ -12,8 +12,7 @@ from metaq.broker.health import Alarm
 from metaq.broker.http import METRICS, render_metrics
 from metaq.broker.status import LOG_SERIES_MAX, BrokerStatus, JobStatus, RetentionStatus
 from metaq.lifecycle import State
-from metaq.replication.leading import FollowerLag
-from metaq.replication.term import ReplicaStatus
+from metaq.replication.facts import FollowerLag, ReplicaStatus
 from metaq.storage.log_state import LogState
 from metaq.zk.registry import RegistrationState
 from metaq.zk.session import SessionState

@@ -18,7 +18,7 @@ from metaq.model import BrokerId
 from metaq.protocol.commands import Result, Stats
 from metaq.replication.election import Flag, Presence, PresenceState
 from metaq.replication.epochs import Epoch
-from metaq.replication.facts import HeldLog, LagFacts, ReplicaFacts, encode_facts
+from metaq.replication.facts import FollowerLag, HeldLog, ReplicaFacts, encode_facts
 from metaq.replication.record import (
     ReplicaSetError,
     SetRecord,
@@ -111,7 +111,7 @@ def show_set(scene: Scene) -> None:
     """One leads, one follows, one is away and was never in sync."""
     scene.write(LED)
     scene.lead(1)
-    lag = (LagFacts(2, 512, 0.25, "in sync"),)
+    lag = (FollowerLag(2, "in sync", True, 512, 0.25),)
     scene.show(facts(1, "leading", lag=lag))
     scene.show(facts(2), damaged=3, flag=Flag.CUT)
 

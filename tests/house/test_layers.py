@@ -188,6 +188,7 @@ THIRD_PARTY: dict[str, set[str]] = {
 LAZY: dict[tuple[str, str], str] = {
     ("client", "client.public"): "a module of the package is had without the rest",
     ("broker.app", "broker.http"): "the HTTP port is off by default; aiohttp is 15 MiB",
+    ("broker.app", "broker.replica_part"): "most brokers are no replica; it is large",
     ("net.dial", "ifaddr"): "10 ms, and a machine with a route does without",
     **dict.fromkeys(
         [

@@ -20,8 +20,8 @@ from metaq.replication.epoch_journal import (
     replay,
 )
 from metaq.replication.facts import (
+    FollowerLag,
     HeldLog,
-    LagFacts,
     ReplicaFacts,
     decode_facts,
     encode_facts,
@@ -69,7 +69,7 @@ FACTS = ReplicaFacts(
     "",
     7,
     RECORD,
-    (LagFacts(2, 100, 0.5, "in sync"),),
+    (FollowerLag(2, "in sync", True, 100, 0.5),),
     (HeldLog("t-0", 2**64 - 1, 0, 100, 60),),
 )
 
@@ -88,7 +88,7 @@ def test_facts_come_back_as_they_were_said(facts: ReplicaFacts) -> None:
         "replica 1",
         'replica {"replica":1}',
         encode_facts(FACTS).replace('"t-0",', '"t-0","x",'),
-        encode_facts(FACTS).replace('[2,100,0.5,"in sync"]', "[2]"),
+        encode_facts(FACTS).replace('"lag_bytes":100', '"lag_bytes":-1'),
         encode_facts(FACTS).replace('"min":2', '"min":9'),
     ],
 )
