@@ -8,9 +8,8 @@ their bytes: damage is mended (`mending.py`). Where both find none, an operator 
 look, and an alarm says so.
 """
 
-import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -18,7 +17,7 @@ from metaq.clock import Clock
 from metaq.errors import MetaqError
 from metaq.model import BrokerAddress, LogId, Offset
 from metaq.replication.epochs import CopyFacts, parting_point
-from metaq.replication.follow_task import connect
+from metaq.replication.follow_task import connected
 from metaq.replication.following import ask
 from metaq.replication.messages import (
     SUM,
@@ -27,7 +26,7 @@ from metaq.replication.messages import (
     decode_sum_reply,
     encode_sum,
 )
-from metaq.replication.serving import Tables, facts_of
+from metaq.replication.serving import Tables, facts_of, find_log
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import Segment
 
@@ -48,7 +47,7 @@ async def answer_sum(
         StorageError: the disk does not give them.
     """
     number = asked.copy.number
-    log = next((each for each in logs.values() if each.number == number), None)
+    log = find_log(logs, number)
     unknown = SumReply(is_known=False, is_equal=False)
     if log is None or not tables.is_living(number) or asked.start >= asked.end:
         return unknown
@@ -70,10 +69,7 @@ async def verify(log: PartitionLog, start: Offset, end: Offset) -> None:
         StorageError: the disk does not give the bytes.
     """
     part = log.read_unchecked(start, end)
-    loop = asyncio.get_running_loop()
-    checking = loop.run_in_executor(part.reader, partial(part.damage, end))
-    checking.add_done_callback(lambda _: part.release())
-    for each in await asyncio.shield(checking):
+    for each in await part.run(partial(part.damage, end)):
         log.on_damage(each)
 
 
@@ -82,9 +78,23 @@ async def _checksum(log: PartitionLog, start: Offset, end: Offset) -> int | None
     if part.size_bytes != end - start:
         part.release()
         return None
-    reading = asyncio.get_running_loop().run_in_executor(part.reader, part.checksum)
-    reading.add_done_callback(lambda _: part.release())
-    return await asyncio.shield(reading)
+    return await part.run(part.checksum)
+
+
+def _sealed_in(
+    logs: Mapping[LogId, PartitionLog],
+) -> Iterator[tuple[PartitionLog, Segment]]:
+    """Yield the sealed segments of all logs that are there when their turn comes."""
+    for log_id in sorted(logs):
+        log = logs.get(log_id)
+        if log is None or log.number is None:
+            continue
+        for each in log.segments.sealed:
+            if logs.get(log_id) is not log or log.damage:
+                break
+            is_there = log.segments.find(each.base_offset) == each
+            if is_there and each.end_offset <= log.high_watermark:
+                yield log, each
 
 
 class Comparison:
@@ -93,7 +103,8 @@ class Comparison:
     def __init__(self, *, clock: Clock) -> None:
         """Begin with the first segment of the first log."""
         self._clock = clock
-        self._last: tuple[LogId, Offset] | None = None
+        self._pass: Iterator[tuple[PartitionLog, Segment]] = iter(())
+        """The segments that are to come."""
         self.differing = ""
         """Copies that differ though none is damaged; "" for none."""
 
@@ -101,20 +112,11 @@ class Comparison:
         self, logs: Mapping[LogId, PartitionLog]
     ) -> tuple[PartitionLog, Segment] | None:
         """Return the sealed segment after the last one; None: there is none at all."""
-        keys = [
-            (log_id, each.base_offset)
-            for log_id, log in logs.items()
-            if log.number is not None and not log.damage
-            for each in log.segments.sealed
-            if each.size_bytes and each.end_offset <= log.high_watermark
-        ]
-        if not keys:
-            return None
-        later = [key for key in keys if self._last is None or key > self._last]
-        self._last = log_id, offset = min(later or keys)
-        found = logs[log_id].segments.find(offset)
-        assert found is not None, f"{log_id}: no segment holds {offset}"
-        return logs[log_id], found
+        found = next(self._pass, None)
+        if found is None:
+            self._pass = _sealed_in(logs)
+            found = next(self._pass, None)
+        return found
 
     async def compare(
         self,
@@ -131,13 +133,14 @@ class Comparison:
             if checksum is None:
                 return
             request = SumRequest(set_id, copy, start, end, checksum)
-            connection = await connect(address, self._clock)
-            try:
-                deadline_s = self._clock.monotonic_s() + SUM_S
-                payload = encode_sum(request)
-                answer = await ask(connection, SUM, payload, deadline_s=deadline_s)
-            finally:
-                connection.close("compared")
+            async with connected(address, self._clock) as connection:
+                answer = await ask(
+                    connection,
+                    SUM,
+                    encode_sum(request),
+                    clock=self._clock,
+                    timeout_s=SUM_S,
+                )
             reply = decode_sum_reply(answer)
             if not reply.is_known:
                 return

@@ -6,7 +6,8 @@ taken in by the node's core, under its lock.
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol
 
 from metaq.clock import Clock
@@ -51,6 +52,22 @@ async def connect(address: BrokerAddress, clock: Clock) -> BrokerConnection:
     return await open_connection(
         address, clock=clock, deadline_s=deadline_s, options=CONNECTION
     )
+
+
+@asynccontextmanager
+async def connected(
+    address: BrokerAddress, clock: Clock
+) -> AsyncIterator[BrokerConnection]:
+    """Hold a connection to another replica for some questions.
+
+    Raises:
+        NoBrokerError: it cannot be reached.
+    """
+    connection = await connect(address, clock)
+    try:
+        yield connection
+    finally:
+        connection.close("all is answered")
 
 
 class FollowNode(Protocol):

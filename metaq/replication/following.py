@@ -218,9 +218,13 @@ class Follower:
             replica.file.flag,
             copies_of(logs, self._tables),
         )
-        deadline_s = self._clock.monotonic_s() + ASK_S
-        payload = encode_join(request)
-        answer = await ask(self._connection, JOIN, payload, deadline_s=deadline_s)
+        answer = await ask(
+            self._connection,
+            JOIN,
+            encode_join(request),
+            clock=self._clock,
+            timeout_s=ASK_S,
+        )
         reply = decode_join_reply(answer)
         if reply.epoch != self._epoch:
             raise UnexpectedReplyError(
@@ -542,7 +546,12 @@ async def drained(logs: LogManager, clock: Clock) -> None:
 
 
 async def ask(
-    connection: BrokerConnection, kind: str, payload: bytes, *, deadline_s: float
+    connection: BrokerConnection,
+    kind: str,
+    payload: bytes,
+    *,
+    clock: Clock,
+    timeout_s: float,
 ) -> bytes:
     """Send a message to another replica, and return the payload of its answer.
 
@@ -550,6 +559,7 @@ async def ask(
         WireError: it was refused.
         ClientError: there is no answer, or none that can be read.
     """
+    deadline_s = clock.monotonic_s() + timeout_s
     command = Follow(kind, payload, connection.next_opaque())
     return payload_of(await connection.call(command, deadline_s=deadline_s))
 

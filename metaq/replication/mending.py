@@ -15,6 +15,7 @@ without an end is no range: such a log lacks bytes, and its replica with it (`la
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
 from typing import Final, Protocol
 
 from metaq.clock import Clock
@@ -23,7 +24,7 @@ from metaq.model import BrokerAddress, Offset, parse_broker_address
 from metaq.peer.connection import BrokerConnection
 from metaq.replication.comparing import Comparison
 from metaq.replication.election import Flag, unflagged
-from metaq.replication.follow_task import connect
+from metaq.replication.follow_task import connected
 from metaq.replication.following import ask
 from metaq.replication.messages import (
     TAIL,
@@ -40,7 +41,7 @@ from metaq.replication.replica import (
 from metaq.replication.serving import CHUNK_BYTES_MAX, facts_of, read_unchecked
 from metaq.replication.set_nodes import SetView
 from metaq.replication.store import ReplicaStore
-from metaq.retry import wait_set
+from metaq.storage.log_state import LogState
 from metaq.storage.mend import damage_left, finish, piece_at, write_piece
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import Damage
@@ -118,9 +119,9 @@ class Mender:
 
     async def run(self) -> None:
         """Mend what is damaged, until cancelled."""
-        never, compared_s = asyncio.Event(), self._clock.monotonic_s()
+        compared_s = self._clock.monotonic_s()
         while True:
-            await wait_set(never, LOOK_S)
+            await asyncio.sleep(LOOK_S)
             if self._clock.monotonic_s() - compared_s >= COMPARE_S and self._may_mend:
                 await self._compare()
                 compared_s = self._clock.monotonic_s()
@@ -180,7 +181,8 @@ class Mender:
             for damage in log.damage:
                 await self._mend(log, damage)
             written = self._written & set(log.damage)
-            if not written or (log.is_stopped and written < _ranges(log.damage)):
+            is_stopped = log.state is LogState.STOPPED
+            if not written or (is_stopped and written < _ranges(log.damage)):
                 return
             async with self._node.lock:
                 if not self._may_mend:
@@ -202,26 +204,21 @@ class Mender:
         if not is_due or not is_known or damage.is_empty or damage in self._written:
             return
         self._not_before_s[damage] = now_s + AGAIN_S
-        sources, refused = self._sources(), set[int]()
+        sources, flawed = self._sources(), set[int]()
         for replica, address in sources.items():
             if address is None:
                 continue
             try:
-                is_written = await self._copy([address], log, damage)
+                flaw = await self._copy([address], log, damage)
             except MetaqError as error:
-                _log.warning(
-                    "not mended by replica %d: partition=%s offset=%d error=%s",
-                    replica,
-                    log.log_id,
-                    damage.offset,
-                    error,
-                )
+                _not_mended(replica, log, damage, str(error))
                 continue
-            if is_written:
+            if not flaw:
                 self._written.add(damage)
                 return
-            refused.add(replica)
-        if refused == set(sources):
+            _not_mended(replica, log, damage, flaw)
+            flawed.add(replica)
+        if flawed == set(sources):
             await self._vote(list(filter(None, sources.values())), log, damage)
 
     async def _vote(
@@ -233,36 +230,41 @@ class Mender:
         places may damage the same range on three replicas.
         """
         try:
-            if len(addresses) + 1 < VOTES:
-                raise StorageError(f"expected {VOTES} copies to compare")
-            await self._copy(addresses[: VOTES - 1], log, damage)
-            self._written.add(damage)
+            flaw = f"expected {VOTES} copies to compare, got {len(addresses) + 1}"
+            if len(addresses) + 1 >= VOTES:
+                flaw = await self._copy(addresses[: VOTES - 1], log, damage)
         except MetaqError as error:
-            _log.error("no good copy: partition=%s %s (%s)", log.log_id, damage, error)
+            _log.warning("no vote: partition=%s error=%s", log.log_id, error)
+            return
+        if flaw:
+            _log.error("no good copy: partition=%s %s (%s)", log.log_id, damage, flaw)
             log.on_lost(damage)
+        else:
+            self._written.add(damage)
 
     async def _copy(
         self, addresses: Sequence[BrokerAddress], log: PartitionLog, damage: Damage
-    ) -> bool:
+    ) -> str:
         """Write a range as another replica has it, or as most of them do; check it.
 
-        Returns False where the one replica has it damaged.
+        Returns why these copies are not good there; "" when the range is written.
 
         Raises:
-            MetaqError: it is damaged still, or perhaps half of it is.
+            MetaqError: that is not known; perhaps half of the range is written.
         """
-        connections = list[BrokerConnection]()
         offset = damage.offset
-        try:
-            for address in addresses:
-                connections.append(await connect(address, self._clock))
+        async with AsyncExitStack() as stack:
+            connections = [
+                await stack.enter_async_context(connected(address, self._clock))
+                for address in addresses
+            ]
             while (piece := piece_at(log, damage, offset)) is not None:
                 start = offset
                 while offset < piece.end:
                     size = min(CHUNK_BYTES_MAX, piece.end - offset)
                     data = await self._read(connections, log, offset, size)
                     if data is None:
-                        return False
+                        return "it is damaged there, too"
                     await write_piece(
                         self._store.logs, log, piece.segment, offset, data
                     )
@@ -271,13 +273,10 @@ class Mender:
                 fs = self._store.fs
                 left = await damage_left(fs, log, piece.segment, start, offset)
                 if left:
-                    raise StorageError(f"others have other bytes: {left[0]}")
-            if offset != damage.next_good_offset:
-                raise StorageError(f"no file has offset {offset}")
-        finally:
-            for each in connections:
-                each.close("mended")
-        return True
+                    return f"others have other bytes: {left[0]}"
+        if offset != damage.next_good_offset:
+            raise StorageError(f"no file has offset {offset}")
+        return ""
 
     async def _read(
         self,
@@ -323,8 +322,13 @@ class Mender:
             is_unchecked,
             facts_of(log, self._store.tables),
         )
-        deadline_s, payload = self._clock.monotonic_s() + ANSWER_S, encode_tail(request)
-        answer = await ask(connection, TAIL, payload, deadline_s=deadline_s)
+        answer = await ask(
+            connection,
+            TAIL,
+            encode_tail(request),
+            clock=self._clock,
+            timeout_s=ANSWER_S,
+        )
         reply = decode_tail_reply(answer)
         chunk = reply.chunk
         if reply.is_damaged:
@@ -332,6 +336,16 @@ class Mender:
         if chunk is None or (chunk.number, chunk.offset) != (log.number, offset):
             raise StorageError(f"{connection.address} has no bytes at {offset}")
         return b"".join(chunk.body)[:size]
+
+
+def _not_mended(replica: int, log: PartitionLog, damage: Damage, why: str) -> None:
+    _log.warning(
+        "not mended by replica %d: partition=%s offset=%d cause=%s",
+        replica,
+        log.log_id,
+        damage.offset,
+        why,
+    )
 
 
 def _ranges(damage: Iterable[Damage]) -> set[Damage]:
@@ -342,5 +356,5 @@ def _ranges(damage: Iterable[Damage]) -> set[Damage]:
 def _lack_of(log: PartitionLog) -> str:
     """Return why a log lacks bytes without an end; "" for a range."""
     end = log.damage[-1].next_good_offset
-    is_open = log.is_stopped and (end is None or end > log.synced_end)
+    is_open = log.state is LogState.STOPPED and (end is None or end > log.synced_end)
     return f"partition {log.log_id} is stopped: {log.damage[-1]}" if is_open else ""

@@ -206,5 +206,5 @@ class Merging:
     async def _ask(
         self, connection: BrokerConnection, kind: str, payload: bytes
     ) -> bytes:
-        deadline_s = self._clock.monotonic_s() + ANSWER_S
-        return await ask(connection, kind, payload, deadline_s=deadline_s)
+        clock = self._clock
+        return await ask(connection, kind, payload, clock=clock, timeout_s=ANSWER_S)

@@ -5,7 +5,6 @@ compared: with a fresh checksum on them damage would spread. What is damaged is 
 and not sent. Bytes of appends in flight are in memory and were never on a disk.
 """
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -97,6 +96,11 @@ def answer_tables(
     return TablesReply(copies_of(logs, tables), last_id)
 
 
+def find_log(logs: Mapping[LogId, PartitionLog], number: int) -> PartitionLog | None:
+    """Return the log of a number; None where it is not here."""
+    return next((each for each in logs.values() if each.number == number), None)
+
+
 async def answer_tail(
     logs: Mapping[LogId, PartitionLog], tables: Tables, request: TailRequest
 ) -> TailReply:
@@ -105,7 +109,7 @@ async def answer_tail(
     Raises:
         UnavailableError: they cannot be read.
     """
-    log = next((each for each in logs.values() if each.number == request.number), None)
+    log = find_log(logs, request.number)
     if log is None or request.offset >= log.synced_end:
         return TailReply(None)
     end, copy = log.synced_end, request.copy
@@ -167,7 +171,6 @@ async def read_chunk(log: PartitionLog, offset: Offset, max_bytes: int) -> Chunk
         StorageError: the bytes are not there, or the disk does not give them.
         ClosedError: the log is closed.
     """
-    loop = asyncio.get_running_loop()
     while True:
         end, is_whole = log.copy_end(offset, max_bytes)
         batches = list(log.batches_in(offset, end))
@@ -180,15 +183,9 @@ async def read_chunk(log: PartitionLog, offset: Offset, max_bytes: int) -> Chunk
                 batches.pop()
         part = log.read_copy(offset, end)
         is_whole = is_whole and part.size_bytes == end - offset
-        verify = partial(_verified, part, log.synced_end, is_whole=is_whole)
-        try:
-            reading = loop.run_in_executor(part.reader, verify)
-        except RuntimeError as error:
-            part.release()
-            raise ClosedError(f"{log.log_id}: {error}") from error
-        # A read that was called off goes on, and needs the file.
-        reading.add_done_callback(partial(_release, part))
-        found = await asyncio.shield(reading)
+        found = await part.run(
+            partial(_verified, part, log.synced_end, is_whole=is_whole)
+        )
         if isinstance(found, Incomplete):
             max_bytes = found.needed_bytes
             continue
@@ -206,13 +203,7 @@ async def read_unchecked(log: PartitionLog, offset: Offset, size: int) -> bytes:
     """
     end = min(Offset(offset + size), log.synced_end)
     part = log.read_unchecked(offset, end)
-    reading = asyncio.get_running_loop().run_in_executor(part.reader, part.read)
-    reading.add_done_callback(partial(_release, part))
-    return await asyncio.shield(reading)
-
-
-def _release(part: Slice, _reading: object) -> None:
-    part.release()
+    return await part.run(part.read)
 
 
 def _chunk(

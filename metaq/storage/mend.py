@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from metaq.errors import StorageError
 from metaq.fs import FileSystem
 from metaq.model import Offset, Position, SizeBytes
 from metaq.storage.listing import parse_base_offset
@@ -71,8 +72,12 @@ async def write_piece(
         data: bytes of a copy that is the same there.
 
     Raises:
-        StorageError: they are not written, or not synced; the log is gone.
+        StorageError: they are not written, or not synced; the log is another one by
+            now, or may be cut there.
     """
+    _require_same(logs, log)
+    if offset + len(data) > log.high_watermark:
+        raise StorageError(f"partition {log.log_id} may be cut at {offset}")
     write = partial(write_bytes, path=segment.path, at=segment.position_of(offset))
     await carry_out(partial(logs.change_file, log.log_id, partial(write, data=data)))
 
@@ -89,6 +94,12 @@ def write_bytes(fs: FileSystem, *, path: Path, at: Position, data: bytes) -> Non
         file.sync()
     if is_new:
         fs.sync_directory(path.parent)
+
+
+def _require_same(logs: LogManager, log: PartitionLog) -> None:
+    """Refuse a log that was set aside: another one may have its name and its files."""
+    if logs.get(log.log_id) is not log:
+        raise StorageError(f"partition {log.log_id} was made again")
 
 
 async def damage_left(
@@ -125,6 +136,7 @@ async def finish(logs: LogManager, log: PartitionLog, mended: set[Damage]) -> bo
         StorageError: it was not opened; or is still damaged, and stopped.
         ClosedError: it is closed.
     """
+    _require_same(logs, log)
     if log.state is not LogState.STOPPED:
         for each in mended:
             log.on_mended(each)

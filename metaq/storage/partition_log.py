@@ -160,11 +160,6 @@ class PartitionLog(ReadableLog):
     # -- state
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether damage keeps it from taking anything."""
-        return self.state is LogState.STOPPED
-
-    @property
     def _answered_end(self) -> Offset:
         """Return the offset below which appends are answered as stored.
 
@@ -501,6 +496,7 @@ class PartitionLog(ReadableLog):
         self._in_flight.clear()
         self.producers.replace(batches)
         self.record_count, self.damage = found.record_count, damage
+        self.lost &= set(damage)
         self.synced_end = self.next_offset = end
         self._set_bounds(log_end=end)
         self.log_dir.is_layout_changed = True
@@ -632,6 +628,7 @@ class PartitionLog(ReadableLog):
         A log that was stopped for it is opened again instead (`begin_reopen`).
         """
         self.damage = tuple(each for each in self.damage if each != mended)
+        self.lost -= {mended}
         # It may have been made again, with the name of the one that is open.
         self._files.forget(mended.path, self.log_dir.reader)
         self._mend_waiters.wake_below(None)

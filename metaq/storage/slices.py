@@ -14,14 +14,16 @@ directory may lie on a disk that hangs.
 Owner: the event loop's thread. Only `open` of a slice or file may be called elsewhere.
 """
 
+import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Final
+from typing import Final, TypeVar
 
-from metaq.errors import DiskError
+from metaq.errors import ClosedError, DiskError
 from metaq.fs import FileSystem, ReadFile
 from metaq.fs.helper_threads import HelperThreads
 from metaq.model import Offset, Position, SizeBytes
@@ -31,6 +33,8 @@ from metaq.storage.listing import find_lost
 from metaq.storage.segment import Damage, DamagedSegmentError, Segment
 from metaq.storage.span_index import SpanIndex
 from metaq.storage.span_lookup import open_spans
+
+T = TypeVar("T")
 
 OPEN_FILES_MAX: Final = 512
 """Read files kept open without use: half of the usual soft limit of 1024 descriptors,
@@ -108,11 +112,12 @@ class OpenFile:
     """A file that is opened when it is read first, with the number of its users."""
 
     __slots__ = (
-        "_closers", "_fs", "_lock", "_path", "file", "is_forgotten", "user_count"
+        "_closers", "_lock", "_path", "file", "fs", "is_forgotten", "user_count"
     )  # fmt: skip
 
     def __init__(self, fs: FileSystem, path: Path) -> None:
-        self._fs = fs
+        self.fs: Final = fs
+        """The disk."""
         self._path = path
         self._lock = Lock()
         self._closers: HelperThreads | None = None
@@ -134,7 +139,7 @@ class OpenFile:
         """
         with self._lock:
             if self.file is None:
-                self.file = self._fs.open_read(self._path)
+                self.file = self.fs.open_read(self._path)
             return self.file
 
     def open_for(self, segment: Segment, end: Offset, *, is_sealed: bool) -> None:
@@ -153,21 +158,11 @@ class OpenFile:
             if error.errno_name != "ENOENT":
                 raise
             cause = error
-        damage = find_lost(self._fs, segment, end, is_sealed=is_sealed)
+        damage = find_lost(self.fs, segment, end, is_sealed=is_sealed)
         if damage is not None:
             raise DamagedSegmentError(damage) from cause
         if cause is not None:
             raise cause
-
-    def checksum_in(self, segment: Segment, start: Offset, end: Offset) -> int | None:
-        """Return what the function of this name does."""
-        return checksum_in(self._fs, segment, start, end)
-
-    def damage_in(
-        self, segment: Segment, start: Offset, end: Offset, *, walks: bool
-    ) -> tuple[Damage, ...]:
-        """Check a range; see the function of this name."""
-        return damage_in(self._fs, self.open(), segment, start, end, walks=walks)
 
     def release(self) -> None:
         """Give one use back."""
@@ -310,7 +305,7 @@ class Slice:
         """Return the CRC-32 of its bytes by the span index alone; see `checksum_in`."""
         start = self._segment.offset_at(self.position)
         end = Offset(start + self.size_bytes)
-        return self._open_file.checksum_in(self._segment, start, end)
+        return checksum_in(self._open_file.fs, self._segment, start, end)
 
     def damage(self, until: Offset, *, walks: bool = True) -> tuple[Damage, ...]:
         """Check its bytes by span index and records; blocks.
@@ -331,7 +326,24 @@ class Slice:
             segment = replace(segment, size_bytes=size)
         start = segment.offset_at(self.position)
         end = Offset(start + self.size_bytes)
-        return self._open_file.damage_in(segment, start, end, walks=walks)
+        file = self._open_file
+        return damage_in(file.fs, file.open(), segment, start, end, walks=walks)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run something with it where it may wait for the disk, and release it then.
+
+        Raises:
+            ClosedError: the log is closed; and as `work`.
+
+        Cancellation: what has begun goes on, and has the file until it ends.
+        """
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self.reader, work)
+        except RuntimeError as error:
+            self.release()
+            raise ClosedError(f"{self._segment.path}: {error}") from error
+        running.add_done_callback(lambda _: self.release())
+        return await asyncio.shield(running)
 
     def release(self) -> None:
         """Give the file back."""

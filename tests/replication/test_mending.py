@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from metaq.errors import DiskError
+from metaq.errors import DiskError, StorageError
 from metaq.fs import UpdateFile
 from metaq.model import Offset
 from metaq.record.checksum import crc32
@@ -149,6 +149,31 @@ def test_a_range_that_is_damaged_everywhere_is_said_to_be_lost() -> None:
         assert b"[damaged " in answer
         assert is_record(await get(rig, leader, 5), 5)
         await put(rig)
+
+    run(scenario)
+
+
+def test_a_range_is_not_lost_while_the_copies_cannot_be_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bits of most of them may be right; the get is to be repeated."""
+
+    async def scenario(rig: Replicas) -> None:
+        leader = await filled(rig)
+        count = 0
+
+        async def fail(*_args: object) -> bytes:
+            nonlocal count
+            count += 1
+            raise StorageError("no read now")
+
+        monkeypatch.setattr(mending, "read_unchecked", fail)
+        for number in (1, 2, 3):
+            flip(rig, number, 4)
+        report(rig, leader)
+        await soon(lambda: count, rig.describe)
+        assert b" 503 " in await get(rig, leader, 4)
+        assert not log_of(rig, leader).lost
 
     run(scenario)
 

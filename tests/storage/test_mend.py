@@ -1,5 +1,6 @@
 """A damaged range is written again: where it is, and what a fault leaves."""
 
+import asyncio
 import errno
 from functools import partial
 
@@ -8,7 +9,7 @@ import pytest
 from metaq.errors import StorageError
 from metaq.model import LogId, Offset, Position
 from metaq.storage.log_state import LogState
-from metaq.storage.mend import Piece, piece_at, write_bytes
+from metaq.storage.mend import Piece, finish, piece_at, write_bytes, write_piece
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import Damage
 from tests.rigs.fs import FaultyFileSystem
@@ -58,14 +59,18 @@ def test_a_range_that_was_written_is_as_it_was() -> None:
     assert log.state is LogState.FOLLOWING
 
 
-@pytest.mark.parametrize("number", range(1, 5))
-def test_a_write_that_fails_is_reported_and_may_be_repeated(number: int) -> None:
+@pytest.mark.parametrize("name", ["open", "write", "sync"])
+def test_a_write_that_fails_is_reported_and_may_be_repeated(name: str) -> None:
     """The directory stays online: what was wrong before may be wrong still."""
     fs = FaultyFileSystem()
     bench, log, good = damaged(fs)
+    before = fs.calls
+    assert write(bench, log, good) == [None]
+    names = [each.name for each in fs.log[before:]]
+    number = next(n for n, each in enumerate(names, 1) if each.startswith(name))
     fs.fail_at(fs.calls + number, errno.EIO)
     (error,) = write(bench, log, good)
-    assert error is None or isinstance(error, StorageError)
+    assert isinstance(error, StorageError)
     assert write(bench, log, good) == [None]
     assert content_of(log) == good
 
@@ -126,3 +131,25 @@ def test_a_range_without_an_end_has_no_pieces() -> None:
     _bench, log, _good = damaged(FaultyFileSystem())
     damage = Damage(log.segments.first.path, Offset(10), None, "test")
     assert piece_at(log, damage, Offset(10)) is None
+
+
+def test_a_log_that_was_made_again_is_not_written() -> None:
+    """Its bytes are not those of the one that has its name and files now."""
+    bench, log, good = damaged(FaultyFileSystem())
+    segment = log.segments.sealed[1]
+    bench.manager.begin_again({LOG: (Offset(0), 4712)}, lambda _error: None)
+    bench.run()
+    assert bench.manager.get(LOG) is not log
+    with pytest.raises(StorageError, match="made again"):
+        asyncio.run(write_piece(bench.manager, log, segment, segment.base_offset, good))
+    with pytest.raises(StorageError, match="made again"):
+        asyncio.run(finish(bench.manager, log, set()))
+
+
+def test_bytes_that_may_be_cut_are_not_written() -> None:
+    """After a cut they would be after the end of the log."""
+    bench, log, good = damaged(FaultyFileSystem())
+    segment = log.segments.sealed[1]
+    log.lower_high_watermark(segment.base_offset)
+    with pytest.raises(StorageError, match="may be cut"):
+        asyncio.run(write_piece(bench.manager, log, segment, segment.base_offset, good))

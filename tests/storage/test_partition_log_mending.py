@@ -110,6 +110,19 @@ def test_a_range_that_is_lost_everywhere_is_waited_for_no_longer() -> None:
     assert not log.is_mendable(damage.offset)
 
 
+def test_a_range_that_was_lost_and_mended_is_waited_for_when_it_is_damaged_again() -> (
+    None
+):
+    """That no replica had it was true of the time before."""
+    leader = Leader()
+    log, damage = leader.log, leader.damage()
+    log.on_damage(damage)
+    log.on_lost(damage)
+    log.on_mended(damage)
+    log.on_damage(damage)
+    assert log.is_mendable(damage.offset)
+
+
 def test_damage_that_retention_takes_is_damage_no_longer() -> None:
     """Its segment is gone, and with it what was wrong."""
     leader = Leader()
