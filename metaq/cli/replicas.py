@@ -82,7 +82,7 @@ REPLICA: Final = click.IntRange(1, REPLICA_MAX)
 def replica_option(
     word: str, name: str, text: str, **more: Any
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Return an option that is the number of a replica, or as small a number."""
+    """Return an option that is the number of a replica, or a number of replicas."""
     return click.option(word, name, type=REPLICA, help=text, **more)
 
 

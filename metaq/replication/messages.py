@@ -260,6 +260,7 @@ class _ChunkRow(NamedTuple):
 
 _facts_of: Final = attrgetter(*_ChunkRow._fields[:7])
 _read_rows: Final = reader_of(tuple[_ChunkRow, ...])
+_read_switch: Final = reader_of(bool)
 
 
 def _codec(kind: Callable[..., T]) -> tuple[Callable[[T], bytes], Callable[[bytes], T]]:
@@ -398,5 +399,5 @@ def _tail_reply(head: dict[str, Any], _: str) -> TailReply:
     chunks: tuple[Chunk, ...] = head["chunks"]
     if len(chunks) > 1:
         raise FieldError(f"tail: expected 1 chunk, got {len(chunks)}")
-    is_damaged = head.get("damaged", False) is True
+    is_damaged = _read_switch(head.get("damaged", False), "damaged")
     return TailReply(chunks[0] if chunks else None, is_damaged)

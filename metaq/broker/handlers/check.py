@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from metaq.broker.acks import Answerer
+from metaq.broker.handlers.get import MEND_S, text_of
 from metaq.broker.handlers.offset import late_failure
 from metaq.errors import (
     ClosedError,
@@ -30,11 +31,8 @@ from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import Check, Status
 from metaq.storage.log_state import WaitHandle
 from metaq.storage.partition_log import PartitionLog
-from metaq.storage.segment import Damage, DamagedSegmentError
+from metaq.storage.segment import Damage
 from metaq.storage.slices import Slice
-
-MEND_S: Final = 2.0
-"""Longest wait for a damaged range to be mended."""
 
 CHECK_BYTES_MAX: Final = 64 << 20
 """Most bytes of a range that are checked: less than a second of a reader thread."""
@@ -134,13 +132,8 @@ class _Check:
                 self._timer = loop.call_later(MEND_S, self._end_wait)
             self._waiting = log.wait(offset, self.go_on)
             return
-        topic, partition = log.log_id.topic, log.log_id.partition
-        address = self._answerer.context.address
-        text = texts.put_failed(address, topic, partition, str(error))
-        if isinstance(error, DamagedSegmentError):
-            end = log.high_watermark
-            text = texts.with_damage(text, error, offset=offset, end=end)
-        self._refuse(ServerError(text))
+        context = self._answerer.context
+        self._refuse(ServerError(text_of(error, self._command, log, context)))
 
     def _end_wait(self) -> None:
         self._is_late = True

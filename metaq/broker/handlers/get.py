@@ -8,11 +8,10 @@ rows are applied once more.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
-from metaq.broker.handlers.check import MEND_S
 from metaq.broker.waiters import Waiter
 from metaq.errors import (
     BadRequestError,
@@ -29,7 +28,7 @@ from metaq.model import MAX_OFFSET, Offset, SizeBytes
 from metaq.net.file_range import Explain, FileRange
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_result, encode_value_line
-from metaq.protocol.commands import Get, Status
+from metaq.protocol.commands import Check, Get, Status
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import DamagedSegmentError
 
@@ -47,6 +46,10 @@ class GetAnswerer(Answerer, Protocol):
 
     def keep_waiter(self, waiter: Waiter) -> None:
         """Remember a waiter, to end it with the session."""
+
+
+MEND_S: Final = 2.0
+"""Longest wait for a damaged range to be mended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,7 @@ def _find(command: Get, context: BrokerContext) -> FileRange | _End:
         if not log.is_settled:
             # Others have what is damaged here, and one of them leads, or soon will.
             raise UnavailableError(texts.not_settled(topic, partition)) from error
-        raise ServerError(_text_of(error, command, log, context)) from error
+        raise ServerError(text_of(error, command, log, context)) from error
     return _outside(command, log, context)
 
 
@@ -175,7 +178,7 @@ def _explain(command: Get, context: BrokerContext, error: BaseException) -> byte
         counters.cmd_offset += 1
         start = str(log.log_start_offset).encode()
         return encode_result(Status.MOVED, start, command.opaque)
-    text = _text_of(error, command, log, context)
+    text = text_of(error, command, log, context)
     if isinstance(error, DamagedSegmentError) and log is not None:
         log.on_damage(error.damage)
         if not error.damage.covers(Offset(command.offset)):
@@ -188,8 +191,11 @@ def _explain(command: Get, context: BrokerContext, error: BaseException) -> byte
     return encode_result(Status.SERVER_ERROR, text.encode(), command.opaque)
 
 
-def _text_of(
-    error: BaseException, command: Get, log: PartitionLog | None, context: BrokerContext
+def text_of(
+    error: BaseException,
+    command: Get | Check,
+    log: PartitionLog | None,
+    context: BrokerContext,
 ) -> str:
     """Return the text of a 500; damage is named for programs, too."""
     is_known = isinstance(error, StorageError | ClosedError)
