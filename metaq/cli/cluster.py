@@ -54,7 +54,7 @@ class Target:
                 try:
                     await client.topics()
                 except (CoordinationError, NoBrokerError) as error:
-                    raise NoBrokerError(self._nobody()) from error
+                    raise NoBrokerError(self.nobody()) from error
                 return await work(client)
 
         return asyncio.run(run())
@@ -91,7 +91,8 @@ class Target:
             f" {self.root}"
         )
 
-    def _nobody(self) -> str:
+    def nobody(self) -> str:
+        """Return the text for a cluster that does not answer."""
         waited = f"(waited {self.timeout_s:g} s)"
         if self.brokers:
             return f"no broker answers at {', '.join(self.brokers)} {waited}"

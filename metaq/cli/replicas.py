@@ -28,7 +28,7 @@ from metaq.cli.tree import ListingGroup, command
 from metaq.clock import Clock, SystemClock
 from metaq.config.load import load_config
 from metaq.config.settings import BrokerConfig
-from metaq.errors import ConfigError, MetaqError
+from metaq.errors import ConfigError, CoordinationError, MetaqError, NoBrokerError
 from metaq.fs import SystemFileSystem
 from metaq.model import BrokerId
 from metaq.replication.election import counted
@@ -114,7 +114,8 @@ def at_set(target: Target, broker_id: int | None, work: Work[T]) -> T:
 
     Raises:
         ReplicaSetError: there is not one set alone, and none was named.
-        CoordinationError: ZooKeeper does not answer.
+        NoBrokerError: ZooKeeper does not answer.
+        CoordinationError: it does not answer any more.
     """
     if target.brokers:
         raise click.UsageError(
@@ -128,12 +129,15 @@ def at_set(target: Target, broker_id: int | None, work: Work[T]) -> T:
         session = open_session(target.zookeeper, clock, make=target.coordinator)
         async with session as coordinator:
             until_s = clock.monotonic_s() + target.timeout_s
-            names = await retry(
-                lambda: coordinator.children(parent, deadline_s=until_s),
-                backoff=Backoff(first_s=0.05, max_s=0.5),
-                deadline_s=until_s,
-                clock=clock,
-            )
+            try:
+                names = await retry(
+                    lambda: coordinator.children(parent, deadline_s=until_s),
+                    backoff=Backoff(first_s=0.05, max_s=0.5),
+                    deadline_s=until_s,
+                    clock=clock,
+                )
+            except CoordinationError as error:
+                raise NoBrokerError(target.nobody()) from error
             chosen = _the_only(names, parent) if broker_id is None else broker_id
             broker = BrokerId(chosen)
             nodes = SetNodes(coordinator, paths, broker, NO_REPLICA, clock=clock)

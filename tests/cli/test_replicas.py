@@ -12,7 +12,7 @@ import pytest
 
 from metaq.cli import replicas
 from metaq.cli.cluster import Target
-from metaq.errors import ConfigError, LogDirLockedError
+from metaq.errors import ConfigError, LogDirLockedError, NoBrokerError
 from metaq.fs import SystemFileSystem
 from metaq.model import BrokerId
 from metaq.protocol.commands import Result, Stats
@@ -209,6 +209,14 @@ def test_replicas_are_not_asked_for_at_a_broker() -> None:
 
 
 # -- changing -------------------------------------------------------------------------
+
+
+def test_a_zookeeper_that_is_away_is_named(scene: Scene) -> None:
+    """With its address, and for how long it was waited for."""
+    scene.zookeeper.stop()
+    target = replace(scene.target, timeout_s=0.2)
+    with pytest.raises(NoBrokerError, match=r"no ZooKeeper answers at memory \(wait"):
+        replicas.show_replicas(target, None, as_json=False)
 
 
 def test_replicas_come_and_go(scene: Scene) -> None:
