@@ -6,7 +6,7 @@
     the end     a log that goes on takes note; one that is stopped is opened again
 
 A range that a crash leaves half written is damaged still. Bytes of a log do not change,
-so writing the right ones over whatever is there is harmless.
+so it is harmless to write the right ones again.
 """
 
 import asyncio
