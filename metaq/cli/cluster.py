@@ -54,7 +54,7 @@ class Target:
                 try:
                     await client.topics()
                 except (CoordinationError, NoBrokerError) as error:
-                    raise NoBrokerError(self.nobody()) from error
+                    raise NoBrokerError(self.no_answer()) from error
                 return await work(client)
 
         return asyncio.run(run())
@@ -91,7 +91,7 @@ class Target:
             f" {self.root}"
         )
 
-    def nobody(self) -> str:
+    def no_answer(self) -> str:
         """Return the text for a cluster that does not answer."""
         waited = f"(waited {self.timeout_s:g} s)"
         if self.brokers:

@@ -137,7 +137,7 @@ def at_set(target: Target, broker_id: int | None, work: Work[T]) -> T:
                     clock=clock,
                 )
             except CoordinationError as error:
-                raise NoBrokerError(target.nobody()) from error
+                raise NoBrokerError(target.no_answer()) from error
             chosen = _the_only(names, parent) if broker_id is None else broker_id
             broker = BrokerId(chosen)
             nodes = SetNodes(coordinator, paths, broker, NO_REPLICA, clock=clock)
