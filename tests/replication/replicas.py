@@ -367,7 +367,8 @@ class Replicas:
     def bytes_of(self, number: int, name: str = "test-0") -> bytes:
         """Return the bytes of a partition on a disk."""
         disk = self[number].disk
-        return b"".join(disk.content(path) for path in self.segments(number, name))
+        with disk.held():
+            return b"".join(disk.content(path) for path in self.segments(number, name))
 
 
 Scenario: TypeAlias = Callable[[Replicas], Awaitable[None]]

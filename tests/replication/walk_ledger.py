@@ -112,8 +112,10 @@ class Ledger:
     def synced_end(self, number: int, name: str) -> int:
         """Return how much of a log is for certain on the disk of a replica."""
         disk = self.rig[number].disk
-        paths = self.rig.segments(number, name)
-        return sum(disk.synced_size(path) for path in paths)
+        # A recovery or a cut may remove a file between its name and its size.
+        with disk.held():
+            paths = self.rig.segments(number, name)
+            return sum(disk.synced_size(path) for path in paths)
 
     def read(self, number: int, place: str, offset: int, data: bytes) -> int:
         """Enter what a replica gave; return the offset after it."""

@@ -11,6 +11,7 @@ survives a crash is said in `disk.py`:
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
@@ -106,6 +107,10 @@ class FaultyFileSystem(FileSystem):
     def go_on(self) -> None:
         """Carry out what hangs."""
         self._faulty.goes_on.set()
+
+    def held(self) -> AbstractContextManager[bool]:
+        """Let no other thread change anything, as long as the block lasts."""
+        return self._faulty.lock
 
     def used_bytes(self) -> int:
         """Return the size of all files that have a name."""
