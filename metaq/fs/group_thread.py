@@ -33,6 +33,9 @@ SILENCE_S_MAX: Final = 30.0
 """A thread that takes longer to answer waits for a disk that hangs: even a group of the
 largest size on a slow disk takes less."""
 
+SET_SILENCE_S_MAX: Final = 10.0
+"""The same where another copy goes on at once."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -120,19 +123,26 @@ class SilenceWatch:
         """When the question was sent that has no answer yet; None: there is none."""
         self._answered_s = float("-inf")
 
-    def tick(self, now_s: float, interval_s: float, ask: Callable[[], None]) -> None:
+    def tick(
+        self,
+        now_s: float,
+        interval_s: float,
+        ask: Callable[[], None],
+        silence_s_max: float = SILENCE_S_MAX,
+    ) -> None:
         """Send a question if the last answer is older than `interval_s`.
 
         Args:
             now_s: the monotonic clock.
             interval_s: seconds from an answer to the next question.
             ask: sends the question; its answer is a call of `on_answer` on the loop.
+            silence_s_max: longest time that an answer may take.
         """
         if self._asked_s is None:
             if now_s - self._answered_s >= interval_s:
                 self._asked_s = now_s
                 ask()
-        elif not self.is_silent and now_s - self._asked_s > SILENCE_S_MAX:
+        elif not self.is_silent and now_s - self._asked_s > silence_s_max:
             self.is_silent = True
             _log.error("%s does not answer: directory=%s", self._subject, self._path)
 

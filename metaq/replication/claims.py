@@ -27,7 +27,9 @@ from metaq.replication.store import ReplicaStore
 _log = logging.getLogger(__name__)
 
 MERGE_TIMEOUT_S: Final = 5.0
-"""A member that does not answer a claimer for so long is gone without."""
+"""A member that does not answer a claimer for so long is asked after the others."""
+ASK_AGAIN_S: Final = 0.1
+"""Pause before those are asked again that have not answered."""
 TERM_TRIES_S: Final = 15.0
 """A claimer that may not lead after so long gives up."""
 NONCE_BYTES: Final = 8
@@ -126,21 +128,37 @@ class Claims:
             await asyncio.wait({merging})
 
     async def _merge(self, members: Collection[int], epoch: Epoch) -> None:
-        """Take over what members have, each as far as it answers."""
-        for member in sorted(members):
-            try:
-                async with asyncio.timeout(MERGE_TIMEOUT_S):
-                    found = await self._merge_with(member, epoch)
-                async with self._node.lock:
-                    own = self._node.replica
-                    self._node.note_last_id(found.last_id)
-                    if found.is_short:
-                        await self._node.take(declare_incomplete(own))
+        """Take over what members have, each as far as it answers, until all have.
+
+        One that was claiming itself refuses at first, and one may only be starting.
+        """
+        causes: dict[int, str] = {}
+        waiting = sorted(members)
+        while waiting:
+            for member in tuple(waiting):
+                try:
+                    async with asyncio.timeout(MERGE_TIMEOUT_S):
+                        found = await self._merge_with(member, epoch)
+                    if not await self._take_note(member, found):
                         return
-                    self._node.take_note(merged(own, member))
-                self._node.wake()
-            except (MetaqError, TimeoutError) as error:
-                _log.warning("replica %d did not answer: %s", member, error)
+                    waiting.remove(member)
+                except (MetaqError, TimeoutError) as error:
+                    if causes.get(member) != str(error):
+                        _log.warning("replica %d did not answer: %s", member, error)
+                    causes[member] = str(error)
+            await asyncio.sleep(ASK_AGAIN_S)
+
+    async def _take_note(self, member: int, found: Merged) -> bool:
+        """Note what a member had; False: the own copy lacks what is acknowledged."""
+        async with self._node.lock:
+            own = self._node.replica
+            self._node.note_last_id(found.last_id)
+            if found.is_short:
+                await self._node.take(declare_incomplete(own))
+                return False
+            self._node.take_note(merged(own, member))
+        self._node.wake()
+        return True
 
     async def _merge_with(self, member: int, epoch: Epoch) -> Merged:
         address = self._node.address_of(member)

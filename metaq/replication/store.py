@@ -7,11 +7,12 @@ of the data directories, in the order of their appends.
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from metaq.clock import Clock
 from metaq.errors import NoSpaceError, StorageError
@@ -32,6 +33,8 @@ _log = logging.getLogger(__name__)
 
 COMMIT_POLL_S: Final = 0.01
 """Interval of looks at high watermarks before a hand-over, and at what is written."""
+SILENCE_POLL_S: Final = 0.1
+"""Interval of looks at whether a disk still answers."""
 WRITE_PAUSE_S: Final = 1.0
 """Pause before a file that found no space is written again."""
 WRITE_S: Final = 10.0
@@ -139,9 +142,11 @@ class ReplicaStore:
         """Write the version of the data directories, synced.
 
         Raises:
-            StorageError: a directory is offline.
+            StorageError: a directory is offline, or does not answer.
         """
-        await carry_out(partial(self.logs.set_holdings_version, version))
+        await self._answered(
+            carry_out(partial(self.logs.set_holdings_version, version))
+        )
 
     def member(self, set_id: str, version: int, incarnation: int) -> Member:
         """Return what `members/K` is to have of the data directories."""
@@ -152,20 +157,21 @@ class ReplicaStore:
         """Write the begin of an epoch at the end of every log, synced.
 
         Raises:
-            StorageError: a directory is offline.
+            StorageError: a directory is offline, or does not answer: then it may be
+                written later, before what comes after `finish_writing`.
         """
         ends = {
             log.number: log.next_offset
             for log in self.logs.logs().values()
             if log.number is not None
         }
-        await self.tables.begin_epoch(epoch, ends)
+        await self._answered(self.tables.begin_epoch(epoch, ends))
 
     async def lower_watermarks(self) -> None:
         """Believe no high watermark above the end of its log, durably.
 
         Raises:
-            StorageError: a directory is offline.
+            StorageError: a directory is offline, or does not answer.
         """
         above = {
             log_id: log.next_offset
@@ -173,7 +179,23 @@ class ReplicaStore:
             if log.high_watermark > log.next_offset
         }
         if above:
-            await carry_out(partial(self.logs.lower_high_watermarks, above))
+            await self._answered(
+                carry_out(partial(self.logs.lower_high_watermarks, above))
+            )
+
+    async def _answered(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for the storage threads, as long as they answer.
+
+        The caller holds the lock of the node: while it waited for a disk that hangs,
+        its replica could not give up.
+        """
+        waiting = asyncio.ensure_future(work)
+        waiting.add_done_callback(_retrieve)
+        while not waiting.done():
+            await asyncio.wait({waiting}, timeout=SILENCE_POLL_S)
+            for directory in () if waiting.done() else self.logs.directories():
+                _require_answers(directory)
+        waiting.result()
 
     def stop_leading(self) -> None:
         """Answer puts in flight as in doubt; their bytes and notes stay."""
@@ -211,8 +233,7 @@ class ReplicaStore:
             while not done.is_set() or self._is_reopening(directory):
                 if directory.state is not DirState.ONLINE:
                     break
-                if directory.watch.is_silent:
-                    raise StorageError(f"{directory.path} does not answer")
+                _require_answers(directory)
                 await asyncio.sleep(COMMIT_POLL_S)
 
     def _is_reopening(self, directory: LogDir) -> bool:
@@ -221,6 +242,17 @@ class ReplicaStore:
             each.log_dir is directory and each.state is LogState.REOPENING
             for each in logs
         )
+
+
+def _require_answers(directory: LogDir) -> None:
+    if directory.watch.is_silent:
+        raise StorageError(f"{directory.path} does not answer")
+
+
+def _retrieve(done: asyncio.Future[None]) -> None:
+    """Take the error of a write that is waited for no longer: `failure` names it."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _report(done: Future[None]) -> None:

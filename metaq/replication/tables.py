@@ -80,6 +80,8 @@ class EpochTables:
             each.log_id: number for number, each in self._known.births.items()
         }
         """Living logs."""
+        self._under_way: Final = set[asyncio.Future[None]]()
+        """Writes that may still be done, also when their callers wait no longer."""
         self.on_gone: Callable[[int], None] | None = None
         """Called when a living log is buried, before anyone sees that."""
 
@@ -232,6 +234,9 @@ class EpochTables:
             StorageError: a directory is offline, or is now.
             ClosedError: it is closed.
         """
+        # An epoch that a former term was not sure to have begun may show up first.
+        while self._under_way:
+            await asyncio.wait(self._under_way)
         entries: list[Entry] = []
         for number, table in tables.items():
             entries += _changes(number, self.table(number), table)
@@ -256,11 +261,16 @@ class EpochTables:
             on_done(refusal)
             return
 
+        written = asyncio.get_running_loop().create_future()
+
         def done(error: Exception | None) -> None:
             if error is None:
                 self._take(entries)
+            self._under_way.discard(written)
+            written.set_result(None)
             on_done(error)
 
+        self._under_way.add(written)
         file.pending.extend(entries)
         carry_out = directory.appender.carry_out
         directory.submit(partial(carry_out, file.write, done, is_vital=True))

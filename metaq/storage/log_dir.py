@@ -27,6 +27,7 @@ from metaq.errors import (
 )
 from metaq.fs import LOCK_FILE, DirLock, FileSystem
 from metaq.fs.group_thread import (
+    SET_SILENCE_S_MAX,
     GroupThread,
     Post,
     RunRequests,
@@ -53,6 +54,9 @@ and those that hang are of one disk."""
 
 RECORD_INTERVAL_S: Final = 10.0
 """Least time between two records of a directory's contents, but for the last one."""
+
+SET_LOOK_INTERVAL_S: Final = 1.0
+"""Longest time between two looks at the free space of a replica."""
 
 REFUSAL_LOG_INTERVAL_S: Final = 60.0
 """Least time between two lines about refused puts; producers may try at any rate."""
@@ -272,11 +276,16 @@ class LogDir:
     def tick(self, now_s: float, refresh_s: float) -> None:
         """Have watermarks written, and free space looked at that is as old as that.
 
-        One look at a time; one that takes too long is of a disk that hangs.
+        One look at a time; one that takes too long is of a disk that hangs. Of a
+        replica that is noticed sooner.
         """
         if self.state is DirState.ONLINE:
             look = partial(self._worker.submit, self.appender.look_at_free_space)
-            self.watch.tick(now_s, refresh_s, look)
+            if self.watermarks is None:
+                self.watch.tick(now_s, refresh_s, look)
+            else:
+                soon_s = min(refresh_s, SET_LOOK_INTERVAL_S)
+                self.watch.tick(now_s, soon_s, look, SET_SILENCE_S_MAX)
         if self.moved and now_s - self._watermarks_s >= WRITE_INTERVAL_S:
             self._watermarks_s = now_s
             self._write_watermarks(is_last=False)

@@ -245,6 +245,12 @@ def test_the_node_of_a_former_life_is_deleted() -> None:
     run(IDLE, scenario)
 
 
+def answered(node: Node) -> frozenset[int]:
+    """Return who is merged."""
+    assert node.replica.merge is not None
+    return node.replica.merge.answered
+
+
 def test_members_are_merged_one_after_another(merges: Merges) -> None:
     """One that does not answer is gone without; ids of all are noted."""
     merges.found = {
@@ -254,14 +260,37 @@ def test_members_are_merged_one_after_another(merges: Merges) -> None:
 
     async def scenario(node: Node, made: Claims, _clock: Any) -> None:
         made.begin_merge({1, 3}, EPOCH)
-        await until(node.tasks[0].done)
-        assert merges.asked == ["host1", "host3"]
-        assert node.replica.merge is not None
-        assert node.replica.merge.answered == {2, 3}
+        await until(lambda: answered(node) == {2, 3})
+        assert merges.asked[:2] == ["host1", "host3"]
         assert (node.last_id, node.wakes) == (77, 1)
         await made.lead_if_merged(view())
         assert node.replica.role is ReplicaRole.LEADING
         assert isinstance(node.actions[0], BeginEpoch)
+
+    run(MERGING, scenario)
+
+
+def test_a_member_that_refuses_is_asked_again_until_it_answers(
+    merges: Merges, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two that claim at once refuse each other; the one that lost answers soon."""
+    monkeypatch.setattr(claims, "ASK_AGAIN_S", 0.0)
+    merges.found = {
+        "host1": UnavailableError("it claims"),
+        "host3": UnavailableError("it is not there"),
+    }
+
+    async def scenario(node: Node, made: Claims, _clock: Any) -> None:
+        made.begin_merge({1, 3}, EPOCH)
+        await until(lambda: len(merges.asked) >= 6)
+        assert merges.asked[:6] == ["host1", "host3"] * 3
+        assert len(caplog.records) == 2, caplog.text
+        merges.found["host1"] = Merged(MessageId(7), 0, is_short=False)
+        await until(lambda: answered(node) == {1, 2})
+        merges.found["host3"] = Merged(MessageId(8), 0, is_short=False)
+        await until(node.tasks[0].done)
+        assert answered(node) == {1, 2, 3}
+        assert merges.asked.count("host1") < merges.asked.count("host3")
 
     run(MERGING, scenario)
 
@@ -274,14 +303,10 @@ def test_a_member_that_hangs_is_gone_without(
     merges.found = {"host3": Merged(MessageId(7), 0, is_short=False)}
 
     async def scenario(node: Node, made: Claims, _clock: Any) -> None:
-        made.begin_merge({1, 3}, EPOCH)
-        await until(node.tasks[0].done)
-        assert node.replica.merge is not None
-        assert node.replica.merge.answered == {2, 3}
-        node.away = {3}
-        made.begin_merge({3}, EPOCH)
-        await until(node.tasks[1].done)
-        assert merges.asked == ["host1", "host3"]
+        node.away = {2}
+        made.begin_merge({1, 2, 3}, EPOCH)
+        await until(lambda: answered(node) == {2, 3})
+        assert merges.asked[:2] == ["host1", "host3"]
 
     run(MERGING, scenario)
 
@@ -305,14 +330,15 @@ def test_a_claimer_that_lacks_committed_bytes_gives_up(merges: Merges) -> None:
 
 
 def test_a_disk_that_fails_under_a_merge_is_no_bug(merges: Merges) -> None:
-    """The task goes on; the claimer gives up for want of answers."""
+    """The member is asked again; the claimer gives up for want of answers."""
     merges.found = {"host1": Merged(MessageId(7), 0, is_short=True)}
 
     async def scenario(node: Node, made: Claims, clock: Any) -> None:
         node.error = StorageError("EIO")
         made.begin_merge({1}, EPOCH)
-        await until(node.tasks[0].done)
-        assert node.tasks[0].exception() is None
+        await until(lambda: len(merges.asked) > 1)
+        assert not node.tasks[0].done()
+        await made.end()
         node.error = None
         await made.lead_if_merged(view())
         assert node.actions == []

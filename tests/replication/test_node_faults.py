@@ -8,7 +8,7 @@ from metaq.errors import DiskError
 from metaq.replication import claims, election, follow_task
 from metaq.replication.set_nodes import decode_present
 from metaq.storage.log_dir import DirState
-from tests.replication.replicas import RECORD, Replicas, run, soon
+from tests.replication.replicas import RECORD, Replica, Replicas, run, soon
 
 
 def state_of(rig: Replicas, number: int) -> str:
@@ -36,6 +36,12 @@ async def took_over(rig: Replicas, first: int, epoch: int) -> None:
     assert broker.failure is None
 
 
+def break_disk(replica: Replica) -> None:
+    """Have the next calls fail: some of them are repeated, and one is of a log."""
+    for number in range(1, 10):
+        replica.disk.fail_at(replica.disk.calls + number, errno.EIO)
+
+
 def test_a_leader_whose_disk_fails_gives_up() -> None:
     """Another one leads, without a word of the disk; the broker answers on."""
 
@@ -43,7 +49,7 @@ def test_a_leader_whose_disk_fails_gives_up() -> None:
         first = rig.leader()
         epoch = rig[first].node.epoch
         await rig.put(first)
-        rig[first].disk.fail_at(rig[first].disk.calls + 1, errno.EIO)
+        break_disk(rig[first])
         await rig.put(first)
         broker = rig[first].broker
         assert broker is not None
@@ -70,7 +76,7 @@ def test_a_put_to_a_leader_whose_disk_has_failed_goes_to_the_next_one() -> None:
         epoch = rig[first].node.epoch
         await soon(lambda: taken(rig, first))
         rig.zookeeper.suspend(rig[first].client)
-        rig[first].disk.fail_at(rig[first].disk.calls + 1, errno.EIO)
+        break_disk(rig[first])
         log = rig[first].log()
         assert log is not None
         await rig.put(first)
@@ -138,7 +144,7 @@ def test_a_follower_whose_disk_fails_is_waited_for_no_longer() -> None:
         leader, other = rig.leader(), rig.follower()
         await rig.put(leader)
         await rig.equal()
-        rig[other].disk.fail_at(rig[other].disk.calls + 1, errno.EIO)
+        break_disk(rig[other])
         await rig.put(leader)
         await rig.in_sync(*{1, 2, 3} - {other})
         await soon(lambda: state_of(rig, other) == "failed")

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +12,15 @@ import pytest
 
 from metaq.clock import SystemClock
 from metaq.errors import DiskError, NoSpaceError, StorageError
-from metaq.model import Offset
+from metaq.model import LogId, Offset
 from metaq.replication import store
+from metaq.replication.epochs import Epoch
 from metaq.replication.record import make_record
 from metaq.replication.replica import SetFile
 from metaq.replication.set_file import read_set_file
 from metaq.replication.store import ReplicaStore
 from metaq.storage.log_dir import DirState
+from metaq.storage.log_removal import carry_out
 from metaq.storage.log_state import LogState
 from tests.rigs.fs import FaultyFileSystem
 from tests.rigs.waiting import until
@@ -53,6 +56,8 @@ class Log:
         self.log_dir = directory
         self.high_watermark, self.next_offset = Offset(5), Offset(5)
         self.follows = 0
+        self.number = 7
+        self.log_id = LogId("test", 0)
 
     def follow(self) -> None:
         self.follows += 1
@@ -291,3 +296,44 @@ def test_a_member_has_the_identities_of_all_directories() -> None:
         assert made.member("s1", 7, 3).incarnation == 3
 
     run(scenario)
+
+
+@pytest.mark.parametrize("what", ["holdings", "watermarks", "epoch"])
+def test_a_write_on_a_disk_that_hangs_is_not_waited_for(
+    what: str,
+) -> None:
+    """The replica could not give up, since its lock is held; the write goes on."""
+    first, log = Directory("/a"), Log(LogState.FOLLOWING)
+    log.high_watermark = Offset(6)
+    logs, begun = Logs(log, directories=(first,)), list[Callable[..., None]]()
+    held: Any = logs
+    held.set_holdings_version = lambda _version, on_done: begun.append(on_done)
+    held.lower_high_watermarks = lambda _ends, on_done: begun.append(on_done)
+
+    async def begin_epoch(_epoch: Epoch, _ends: object) -> None:
+        await carry_out(begun.append)
+
+    async def scenario(made: ReplicaStore, _fs: object) -> None:
+        held_tables: Any = SimpleNamespace(begin_epoch=begin_epoch)
+        made.tables = held_tables  # type: ignore[misc]
+        write = {
+            "holdings": partial(made.save_holdings, 3),
+            "watermarks": made.lower_watermarks,
+            "epoch": partial(made.begin_epoch, Epoch(2, "n")),
+        }[what]
+        waiting = asyncio.create_task(write())
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        first.watch.is_silent = True
+        with pytest.raises(StorageError, match="/a does not answer"):
+            await waiting
+        (on_done,) = begun
+        on_done(DiskError("sync", "/a/holdings", "EIO"))
+        await asyncio.sleep(0)
+        first.watch.is_silent = False
+        waiting = asyncio.create_task(write())
+        await until(lambda: len(begun) == 2)
+        begun[1](None)
+        await waiting
+
+    run(scenario, logs)

@@ -185,6 +185,31 @@ def test_a_table_is_adopted_by_what_differs() -> None:
     rig.close()
 
 
+def test_an_epoch_that_is_waited_for_no_longer_counts_in_what_is_adopted() -> None:
+    """Its disk hung, and it is written first: the adopted table has no such epoch."""
+    rig = Rig(disk())
+    number, new = rig.number(), table((E1, 0), (E3, 60))
+    rig.bench.run()
+
+    async def scenario() -> None:
+        begin = rig.tables.begin_epoch(E2, {number: Offset(40)})
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(begin, 0.01)
+        adopting = asyncio.ensure_future(rig.tables.adopt({number: new}))
+        called_off = asyncio.ensure_future(rig.tables.adopt({}))
+        await asyncio.sleep(0.01)
+        called_off.cancel()
+        while not adopting.done():
+            await asyncio.sleep(0)
+            rig.bench.run()
+        await adopting
+
+    asyncio.run(scenario())
+    assert rig.tables.table(number) == new
+    assert EpochTables.read(rig.fs, (ONE,)).table(number) == new
+    rig.close()
+
+
 def test_what_is_buried_stays_gone_and_its_name_may_come_again() -> None:
     """Numbers that this replica never had are noted for others."""
     rig = Rig(disk())

@@ -17,7 +17,7 @@ from metaq.errors import (
     StorageError,
 )
 from metaq.fs.group_thread import GroupThread
-from metaq.model import MessageId, Offset, SizeBytes
+from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.storage.append_request import AppendRequest, Request
 from metaq.storage.log_dir import TRANSITIONS, DirEvent, DirState
 from metaq.storage.log_manager import FREE_SPACE_IDLE_S
@@ -55,6 +55,30 @@ def test_a_data_directory_has_one_owner(fs: FaultyFileSystem) -> None:
     assert ticket.is_stored
     bench.close()
     opened(fs).close()
+
+
+@pytest.mark.parametrize(("numbers", "silence_s"), [(None, 60), ({}, 12)])
+def test_a_disk_that_hangs_is_noticed_sooner_where_another_copy_goes_on(
+    fs: FaultyFileSystem, numbers: dict[LogId, int] | None, silence_s: int
+) -> None:
+    """A leader gives up after it: alone it would wait for the disk in any case."""
+    clock, system = ManualClock(), SystemConfig(data_path=str(DATA))
+    bench = StorageBench(fs, BrokerConfig(system=system), clock)
+    bench.manager.open(numbers=numbers)
+    (directory,) = bench.manager.directories()
+    for _ in range(100):
+        clock.advance_s(0.5)
+        bench.manager.tick(clock.monotonic_s())
+        bench.run()
+    since_s = clock.monotonic_s()
+    while not directory.watch.is_silent:
+        clock.advance_s(0.5)
+        bench.manager.tick(clock.monotonic_s())
+    took_s = clock.monotonic_s() - since_s
+    assert silence_s / 2 < took_s <= silence_s
+    bench.run()
+    assert not directory.watch.is_silent
+    bench.close()
 
 
 def test_the_parent_of_a_data_directory_has_to_exist(fs: FaultyFileSystem) -> None:
