@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from metaq.broker.replica_part import SetStart
+from metaq.client import AsyncClient
 from metaq.clock import SystemClock
 from metaq.errors import DiskError
 from metaq.replication.election import Flag
@@ -19,6 +20,12 @@ from tests.rigs.broker import make_config
 
 SEGMENT = DATA / "test-0" / "00000000000000000000.meta"
 MASTER = "/meta/brokers/ids/0/master"
+
+
+async def taken(rig: Replicas, place: str) -> bool:
+    """Return whether the leader acknowledges a put."""
+    answer = await rig.put(rig.leader(), place=place)
+    return answer.startswith(b"result 200 ")
 
 
 def torn(rig: Replicas, number: int) -> None:
@@ -135,3 +142,29 @@ def test_a_broker_that_is_no_replica_loads_nothing_of_the_protocol() -> None:
     names = set(loaded.stdout.split())
     assert "metaq.broker.app" in names
     assert not names & {f"metaq.replication.{each}" for each in ("node", "messages")}
+
+
+def test_a_deleted_topic_is_gone_from_all_replicas_and_can_be_made_again() -> None:
+    """A set takes no transactions: their journal is not asked before the data goes."""
+
+    async def scenario(rig: Replicas) -> None:
+        own = "own 0"
+
+        def numbers() -> list[int | None]:
+            logs = [each.log("own") for each in rig.running]
+            return [None if log is None else log.number for log in logs]
+
+        async with AsyncClient(coordinator=rig.zookeeper.coordinator) as client:
+            admin = client.admin()
+            await admin.create_topic("own", partitions=1)
+            await soon(lambda: taken(rig, own))
+            await soon(lambda: len({*numbers()}) == 1, show=rig.describe)
+            first = numbers()
+            await admin.delete_topic("own")
+            await soon(lambda: numbers() == [None] * 3, show=rig.describe)
+            await admin.create_topic("own", partitions=1)
+            await soon(lambda: taken(rig, own))
+            await soon(lambda: len({*numbers()}) == 1, show=rig.describe)
+            assert numbers() != first
+
+    run(scenario)
