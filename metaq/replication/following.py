@@ -304,9 +304,9 @@ class Follower:
         number = answer.copy.number
         self._by_number[number] = log
         self._acks[number] = log.synced_end
+        log.settle(answer.target)
         log.set_bound(answer.copy.hw)
         log.leader_start = answer.copy.start
-        log.settle()
         if self._is_flagged and log.synced_end < answer.target:
             self._targets[number] = answer.target
 

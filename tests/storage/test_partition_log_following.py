@@ -451,10 +451,11 @@ def test_every_move_of_the_ends_is_reported_once(fs: FaultyFileSystem) -> None:
     bench.close()
 
 
-def test_a_log_answers_for_its_high_watermark_when_it_was_joined(
+def test_a_log_answers_for_its_high_watermark_when_it_is_no_older_one(
     fs: FaultyFileSystem,
 ) -> None:
-    """Or when it leads and has committed all that it found; a single broker does."""
+    """It has what the leader had at the join; or it leads, and has committed all that
+    it found. That of a single broker answers always."""
     bench = opened(fs)
     assert log_of(bench).is_settled
     bench.close()
@@ -465,16 +466,21 @@ def test_a_log_answers_for_its_high_watermark_when_it_was_joined(
     copy(bench, log, 2)
     bench.run()
     log.set_bound(Offset(RECORD))
+    assert not log.is_settled, "nothing was joined"
+    log.settle(Offset(2 * RECORD))
+    log.set_bound(Offset(RECORD))
     assert not log.is_settled
-    log.settle()
+    log.set_bound(Offset(2 * RECORD))
     assert log.is_settled
+    copy(bench, log)
+    bench.run()
     log.lead()
     put(bench, log)
     bench.run()
     assert not log.is_settled
-    log.set_bound(Offset(RECORD))
-    assert not log.is_settled
     log.set_bound(Offset(2 * RECORD))
+    assert not log.is_settled
+    log.set_bound(Offset(3 * RECORD))
     assert log.is_settled
     log.follow()
     assert log.is_settled
