@@ -81,7 +81,8 @@ CREDIT_BYTES: Final = 4 << 20
 ASK_S: Final = 10.0
 """Longest wait for the answer to a message that is no pull."""
 PULL_S: Final = 5.0
-"""Longest wait for the answer to a pull: ten times what a leader waits for bytes."""
+"""Longest wait for the answer to a pull. A leader without bytes answers one of `PULLS`
+each half second: this is more than three times what the last of them waits then."""
 DRAIN_S: Final = 10.0
 """Longest wait for the storage threads to end what they have of an earlier stream."""
 DRAIN_STEP_S: Final = 0.005
