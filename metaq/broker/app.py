@@ -254,7 +254,6 @@ class Broker(Service):
 
     def _read_logs(self) -> None:
         """Recover the data directories; blocks."""
-        deleting = self._definitions.deleting
         if self._config.replication is None:
             set_file = Path(self._config.system.data_path) / SET_FILE
             if self._fs.exists(set_file):
@@ -265,14 +264,12 @@ class Broker(Service):
                     f" [replication] with its replicaId, or remove {set_file} to take"
                     " it out of the set for good"
                 )
-            self._logs.open(left_out=deleting)
+            self._logs.open(left_out=self._definitions.deleting)
             return
         from metaq.broker.replica_part import SetStart  # noqa: PLC0415  # large, and most brokers are no replica
 
         self._set_start = SetStart(self._fs, self._config)
-        self._set_facts = self._set_start.open(
-            self._logs, data_paths(self._config), deleting
-        )
+        self._set_facts = self._set_start.open(self._logs, data_paths(self._config))
 
     def _open_syncs(self) -> KernelSyncs | None:
         """Watch sockets, and the syncs of the kernel where there are any."""

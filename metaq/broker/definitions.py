@@ -289,11 +289,14 @@ class Definitions(Service):
 
     async def _delete(self, topic: str) -> None:
         """Remove the data of a topic that is withdrawn."""
-        if (replica := self._context.replica) is not None:
+        replica, transactions = self._context.replica, self._context.transactions
+        error: Exception | None = None
+        if replica is not None:
             await replica.bury(topic)
-        transactions = self._context.transactions
         self._context.waiters.end_topic(topic)
-        error = await outcome_of(partial(transactions.note_deletion, topic))
+        if replica is None:
+            # A set has no transactions, of which a start could bring something back.
+            error = await outcome_of(partial(transactions.note_deletion, topic))
         if error is None:
             error = await outcome_of(partial(self._logs.delete_topic, topic))
         if error is None:

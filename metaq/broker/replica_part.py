@@ -61,10 +61,11 @@ class SetStart:
         self.tables: EpochTables
         """Epochs of the logs; set by `open`."""
 
-    def open(
-        self, logs: LogManager, paths: Sequence[Path], left_out: frozenset[str]
-    ) -> StartFacts:
+    def open(self, logs: LogManager, paths: Sequence[Path]) -> StartFacts:
         """Open the logs with what the set knows of them.
+
+        Those of topics that are being deleted, too: the leader has them until their
+        numbers are gone, and would find that they are lost here.
 
         Raises:
             StorageError: as `LogManager.open`.
@@ -72,7 +73,6 @@ class SetStart:
         self._file = read_set_file(self._fs, self._path)
         self.tables = EpochTables.read(self._fs, paths)
         logs.open(
-            left_out=left_out,
             numbers=self.tables.numbers,
             starts=self.tables.starts,
             buried=self.tables.buried,

@@ -81,7 +81,8 @@ CREDIT_BYTES: Final = 4 << 20
 ASK_S: Final = 10.0
 """Longest wait for the answer to a message that is no pull."""
 PULL_S: Final = 5.0
-"""Longest wait for the answer to a pull: ten times what a leader waits for bytes."""
+"""Longest wait for the answer to a pull. A leader without bytes answers one of `PULLS`
+each half second: this is more than three times what the last of them waits then."""
 DRAIN_S: Final = 10.0
 """Longest wait for the storage threads to end what they have of an earlier stream."""
 DRAIN_STEP_S: Final = 0.005
@@ -304,9 +305,9 @@ class Follower:
         number = answer.copy.number
         self._by_number[number] = log
         self._acks[number] = log.synced_end
+        log.settle(answer.target)
         log.set_bound(answer.copy.hw)
         log.leader_start = answer.copy.start
-        log.settle()
         if self._is_flagged and log.synced_end < answer.target:
             self._targets[number] = answer.target
 

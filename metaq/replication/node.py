@@ -388,6 +388,7 @@ class ReplicaNode(Service):
             is_short=self._facts.is_short,
             is_cut=self._facts.is_cut,
         )
+        await self._store.finish_deletions()
         await self.take(start(file, proofs, seen.view))
         if before is None:
             self.spawn(self.mender.run(), name="mend")

@@ -153,6 +153,16 @@ class ReplicaStore:
         directories = dict.fromkeys(self.logs.identities().values(), version)
         return Member(set_id, directories, incarnation)
 
+    async def finish_deletions(self) -> None:
+        """Move logs aside that a former life has buried, and no more.
+
+        Raises:
+            StorageError: it failed, and is to be repeated.
+        """
+        left = self.tables.buried & self.logs.logs().keys()
+        if left:
+            await carry_out(partial(self.logs.set_logs_aside, left))
+
     async def begin_epoch(self, epoch: Epoch) -> None:
         """Write the begin of an epoch at the end of every log, synced.
 

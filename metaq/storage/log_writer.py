@@ -176,6 +176,8 @@ class LogWriter:
         self.unsynced_records = 0
         self._uncovered, self._uncovered_bytes, self._uncovered_records = [], 0, 0
         self._is_closed = False
+        # An order to roll was about an end that may be cut now.
+        self.set_rolls(by_size=self._rolls_by_size)
         self._producers = ProducerFile(
             self._fs,
             self.directory,

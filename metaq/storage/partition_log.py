@@ -134,8 +134,8 @@ class PartitionLog(ReadableLog):
         """An acknowledged record is on disk."""
         self._size_bytes_max = size_bytes_max
         self.is_settled = number is None and watermark is None
-        """Whether the high watermark is one of this life: in a replica set only after
-        the first join, or once a new leader has committed what it found."""
+        """Whether the high watermark is one of this life: in a replica set only once a
+        follower has what its leader had at the join, and a leader what it found."""
         self.leader_start = self.log_start_offset
         """Log start of the leader: while this log follows, retention goes to there."""
         self.on_moved: Callable[[PartitionLog], None] | None = None
@@ -144,8 +144,8 @@ class PartitionLog(ReadableLog):
         """Offsets of an append that was cut, until the rest of it is synced."""
         self._bound: Offset | None = None
         """Bound of the high watermark by other copies; None: there are none."""
-        self._epoch_start = self.next_offset
-        """Its end when it began to lead."""
+        self._settled_from: Offset | None = None
+        """High watermark with which it is settled; None: it is not known yet."""
         self.record_count = record_count
         """Records stored, as far as that is known."""
         self._version = 0
@@ -406,7 +406,7 @@ class PartitionLog(ReadableLog):
         self._apply(LogEvent.LEAD)
         self._begin_role(rolls_by_size=True)
         rest = SizeBytes(self.next_offset - self.high_watermark)
-        self._epoch_start, self.is_settled = self.next_offset, not rest
+        self._settled_from, self.is_settled = self.next_offset, not rest
         if rest:
             sides, start = (self.writer, self, self._version), self.high_watermark
             inherited = AppendRequest(*sides, start, (), rest, 0, NO_ID, Tickets())
@@ -453,9 +453,14 @@ class PartitionLog(ReadableLog):
             mark = Watermark(self.number, end, self.log_start_offset)
             self.log_dir.lower_watermark(mark)
 
-    def settle(self) -> None:
-        """Answer for the high watermark: its leader was joined."""
-        self.is_settled = True
+    def settle(self, target: Offset) -> None:
+        """Answer for the high watermark once it is here; `set_bound` follows.
+
+        Args:
+            target: of its leader, which was joined. No replica has named a later end:
+                one that joins from nothing does not send readers back.
+        """
+        self._settled_from = target
 
     def begin_reopen(self) -> None:
         """Take nothing but gets until `on_reopened`.
@@ -694,7 +699,8 @@ class PartitionLog(ReadableLog):
         else:
             # Copies may end within an append: readers see it whole or not at all.
             end = self._in_flight.last_end(bound) or self.high_watermark
-            self.is_settled = self.is_settled or end >= self._epoch_start
+        if self._settled_from is not None and end >= self._settled_from:
+            self.is_settled = True
         if self.number is not None and end > self.high_watermark:
             mark = Watermark(self.number, end, self.log_start_offset)
             self.log_dir.moved[self.number] = mark

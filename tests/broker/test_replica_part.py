@@ -1,24 +1,36 @@
 """A broker as one replica of a set: what it opens, and what clients see of it."""
 
+import asyncio
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 
-from metaq.broker.replica_part import SetStart
+from metaq.broker.replica_part import ReplicaPart, SetStart
+from metaq.client import AsyncAdmin, AsyncClient
 from metaq.clock import SystemClock
 from metaq.errors import DiskError
+from metaq.model import LogId
 from metaq.replication.election import Flag
 from metaq.replication.set_file import read_set_file
 from metaq.replication.store import StartFacts
 from metaq.storage.log_manager import LogManager
+from metaq.zk.definitions import COPY_NAME
 from metaq.zk.registry import RegistrationState
 from tests.replication.replicas import DATA, SET_INI, Replicas, run, soon
 from tests.rigs.broker import make_config
+from tests.rigs.inside import store_of
 
 SEGMENT = DATA / "test-0" / "00000000000000000000.meta"
+COPY = DATA / COPY_NAME
 MASTER = "/meta/brokers/ids/0/master"
+
+
+async def taken(rig: Replicas, place: str) -> bool:
+    """Return whether the leader acknowledges a put."""
+    answer = await rig.put(rig.leader(), place=place)
+    return answer.startswith(b"result 200 ")
 
 
 def torn(rig: Replicas, number: int) -> None:
@@ -35,7 +47,7 @@ def opened(rig: Replicas, number: int) -> StartFacts:
     logs = LogManager(disk, SystemClock(), lambda task: task(), config)
     start = SetStart(disk, config)
     try:
-        return start.open(logs, [DATA], frozenset())
+        return start.open(logs, [DATA])
     finally:
         logs.abandon()
 
@@ -135,3 +147,89 @@ def test_a_broker_that_is_no_replica_loads_nothing_of_the_protocol() -> None:
     names = set(loaded.stdout.split())
     assert "metaq.broker.app" in names
     assert not names & {f"metaq.replication.{each}" for each in ("node", "messages")}
+
+
+def numbers(rig: Replicas) -> list[int | None]:
+    """Return the number that each replica has for the log of the topic `own`."""
+    logs = [store_of(each.node).logs.get(LogId("own", 0)) for each in rig.running]
+    return [None if log is None else log.number for log in logs]
+
+
+async def make_topic(rig: Replicas, admin: AsyncAdmin) -> None:
+    """Make the topic `own`, and wait until all replicas have its log."""
+    await admin.create_topic("own", partitions=1)
+    await soon(lambda: taken(rig, "own 0"))
+    await soon(lambda: len({*numbers(rig)}) == 1, show=rig.describe)
+
+
+def test_a_deleted_topic_is_gone_from_all_replicas_and_can_be_made_again() -> None:
+    """A set takes no transactions: their journal is not asked before the data goes."""
+
+    async def scenario(rig: Replicas) -> None:
+        async with AsyncClient(coordinator=rig.zookeeper.coordinator) as client:
+            admin = client.admin()
+            await make_topic(rig, admin)
+            first = numbers(rig)
+            await admin.delete_topic("own")
+            await soon(lambda: numbers(rig) == [None] * 3, show=rig.describe)
+            await make_topic(rig, admin)
+            assert numbers(rig) != first
+
+    run(scenario)
+
+
+def test_a_replica_that_starts_while_a_topic_is_deleted_lacks_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The leader has its log until the number is gone, and so has everyone else."""
+    is_open = asyncio.Event()
+    bury = ReplicaPart.bury
+
+    async def bury_later(self: ReplicaPart, topic: str) -> None:
+        await is_open.wait()
+        await bury(self, topic)
+
+    monkeypatch.setattr(ReplicaPart, "bury", bury_later)
+
+    async def scenario(rig: Replicas) -> None:
+        async with AsyncClient(coordinator=rig.zookeeper.coordinator) as client:
+            admin = client.admin()
+            await make_topic(rig, admin)
+            first, other = numbers(rig), rig.follower()
+            deleting = asyncio.create_task(admin.delete_topic("own"))
+            await soon(lambda: b"deleting" in rig[other].disk.content(COPY))
+            await rig[other].stop()
+            await rig[other].start()
+            await rig.in_sync(1, 2, 3)
+            assert rig[other].node.replica.file.flag is Flag.NONE
+            assert numbers(rig) == first
+            is_open.set()
+            await deleting
+            await soon(lambda: numbers(rig) == [None] * 3, show=rig.describe)
+
+    run(scenario)
+
+
+def test_a_deletion_that_a_kill_has_cut_short_is_finished_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The number is gone, and the files are there still: no leader asks for them."""
+
+    async def scenario(rig: Replicas) -> None:
+        async with AsyncClient(coordinator=rig.zookeeper.coordinator) as client:
+            admin = client.admin()
+            await make_topic(rig, admin)
+            (number, *_), other = numbers(rig), rig.follower()
+            store = store_of(rig[other].node)
+            with monkeypatch.context() as patch:
+                patch.setattr(store.logs, "set_logs_aside", lambda *_: None)
+                await admin.delete_topic("own")
+                await soon(lambda: number in store.tables.gone)
+                rig.zookeeper.reap(await rig[other].kill())
+            assert "own-0" in rig[other].disk.names_in(DATA)
+            await rig[other].start()
+            await soon(lambda: "own-0" not in rig[other].disk.names_in(DATA))
+            assert LogId("own", 0) not in store_of(rig[other].node).logs.logs()
+            await make_topic(rig, admin)
+
+    run(scenario)

@@ -62,7 +62,7 @@ SMALL: Final = {
     "maxSegmentSize": "20000",
     "replicaLagTimeoutMs": "700",
 }
-TIMES: Final = {
+TIMES: Final[dict[str, Any]] = {
     "metaq.replication.election.CLAIM_WAIT_MS": 2_000,
     "metaq.replication.election.MERGE_WAIT_MS": 2_000,
     "metaq.replication.election.TARGET_WAIT_MS": 500,
@@ -76,6 +76,7 @@ TIMES: Final = {
     "metaq.replication.following.ASK_S": 3.0,
     "metaq.replication.following.PULL_S": 1.5,
     "metaq.replication.following.DRAIN_S": 3.0,
+    "metaq.replication.leading.IDLE_S": 0.1,
     "metaq.replication.merging.ANSWER_S": 2.0,
     "metaq.replication.set_nodes.REQUEST_TIMEOUT_S": 1.0,
     "metaq.replication.store.WRITE_S": 2.0,

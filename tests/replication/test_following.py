@@ -186,6 +186,33 @@ def test_a_follower_catches_up_from_the_files() -> None:
     run_virtually(scenario())
 
 
+def test_a_follower_from_nothing_names_no_end_that_its_leader_had_passed() -> None:
+    """It may have named a later one in a former life: readers would be sent back."""
+
+    async def scenario() -> None:
+        leader = await Leader(in_sync=frozenset({1}), minimum=1).begin()
+        ticket = leader.put(3)
+        await until(lambda: ticket.is_stored)
+        follower = Site(2)
+        stream = Stream(follower, leader)
+
+        async def joined(epoch: Epoch) -> None:
+            await Site.on_joined(follower, epoch)
+            stream.wire.stall(is_stalled=True)
+
+        follower.on_joined = joined  # type: ignore[method-assign]
+        await until(lambda: follower.events == ["joined"])
+        await asyncio.sleep(1)
+        assert not follower.log().is_settled
+        stream.wire.stall(is_stalled=False)
+        await until(lambda: follower.log().is_settled)
+        assert follower.log().high_watermark == leader.log().high_watermark > 0
+        await stream.end()
+        await leader.end()
+
+    run_virtually(scenario())
+
+
 def test_a_follower_that_was_killed_joins_again() -> None:
     """Its disk is as the crash left it; a new life with what was synced."""
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.replication.set_walk import SETTLE_S, Walk, direct, run_walk
+from metaq.replication import following, leading
+from tests.replication.set_walk import SETTLE_S, TIMES, Walk, direct, run_walk
 from tests.rigs.waiting import until
 from tests.sampling import IS_QUICK, IS_WHOLE, SEED
 
@@ -24,6 +25,16 @@ def test_nothing_that_was_promised_is_lost_on_a_walk(seed: int, tmp_path: Path) 
         await direct(walk, length_s=8.0, has_power=seed % 2 == 0)
 
     run_walk(seed, tmp_path, act)
+
+
+def test_a_set_at_rest_keeps_its_streams() -> None:
+    """A leader without bytes answers one pull after the other: also the last one has
+    its answer long before its deadline, with the times of a walk too."""
+    pull_s, idle_s = following.PULL_S, leading.IDLE_S
+    assert pull_s > 3 * following.PULLS * idle_s
+    pull_s = TIMES["metaq.replication.following.PULL_S"]
+    idle_s = TIMES["metaq.replication.leading.IDLE_S"]
+    assert pull_s > 3 * following.PULLS * idle_s
 
 
 # -- the power of all -----------------------------------------------------------------

@@ -14,6 +14,7 @@ from metaq.errors import (
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.record.layout import encode_record
 from metaq.storage.append_request import CopiedAppends
+from metaq.storage.cut import cut_log
 from metaq.storage.log_snapshots import ScrubbedLogs, take_directory_snapshot
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
@@ -192,6 +193,28 @@ def test_a_roll_that_finds_no_room_comes_before_the_next_copy(
     bench.run()
     assert copied.is_stored
     assert [each.base_offset for each in log.segments] == [0, RECORD]
+    bench.close()
+
+
+def test_an_order_to_roll_that_found_no_room_ends_with_a_cut(
+    fs: FaultyFileSystem,
+) -> None:
+    """It was about an end that another leader has not: later copies do not roll."""
+    bench, log = following(fs, 1)
+    copy(bench, log, 2)
+    bench.run()
+    fs.set_capacity(0)
+    log.roll()
+    bench.run()
+    fs.set_capacity(1 << 40)
+    done: list[Exception | None] = []
+    cut_log(bench.manager, LOG, Offset(RECORD), done.append)
+    bench.run()
+    assert done == [None]
+    for _ in range(4):
+        copy(bench, log)
+        bench.run()
+    assert [each.base_offset for each in log.segments] == [0]
     bench.close()
 
 
@@ -451,10 +474,11 @@ def test_every_move_of_the_ends_is_reported_once(fs: FaultyFileSystem) -> None:
     bench.close()
 
 
-def test_a_log_answers_for_its_high_watermark_when_it_was_joined(
+def test_a_log_answers_for_its_high_watermark_when_it_is_no_older_one(
     fs: FaultyFileSystem,
 ) -> None:
-    """Or when it leads and has committed all that it found; a single broker does."""
+    """It has what the leader had at the join; or it leads, and has committed all that
+    it found. That of a single broker answers always."""
     bench = opened(fs)
     assert log_of(bench).is_settled
     bench.close()
@@ -465,16 +489,21 @@ def test_a_log_answers_for_its_high_watermark_when_it_was_joined(
     copy(bench, log, 2)
     bench.run()
     log.set_bound(Offset(RECORD))
+    assert not log.is_settled, "nothing was joined"
+    log.settle(Offset(2 * RECORD))
+    log.set_bound(Offset(RECORD))
     assert not log.is_settled
-    log.settle()
+    log.set_bound(Offset(2 * RECORD))
     assert log.is_settled
+    copy(bench, log)
+    bench.run()
     log.lead()
     put(bench, log)
     bench.run()
     assert not log.is_settled
-    log.set_bound(Offset(RECORD))
-    assert not log.is_settled
     log.set_bound(Offset(2 * RECORD))
+    assert not log.is_settled
+    log.set_bound(Offset(3 * RECORD))
     assert log.is_settled
     log.follow()
     assert log.is_settled
