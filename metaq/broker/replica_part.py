@@ -133,6 +133,7 @@ class ReplicaPart(Service):
         self._wake = asyncio.Event()
         replica_id = config.replication.replica_id
         broker_id = config.system.broker_id
+        self._title = self._paths.set_leader(broker_id)
         self.node = ReplicaNode(
             config,
             SetNodes(coordinator, self._paths, broker_id, replica_id, clock=clock),
@@ -258,4 +259,4 @@ class ReplicaPart(Service):
             await registry.withdraw(deadline_s=self._clock.monotonic_s() + WITHDRAW_S)
 
     def _entitled(self) -> BrokerSnapshot:
-        return replace(self._snapshot(), is_entitled=True)
+        return replace(self._snapshot(), title=self._title)

@@ -355,6 +355,8 @@ class BrokerRegistry:
         # Without its role a broker registers no topic: the id may be another one's.
         roles = [group for group in due if group.topic is None]
         topics_due = [group for group in due if group.topic is not None]
+        if roles:
+            await self._require_title(status)
         starts = range(0, len(topics_due), GROUPS_AT_ONCE)
         for groups in (roles, *(topics_due[i : i + GROUPS_AT_ONCE] for i in starts)):
             outcomes = await asyncio.gather(
@@ -369,6 +371,28 @@ class BrokerRegistry:
         if not self._are_records_checked:
             await self._remove_old_records(topics)
             self._are_records_checked = True
+
+    async def _require_title(self, status: SessionStatus) -> None:
+        """Refuse to take the id from a leader that may have followed this one.
+
+        A process that was frozen for longer than its session takes itself for the
+        leader until it has read who is.
+
+        Raises:
+            CoordinationError: the node that gives the id is not of this session.
+        """
+        assert self._snapshot is not None
+        path = self._snapshot.title
+        if not path:
+            return
+        found = await self._coordinator.get(
+            path, deadline_s=self._operation_deadline_s()
+        )
+        if found is None or found.owner_session_id != status.session_id:
+            raise CoordinationError(
+                f"{path} is not of session {status.session_id:#x}: this replica is not"
+                " seen to lead its set"
+            )
 
     async def _bring(
         self, group: DesiredGroup, status: SessionStatus, *, is_repair: bool
