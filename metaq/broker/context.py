@@ -17,6 +17,7 @@ from metaq.fs import FileSystem
 from metaq.protocol.commands import Follow
 from metaq.record.ids import IdGenerator
 from metaq.stats import Histogram, counter
+from metaq.storage.partition_log import PartitionLog
 from metaq.storage.span_lookup import MadeIndexes
 from metaq.txn.coordinator import TransactionCoordinator
 
@@ -82,6 +83,10 @@ class SetMember(Protocol):
         """Return whether it leads its set."""
 
     @property
+    def knows_ends(self) -> bool:
+        """Return whether it surely leads: then logs end where its own do."""
+
+    @property
     def epoch(self) -> int:
         """Return the number of its own epoch; 0 while it does not lead."""
 
@@ -142,3 +147,11 @@ class BrokerContext:
     connection_count: int = 0
     check_count: int = 0
     """Checks of stored bytes that are not answered yet."""
+
+    def knows_end(self, log: PartitionLog | None) -> bool:
+        """Return whether a log ends here as in its set; None: there is no such log."""
+        replica = self.replica
+        is_known = self.config.replication is None or (
+            replica is not None and replica.knows_ends
+        )
+        return is_known and (log is None or log.is_settled)

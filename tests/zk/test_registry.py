@@ -607,7 +607,10 @@ def test_a_leader_of_a_set_succeeds_another_whose_session_is_still_there() -> No
         server = MemoryZooKeeper()
         one = replace(SNAPSHOT, title=TITLE)
         two = replace(snapshot_of(*TWO, port=8124), title=TITLE)
-        async with broker_on(server) as (former, old), broker_on(server) as (later, new):
+        async with (
+            broker_on(server) as (former, old),
+            broker_on(server) as (later, new),
+        ):
             lead(server, old)
             await former.register(one, deadline_s=in_s(5))
             server.suspend(old)
@@ -632,7 +635,10 @@ def test_a_former_leader_with_a_new_session_takes_nothing_back() -> None:
         server = MemoryZooKeeper()
         one = replace(SNAPSHOT, title=TITLE)
         two = replace(snapshot_of(*TWO, port=8124), title=TITLE)
-        async with broker_on(server) as (former, old), broker_on(server) as (later, new):
+        async with (
+            broker_on(server) as (former, old),
+            broker_on(server) as (later, new),
+        ):
             lead(server, old)
             await former.register(one, deadline_s=in_s(5))
             lead(server, new)

@@ -137,7 +137,7 @@ def _outside(command: Get, log: PartitionLog, context: BrokerContext) -> _End:
         count_get(context, command, is_miss=True, is_failure=True, is_moved=True)
         raise MovedError(str(start))
     nothing = NotFoundError(texts.nothing_at(offset))
-    if offset == end or (offset > end and not log.is_settled):  # 6
+    if offset == end or (offset > end and not context.knows_end(log)):  # 6
         return _End(log, nothing)
     if offset == MAX_OFFSET or context.config.system.update_consumer_offsets:  # 7
         count_get(context, command, is_miss=True, is_failure=True, is_moved=True)

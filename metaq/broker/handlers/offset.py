@@ -75,11 +75,7 @@ def handle_offset(command: OffsetQuery, answerer: Answerer) -> bytes | None:
     if context.topics.has_stat(command.topic):
         context.realtime.record("offset", command.topic)
     log = context.topics.find_log(command.topic, command.partition)
-    replica = context.replica
-    is_known = context.config.replication is None or (
-        replica is not None and replica.is_leading
-    )
-    if not (is_known if log is None else log.is_settled):
+    if not context.knows_end(log):
         raise UnavailableError(texts.not_settled(command.topic, command.partition))
     if log is None:
         raise NotFoundError(texts.no_such_log(command.topic, command.partition))
