@@ -17,7 +17,6 @@ from metaq.fs import FileSystem
 from metaq.protocol.commands import Follow
 from metaq.record.ids import IdGenerator
 from metaq.stats import Histogram, counter
-from metaq.storage.partition_log import PartitionLog
 from metaq.storage.span_lookup import MadeIndexes
 from metaq.txn.coordinator import TransactionCoordinator
 
@@ -147,11 +146,3 @@ class BrokerContext:
     connection_count: int = 0
     check_count: int = 0
     """Checks of stored bytes that are not answered yet."""
-
-    def knows_end(self, log: PartitionLog | None) -> bool:
-        """Return whether a log ends here as in its set; None: there is no such log."""
-        replica = self.replica
-        is_known = self.config.replication is None or (
-            replica is not None and replica.knows_ends
-        )
-        return is_known and (log is None or log.is_settled)

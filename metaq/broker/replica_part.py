@@ -270,8 +270,6 @@ class ReplicaPart(Service):
                 is_sure = not self.is_leading or (leader and leader.is_own)
                 if is_sure and self._thawed_s == thawed_s:
                     self._thawed_s = None
-                else:
-                    self.node.wake()
 
     # -- MetaQ's nodes ----------------------------------------------------------------
 

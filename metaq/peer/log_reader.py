@@ -165,6 +165,12 @@ class LogReader:
         self._gets = LogGets(partition, self._connect)
         self._ahead = AHEAD_MAX
 
+    @property
+    def is_of_set(self) -> bool:
+        """The broker that has answered last is a replica: another one may lead now."""
+        connection = self._connection
+        return connection is not None and connection.capabilities.follow
+
     async def close(self) -> None:
         """Close the connection; harmless twice."""
         self._gets.drop()

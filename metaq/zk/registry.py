@@ -258,7 +258,8 @@ class BrokerRegistry:
         groups = [g for g in self._wanted if g.topic in self._applied]
         try:
             async with asyncio.timeout(deadline_s - self._clock.monotonic_s()):
-                if not await self._is_role_ours(deadline_s):
+                role = self._wanted[0].nodes[0].path  # of the own nodes the first
+                if not await self._is_ours(role, deadline_s):
                     return
                 await self._take_all(plan_withdrawal(tuple(groups)), deadline_s)
         except (CoordinationError, TimeoutError) as error:
@@ -355,8 +356,14 @@ class BrokerRegistry:
         # Without its role a broker registers no topic: the id may be another one's.
         roles = [group for group in due if group.topic is None]
         topics_due = [group for group in due if group.topic is not None]
-        if roles:
-            await self._require_title(status)
+        # A process that was frozen for longer than its session takes itself for the
+        # leader until it has read who is.
+        title = self._snapshot.title if roles and self._snapshot else ""
+        if title and not await self._is_ours(title, self._operation_deadline_s()):
+            raise CoordinationError(
+                f"{title} is not of session {status.session_id:#x}: this replica is not"
+                " seen to lead its set"
+            )
         starts = range(0, len(topics_due), GROUPS_AT_ONCE)
         for groups in (roles, *(topics_due[i : i + GROUPS_AT_ONCE] for i in starts)):
             outcomes = await asyncio.gather(
@@ -371,28 +378,6 @@ class BrokerRegistry:
         if not self._are_records_checked:
             await self._remove_old_records(topics)
             self._are_records_checked = True
-
-    async def _require_title(self, status: SessionStatus) -> None:
-        """Refuse to take the id from a leader that may have followed this one.
-
-        A process that was frozen for longer than its session takes itself for the
-        leader until it has read who is.
-
-        Raises:
-            CoordinationError: the node that gives the id is not of this session.
-        """
-        assert self._snapshot is not None
-        path = self._snapshot.title
-        if not path:
-            return
-        found = await self._coordinator.get(
-            path, deadline_s=self._operation_deadline_s()
-        )
-        if found is None or found.owner_session_id != status.session_id:
-            raise CoordinationError(
-                f"{path} is not of session {status.session_id:#x}: this replica is not"
-                " seen to lead its set"
-            )
 
     async def _bring(
         self, group: DesiredGroup, status: SessionStatus, *, is_repair: bool
@@ -622,10 +607,9 @@ class BrokerRegistry:
     def _operation_deadline_s(self) -> float:
         return self._clock.monotonic_s() + OPERATION_TIMEOUT_S
 
-    async def _is_role_ours(self, deadline_s: float) -> bool:
-        """Return whether the role's node belongs to our session still."""
+    async def _is_ours(self, path: str, deadline_s: float) -> bool:
+        """Return whether a node belongs to our session."""
         status = self._coordinator.status
-        path = self._wanted[0].nodes[0].path  # of the broker's own nodes the first
         found = await self._coordinator.get(path, deadline_s=deadline_s)
         return found is not None and found.owner_session_id == status.session_id
 
