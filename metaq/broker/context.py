@@ -82,6 +82,10 @@ class SetMember(Protocol):
         """Return whether it leads its set."""
 
     @property
+    def knows_ends(self) -> bool:
+        """Return whether it surely leads: then logs end where its own do."""
+
+    @property
     def epoch(self) -> int:
         """Return the number of its own epoch; 0 while it does not lead."""
 

@@ -9,6 +9,7 @@ high watermark that it knows.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ from typing import Final
 from metaq.broker.context import BrokerContext
 from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig, TopicConfig
-from metaq.errors import UnavailableError, WireError
+from metaq.errors import MetaqError, UnavailableError, WireError
 from metaq.fs import FileSystem
 from metaq.lifecycle import Service
 from metaq.model import MessageId
@@ -45,6 +46,10 @@ _log = logging.getLogger(__name__)
 
 WITHDRAW_S: Final = 3.0
 """Longest time that the end of a term waits for its nodes to go."""
+FROZEN_S: Final = 1.0
+"""A process that did not run for so long may have lost its session, and its term."""
+LOOK_S: Final = 0.1
+"""Between two looks at that: a busy loop is late, too."""
 
 
 class SetStart:
@@ -130,9 +135,12 @@ class ReplicaPart(Service):
         self._paths = NodePaths(normalize_root(config.zookeeper.root))
         self._registry: BrokerRegistry | None = None
         self._is_seen = False
+        self._ran_s = clock.boot_s()
+        self._thawed_s: float | None = None
         self._wake = asyncio.Event()
         replica_id = config.replication.replica_id
         broker_id = config.system.broker_id
+        self._title = self._paths.set_leader(broker_id)
         self.node = ReplicaNode(
             config,
             SetNodes(coordinator, self._paths, broker_id, replica_id, clock=clock),
@@ -157,6 +165,19 @@ class ReplicaPart(Service):
         return self.node.epoch > 0
 
     @property
+    def knows_ends(self) -> bool:
+        """Return whether it surely leads: then logs end where its own do.
+
+        A process that was frozen is asked before its own timers have run: it knows
+        again after it has read who leads. What it knew before are old ends.
+        """
+        now_s = self._clock.boot_s()
+        if now_s - self._ran_s > FROZEN_S:
+            self._thawed_s = now_s
+        self._ran_s = now_s
+        return self.is_leading and self._thawed_s is None
+
+    @property
     def epoch(self) -> int:
         """Return the number of its own epoch; 0 while it does not lead."""
         return self.node.epoch
@@ -175,6 +196,7 @@ class ReplicaPart(Service):
         self._coordinator.start()
         self.on_way_down("registry", self._withdraw)
         self.spawn(self._run(), name="registry")
+        self.spawn(self._look(), name="look")
         await self.start_owned(self.node)
 
     def handle(
@@ -236,6 +258,19 @@ class ReplicaPart(Service):
         self._is_seen = False
         self._wake.set()
 
+    async def _look(self) -> None:
+        """Read who leads, when this process was frozen."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self.knows_ends or (thawed_s := self._thawed_s) is None:
+                continue
+            with suppress(MetaqError):
+                async with self.node.lock:
+                    leader = (await self.node.read()).leader
+                is_sure = not self.is_leading or (leader and leader.is_own)
+                if is_sure and self._thawed_s == thawed_s:
+                    self._thawed_s = None
+
     # -- MetaQ's nodes ----------------------------------------------------------------
 
     async def _run(self) -> None:
@@ -258,4 +293,4 @@ class ReplicaPart(Service):
             await registry.withdraw(deadline_s=self._clock.monotonic_s() + WITHDRAW_S)
 
     def _entitled(self) -> BrokerSnapshot:
-        return replace(self._snapshot(), is_entitled=True)
+        return replace(self._snapshot(), title=self._title)

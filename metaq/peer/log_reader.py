@@ -21,6 +21,7 @@ from metaq.clock import Clock, SystemClock
 from metaq.errors import (
     CorruptRecordError,
     MetaqError,
+    NoBrokerError,
     NoDataError,
     OffsetOutOfRangeError,
     RemoteProtocolError,
@@ -160,8 +161,15 @@ class LogReader:
         self._clock = clock or SystemClock()
         self._give_up_s = 0.0
         self._connection: BrokerConnection | None = None
+        self._opening: asyncio.Future[BrokerConnection] | None = None
         self._gets = LogGets(partition, self._connect)
         self._ahead = AHEAD_MAX
+
+    @property
+    def is_of_set(self) -> bool:
+        """The broker that has answered last is a replica: another one may lead now."""
+        connection = self._connection
+        return connection is not None and connection.capabilities.follow
 
     async def close(self) -> None:
         """Close the connection; harmless twice."""
@@ -174,6 +182,8 @@ class LogReader:
         """Read from another broker from now on; a read under way goes on there."""
         if address != self._address:
             self._address = address
+            if self._opening is not None:
+                self._opening.cancel()
             if self._connection is not None:
                 self._connection.close("the log is read elsewhere")
 
@@ -243,12 +253,23 @@ class LogReader:
 
     async def _connect(self, deadline_s: float) -> BrokerConnection:
         if self._connection is None or not self._connection.is_open:
-            self._connection = await open_connection(
-                self._address,
-                clock=self._clock,
-                deadline_s=deadline_s,
-                options=ConnectionOptions(),
+            address = self._address
+            opening = self._opening = asyncio.ensure_future(
+                open_connection(
+                    address,
+                    clock=self._clock,
+                    deadline_s=deadline_s,
+                    options=ConnectionOptions(),
+                )
             )
+            try:
+                self._connection = await opening
+            except asyncio.CancelledError:
+                if address == self._address:
+                    raise
+                raise NoBrokerError(f"{address}: the log is read elsewhere") from None
+            finally:
+                self._opening = None
         return self._connection
 
     async def _ask_span(self) -> tuple[Offset, Offset] | None:

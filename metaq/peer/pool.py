@@ -197,6 +197,15 @@ class ConnectionPool:
 
         return forget
 
+    def leave(self, address: BrokerAddress, reason: str) -> None:
+        """Close the connection to an address, and end the waits for one."""
+        route = self._routes.get(address)
+        if route is not None:
+            error = NoBrokerError(f"no connection to {address} any more: {reason}")
+            self._end_waiters(route, error)
+            if route.usable is not None:
+                route.usable.close(reason)
+
     async def close(self, *, deadline_s: float) -> None:
         """Close every connection; requests still in flight on them fail.
 

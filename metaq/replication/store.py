@@ -161,7 +161,7 @@ class ReplicaStore:
         """
         left = self.tables.buried & self.logs.logs().keys()
         if left:
-            await carry_out(partial(self.logs.set_logs_aside, left))
+            await self._answered(carry_out(partial(self.logs.set_logs_aside, left)))
 
     async def begin_epoch(self, epoch: Epoch) -> None:
         """Write the begin of an epoch at the end of every log, synced.

@@ -397,10 +397,19 @@ class Cluster:
         context: ClientContext,
         deadline_s: float,
         partitions: Collection[TopicPartition],
+        *,
+        is_confirmed: bool = False,
     ) -> dict[TopicPartition, LogSpan | None]:
-        """Return the present spans of logs; None where a broker has no log yet."""
-        questions = (LogQueries(context, p, deadline_s).ends() for p in partitions)
-        return _log_spans(zip(partitions, await all_of(questions), strict=True))
+        """Return the present spans of logs; None where a broker has no log yet.
+
+        `is_confirmed`: before bytes are called lost by it. Of a replica set the leader
+        is asked then that is registered; where none is, it is waited for.
+        """
+        logs = [LogQueries(context, p, deadline_s) for p in partitions]
+        found = await all_of(
+            log.confirmed_ends() if is_confirmed else log.ends() for log in logs
+        )
+        return _log_spans(zip(partitions, found, strict=True))
 
     @_blocking
     async def watched_spans(

@@ -49,6 +49,8 @@ async def follow_leaders(
     brokers: Callable[[], Collection[BrokerId]],
     progress: Callable[[], object],
     move: Callable[[BrokerId, BrokerAddress], None],
+    *,
+    pause_s: float = LOOK_S,
 ) -> None:
     """Look where brokers are while a task waits in vain; ends by cancellation.
 
@@ -57,10 +59,11 @@ async def follow_leaders(
         brokers: returns those of the task.
         progress: returns what changes with each answer; None while none is waited for.
         move: is called with each address, also with one that is known.
+        pause_s: seconds between two looks.
     """
     before: object = None
     while True:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(pause_s)
         now = progress()
         if now is not None and now == before:
             for broker, address in (await look(find, brokers())).items():

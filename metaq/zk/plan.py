@@ -17,9 +17,9 @@ An ephemeral node of another session is never kept: it belongs to a dead process
 about to disappear, or another broker took our id. Below `ids/N` the address decides:
 our own address is an earlier run of ours and is replaced; another one raises
 BrokerIdTakenError, because two brokers with one id would mix two logs into one. The
-leader of a replica set is entitled to the id by its epoch: another address is that of
-a leader before it, and is replaced as well. Once that node is ours, so is every other
-node of role N, with any content.
+leader of a replica set is entitled to the id by its epoch, which is in a node of its
+session: another address is that of a leader before it, and is replaced as well. Once
+that node is ours, so is every other node of role N, with any content.
 
 Keep in step: `paths.py`, `registry.py`.
 
@@ -70,9 +70,9 @@ class BrokerSnapshot:
     has_record: bool = True
     """Whether it is recorded in the catalog; MetaQ 1.4, which tests play, has no
     catalog. Followers leave that to their leader."""
-    is_entitled: bool = False
-    """Whether the epoch of a replica set gives it the id: another address is that of a
-    former leader, and is replaced."""
+    title: str = ""
+    """Path of the node by which the leader of a replica set has the id, while its
+    session owns that: another address is that of a former leader, and is replaced."""
 
     @property
     def is_recorded(self) -> bool:
@@ -139,7 +139,7 @@ class Step:
 def broker_group(snapshot: BrokerSnapshot, paths: NodePaths) -> DesiredGroup:
     """Return the broker's own nodes: role, and a leader's address, checksum, record."""
     role, address = snapshot.role, encode_address(snapshot.address)
-    upkeep = Upkeep.SUCCESSION if snapshot.is_entitled else Upkeep.CLAIM
+    upkeep = Upkeep.SUCCESSION if snapshot.title else Upkeep.CLAIM
     nodes = [DesiredNode(paths.role(role), address, upkeep)]
     if role.is_leader:
         checksum = encode_checksum(snapshot.config_checksum)

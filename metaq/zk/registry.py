@@ -258,7 +258,8 @@ class BrokerRegistry:
         groups = [g for g in self._wanted if g.topic in self._applied]
         try:
             async with asyncio.timeout(deadline_s - self._clock.monotonic_s()):
-                if not await self._is_role_ours(deadline_s):
+                role = self._wanted[0].nodes[0].path  # of the own nodes the first
+                if not await self._is_ours(role, deadline_s):
                     return
                 await self._take_all(plan_withdrawal(tuple(groups)), deadline_s)
         except (CoordinationError, TimeoutError) as error:
@@ -355,6 +356,14 @@ class BrokerRegistry:
         # Without its role a broker registers no topic: the id may be another one's.
         roles = [group for group in due if group.topic is None]
         topics_due = [group for group in due if group.topic is not None]
+        # A process that was frozen for longer than its session takes itself for the
+        # leader until it has read who is.
+        title = self._snapshot.title if roles and self._snapshot else ""
+        if title and not await self._is_ours(title, self._operation_deadline_s()):
+            raise CoordinationError(
+                f"{title} is not of session {status.session_id:#x}: this replica is not"
+                " seen to lead its set"
+            )
         starts = range(0, len(topics_due), GROUPS_AT_ONCE)
         for groups in (roles, *(topics_due[i : i + GROUPS_AT_ONCE] for i in starts)):
             outcomes = await asyncio.gather(
@@ -598,10 +607,9 @@ class BrokerRegistry:
     def _operation_deadline_s(self) -> float:
         return self._clock.monotonic_s() + OPERATION_TIMEOUT_S
 
-    async def _is_role_ours(self, deadline_s: float) -> bool:
-        """Return whether the role's node belongs to our session still."""
+    async def _is_ours(self, path: str, deadline_s: float) -> bool:
+        """Return whether a node belongs to our session."""
         status = self._coordinator.status
-        path = self._wanted[0].nodes[0].path  # of the broker's own nodes the first
         found = await self._coordinator.get(path, deadline_s=deadline_s)
         return found is not None and found.owner_session_id == status.session_id
 

@@ -14,7 +14,7 @@ from tests.rigs.waiting import until
 class Member:
     """A replica that keeps what it is asked."""
 
-    is_leading = False
+    is_leading = knows_ends = False
     epoch = 0
 
     def __init__(self) -> None:

@@ -4,21 +4,22 @@ import asyncio
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from metaq.broker.replica_part import ReplicaPart, SetStart
+from metaq.broker.replica_part import FROZEN_S, LOOK_S, ReplicaPart, SetStart
 from metaq.client import AsyncAdmin, AsyncClient
 from metaq.clock import SystemClock
 from metaq.errors import DiskError
-from metaq.model import LogId
+from metaq.model import MAX_OFFSET, LogId
 from metaq.replication.election import Flag
 from metaq.replication.set_file import read_set_file
 from metaq.replication.store import StartFacts
 from metaq.storage.log_manager import LogManager
 from metaq.zk.definitions import COPY_NAME
 from metaq.zk.registry import RegistrationState
-from tests.replication.replicas import DATA, SET_INI, Replicas, run, soon
+from tests.replication.replicas import DATA, SET_INI, SOON_S, Replicas, run, soon
 from tests.rigs.broker import make_config
 from tests.rigs.inside import store_of
 
@@ -119,6 +120,55 @@ def test_clients_see_the_leader_alone() -> None:
         await rig[first].stop()
         await rig.led()
         await soon(lambda: seen() == rig[rig.leader()].address)
+
+    run(scenario)
+
+
+def test_a_leader_that_was_frozen_names_no_end_before_it_knows_who_leads() -> None:
+    """Others may have put more: its first answer after a thaw is a refusal."""
+
+    async def scenario(rig: Replicas) -> None:
+        leader = rig.leader()
+        await rig.put(leader)
+        await rig.equal()
+        ends, beyond = (
+            b"offset test g 0 25 2\r\n",
+            b"get test g 0 %d 10 3\r\n" % MAX_OFFSET,
+        )
+        assert (await rig.ask(leader, ends)).endswith(b"25")
+        rig.zookeeper.suspend(rig[leader].client)
+        clock: Any = rig[leader].clock
+        clock.boot_s = lambda: SystemClock().boot_s() + 2 * FROZEN_S
+        assert (await rig.ask(leader, ends)).endswith(b"[not-settled]")
+        assert (await rig.ask(leader, beyond)).startswith(b"result 404 ")
+        assert (await rig.ask(leader, b"get test g 0 0 10 4\r\n")).startswith(b"value")
+        await asyncio.sleep(3 * LOOK_S)
+        assert (await rig.ask(leader, ends)).endswith(b"[not-settled]")
+        rig.zookeeper.resume(rig[leader].client)
+
+        async def knows() -> bool:
+            return (await rig.ask(leader, ends)).endswith(b"25")
+
+        async with asyncio.timeout(SOON_S):
+            while not await knows():
+                await asyncio.sleep(LOOK_S)
+
+    run(scenario)
+
+
+def test_a_follower_names_no_end() -> None:
+    """It is late, and may be a leader of before to which a client is connected."""
+
+    async def scenario(rig: Replicas) -> None:
+        await rig.put(rig.leader())
+        await rig.equal()
+        other = rig.follower()
+        answer = await rig.ask(other, b"offset test g 0 25 2\r\n")
+        assert answer.endswith(b"[not-settled]")
+        answer = await rig.ask(other, b"get test g 0 %d 10 3\r\n" % MAX_OFFSET)
+        assert answer.startswith(b"result 404 ")
+        answer = await rig.ask(other, b"get test g 0 0 10 4\r\n")
+        assert answer.startswith(b"value")
 
     run(scenario)
 

@@ -1,4 +1,4 @@
-"""A former leader that hangs keeps nobody waiting."""
+"""A former leader that hangs, or died, keeps nobody waiting."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from metaq.client import AsyncClient
+from metaq.client.cluster.metadata_queries import LogQueries
+from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.testing.fake_broker import FakeBroker, FaultKind
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import NodePaths
@@ -17,7 +19,12 @@ OFTEN = 1_000_000
 AnyFake = FakeBroker
 Pair = tuple[FakeBroker, FakeBroker]
 
-ONE_BROKER = {"replicas": "two of one id, of which one hangs on request"}
+ONE_BROKER = {
+    "replicas": "two of one id, of which one hangs on request",
+    "successors": "two of one id, one after the other",
+}
+TIMEOUT_S = 60.0
+PARTITION = TopicPartition("test", BrokerId(0), 0)
 LEADER = NodePaths("/meta").broker(0) + "/master"  # type: ignore[arg-type]
 
 
@@ -37,6 +44,15 @@ def replicas(zookeeper: MemoryZooKeeper) -> Iterator[Pair]:
         for session in zookeeper.coordinators:
             zookeeper.suspend(session)
         yield first, second
+
+
+@pytest.fixture
+def successors(zookeeper: MemoryZooKeeper) -> Iterator[Pair]:
+    """Two brokers of one id; the second one does not run yet."""
+    first, second = (FakeBroker(coordinator=zookeeper.coordinator) for _ in range(2))
+    with first:
+        yield first, second
+    second.stop()
 
 
 def lead(zookeeper: MemoryZooKeeper, broker: AnyFake) -> None:
@@ -102,3 +118,27 @@ def test_a_leader_that_is_back_in_time_keeps_its_connection(
             assert connections[old].is_open
 
     asyncio.run(main())
+
+
+def test_a_question_to_a_leader_that_died_goes_to_the_next_one(
+    successors: Pair, zookeeper: MemoryZooKeeper
+) -> None:
+    """It does not wait for the dead one until its own deadline."""
+
+    async def ask() -> None:
+        former, leader = successors
+        async with AsyncClient(coordinator=zookeeper.coordinator, **QUICK) as client:
+            parts = parts_of(client)
+            deadline_s = parts.clock.monotonic_s() + TIMEOUT_S
+            log = LogQueries(parts, PARTITION, deadline_s)
+            assert await log.nearest(Offset(0)) is None  # there is no put yet
+            former.go_away(keeps_nodes=True)
+            asking = asyncio.ensure_future(log.nearest(Offset(0)))
+            await until(lambda: parts.pool.statistics().failure_count)
+            await asyncio.to_thread(former.go_away)
+            await asyncio.to_thread(leader.start)
+            assert await asking is None
+            assert parts.clock.monotonic_s() < deadline_s - TIMEOUT_S / 2
+            assert leader.statistics().commands["offset"] == 1
+
+    asyncio.run(ask())

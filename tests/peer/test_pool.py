@@ -54,6 +54,26 @@ def run(
     asyncio.run(main())
 
 
+def test_who_waits_for_an_address_that_is_left_is_told_at_once() -> None:
+    """Nothing tries to connect any more; an open connection there is closed."""
+
+    async def scenario(pool: ConnectionPool) -> None:
+        with free_address() as address:
+            waiting = asyncio.ensure_future(pool.get(address, deadline_s=soon()))
+            await until(lambda: pool.statistics().failure_count)
+            pool.leave(address, "another replica leads")
+            with pytest.raises(NoBrokerError, match="another replica leads"):
+                await waiting
+        await until(lambda: len(asyncio.all_tasks()) == 1)
+        async with ScriptedBroker() as broker:
+            connection = await pool.get(broker.address, deadline_s=soon())
+            pool.leave(broker.address, "another replica leads")
+            assert not connection.is_open
+        pool.leave(BrokerAddress("unknown", 1), "it was never asked")
+
+    run(scenario)
+
+
 def test_many_callers_share_one_attempt_and_one_connection() -> None:
     """All callers get the same connection, made once."""
 

@@ -13,11 +13,9 @@ from metaq.errors import CoordinationError, NoBrokerError
 from metaq.model import BrokerAddress, BrokerId, Offset, TopicPartition
 from metaq.protocol.commands import Mput, Result
 from metaq.protocol.texts import NOT_LEADER, TOO_FEW_REPLICAS, with_code
-from metaq.spark import leaders
 from metaq.spark.leaders import FindLeaders, follow_leaders, look
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import ReadRange
-from metaq.spark.sink import outbox
 from metaq.spark.sink.outbox import NamedSender
 from metaq.spark.source.read_task import ReadTask, read_rows
 from metaq.testing.embedded import embedded_broker
@@ -32,12 +30,6 @@ ONE_BROKER = {"MemoryBroker": "brokers are silent, away and refuse on cue"}
 ID = BrokerId(7)
 PARTITION = TopicPartition("t", ID, 0)
 HERE, THERE = BrokerAddress("here", 1), BrokerAddress("there", 1)
-
-
-@pytest.fixture(autouse=True)
-def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaders, "LOOK_S", 0.05)
-    monkeypatch.setattr(outbox, "LOOK_S", 0.05)
 
 
 def finding(address: object) -> FindLeaders:
@@ -64,7 +56,11 @@ def follow(find: FindLeaders, progress: Callable[[], object]) -> list[BrokerAddr
     async def scenario() -> None:
         async with asyncio.timeout(0.5):
             await follow_leaders(
-                find, lambda: [ID], progress, lambda _broker, at: moves.append(at)
+                find,
+                lambda: [ID],
+                progress,
+                lambda _broker, at: moves.append(at),
+                pause_s=0.05,
             )
 
     with pytest.raises(TimeoutError):
@@ -149,13 +145,13 @@ def test_a_former_leader_that_stays_away_fails_nothing_later() -> None:
     """Attempts to connect to it end after the batches went elsewhere."""
     with MemoryBroker() as former, MemoryBroker() as leader:
         find = finding(leader.address)
-        with NamedSender({ID: str(former.address)}, timeout_s=0.6, find=find) as sender:
+        with NamedSender({ID: str(former.address)}, timeout_s=2.5, find=find) as sender:
             former.refuse = refusal(NOT_LEADER)
             former.hang_up = lambda command: isinstance(command, Mput)
             former.stop_listening()
             sender.send(PARTITION, [b"a"], [0], producer="p", sequence=0, spare="s")
             sender.flush()
-            time.sleep(1.0)  # its time to connect is over
+            time.sleep(3.0)  # its time to connect is over
             sender.send(PARTITION, [b"b"], [0], producer="p", sequence=1, spare="s")
             sender.flush()
         assert leader.payloads("t", 0) == [b"a", b"b"]

@@ -64,13 +64,18 @@ def broker() -> Iterator[EmbeddedBroker]:
 
 
 class ToldCluster(Cluster):
-    """A cluster that shows `spans` to streams, and refuses what they commit."""
+    """A cluster that shows `told` to streams, and refuses what they commit."""
 
-    spans: Mapping[TopicPartition, LogSpan | None] | None = None
+    told: Mapping[TopicPartition, LogSpan | None] | None = None
     refuses = False
 
     def watched_spans(self, partitions: Any) -> Any:
-        return self.spans or super().watched_spans(partitions)
+        return self.told or super().watched_spans(partitions)
+
+    def spans(self, partitions: Any, *, is_confirmed: bool = False) -> Any:
+        if is_confirmed and self.told:
+            return {partition: self.told[partition] for partition in partitions}
+        return super().spans(partitions, is_confirmed=is_confirmed)
 
     def ask(self, question: Any, *args: Any) -> Any:
         if self.refuses and question is commit_progress:
@@ -262,7 +267,7 @@ def test_what_retention_took_is_named_or_left_out(broker: EmbeddedBroker) -> Non
     query = progress(broker)
     start, end = offsets(0, 0), query.advance(offsets(0, 0))
     spans = {P0: LogSpan(Offset(4 * SIZE), Offset(10 * SIZE)), P1: None}
-    cluster.spans = spans
+    cluster.told = spans
     with pytest.raises(DataLossError, match=r"lost \[0, 140\)"):
         query.spans(start, end)
     query = progress(broker, failOnDataLoss="false")
@@ -495,14 +500,14 @@ def test_a_partition_that_is_gone_is_told_once(
     cluster = told_cluster(source_options(broker))
     reached = offsets(10, 0)
     query = progress(broker, failOnDataLoss="false")
-    cluster.spans = dict.fromkeys(reached)
+    cluster.told = dict.fromkeys(reached)
     for _ in range(3):
         assert query.advance(reached) == reached
     (said,) = [r for r in caplog.messages if "the partition is gone" in r]
     assert str(P0) in said
-    cluster.spans = None
+    cluster.told = None
     assert query.advance(reached) == reached
-    cluster.spans = dict.fromkeys(reached)
+    cluster.told = dict.fromkeys(reached)
     assert query.advance(reached) == reached
     assert caplog.text.count("the partition is gone") == 2
 
@@ -537,12 +542,12 @@ def test_an_old_spark_goes_on_with_a_broker_that_was_away(
     publish(broker, numbered(20), partition=P1)
     cluster = told_cluster(source_options(broker))
     reader = OldStreamReader(source_options(broker), VALUE)
-    cluster.spans = {P0: LogSpan(Offset(0), offsets(30, 0)[P0])}
+    cluster.told = {P0: LogSpan(Offset(0), offsets(30, 0)[P0])}
     start, end = offsets_to_json(offsets(10, 15)), reader.latestOffset()
     assert end == offsets_to_json({P0: offsets(30, 0)[P0]})
     (task,) = reader.partitions(start, end)
     assert task.value[0].range.start == 10 * SIZE
-    cluster.spans = None
+    cluster.told = None
     last = reader.latestOffset()
     assert last == offsets_to_json(offsets(30, 20))
     (task,) = reader.partitions(end, last)

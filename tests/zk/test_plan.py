@@ -241,7 +241,7 @@ def test_another_address_under_our_id_is_refused(data: bytes) -> None:
 
 def test_the_leader_of_a_set_takes_the_place_of_a_former_one() -> None:
     """Its epoch gives it the id: another address is deleted, whatever it says."""
-    entitled = replace(snapshot_of(1), is_entitled=True)
+    entitled = replace(snapshot_of(1), title="/meta/replicas/0/leader")
     group = desired_groups(entitled, PATHS)[0][0]
     assert group.nodes[0].data == BROKER.nodes[0].data
     for data in (b"meta://127.0.0.1:8124", b"junk"):

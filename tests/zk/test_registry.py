@@ -36,6 +36,7 @@ GOLDEN = json.loads(
 )["zookeeper"]
 CLOCK = VirtualClock()
 MASTER = "/meta/brokers/ids/0/master"
+TITLE = "/meta/replicas/0/leader"
 TEST_PUB = "/meta/brokers/topics-pub/test/0-m"
 CATALOG = "/meta/catalog"
 RECORDS = [
@@ -73,6 +74,11 @@ async def broker_on(
     yield registry, coordinator
     await registry.stop()
     await coordinator.stop(deadline_s=in_s(1))
+
+
+def lead(server: MemoryZooKeeper, coordinator: MemoryCoordinator) -> None:
+    """Give a session the node by which the leader of a set has the id."""
+    server.put(TITLE, b"", session_id=coordinator.status.session_id)
 
 
 def tree_of(server: MemoryZooKeeper) -> dict[str, tuple[str, bool]]:
@@ -599,11 +605,16 @@ def test_a_leader_of_a_set_succeeds_another_whose_session_is_still_there() -> No
 
     async def scenario() -> None:
         server = MemoryZooKeeper()
-        one = replace(SNAPSHOT, is_entitled=True)
-        two = replace(snapshot_of(*TWO, port=8124), is_entitled=True)
-        async with broker_on(server) as (former, old), broker_on(server) as (later, _):
+        one = replace(SNAPSHOT, title=TITLE)
+        two = replace(snapshot_of(*TWO, port=8124), title=TITLE)
+        async with (
+            broker_on(server) as (former, old),
+            broker_on(server) as (later, new),
+        ):
+            lead(server, old)
             await former.register(one, deadline_s=in_s(5))
             server.suspend(old)
+            lead(server, new)
             begin = CLOCK.monotonic_s()
             await later.register(two, deadline_s=in_s(5))
             assert CLOCK.monotonic_s() - begin < 0.1
@@ -613,6 +624,36 @@ def test_a_leader_of_a_set_succeeds_another_whose_session_is_still_there() -> No
             await former.withdraw(deadline_s=in_s(5))
             await settle()
             assert server.tree() == tree
+
+    run_virtually(scenario())
+
+
+def test_a_former_leader_with_a_new_session_takes_nothing_back() -> None:
+    """It was frozen, and does not know yet that another leads."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        one = replace(SNAPSHOT, title=TITLE)
+        two = replace(snapshot_of(*TWO, port=8124), title=TITLE)
+        async with (
+            broker_on(server) as (former, old),
+            broker_on(server) as (later, new),
+        ):
+            lead(server, old)
+            await former.register(one, deadline_s=in_s(5))
+            lead(server, new)
+            await later.register(two, deadline_s=in_s(5))
+            tree = server.tree()
+            server.expire(old)
+            await asyncio.sleep(2)
+            assert server.tree() == tree
+            found = former.statistics()
+            assert found.state is RegistrationState.PENDING
+            assert f"{TITLE} is not of session" in found.last_error
+            lead(server, old)
+            await asyncio.sleep(10)
+            assert server.tree()[MASTER].data == b"meta://127.0.0.1:8123"
+            assert former.statistics().last_error == ""
 
     run_virtually(scenario())
 

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
+from metaq.broker.handlers.offset import knows_end
 from metaq.broker.waiters import Waiter
 from metaq.errors import (
     BadRequestError,
@@ -137,7 +138,7 @@ def _outside(command: Get, log: PartitionLog, context: BrokerContext) -> _End:
         count_get(context, command, is_miss=True, is_failure=True, is_moved=True)
         raise MovedError(str(start))
     nothing = NotFoundError(texts.nothing_at(offset))
-    if offset == end or (offset > end and not log.is_settled):  # 6
+    if offset == end or (offset > end and not knows_end(context, log)):  # 6
         return _End(log, nothing)
     if offset == MAX_OFFSET or context.config.system.update_consumer_offsets:  # 7
         count_get(context, command, is_miss=True, is_failure=True, is_moved=True)

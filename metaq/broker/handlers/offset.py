@@ -75,11 +75,7 @@ def handle_offset(command: OffsetQuery, answerer: Answerer) -> bytes | None:
     if context.topics.has_stat(command.topic):
         context.realtime.record("offset", command.topic)
     log = context.topics.find_log(command.topic, command.partition)
-    replica = context.replica
-    is_known = context.config.replication is None or (
-        replica is not None and replica.is_leading
-    )
-    if not (is_known if log is None else log.is_settled):
+    if not knows_end(context, log):
         raise UnavailableError(texts.not_settled(command.topic, command.partition))
     if log is None:
         raise NotFoundError(texts.no_such_log(command.topic, command.partition))
@@ -87,6 +83,15 @@ def handle_offset(command: OffsetQuery, answerer: Answerer) -> bytes | None:
         _begin_answer(command, command.question, log, answerer)
         return None
     return b"%d" % log.nearest_offset(Offset(command.offset))
+
+
+def knows_end(context: BrokerContext, log: PartitionLog | None) -> bool:
+    """Return whether a log ends here as in its set; None: there is no such log."""
+    replica = context.replica
+    is_known = context.config.replication is None or (
+        replica is not None and replica.knows_ends
+    )
+    return is_known and (log is None or log.is_settled)
 
 
 def _begin_answer(

@@ -1,8 +1,8 @@
 """Connections to former leaders, which are closed once another replica leads.
 
 A leader that hangs, or that the network hides, keeps its connections open and answers
-nothing. Without this its requests would wait for the heartbeat, or for their deadlines,
-although the new leader could answer them.
+nothing; one that died takes none. Without this requests would wait for the heartbeat,
+or for their deadlines, although the new leader could answer them.
 """
 
 import asyncio
@@ -48,6 +48,5 @@ class FormerLeaders:
 
     def _leave(self, former: BrokerAddress) -> None:
         brokers = self._metadata.snapshot.brokers.values()
-        connection = self._pool.ready(former)
-        if connection and former not in {copies.leader for copies in brokers}:
-            connection.close("another replica leads")
+        if former not in {copies.leader for copies in brokers}:
+            self._pool.leave(former, "another replica leads")

@@ -16,6 +16,7 @@ from metaq.client.errors import CannotAnswerError
 from metaq.errors import NoBrokerError, RemoteProtocolError
 from metaq.model import (
     MAX_OFFSET,
+    BrokerAddress,
     MessageId,
     Millis,
     Offset,
@@ -48,6 +49,9 @@ from metaq.protocol.commands import (
 )
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.retry import Backoff, retry
+from metaq.zk.paths import BrokerRole
+from metaq.zk.session import Coordinator
+from metaq.zk.znodes import encode_address
 
 BACKOFF: Final = Backoff(first_s=0.05, max_s=1.0)
 
@@ -139,6 +143,51 @@ class LogQueries:
         start = await self.nearest(Offset(0))
         end = None if start is None else await self.nearest(MAX_OFFSET)
         return None if start is None or end is None else (start, end)
+
+    async def confirmed_ends(self) -> tuple[Offset, Offset] | None:
+        """Return `ends`, of a replica set as its leader says that is registered.
+
+        To be asked before bytes are called lost: a replica that led before may name an
+        end of then. While none is registered, or another one than has answered, it is
+        asked again.
+
+        Raises:
+            CoordinationError: ZooKeeper cannot be read.
+        """
+
+        async def attempt(*, deadline_s: float) -> tuple[Offset, Offset] | None:
+            connection = await connect(self.context, self.partition, deadline_s)
+            if self.context.coordinator is None or not connection.capabilities.follow:
+                return await self.ends()
+            address, coordinator = connection.address, self.context.coordinator
+            term = await self._term_of(address, coordinator)
+            found = await self.ends()
+            if await self._term_of(address, coordinator) != term:
+                raise NoBrokerError(f"{self.partition}: {address} began another term")
+            return found
+
+        return await insist(self.context, attempt, self.deadline_s)
+
+    async def _term_of(self, address: BrokerAddress, coordinator: Coordinator) -> bytes:
+        """Return what is written of a leader's term; NoBrokerError if it has none."""
+        broker_id, paths = self.partition.broker_id, self.context.paths
+        where = paths.set_leader(broker_id), paths.role(BrokerRole(broker_id))
+        await coordinator.sync(where[0], deadline_s=self.deadline_s)
+        term, role = [
+            await coordinator.get(path, deadline_s=self.deadline_s) for path in where
+        ]
+        # Of one session: a leader of before may be registered for a moment more.
+        if (
+            term is None
+            or role is None
+            or role.owner_session_id != term.owner_session_id
+            or role.data != encode_address(address)
+        ):
+            raise NoBrokerError(
+                f"{self.partition}: {address} is not registered as the leader of its"
+                " set now"
+            )
+        return term.data
 
     async def nearest(self, offset: Offset) -> Offset | None:
         """Return where reading can start near `offset`; None without a log."""

@@ -57,8 +57,11 @@ async def first_offset(
             partition.
         MetaqError: the broker cannot be asked.
     """
-    ends = await LogQueries(context, partition, deadline_s).ends()
+    log = LogQueries(context, partition, deadline_s)
+    ends = await log.ends()
     if committed is not None:
+        if ends is None or not ends[0] <= committed.offset <= ends[1]:
+            ends = await log.confirmed_ends()
         if ends is None:
             await _require_served(context, partition, committed.offset, deadline_s)
             # Without a log the next message is at offset 0.

@@ -302,9 +302,7 @@ class NamedSender(OwnSender):
         if former is None or former == address:
             return
         self._use(broker_id, address)
-        connection = self._pool.ready(former)
-        if connection is not None:
-            connection.close("another replica leads")
+        self._pool.leave(former, "another replica leads")
 
     async def _close(self) -> None:
         self._delivery.close("the sender of named batches was closed")

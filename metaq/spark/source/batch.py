@@ -163,6 +163,26 @@ class ReadPlanner:
         at = self._facts.offset_for_time(partition, time_ms)
         return None if at is None or at >= span.end else at
 
+    def confirmed(self, wanted: Spans, logs: Logs) -> Logs:
+        """Return logs; those that seem to lack wanted bytes as their leaders say.
+
+        Who was asked may have led before.
+
+        Raises:
+            BackwardRangeError: a span ends before it starts.
+            MetaqError: the cluster cannot be asked.
+        """
+        lacking = [
+            partition
+            for partition, span in wanted.items()
+            if span.end
+            and partition in logs
+            and settle(partition, span, logs[partition], fail_on_data_loss=False).lost
+        ]
+        if not lacking:
+            return logs
+        return {**logs, **self._cluster.spans(lacking, is_confirmed=True)}
+
     def settle_all(self, wanted: Spans, logs: Logs) -> dict[TopicPartition, LogSpan]:
         """Return the readable part of each wanted span; a loss is a warning.
 
@@ -173,6 +193,7 @@ class ReadPlanner:
             BackwardRangeError: a span ends before it starts.
         """
         spans, fails = {}, self._options.fail_on_data_loss
+        logs = self.confirmed(wanted, logs)
         for partition, span in sorted(wanted.items()):
             log = logs.get(partition)
             if log is None and not span.end:

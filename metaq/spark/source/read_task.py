@@ -1,9 +1,10 @@
 """Read ranges of partitions in a task, one by one: gets in, Arrow batches out.
 
 A reader plans on the driver, with a client of its own; a task only reads its ranges,
-and needs neither ZooKeeper nor other brokers than theirs. So a reader is pickled as a
-`TaskReader` alone, and executors do not import the client; they import the sender of
-dead letters with the first bad value.
+and needs neither ZooKeeper nor other brokers than theirs, but to find the leader of a
+replica set when another one leads by now, or when its broker lacks bytes. So a reader
+is pickled as a `TaskReader` alone, and executors do not import the client; they import
+the sender of dead letters with the first bad value.
 
 A task holds a piece of the log, the gets that follow it and are in flight, and the
 batch that is made of the piece. A loop thread of its own receives the replies.
@@ -22,8 +23,9 @@ from metaq.errors import CorruptRecordError, NoBrokerError, OffsetOutOfRangeErro
 from metaq.loop_thread import LoopThread
 from metaq.model import BrokerAddress, Offset, TopicPartition
 from metaq.peer.log_reader import GET_BYTES, LogReader
+from metaq.spark.clusters import shared_cluster
 from metaq.spark.errors import DamagedRecordError, one_sentence
-from metaq.spark.leaders import follow_leaders, leaders_of
+from metaq.spark.leaders import follow_leaders, leaders_of, look
 from metaq.spark.options import BadRows, SourceOptions, WireOptions
 from metaq.spark.plan import LogSpan, ReadRange, settle
 from metaq.spark.record_bounds import EVERYTHING, Bounds
@@ -81,6 +83,8 @@ class _BlockingReader:
     def __init__(
         self, partition: TopicPartition, address: BrokerAddress, wire: WireOptions
     ) -> None:
+        self._partition = partition
+        self._wire = wire
         self._awaited: Offset | None = None
         self._reader = LogReader(
             partition,
@@ -108,9 +112,22 @@ class _BlockingReader:
             self._thread.stop()
 
     def span(self) -> LogSpan | None:
-        """Return the log as it is now; raises as `LogReader.span`."""
+        """Return the log as it is now, that of a set as its leader has it; read there.
+
+        Raises as `LogReader.span` and `Cluster.spans`.
+        """
         found = self._wait(self._reader.span(), Offset(0))
-        return None if found is None else LogSpan(*found)
+        if not self._reader.is_of_set:
+            return None if found is None else LogSpan(*found)
+        cluster = shared_cluster(self._wire)
+        confirmed = cluster.spans([self._partition], is_confirmed=True)
+        self._thread.run(self._move())
+        return confirmed[self._partition]
+
+    async def _move(self) -> None:
+        broker = self._partition.broker_id
+        for found in (await look(leaders_of(self._wire), [broker])).values():
+            self._reader.move(found)
 
     def pieces(self, span: LogSpan) -> Iterator[bytes]:
         """Yield a part of the log, piece by piece; raises as `LogReader.read`."""
@@ -134,6 +151,7 @@ def _read(
     """Read a range; where the log start has moved on, the rest of it."""
     partition = wanted.partition
     left = [LogSpan(wanted.start, wanted.end)]
+    denied: Offset | None = None
     while left:
         span = left.pop(0)
         if not span.size_bytes:
@@ -145,14 +163,16 @@ def _read(
             pieces = reader.pieces(span)
             yield from decode_pieces(decoder, pieces, batch_bytes=BATCH_BYTES)
         except OffsetOutOfRangeError:
+            at = decoder.next_offset
             settled = settle(
                 partition,
-                LogSpan(decoder.next_offset, span.end),
+                LogSpan(at, span.end),
                 reader.span(),
                 fail_on_data_loss=options.fail_on_data_loss,
             )
-            if not settled.lost:
+            if not settled.lost and at == denied:
                 raise
+            denied = at
             for lost in settled.lost:
                 _log.warning("data is lost: %s", lost)
             left.insert(0, settled.span)

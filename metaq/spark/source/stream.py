@@ -315,9 +315,11 @@ class StreamProgress(ReadPlanner):
         known = frozenset(filter(options.chooses, offsets))
         text = "partitions no longer chosen are not read: %s"
         self._left = _report(text, frozenset(offsets.keys() - known), self._left)
-        logs = cluster.watched_spans(known.union(cluster.partitions(options)))
+        logs: Logs = cluster.watched_spans(known.union(cluster.partitions(options)))
         text = "brokers are away; nothing new is read of: %s"
         self._away = _report(text, known - logs.keys(), self._away)
+        reached = {p: LogSpan(offsets[p], offsets[p]) for p in known}
+        logs = self.confirmed(reached, logs)
         self._report_gone(offsets, logs)
         unread = {}
         for partition, log in logs.items():
