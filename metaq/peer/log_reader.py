@@ -27,6 +27,7 @@ from metaq.errors import (
     RemoteProtocolError,
     RequestTimeoutError,
     ServerError,
+    WireError,
 )
 from metaq.model import MAX_OFFSET, BrokerAddress, Offset, TopicPartition
 from metaq.peer.connection import BrokerConnection, settling
@@ -38,12 +39,13 @@ from metaq.peer.replies import (
     Fetched,
     GetOutcome,
     damage_error,
+    parse_check,
     parse_get,
     parse_nearest,
     raise_passing,
 )
 from metaq.protocol.codec import encode
-from metaq.protocol.commands import NO_GROUP, Get, OffsetQuery, Reply
+from metaq.protocol.commands import NO_GROUP, Check, Get, OffsetQuery, Reply
 from metaq.retry import retry
 
 GET_BYTES: Final = 1024 * 1024
@@ -221,6 +223,18 @@ class LogReader:
         """
         return await self._retry(partial(self._take, position, end))
 
+    async def is_good(self, position: Offset, end: Offset) -> bool:
+        """Return whether the broker says that the bytes in a range are good.
+
+        A get shows them so then. False where it names damage, or cannot say anything.
+        A broker of a replica set is asked again until it has mended them, or cannot.
+
+        Raises:
+            NoBrokerError, RequestTimeoutError: as `read`.
+            WireError: the broker cannot say for now, until all tries were used.
+        """
+        return await self._retry(partial(self._check, position, end))
+
     # -- inside -----------------------------------------------------------------------
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -285,6 +299,20 @@ class LogReader:
         query = OffsetQuery(topic, NO_GROUP, number, offset, opaque)
         reply = await connection.call(query, deadline_s=self._deadline_s())
         return parse_nearest(reply)
+
+    async def _check(self, position: Offset, end: Offset) -> bool:
+        connection = await self._connect(self._deadline_s())
+        if not connection.capabilities.check:
+            return False
+        topic, number = self._partition.topic, self._partition.partition
+        size_bytes, opaque = end - position, connection.next_opaque()
+        check = Check(topic, number, position, size_bytes, opaque)
+        reply = await connection.call(check, deadline_s=self._deadline_s())
+        raise_passing(reply)
+        try:
+            return parse_check(reply, position) is None
+        except WireError:
+            return False
 
     async def _take(self, position: Offset, end: Offset) -> bytes:
         begins = range(position, end, GET_BYTES)[: 1 + self._ahead]

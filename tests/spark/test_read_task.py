@@ -19,6 +19,7 @@ from metaq.spark.source.read_task import ReadTask, read_rows
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.fake_broker import FaultKind
 from tests.brokers import StartBroker
+from tests.rigs.flipping import FlippingProxy
 from tests.rigs.waiting import wait_until
 from tests.spark.brokers import TOPIC, numbered, options_of, publish, tp
 from tests.spark.segment_dirs import flip
@@ -62,11 +63,16 @@ def options(broker: EmbeddedBroker, **more: Any) -> SourceOptions:
 
 
 def values(
-    broker: EmbeddedBroker, start: int = 0, end: int = COUNT, **more: Any
+    broker: EmbeddedBroker,
+    start: int = 0,
+    end: int = COUNT,
+    *,
+    address: str | None = None,
+    **more: Any,
 ) -> list[bytes]:
     """Read from message to message."""
     wanted = ReadRange(tp(0), Offset(start * SIZE), Offset(end * SIZE))
-    task = ReadTask(wanted, broker.address)
+    task = ReadTask(wanted, address or broker.address)
     batches = list(read_rows(task, options(broker, **more)))
     assert all(batch.schema.equals(ROW_SCHEMA) for batch in batches)
     return [value for batch in batches for value in batch.column("value").to_pylist()]
@@ -122,6 +128,29 @@ def test_damage_fails_the_task_or_is_left_out(broker: EmbeddedBroker) -> None:
         values(broker)
     assert caught.value.offset == 407 * SIZE
     found = values(broker, onCorrupt="skip")
+    assert found == numbered(407) + numbered(COUNT - 408, 408)
+
+
+@pytest.mark.parametrize("on_corrupt", ["fail", "skip"])
+def test_a_bit_that_flips_on_the_way_costs_no_message(
+    broker: EmbeddedBroker, on_corrupt: str
+) -> None:
+    """The broker says that its bytes are good, and they are read again from there."""
+    with FlippingProxy(broker.port, numbered(1, 407)[0], left=1) as proxy:
+        found = values(broker, address=str(proxy.address), onCorrupt=on_corrupt)
+    assert found == numbered(COUNT)
+
+
+def test_bytes_that_are_damaged_each_time_are_read_twice(
+    broker: EmbeddedBroker,
+) -> None:
+    """What the broker calls good and nobody can read is damage in the end."""
+    with FlippingProxy(broker.port, numbered(1, 407)[0], left=100) as proxy:
+        with pytest.raises(DamagedRecordError) as caught:
+            values(broker, address=str(proxy.address))
+        assert caught.value.offset == 407 * SIZE
+        assert proxy.flip_count == 2
+        found = values(broker, address=str(proxy.address), onCorrupt="skip")
     assert found == numbered(407) + numbered(COUNT - 408, 408)
 
 

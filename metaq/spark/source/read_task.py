@@ -129,6 +129,10 @@ class _BlockingReader:
         for found in (await look(leaders_of(self._wire), [broker])).values():
             self._reader.move(found)
 
+    def is_good(self, span: LogSpan) -> bool:
+        """Return whether bytes are good at the broker; as `LogReader.is_good`."""
+        return self._wait(self._reader.is_good(span.start, span.end), span.start)
+
     def pieces(self, span: LogSpan) -> Iterator[bytes]:
         """Yield a part of the log, piece by piece; raises as `LogReader.read`."""
         position = span.start
@@ -152,13 +156,15 @@ def _read(
     partition = wanted.partition
     left = [LogSpan(wanted.start, wanted.end)]
     denied: Offset | None = None
+    again: Offset | None = None
+    damaged: LogSpan | None = None
     while left:
         span = left.pop(0)
         if not span.size_bytes:
             continue
-        decoder = RowDecoder(
-            partition, span.start, span.end, on_corrupt=options.on_corrupt
-        )
+        # What is damaged here may be good at the broker, or at another replica of it.
+        on_corrupt = options.on_corrupt if span == damaged else OnCorrupt.FAIL
+        decoder = RowDecoder(partition, span.start, span.end, on_corrupt=on_corrupt)
         try:
             pieces = reader.pieces(span)
             yield from decode_pieces(decoder, pieces, batch_bytes=BATCH_BYTES)
@@ -176,8 +182,18 @@ def _read(
             for lost in settled.lost:
                 _log.warning("data is lost: %s", lost)
             left.insert(0, settled.span)
-        except DamagedRecordError:
-            raise
+        except DamagedRecordError as error:
+            at, good = decoder.next_offset, error.next_good_offset or span.end
+            rest = LogSpan(at, span.end)
+            if at != again and reader.is_good(LogSpan(at, good)):
+                _log.info("read again, the broker has it whole: %s", error)
+                again = at
+                left.insert(0, rest)
+            elif options.on_corrupt is OnCorrupt.FAIL:
+                raise
+            else:
+                damaged = LogSpan(at, good)
+                left[:0] = [damaged, LogSpan(good, span.end)]
         except CorruptRecordError as error:
             # The broker names it, or a gap; bytes before may not be decoded yet.
             named = _named_damage(decoder, error, options.on_corrupt)
