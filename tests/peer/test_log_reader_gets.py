@@ -1,5 +1,6 @@
 """Gets that leave ahead of their caller: which are sent, kept and given up."""
 
+import asyncio
 from functools import partial
 
 import pytest
@@ -134,5 +135,25 @@ def test_a_reader_has_gets_ahead_until_a_reply_is_short() -> None:
         more = [behind + n * GET_BYTES for n in range(1, 2 + AHEAD_MAX)]
         await until(lambda: gets_of(broker)[-len(more) :] == more)
         await reader.close()
+
+    run(scenario)
+
+
+def test_a_reader_that_moves_waits_for_no_connection_to_where_it_was() -> None:
+    """A process that hangs is connected to, and says no word."""
+
+    async def scenario(leader: ScriptedBroker, _connection: BrokerConnection) -> None:
+        leader.answer = partial(log_of, 1000)
+        async with ScriptedBroker() as former:
+            former.answer = lambda _command: None
+            reader = LogReader(
+                PARTITION, former.address, timeout_s=60.0, retry_timeout_s=60.0
+            )
+            reading = asyncio.ensure_future(reader.read(Offset(0), Offset(10)))
+            await until(lambda: former.commands)
+            reader.move(leader.address)
+            async with asyncio.timeout(30.0):
+                assert await reading == bytes(range(10))
+            await reader.close()
 
     run(scenario)

@@ -54,7 +54,7 @@ def run(
     asyncio.run(main())
 
 
-def test_who_waits_for_an_address_that_is_left_is_told_at_once() -> None:
+def test_a_wait_for_an_address_that_is_left_ends_at_once() -> None:
     """Nothing tries to connect any more; an open connection there is closed."""
 
     async def scenario(pool: ConnectionPool) -> None:

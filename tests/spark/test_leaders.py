@@ -11,7 +11,7 @@ import pytest
 
 from metaq.errors import CoordinationError, NoBrokerError
 from metaq.model import BrokerAddress, BrokerId, Offset, TopicPartition
-from metaq.protocol.commands import Mput, Result
+from metaq.protocol.commands import Get, Mput, OffsetQuery, Result
 from metaq.protocol.texts import NOT_LEADER, TOO_FEW_REPLICAS, with_code
 from metaq.spark.leaders import FindLeaders, follow_leaders, look
 from metaq.spark.options import SourceOptions
@@ -189,5 +189,30 @@ def test_a_range_is_read_from_the_next_leader() -> None:
         task = ReadTask(
             ReadRange(tp(0), Offset(0), Offset(3500)), f"meta://127.0.0.1:{port}"
         )
+        batches = list(read_rows(task, options))
+    assert [v for b in batches for v in b.column("value").to_pylist()] == numbered(100)
+
+
+def test_a_range_that_a_former_leader_does_not_have_is_read_from_the_next_one() -> None:
+    """It hung, and names an end of before: nothing is lost."""
+
+    def old(command: object) -> Result | None:
+        match command:
+            case Get():
+                return Result(404, b"nothing there", command.opaque)
+            case OffsetQuery():
+                return Result(200, b"35" if command.offset else b"0", command.opaque)
+        return None
+
+    with (
+        embedded_broker(topics={TOPIC: 1}) as broker,
+        MemoryBroker(replace(OURS, follow=True)) as former,
+        own_clusters(),
+    ):
+        former.refuse = old
+        publish(broker, numbered(100))
+        given = wire(broker, subscribe=TOPIC)
+        options = SourceOptions.from_map(given, is_stream=False)
+        task = ReadTask(ReadRange(tp(0), Offset(0), Offset(3500)), str(former.address))
         batches = list(read_rows(task, options))
     assert [v for b in batches for v in b.column("value").to_pylist()] == numbered(100)

@@ -67,13 +67,15 @@ class ToldCluster(Cluster):
     """A cluster that shows `told` to streams, and refuses what they commit."""
 
     told: Mapping[TopicPartition, LogSpan | None] | None = None
+    is_told_twice = True
+    """Also when it is asked to confirm a loss."""
     refuses = False
 
     def watched_spans(self, partitions: Any) -> Any:
         return self.told or super().watched_spans(partitions)
 
     def spans(self, partitions: Any, *, is_confirmed: bool = False) -> Any:
-        if is_confirmed and self.told:
+        if is_confirmed and self.told and self.is_told_twice:
             return {partition: self.told[partition] for partition in partitions}
         return super().spans(partitions, is_confirmed=is_confirmed)
 
@@ -272,6 +274,24 @@ def test_what_retention_took_is_named_or_left_out(broker: EmbeddedBroker) -> Non
         query.spans(start, end)
     query = progress(broker, failOnDataLoss="false")
     assert query.spans(start, end) == {P0: spans[P0]}
+
+
+@pytest.mark.parametrize("log", [LogSpan(Offset(0), Offset(4 * SIZE)), None])
+def test_a_loss_that_the_leader_does_not_confirm_is_none(
+    broker: EmbeddedBroker, log: LogSpan | None
+) -> None:
+    """A replica that led before names an old end, or has no log: nothing ends."""
+    publish(broker, numbered(10), partition=P0)
+    cluster = told_cluster(source_options(broker))
+    query = progress(broker)
+    start, end = offsets(0, 0), query.advance(offsets(0, 0))
+    cluster.told, cluster.is_told_twice = {P0: log, P1: None}, False
+    assert query.advance(end) == end
+    assert query.ends == end
+    assert query.spans(start, end) == {P0: LogSpan(Offset(0), Offset(10 * SIZE))}
+    cluster.is_told_twice = True
+    with pytest.raises(DataLossError):
+        query.spans(start, end)
 
 
 def test_a_new_driver_waits_until_it_knows_the_cluster(
