@@ -144,7 +144,7 @@ def test_a_bit_that_flips_on_the_way_costs_no_message(
 def test_bytes_that_are_damaged_each_time_are_read_twice(
     broker: EmbeddedBroker,
 ) -> None:
-    """What the broker calls good and nobody can read is damage in the end."""
+    """They are damage in the end, also where the broker calls them good."""
     with FlippingProxy(broker.port, numbered(1, 407)[0], left=100) as proxy:
         with pytest.raises(DamagedRecordError) as caught:
             values(broker, address=str(proxy.address))
