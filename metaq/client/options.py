@@ -85,8 +85,9 @@ class ClientOptions(ConnectionOptions):
 class ProducerOptions:
     """Options of sending."""
 
-    timeout_s: float = 10.0
-    """Bound on each send, all retries included, when the caller gives none."""
+    timeout_s: float = 30.0
+    """Bound on each send, all retries included, when the caller gives none. It outlives
+    a restart of a broker, and two failovers of a replica set."""
     linger_s: float = 0.0
     """Time for which a batch waits for more messages while its partition is idle. With
     0 batches still form: messages appended while others are in flight are one."""

@@ -276,7 +276,7 @@ def test_batches_hold_one_time_out_and_what_the_broker_takes() -> None:
         while isinstance(batch := box.take(), Batch):
             batches.append(batch)
         assert [len(b.payloads) for b in batches] == [2, 2, 2, 2]
-        assert [b.timeout_s for b in batches] == [10.0, 3.0, 10.0, 10.0]
+        assert [b.timeout_s for b in batches] == [30.0, 3.0, 30.0, 30.0]
         assert batches[1].deadline_s == batches[1].created_s + 3.0
 
     run_virtually(main())
