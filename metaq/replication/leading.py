@@ -319,7 +319,7 @@ class LeadingStreams:
         while left := [n for n in self._by_number if n not in answers]:
             for number in left[:JOIN_STEP]:
                 log, progress = self._by_number[number], self._progress[number]
-                copy = facts_of(log, self._tables)
+                copy = replace(facts_of(log, self._tables), end=log.log_end)
                 found = answer_join(progress, copy, copies.get(number))
                 is_lost |= has_lost(progress, quorum, replica, found.point)
                 self._progress[number] = progress.join(replica, found.point)
@@ -349,7 +349,7 @@ class LeadingStreams:
         follower.sent_s = self._now_s
         follower.missing.update(self._by_number)
         for number, log in self._by_number.items():
-            end, copy = log.synced_end, answers[number].answer.copy
+            end, copy = log.log_end, answers[number].answer.copy
             if follower.sent[number] < end:
                 follower.ready[number] = None
                 follower.lacking[number] = end, self._now_s
@@ -413,8 +413,8 @@ class LeadingStreams:
         lacks = follower.lacking.get(number)
         if lacks is not None and end >= lacks[0]:
             del follower.lacking[number]
-            if end < log.synced_end:
-                follower.lacking[number] = log.synced_end, self._now_s
+            if end < log.log_end:
+                follower.lacking[number] = log.log_end, self._now_s
         self._set_bound(number)
         if number in follower.missing and follower.replica in progress.joined:
             follower.missing.discard(number)
@@ -467,7 +467,7 @@ class LeadingStreams:
 
     def _on_moved(self, log: PartitionLog) -> None:
         """Take note of a sync, or of another high watermark; the hot call."""
-        number, end = log.number, log.synced_end
+        number, end = log.number, log.log_end
         assert number is not None
         progress = self._progress[number]
         is_marked = progress.hw != log.high_watermark
@@ -537,13 +537,15 @@ class LeadingStreams:
                 break
             log, offset = self._by_number[number], follower.sent[number]
             del follower.ready[number]
-            if offset >= log.synced_end:
+            if offset >= log.log_end:
                 continue
             chunk = self._shared.get((number, offset))
             if chunk is None:
                 requests = log.tail(offset, min(left, CHUNK_BYTES_MAX))
                 if not requests:
-                    follower.cold[number] = None
+                    # In the file copies have what is synced.
+                    if offset < log.synced_end:
+                        follower.cold[number] = None
                     continue
                 chunk = self._shared[number, offset] = chunk_of(log, requests)
             chunks.append(chunk)
@@ -555,7 +557,7 @@ class LeadingStreams:
 
     def _note_sent(self, follower: _Follower, log: PartitionLog, chunk: Chunk) -> None:
         follower.sent[chunk.number] = chunk.end_offset
-        if chunk.end_offset < log.synced_end:
+        if chunk.end_offset < log.log_end:
             follower.ready[chunk.number] = None
 
     async def _load(self, follower: _Follower) -> None:
@@ -669,7 +671,7 @@ class LeadingStreams:
             lacking = follower.lacking if follower is not None else {}
             since_s = [since_s for _end, since_s in lacking.values()]
             size = sum(
-                self._by_number[n].synced_end - self._progress[n].match_of(replica)
+                self._by_number[n].log_end - self._progress[n].match_of(replica)
                 for n in lacking
             )
             state = "in sync" if replica in quorum.confirmed else "joining"

@@ -298,6 +298,7 @@ class CommitOwner:
 
         if writer.begin_sync(self._syncs, on_synced):
             self._syncs_under_way += 1
+            receiver.on_written(writer.end)
         else:
             self._left.append(partial(appender.sync, writer, receiver))
 
