@@ -185,6 +185,8 @@ class LeadingStreams:
         """When a replica was heard last, and whether its connection is there."""
         self._shared: dict[tuple[int, Offset], Chunk] = {}
         """Chunks of this flush: all followers get the same."""
+        self._encoded: tuple[Data, bytes] | None = None
+        """The last message of this flush: the next follower mostly gets it too."""
         self._is_flush_due = False
         self._marks_timer: asyncio.TimerHandle | None = None
         self._now_s = 0.0
@@ -479,9 +481,10 @@ class LeadingStreams:
                 each.ready[number] = None
                 if number not in each.lacking:
                     each.lacking[number] = end, self._now_s
+                self._flush_soon()
             if is_marked:
                 each.marks[number] = None
-        self._flush_soon()
+                self._flush_soon()
 
     # -- data -------------------------------------------------------------------------
 
@@ -496,6 +499,7 @@ class LeadingStreams:
             while each.pulls and self._send(each):
                 pass
         self._shared.clear()
+        self._encoded = None
 
     def _send(self, follower: _Follower, *, is_due: bool = False) -> bool:
         """Answer one pull if there is something to say; return whether it was."""
@@ -520,7 +524,9 @@ class LeadingStreams:
         follower.births.clear()
         follower.gone.clear()
         follower.sent_s = self._now_s
-        answer(encode_data(data))
+        if self._encoded is None or self._encoded[0] != data:
+            self._encoded = data, encode_data(data)
+        answer(self._encoded[1])
         return True
 
     def _on_marks_due(self) -> None:
