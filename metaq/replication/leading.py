@@ -1,8 +1,13 @@
-"""The leader's streams: what it has synced goes to each follower that has asked.
+"""The leader's streams: what it has written goes to each follower that has asked.
 
-    a group is synced here     -> `_on_moved` of each log  -> one turn later `_flush`:
+    a group is written here    -> `_on_moved` of each log  -> one turn later `_flush`:
     a follower's pull waits    -> one data message with all that it lacks
     its next pull acknowledges -> match -> bound -> high watermark -> producers answered
+
+A small group is sent while it is synced here, a large one once it is. The leader's own
+sync counts as that of any other, so a follower may have what a power cut takes from the
+leader: that was not acknowledged, and is cut when a later epoch has other bytes there.
+A group that found no room is never sent: its offsets are given again in this epoch.
 
 Nothing is done for a put, and nothing on a timer for a quiet log: a follower has lists
 of the logs that have something for it.
@@ -20,6 +25,7 @@ Invariants:
 
 * an acknowledgement counts in the life that joined, over its connection;
 * nothing is sent twice over one stream, and none ever acknowledges what was not sent;
+* a join is answered with what is written here: a follower that is ahead lost nothing;
 * what the followers allow is `LogProgress.bound`, of the quorum of now, in each log.
 """
 

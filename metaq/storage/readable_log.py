@@ -5,8 +5,8 @@
 
 Gets stop at the high watermark: a consumer never sees a byte that a crash could take
 back. No file is opened on the loop's thread, and none is read there. A replica that
-follows gets *copies*, which may have everything that is synced here: of appends in
-flight from memory (`tail`), of all others from the file.
+follows gets *copies*: of appends in flight that are written, from memory (`tail`), of
+others that are synced, from the file.
 
     copy of        from           ends
     appends in     memory         with one of them; at least one, however large
