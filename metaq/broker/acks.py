@@ -97,11 +97,18 @@ class Answerer(Protocol):
         """Count commands as in flight until `answer`."""
 
     def answer(
-        self, replies: bytes, *, count: int, size_bytes: int, joins_next: bool = False
+        self,
+        replies: bytes,
+        *,
+        count: int,
+        size_bytes: int,
+        joins_next: bool = False,
+        is_alone: bool = False,
     ) -> None:
         """Send replies to `count` commands that held `size_bytes` in flight.
 
-        With `joins_next` they leave with the next ones, if more are due.
+        With `joins_next` they leave with the next ones, if more are due; with
+        `is_alone` within this call, however many are due.
         """
 
     def run_out(self) -> None:

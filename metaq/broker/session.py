@@ -384,14 +384,20 @@ class Session:
         self.context.load.hold(size_bytes)
 
     def answer(
-        self, replies: bytes, *, count: int, size_bytes: int, joins_next: bool = False
+        self,
+        replies: bytes,
+        *,
+        count: int,
+        size_bytes: int,
+        joins_next: bool = False,
+        is_alone: bool = False,
     ) -> None:
         """Send replies to `count` commands that held `size_bytes` in flight."""
         self.unanswered_count -= count
         self.in_flight_bytes -= size_bytes
         try:
             # Gets that wait do not join: each is sent when its wait ends.
-            if self.unanswered_count > len(self._waiters):
+            if self.unanswered_count > len(self._waiters) and not is_alone:
                 self.channel.queue(replies)
                 if not joins_next:
                     self.channel.send_queued()

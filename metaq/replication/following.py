@@ -411,14 +411,14 @@ class Follower:
             self._pull_next()
         synced = _Synced(self, len(data.chunks))
         for chunk in data.chunks:
-            self._append(chunk, synced)
+            self._append(chunk, synced, joins=len(data.chunks) > 1)
         for number, hw, start in data.marks:
             log = self._by_number.get(number)
             if log is not None:
                 log.set_bound(hw)
                 log.leader_start = start
 
-    def _append(self, chunk: Chunk, synced: "_Synced") -> None:
+    def _append(self, chunk: Chunk, synced: "_Synced", *, joins: bool) -> None:
         log = self._by_number.get(chunk.number)
         if log is None:
             raise StorageError(
@@ -430,7 +430,7 @@ class Follower:
             return
         if chunk.segment == chunk.offset:
             log.roll()
-        log.append_copy(chunk.appends(), synced)
+        log.append_copy(chunk.appends(), synced, joins=joins)
         synced.ends[chunk.number] = chunk.end_offset
         synced.last_id = max(synced.last_id, chunk.last_id)
 

@@ -1,8 +1,13 @@
-"""The leader's streams: what it has synced goes to each follower that has asked.
+"""The leader's streams: what it has written goes to each follower that has asked.
 
-    a group is synced here     -> `_on_moved` of each log  -> one turn later `_flush`:
+    a group is written here    -> `_on_moved` of each log  -> one turn later `_flush`:
     a follower's pull waits    -> one data message with all that it lacks
     its next pull acknowledges -> match -> bound -> high watermark -> producers answered
+
+A small group is sent while it is synced here, a large one once it is. The leader's own
+sync counts as that of any other, so a follower may have what a power cut takes from the
+leader: that was not acknowledged, and is cut when a later epoch has other bytes there.
+A group that found no room is never sent: its offsets are given again in this epoch.
 
 Nothing is done for a put, and nothing on a timer for a quiet log: a follower has lists
 of the logs that have something for it.
@@ -20,6 +25,7 @@ Invariants:
 
 * an acknowledgement counts in the life that joined, over its connection;
 * nothing is sent twice over one stream, and none ever acknowledges what was not sent;
+* a join is answered with what is written here: a follower that is ahead lost nothing;
 * what the followers allow is `LogProgress.bound`, of the quorum of now, in each log.
 """
 
@@ -185,6 +191,8 @@ class LeadingStreams:
         """When a replica was heard last, and whether its connection is there."""
         self._shared: dict[tuple[int, Offset], Chunk] = {}
         """Chunks of this flush: all followers get the same."""
+        self._encoded: tuple[Data, bytes] | None = None
+        """The last message of this flush: the next follower mostly gets it too."""
         self._is_flush_due = False
         self._marks_timer: asyncio.TimerHandle | None = None
         self._now_s = 0.0
@@ -319,7 +327,7 @@ class LeadingStreams:
         while left := [n for n in self._by_number if n not in answers]:
             for number in left[:JOIN_STEP]:
                 log, progress = self._by_number[number], self._progress[number]
-                copy = facts_of(log, self._tables)
+                copy = replace(facts_of(log, self._tables), end=log.log_end)
                 found = answer_join(progress, copy, copies.get(number))
                 is_lost |= has_lost(progress, quorum, replica, found.point)
                 self._progress[number] = progress.join(replica, found.point)
@@ -349,7 +357,7 @@ class LeadingStreams:
         follower.sent_s = self._now_s
         follower.missing.update(self._by_number)
         for number, log in self._by_number.items():
-            end, copy = log.synced_end, answers[number].answer.copy
+            end, copy = log.log_end, answers[number].answer.copy
             if follower.sent[number] < end:
                 follower.ready[number] = None
                 follower.lacking[number] = end, self._now_s
@@ -413,8 +421,8 @@ class LeadingStreams:
         lacks = follower.lacking.get(number)
         if lacks is not None and end >= lacks[0]:
             del follower.lacking[number]
-            if end < log.synced_end:
-                follower.lacking[number] = log.synced_end, self._now_s
+            if end < log.log_end:
+                follower.lacking[number] = log.log_end, self._now_s
         self._set_bound(number)
         if number in follower.missing and follower.replica in progress.joined:
             follower.missing.discard(number)
@@ -467,7 +475,7 @@ class LeadingStreams:
 
     def _on_moved(self, log: PartitionLog) -> None:
         """Take note of a sync, or of another high watermark; the hot call."""
-        number, end = log.number, log.synced_end
+        number, end = log.number, log.log_end
         assert number is not None
         progress = self._progress[number]
         is_marked = progress.hw != log.high_watermark
@@ -479,9 +487,10 @@ class LeadingStreams:
                 each.ready[number] = None
                 if number not in each.lacking:
                     each.lacking[number] = end, self._now_s
+                self._flush_soon()
             if is_marked:
                 each.marks[number] = None
-        self._flush_soon()
+                self._flush_soon()
 
     # -- data -------------------------------------------------------------------------
 
@@ -496,6 +505,7 @@ class LeadingStreams:
             while each.pulls and self._send(each):
                 pass
         self._shared.clear()
+        self._encoded = None
 
     def _send(self, follower: _Follower, *, is_due: bool = False) -> bool:
         """Answer one pull if there is something to say; return whether it was."""
@@ -520,7 +530,9 @@ class LeadingStreams:
         follower.births.clear()
         follower.gone.clear()
         follower.sent_s = self._now_s
-        answer(encode_data(data))
+        if self._encoded is None or self._encoded[0] != data:
+            self._encoded = data, encode_data(data)
+        answer(self._encoded[1])
         return True
 
     def _on_marks_due(self) -> None:
@@ -537,13 +549,15 @@ class LeadingStreams:
                 break
             log, offset = self._by_number[number], follower.sent[number]
             del follower.ready[number]
-            if offset >= log.synced_end:
+            if offset >= log.log_end:
                 continue
             chunk = self._shared.get((number, offset))
             if chunk is None:
                 requests = log.tail(offset, min(left, CHUNK_BYTES_MAX))
                 if not requests:
-                    follower.cold[number] = None
+                    # In the file copies have what is synced.
+                    if offset < log.synced_end:
+                        follower.cold[number] = None
                     continue
                 chunk = self._shared[number, offset] = chunk_of(log, requests)
             chunks.append(chunk)
@@ -555,7 +569,7 @@ class LeadingStreams:
 
     def _note_sent(self, follower: _Follower, log: PartitionLog, chunk: Chunk) -> None:
         follower.sent[chunk.number] = chunk.end_offset
-        if chunk.end_offset < log.synced_end:
+        if chunk.end_offset < log.log_end:
             follower.ready[chunk.number] = None
 
     async def _load(self, follower: _Follower) -> None:
@@ -669,7 +683,7 @@ class LeadingStreams:
             lacking = follower.lacking if follower is not None else {}
             since_s = [since_s for _end, since_s in lacking.values()]
             size = sum(
-                self._by_number[n].synced_end - self._progress[n].match_of(replica)
+                self._by_number[n].log_end - self._progress[n].match_of(replica)
                 for n in lacking
             )
             state = "in sync" if replica in quorum.confirmed else "joining"

@@ -297,7 +297,7 @@ def _decode(payload: bytes, read: Reader) -> Any:
     """
     try:
         (length,) = _HEAD.unpack_from(payload)
-        head = json.loads(payload[_HEAD.size : _HEAD.size + length])
+        head = json.loads(payload[_HEAD.size : _HEAD.size + length].decode())
     except (struct.error, ValueError, RecursionError) as error:
         raise RemoteProtocolError(
             f"message: expected a head, got {payload[:80]!r}"

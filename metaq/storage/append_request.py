@@ -51,6 +51,9 @@ class Tickets(NamedTuple):
 class AppendReceiver(Protocol):
     """The loop's side of a log."""
 
+    def on_written(self, end: Offset) -> None:
+        """Appends up to this end were written, and their sync has begun."""
+
     def on_progress(self, progress: "WriterProgress") -> None:
         """Appends were written or synced."""
 

@@ -26,6 +26,8 @@ the two works at any time, and `TRANSITIONS` says which:
   (`LogWriter.takes_small`). What goes wrong on the way is a task for the thread, which
   is handed before everything that came since: a sync that the kernel does not take, and
   a write to a full disk.
+* A log that has copies elsewhere hears of the write, too: they are sent in the time of
+  the sync.
 * The loop writes to no disk that has synced nothing for `ALIVE_S`, nor to one that has
   just kept it waiting: a disk that hangs keeps the loop in one write at most. Free
   space and lock are looked at by the thread, so it has a group each second.
@@ -298,6 +300,7 @@ class CommitOwner:
 
         if writer.begin_sync(self._syncs, on_synced):
             self._syncs_under_way += 1
+            receiver.on_written(writer.end)
         else:
             self._left.append(partial(appender.sync, writer, receiver))
 

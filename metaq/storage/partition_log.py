@@ -139,7 +139,7 @@ class PartitionLog(ReadableLog):
         self.leader_start = self.log_start_offset
         """Log start of the leader: while this log follows, retention goes to there."""
         self.on_moved: Callable[[PartitionLog], None] | None = None
-        """Called after the synced end or the high watermark has moved."""
+        """Called after log end, synced end or high watermark has moved."""
         self._held: range | None = None
         """Offsets of an append that was cut, until the rest of it is synced."""
         self._bound: Offset | None = None
@@ -165,7 +165,7 @@ class PartitionLog(ReadableLog):
 
         Threshold mode promises less: there it is the end of the written bytes.
         """
-        return self.high_watermark if self.is_group_commit else self._log_end
+        return self.high_watermark if self.is_group_commit else self.log_end
 
     @property
     def _end_cause(self) -> str:
@@ -176,7 +176,7 @@ class PartitionLog(ReadableLog):
     @property
     def _is_cut(self) -> bool:
         """Whether the log is held, and nothing was written since."""
-        return self._held is not None and self._log_end == self._held.stop
+        return self._held is not None and self.log_end == self._held.stop
 
     def statistics(self) -> LogStatistics:
         """Return a snapshot."""
@@ -186,11 +186,11 @@ class PartitionLog(ReadableLog):
             is_group_commit=self.is_group_commit,
             log_start=self.log_start_offset,
             high_watermark=self.high_watermark,
-            log_end=self._log_end,
+            log_end=self.log_end,
             next_offset=self.next_offset,
             size_bytes=self.size_bytes,
             held_bytes=SizeBytes(
-                self._log_end - self.high_watermark if self._is_cut else 0
+                self.log_end - self.high_watermark if self._is_cut else 0
             ),
             segment_count=len(self.segments),
             record_count=self.record_count,
@@ -285,12 +285,15 @@ class PartitionLog(ReadableLog):
         self.log_dir.submit(request, joins=before_write is not None)
         return offset
 
-    def append_copy(self, copy: CopiedAppends, ticket: AppendTicket) -> None:
+    def append_copy(
+        self, copy: CopiedAppends, ticket: AppendTicket, *, joins: bool = False
+    ) -> None:
         """Queue bytes of the leader that this log follows; never blocks.
 
         Args:
             copy: verified; ownership of its bytes passes to the log.
             ticket: called once on this thread, with *stored* after the sync here.
+            joins: others come in this turn of the loop, see `CommitOwner.submit`.
 
         Raises:
             LogOfflineError: the log is stopped because of damage.
@@ -308,13 +311,19 @@ class PartitionLog(ReadableLog):
             )
         self.log_dir.check_room(copy.size_bytes)
         request = AppendRequest(
-            self.writer, self, self._version, *copy[:-1], ticket, copy.batches
+            self.writer,
+            self,
+            self._version,
+            *copy[:-1],
+            ticket,
+            copy.batches,
+            is_light=True,
         )
         self._in_flight.add(request)
         self.next_offset = request.end_offset
         for batch in copy.batches:
             self.producers.add(batch)
-        self.log_dir.submit(request, joins=True)
+        self.log_dir.submit(request, joins=joins)
 
     def roll(self) -> None:
         """Roll where the leader did: after what is queued, unless a segment is empty.
@@ -368,7 +377,7 @@ class PartitionLog(ReadableLog):
         if (
             not self._is_sync_queued
             and self._interval_s <= now_s - self._last_sync_s
-            and self.synced_end < self._log_end
+            and self.synced_end < self.log_end
         ):
             self._is_sync_queued = True
             self.log_dir.submit(partial(self.log_dir.appender.sync, self.writer, self))
@@ -428,7 +437,7 @@ class PartitionLog(ReadableLog):
         """
         if self.state not in {LogState.OFFLINE, LogState.CLOSED}:
             self._bound = offset
-            self._advance(self._log_end)
+            self._advance(self.log_end)
 
     def lower_high_watermark(self, offset: Offset) -> None:
         """Show nothing from an offset on any more; `LogManager` keeps its books.
@@ -523,7 +532,16 @@ class PartitionLog(ReadableLog):
                 sealed segment it has been shown already, by an earlier version.
         """
         if offset >= self.segments.active.base_offset:
-            self._held, self.high_watermark = range(offset, self._log_end), offset
+            self._held, self.high_watermark = range(offset, self.log_end), offset
+
+    def on_written(self, end: Offset) -> None:
+        """Take note of bytes of which the sync has begun: copies may have them.
+
+        Where there are none nobody asks before the sync.
+        """
+        if self.on_moved is not None and self.state is LogState.OPEN:
+            self._set_bounds(log_end=end)
+            self.on_moved(self)
 
     def on_progress(self, progress: WriterProgress) -> None:
         """Take note of written and synced bytes; answer the appends they cover.
@@ -532,7 +550,7 @@ class PartitionLog(ReadableLog):
         """
         if self.state is LogState.OFFLINE or self.state is LogState.CLOSED:
             return
-        if progress.synced_end < self.synced_end or progress.log_end < self._log_end:
+        if progress.synced_end < self.synced_end or progress.log_end < self.log_end:
             return
         self._is_sync_queued = False
         self._sync_count = progress.sync_count
@@ -574,8 +592,8 @@ class PartitionLog(ReadableLog):
         """Fail everything in flight: the disk is full, and later requests are void."""
         self._version += 1
         # What is written waits for its answer all the same.
-        refused = self._in_flight.take_refused(self._log_end)
-        self.next_offset = self._log_end
+        refused = self._in_flight.take_refused(self.log_end)
+        self.next_offset = self.log_end
         self.log_dir.note_full(error, sum(each.size_bytes for each in refused))
         self._refused_count += len(refused)
         for request in refused:
@@ -685,7 +703,7 @@ class PartitionLog(ReadableLog):
         self._refused_count += len(self._in_flight)
         self.end_in_doubt(self._end_cause, until=self.next_offset)
         self._in_flight.clear()
-        self.next_offset = self._log_end
+        self.next_offset = self.log_end
 
     def _next_high_watermark(self) -> Offset:
         """Return the next one of a log in a replica set."""

@@ -5,8 +5,8 @@
 
 Gets stop at the high watermark: a consumer never sees a byte that a crash could take
 back. No file is opened on the loop's thread, and none is read there. A replica that
-follows gets *copies*, which may have everything that is synced here: of appends in
-flight from memory (`tail`), of all others from the file.
+follows gets *copies*: of appends in flight that are written, from memory (`tail`), of
+others that are synced, from the file.
 
     copy of        from           ends
     appends in     memory         with one of them; at least one, however large
@@ -73,7 +73,8 @@ class ReadableLog:
         self.high_watermark = end if watermark is None else watermark
         """Offset after the last readable byte; it only grows, see
         `lower_high_watermark`."""
-        self._log_end = end
+        self.log_end = end
+        """Offset after the last byte that is written here, as far as that is known."""
         self.next_offset = end
         """Offset of the next append, those in flight counted."""
         self.synced_end = end
@@ -94,7 +95,7 @@ class ReadableLog:
     @property
     def size_bytes(self) -> SizeBytes:
         """Return the bytes on disk."""
-        return SizeBytes(self._log_end - self.log_start_offset)
+        return SizeBytes(self.log_end - self.log_start_offset)
 
     def readable_active(self) -> Segment:
         """Return the active segment with the size that is readable now."""
@@ -189,10 +190,10 @@ class ReadableLog:
 
         Returns:
             Appends that begin exactly there and follow each other, of one segment,
-            synced here, with their bytes; none where the file has to be read.
+            written here, with their bytes; none where the file has to be read.
         """
         following = self.segments.following(offset)
-        end = self.synced_end
+        end = self.log_end
         if following is not None:
             end = min(end, following.base_offset)
         return self._in_flight.take_copies(offset, end, max_bytes)
@@ -339,8 +340,8 @@ class ReadableLog:
             assert high_watermark >= self.high_watermark, high_watermark
             self.high_watermark = high_watermark
         if log_end is not None:
-            self._log_end = log_end
-        start, end = self.log_start_offset, self._log_end
+            self.log_end = log_end
+        start, end = self.log_start_offset, self.log_end
         assert start <= self.high_watermark <= end <= self.next_offset, (
             self.log_id,
             (start, self.high_watermark, end, self.next_offset),

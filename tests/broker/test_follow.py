@@ -74,6 +74,22 @@ def test_answers_come_when_the_replica_has_them(data_dir: Path) -> None:
     run(data_dir, scenario)
 
 
+def test_an_answer_leaves_at_once_though_others_are_due(data_dir: Path) -> None:
+    """Some pulls of a follower always wait: an answer is not joined by the next."""
+
+    async def scenario(broker, peer) -> None:
+        member = broker.context.replica = Member()
+        await peer.send(b"follow pull 2 7\r\nhifollow pull 2 8\r\nhi")
+        await until(lambda: len(member.asked) == 2)
+        channel = peer.session.channel
+        before = channel.sent_bytes
+        member.asked[0][2](b"data")
+        assert channel.sent_bytes == before + len(b"value 4 7\r\ndata")
+        member.asked[1][2](b"data")
+
+    run(data_dir, scenario)
+
+
 def test_a_connection_that_ends_is_answered_no_more(data_dir: Path) -> None:
     """The replica drops what it had asked; an answer that comes late is lost."""
 

@@ -201,7 +201,7 @@ def weight(label: str) -> float:
 
 HEALING = (
     "start", "session", "answer", "read", "merge", "lead", "claim", "join", "pull",
-    "ack", "take in", "restore",
+    "ack", "sync", "take in", "restore",
 )  # fmt: skip
 
 

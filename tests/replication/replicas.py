@@ -76,7 +76,7 @@ class Replica:
         self.number = number
         self.settings = settings or {}
         """Of its broker, besides those of every replica."""
-        self.disk = FaultyFileSystem()
+        self.disk = FaultyFileSystem(has_loop_syncs=True)
         self.clock = SystemClock()
         """Of its present life: no other life, and no other replica, has the object."""
         self.connections: list[BrokerConnection] = []

@@ -81,6 +81,8 @@ class Config:
     """Reads of a server that lags."""
     is_led: bool = False
     """Whether replica 1 leads at first, and the others have joined."""
+    is_early: bool = False
+    """Whether followers get what a leader has written before it is synced there."""
     is_wide: bool = False
     """Whether a put may have two bytes."""
     switch: str = ""

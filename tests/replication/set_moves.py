@@ -111,6 +111,9 @@ class SetMoves(SetModel):
             if proc.replica.term is not None:
                 yield from self._moves_of_leader(w, k, proc)
             yield from self._moves_of_follower(w, k, proc)
+            for i, copy in enumerate(w.disks[k - 1].logs):
+                if copy.unsynced and self.config.is_early:
+                    yield f"sync {k} {i}", partial(self.sync, w, k, i)
             yield from self._moves_of_faults(w, k, proc)
         for ack in sorted(w.net):
             yield f"late ack {self._name(ack)}", partial(self.deliver, w, ack)
@@ -300,7 +303,8 @@ class SetMoves(SetModel):
         moved = claim(replica, view, nonce, waited_ms=CLAIM_WAIT_MS, is_sure=True)
         if moved is None:
             return w
-        return self.done(self.run(self.spend(w, "claims"), k, moved))
+        w = self._drained(self.spend(w, "claims"), k)
+        return self.done(self.run(w, k, moved))
 
     def _moves_of_merge(self, w: World, k: int, proc: Proc) -> Iterator[Move]:
         merge = proc.replica.merge
@@ -317,7 +321,7 @@ class SetMoves(SetModel):
         promised = promise(self.proc(w, m).replica, self.proc(w, k).replica.epoch)
         if promised is None:
             return w
-        w = self.run(w, m, promised)
+        w = self._drained(self.run(w, m, promised), m)
         is_short = False
         for i in range(len(w.disks[k - 1].logs)):
             theirs = self.facts(w, m, i)
@@ -434,13 +438,33 @@ class SetMoves(SetModel):
 
     def _append(self, w: World, k: int, i: int, number: int, size: int) -> World:
         copy = w.disks[k - 1].logs[i]
-        copy = copy._replace(data=copy.data + (number,) * size)
+        unsynced = copy.unsynced + size if self.config.is_early else 0
+        data = copy.data + (number,) * size
+        copy = copy._replace(data=data, unsynced=unsynced)
         w = self.with_copy(w, k, i, copy)
         proc = self.proc(w, k)
-        log = proc.logs[i].append(copy.end).sync(copy.end)  # type: ignore[arg-type]
+        log = proc.logs[i].append(copy.end)  # type: ignore[arg-type]
+        if not unsynced or self.config.breaks("w"):
+            log = log.sync(copy.end)  # type: ignore[arg-type]
         tickets = proc.tickets | {Ticket(number, i, copy.end)}
         proc = proc._replace(logs=at(proc.logs, i, log), tickets=tickets)
         return self.advance(self.with_proc(w, k, proc), k)
+
+    def sync(self, w: World, k: int, i: int) -> World:
+        """The sync of what a leader wrote ends; it may lead no more."""
+        copy, proc = w.disks[k - 1].logs[i], self.proc(w, k)
+        w = self.with_copy(w, k, i, copy._replace(unsynced=0))
+        if proc.replica.term is None:
+            return self.done(w)
+        log = proc.logs[i].sync(copy.end)  # type: ignore[arg-type]
+        proc = proc._replace(logs=at(proc.logs, i, log))
+        return self.done(self.advance(self.with_proc(w, k, proc), k))
+
+    def _drained(self, w: World, k: int) -> World:
+        """Return the world when all that a replica wrote is synced, as it waits for."""
+        for i, copy in enumerate(w.disks[k - 1].logs if self.config.is_early else ()):
+            w = self.with_copy(w, k, i, copy._replace(unsynced=0))
+        return w
 
     def no_room(self, w: World, k: int, i: int) -> World:
         """A put that is refused; by a broken rule followers have seen its byte."""
@@ -678,6 +702,7 @@ class SetMoves(SetModel):
 
     def join(self, w: World, k: int, n: int, *, is_crash: bool = False) -> World:
         """A follower joins all logs of a leader: cuts, tables, and the target."""
+        w = self._drained(w, k)
         leader, replica = self.proc(w, n).replica, self.proc(w, k).replica
         term = leader.term
         assert term is not None
@@ -786,6 +811,8 @@ class SetMoves(SetModel):
         if not self.has(w, "crashes"):
             return
         yield f"crash {k}", partial(self.crash, w, k)
+        if self._drained(w, k) != w:
+            yield f"crash, kept {k}", partial(self.crash, self._drained(w, k), k)
         if proc.is_flying and self.landed(w.zk, k, w) is not None:
             yield f"crash, change lands {k}", partial(self.crash, w, k, True)
 

@@ -707,7 +707,7 @@ async def wipe(walk: Walk) -> bool:
 
 def new_disk() -> FaultyFileSystem:
     """Return a disk with an empty directory."""
-    disk = FaultyFileSystem()
+    disk = FaultyFileSystem(has_loop_syncs=True)
     disk.make_directory(DATA)
     return disk
 

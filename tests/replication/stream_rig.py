@@ -157,6 +157,7 @@ class Copy:
         size: int = PAYLOAD,
         ticket: AppendTicket | None = None,
         producer: str = "",
+        is_light: bool = False,
     ) -> Any:
         """Append so many records; return the ticket, which has the batch of it."""
         found = Ticket() if ticket is None else ticket
@@ -177,6 +178,7 @@ class Copy:
             last_id=MessageId(first + count - 1),
             ticket=found,
             batch=batch if producer else None,
+            is_light=is_light,
         )
         found.batch = batch  # type: ignore[attr-defined]
         return found

@@ -420,7 +420,7 @@ def test_a_follower_without_its_disk_joins_as_a_newcomer() -> None:
         leader, other = rig.leader(), rig.follower()
         await rig.put(leader)
         await rig[other].stop()
-        rig[other].disk = FaultyFileSystem()
+        rig[other].disk = FaultyFileSystem(has_loop_syncs=True)
         rig[other].saved.clear()
         await rig[other].start()
         await rig.in_sync(1, 2, 3)

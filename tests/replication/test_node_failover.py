@@ -400,7 +400,7 @@ def test_replicas_that_start_on_a_wiped_zookeeper_go_on_after_it_is_restored() -
         for each in rig.running:
             await each.kill()
         rig.zookeeper.start(is_wiped=True)
-        rig[empty].disk = FaultyFileSystem()
+        rig[empty].disk = FaultyFileSystem(has_loop_syncs=True)
         await rig.start(*{1, 2, 3} - {empty})
         await frozen(rig)
         for each in rig.all.values():

@@ -173,6 +173,11 @@ RULES = {
         "take out 1 3; answer 1; put 1 0; pull 2 1; ZooKeeper set back 1; session 3;"
         " session 2; claim 3; answer 3; lead 3; read 2; join 2 3; put 3 0; pull 2 3",
     ),
+    "w": Rule(
+        "the high watermark does not wait for the leader's own sync",
+        {"is_early": True, "crashes": 1},
+        "put 1 0; pull 2 1; pull 3 1; crash 1",
+    ),
     "target": Rule(
         "a flag ends at the high watermark, before the epoch start",
         {"crashes": 2, "wipes": 1},

@@ -19,6 +19,9 @@ AREAS: dict[str, dict[str, Any]] = {
     "expiry": {"expiries": 1, "shrinks": 1, "unknown": 1},
     "members": {"shrinks": 1, "expansions": 1, "crashes": 1, "in_sync": (1, 2)},
     "late": {"puts": 2, "crashes": 1, "late": 1},
+    "early": {"puts": 2, "crashes": 1, "is_early": True},
+    "early-hand-over": {"handovers": 1, "expiries": 1, "is_early": True},
+    "early-join": {"crashes": 2, "late": 1, "is_early": True},
     "wipe": {"crashes": 2, "wipes": 1},
     "roll-back": {"crashes": 2, "rolls": 1},
     "cut-tail": {"crashes": 2, "tears": 1},
@@ -38,6 +41,7 @@ STATES_MAX = 150_000 if IS_WHOLE else 500 if IS_QUICK else 4_000
 
 MIXED: dict[str, Any] = {
     "is_led": True,
+    "is_early": True,
     "logs": 2,
     "puts": 4,
     "claims": 3,

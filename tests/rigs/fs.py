@@ -10,11 +10,13 @@ survives a crash is said in `disk.py`:
     crash_points(disk, scenario, acked)    the disk at every sync of a scenario
 """
 
+import asyncio
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from metaq.fs import FileSystem
 from tests.rigs.disk import Choose, Disk, keep_all, keep_none, keep_random
@@ -33,6 +35,9 @@ __all__ = [
 
 CRASHES_MAX: Final = 100_000
 """More outcomes than this are not enumerated: use random ones."""
+
+SYNC_S: Final = 0.001
+"""Time that a sync takes which a loop does not wait for."""
 
 T = TypeVar("T")
 
@@ -64,14 +69,79 @@ class MemorySyncs:
                 on_done(0)
 
 
+class LoopSyncs(MemorySyncs):
+    """Syncs for a broker: each takes some turns of the loop, and waits while it hangs.
+
+    Reported by a descriptor, as those of the kernel are.
+    """
+
+    def __init__(self, calls: FaultyCalls) -> None:
+        super().__init__(calls)
+        self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_closed = False
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when a sync is done."""
+        return self._eventfd
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no sync is under way."""
+        return not self.begun
+
+    def begin(self, fd: int, on_done: Callable[[int], None]) -> bool:
+        """Queue a sync."""
+        self._wake_later()
+        return super().begin(fd, on_done)
+
+    def _wake_later(self) -> None:
+        asyncio.get_running_loop().call_later(SYNC_S, self._wake)
+
+    def _wake(self) -> None:
+        if self._is_closed:
+            return
+        if self._calls.goes_on.is_set():
+            os.eventfd_write(self._eventfd, 1)
+        else:
+            self._wake_later()
+
+    def reap(self) -> None:
+        """Carry out and report all syncs that are queued."""
+        os.eventfd_read(self._eventfd)
+        super().reap()
+
+    def close(self) -> None:
+        """Report nothing more."""
+        self._is_closed = True
+        os.close(self._eventfd)
+
+
 class FaultyFileSystem(FileSystem):
     """The real file system code over a disk in memory."""
 
-    def __init__(self, disk: Disk | None = None, *, has_syncs: bool = True) -> None:
+    def __init__(
+        self,
+        disk: Disk | None = None,
+        *,
+        has_syncs: bool = True,
+        has_loop_syncs: bool = False,
+    ) -> None:
         self._faulty = FaultyCalls(Disk() if disk is None else disk)
         self.syncs = MemorySyncs(self._faulty) if has_syncs else None
         """Syncs without waiting, for who carries them out by `reap`."""
+        self._has_loop_syncs = has_loop_syncs
         super().__init__(self._faulty)
+
+    def open_syncs(self) -> Any:
+        """Return syncs for the loop of a broker, if this disk has any."""
+        return LoopSyncs(self._faulty) if self._has_loop_syncs else None
+
+    def _again(self, disk: Disk) -> "FaultyFileSystem":
+        return FaultyFileSystem(
+            disk,
+            has_syncs=self.syncs is not None,
+            has_loop_syncs=self._has_loop_syncs,
+        )
 
     @property
     def calls(self) -> int:
@@ -166,7 +236,7 @@ class FaultyFileSystem(FileSystem):
         """Return the same disk again, unsynced state included, nothing open."""
         with self._faulty.lock:
             disk = self._faulty.disk.copy()
-        return FaultyFileSystem(disk, has_syncs=self.syncs is not None)
+        return self._again(disk)
 
     def crash(
         self, choose: Choose = keep_none, *, torn: bool = True
@@ -182,7 +252,7 @@ class FaultyFileSystem(FileSystem):
         """
         with self._faulty.lock:
             disk = self._faulty.disk.crash(choose, torn=torn)
-        return FaultyFileSystem(disk, has_syncs=self.syncs is not None)
+        return self._again(disk)
 
     def crashes(
         self, *, torn: bool, count_max: int = CRASHES_MAX

@@ -23,6 +23,6 @@ def handle_follow(command: Follow, answerer: Answerer) -> None:
             data = encode_value_line(len(reply), command.opaque) + reply
         else:
             data = encode_result(reply.status, str(reply).encode(), command.opaque)
-        answerer.answer(data, count=1, size_bytes=0)
+        answerer.answer(data, count=1, size_bytes=0, is_alone=True)
 
     replica.handle(command, answerer, answer)
