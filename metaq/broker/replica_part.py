@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 WITHDRAW_S: Final = 3.0
 """Longest time that the end of a term waits for its nodes to go."""
-FROZEN_S: Final = 1.0
+HUNG_S: Final = 1.0
 """A process that did not run for so long may have lost its session, and its term."""
 LOOK_S: Final = 0.1
 """Between two looks at that: a busy loop is late, too."""
@@ -168,11 +168,11 @@ class ReplicaPart(Service):
     def knows_ends(self) -> bool:
         """Return whether it surely leads: then logs end where its own do.
 
-        A process that was frozen is asked before its own timers have run: it knows
+        A process that hung is asked before its own timers have run: it knows
         again after it has read who leads. What it knew before are old ends.
         """
         now_s = self._clock.boot_s()
-        if now_s - self._ran_s > FROZEN_S:
+        if now_s - self._ran_s > HUNG_S:
             self._thawed_s = now_s
         self._ran_s = now_s
         return self.is_leading and self._thawed_s is None
@@ -259,7 +259,7 @@ class ReplicaPart(Service):
         self._wake.set()
 
     async def _look(self) -> None:
-        """Read who leads, when this process was frozen."""
+        """Read who leads, when this process hung."""
         while True:
             await asyncio.sleep(LOOK_S)
             if self.knows_ends or (thawed_s := self._thawed_s) is None:

@@ -356,7 +356,7 @@ class BrokerRegistry:
         # Without its role a broker registers no topic: the id may be another one's.
         roles = [group for group in due if group.topic is None]
         topics_due = [group for group in due if group.topic is not None]
-        # A process that was frozen for longer than its session takes itself for the
+        # A process that hung for longer than its session takes itself for the
         # leader until it has read who is.
         title = self._snapshot.title if roles and self._snapshot else ""
         if title and not await self._is_ours(title, self._operation_deadline_s()):

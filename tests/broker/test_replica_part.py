@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from metaq.broker.replica_part import FROZEN_S, LOOK_S, ReplicaPart, SetStart
+from metaq.broker.replica_part import HUNG_S, LOOK_S, ReplicaPart, SetStart
 from metaq.client import AsyncAdmin, AsyncClient
 from metaq.clock import SystemClock
 from metaq.errors import DiskError
@@ -124,7 +124,7 @@ def test_clients_see_the_leader_alone() -> None:
     run(scenario)
 
 
-def test_a_leader_that_was_frozen_names_no_end_before_it_knows_who_leads() -> None:
+def test_a_leader_that_hung_names_no_end_before_it_knows_who_leads() -> None:
     """Others may have put more: its first answer after a thaw is a refusal."""
 
     async def scenario(rig: Replicas) -> None:
@@ -138,7 +138,7 @@ def test_a_leader_that_was_frozen_names_no_end_before_it_knows_who_leads() -> No
         assert (await rig.ask(leader, ends)).endswith(b"25")
         rig.zookeeper.suspend(rig[leader].client)
         clock: Any = rig[leader].clock
-        clock.boot_s = lambda: SystemClock().boot_s() + 2 * FROZEN_S
+        clock.boot_s = lambda: SystemClock().boot_s() + 2 * HUNG_S
         assert (await rig.ask(leader, ends)).endswith(b"[not-settled]")
         assert (await rig.ask(leader, beyond)).startswith(b"result 404 ")
         assert (await rig.ask(leader, b"get test g 0 0 10 4\r\n")).startswith(b"value")

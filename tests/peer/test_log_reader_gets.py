@@ -19,6 +19,8 @@ ONE_BROKER = {"ScriptedBroker": "which commands are sent is what is tested"}
 
 PARTITION = TopicPartition("t", BrokerId(0), 0)
 SIZE = 10
+SOON_S = 10.0
+"""Less than the heartbeats that end a connection without a word."""
 
 
 def log_of(end: int, command: Command) -> Reply | None:
@@ -152,7 +154,7 @@ def test_a_reader_that_moves_waits_for_no_connection_to_where_it_was() -> None:
             reading = asyncio.ensure_future(reader.read(Offset(0), Offset(10)))
             await until(lambda: former.commands)
             reader.move(leader.address)
-            async with asyncio.timeout(30.0):
+            async with asyncio.timeout(SOON_S):
                 assert await reading == bytes(range(10))
             await reader.close()
 

@@ -629,7 +629,7 @@ def test_a_leader_of_a_set_succeeds_another_whose_session_is_still_there() -> No
 
 
 def test_a_former_leader_with_a_new_session_takes_nothing_back() -> None:
-    """It was frozen, and does not know yet that another leads."""
+    """It hung, and does not know yet that another leads."""
 
     async def scenario() -> None:
         server = MemoryZooKeeper()
