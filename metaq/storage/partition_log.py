@@ -537,7 +537,7 @@ class PartitionLog(ReadableLog):
     def on_written(self, end: Offset) -> None:
         """Take note of bytes of which the sync has begun: copies may have them.
 
-        Where there are none nobody asks before the sync.
+        Where there are none its end moves with the sync.
         """
         if self.on_moved is not None and self.state is LogState.OPEN:
             self._set_bounds(log_end=end)

@@ -118,7 +118,7 @@ def test_a_put_is_answered_once_both_have_synced_it() -> None:
 
 
 def test_a_put_waits_for_the_sync_of_the_leader_too() -> None:
-    """What the storage thread writes is sent after its sync."""
+    """A group of the storage thread is sent after its sync."""
 
     async def scenario(stage: Stage) -> None:
         leader = await stage.lead()

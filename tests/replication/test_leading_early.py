@@ -1,4 +1,4 @@
-"""What a leader has written goes to its followers while it syncs it."""
+"""Bytes that a leader has written go to its followers while it syncs them."""
 
 import asyncio
 
