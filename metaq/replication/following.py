@@ -429,7 +429,7 @@ class Follower:
             synced.on_stored()
             return
         if chunk.segment == chunk.offset:
-            log.roll()
+            log.roll(chunk.offset)
         log.append_copy(chunk.appends(), synced, joins=joins)
         synced.ends[chunk.number] = chunk.end_offset
         synced.last_id = max(synced.last_id, chunk.last_id)

@@ -177,7 +177,7 @@ class Merging:
                     f" got {chunk}"
                 )
             if chunk.segment == chunk.offset:
-                log.roll()
+                log.roll(chunk.offset)
             log.append_copy(chunk.appends(), Tickets())
             offset = chunk.end_offset
             if offset - log.synced_end >= AHEAD_BYTES_MAX:

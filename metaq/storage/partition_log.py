@@ -325,14 +325,18 @@ class PartitionLog(ReadableLog):
             self.producers.add(batch)
         self.log_dir.submit(request, joins=joins)
 
-    def roll(self) -> None:
+    def roll(self, offset: Offset) -> None:
         """Roll where the leader did: after what is queued, unless a segment is empty.
 
-        Without space the next append tries again. Where there was none for what is
-        queued, the leader sends it again, and rolls after it again.
+        Without space the next append tries again. Where the log does not end there
+        then, nothing happens: there was no space for what is queued, or it has passed
+        over what came while it was stopped. The leader sends that again, and this.
+
+        Args:
+            offset: where the leader's segment begins.
         """
         roll = self.log_dir.appender.roll_on_order
-        self.log_dir.submit(partial(roll, self.writer, self, self.next_offset))
+        self.log_dir.submit(partial(roll, self.writer, self, offset))
 
     def join(self, batch: StoredBatch, ticket: AppendTicket) -> None:
         """Answer a batch that is sent again, together with its first time.

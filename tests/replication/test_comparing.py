@@ -17,7 +17,8 @@ from tests.replication.test_mending import RECORD, filled, log_of, mended, put
 async def sealed(rig: Replicas) -> int:
     """Have a sealed segment on all replicas; return who leads."""
     leader = await filled(rig)
-    log_of(rig, leader).roll()
+    log = log_of(rig, leader)
+    log.roll(log.next_offset)
     await put(rig)
     await rig.equal()
     logs = [log_of(rig, number) for number in (1, 2, 3)]

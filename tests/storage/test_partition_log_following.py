@@ -137,11 +137,11 @@ def test_segments_begin_where_those_of_the_leader_do(fs: FaultyFileSystem) -> No
     bench, log = following(fs, segment_bytes_max=4 * RECORD)
     for _ in range(9):
         copy(bench, log)
-    log.roll()
-    log.roll()
+    log.roll(log.next_offset)
+    log.roll(log.next_offset)
     copy(bench, log)
     bench.run()
-    log.roll()
+    log.roll(log.next_offset)
     bench.run()
     assert [each.base_offset for each in log.segments] == [0, 10 * RECORD, 11 * RECORD]
     bench.close()
@@ -161,13 +161,13 @@ def test_a_roll_after_a_copy_without_room_is_ordered_again(
     bench, log = following(fs)
     fs.set_capacity(0)
     refused = copy(bench, log)
-    log.roll()
+    log.roll(log.next_offset)
     bench.run()
     assert isinstance(refused.error, NoSpaceError)
     fs.set_capacity(1 << 40)
     bench.run()
     copy(bench, log)
-    log.roll()
+    log.roll(log.next_offset)
     copy(bench, log)
     bench.run()
     assert [each.base_offset for each in log.segments] == [0, 2 * RECORD]
@@ -180,7 +180,7 @@ def test_a_roll_that_finds_no_room_comes_before_the_next_copy(
     """The copies after it are refused until there is room, and lie where they would."""
     bench, log = following(fs)
     fs.set_capacity(0)
-    log.roll()
+    log.roll(log.next_offset)
     bench.run()
     assert len(log.segments) == 1
     refused = copy(bench, log)
@@ -204,7 +204,7 @@ def test_an_order_to_roll_that_found_no_room_ends_with_a_cut(
     copy(bench, log, 2)
     bench.run()
     fs.set_capacity(0)
-    log.roll()
+    log.roll(log.next_offset)
     bench.run()
     fs.set_capacity(1 << 40)
     done: list[Exception | None] = []
@@ -215,6 +215,27 @@ def test_an_order_to_roll_that_found_no_room_ends_with_a_cut(
         copy(bench, log)
         bench.run()
     assert [each.base_offset for each in log.segments] == [0]
+    bench.close()
+
+
+def test_a_log_that_has_passed_over_copies_does_not_roll_where_it_ends(
+    fs: FaultyFileSystem,
+) -> None:
+    """It was stopped while they came; a segment of its leader begins after them, and
+    the first copy of that comes while the log is opened again."""
+    bench, log = following(fs, 2)
+    done: list[Exception | None] = []
+    cut_log(bench.manager, LOG, log.next_offset, done.append)
+    log.roll(Offset(5 * RECORD))
+    with pytest.raises(ClosedError, match="follows its leader"):
+        copy(bench, log)
+    bench.run()
+    assert done == [None]
+    copy(bench, log, 3)
+    log.roll(log.next_offset)
+    copy(bench, log)
+    bench.run()
+    assert [each.base_offset for each in log.segments] == [0, 5 * RECORD]
     bench.close()
 
 
@@ -537,7 +558,7 @@ def test_of_a_log_that_follows_goes_what_its_leader_has_not(
     """By the next run of retention, whatever its age; nothing else by any policy."""
     bench, log = following(fs)
     for _ in range(3):
-        log.roll()
+        log.roll(log.next_offset)
         copy(bench, log)
         bench.run()
     log.set_bound(Offset(4 * RECORD))
@@ -564,7 +585,7 @@ def test_a_run_of_retention_ends_where_a_log_changes(
 ) -> None:
     """Its segments are those that were shown no more."""
     bench, log = following(fs)
-    log.roll()
+    log.roll(log.next_offset)
     copy(bench, log)
     bench.run()
     log.set_bound(Offset(RECORD))

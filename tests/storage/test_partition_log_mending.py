@@ -128,7 +128,7 @@ def test_damage_that_retention_takes_is_damage_no_longer() -> None:
     leader = Leader()
     log = leader.log
     log.on_damage(leader.damage(0))
-    log.roll()
+    log.roll(log.next_offset)
     leader.bench.run()
     leader.put(40)
     leader.bench.run()

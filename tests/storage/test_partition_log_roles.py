@@ -95,7 +95,7 @@ class Replica:
 
     def roll(self) -> None:
         if self.log.state is LogState.FOLLOWING:
-            self.log.roll()
+            self.log.roll(self.log.next_offset)
 
     def turn(self) -> None:
         """Let thread and loop do a little, or everything."""
