@@ -273,8 +273,11 @@ def refuse_put(
         error = context.topics.refusal  # the log follows since a moment ago
     cause = next(word for kind, word in CAUSES.items() if isinstance(error, kind))
     context.counters.rejections[cause] += count
-    if isinstance(error, LogDirOfflineError) and context.replica is not None:
-        error = NotLeaderError(str(error))  # it gives up, and another one leads soon
+    if context.replica is not None:
+        if isinstance(error, LogDirOfflineError):
+            error = NotLeaderError(str(error))  # it gives up, and another leads soon
+        elif isinstance(error, LogOfflineError | ClosedError):
+            error = UnavailableError(str(error))  # it is mended, and opened again
     detail = str(error)
     if isinstance(error, NoSpaceError):
         detail = f"{texts.NO_ROOM_PREFIX}{detail}"

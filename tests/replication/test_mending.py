@@ -256,6 +256,24 @@ def test_a_set_whose_copies_are_all_damaged_at_a_start_leads_and_mends() -> None
     run(scenario)
 
 
+def test_a_put_to_a_log_that_waits_for_good_bytes_may_come_again() -> None:
+    """It is not stored, and a client sends it until its deadline: 503."""
+
+    async def scenario(rig: Replicas) -> None:
+        await filled(rig)
+        path = DATA / "test-0" / f"{0:020d}.meta"
+        for number in (1, 2, 3):
+            await rig[number].stop()
+            rig[number].disk.flip_bit(path, 8 * (RECORD + 50))
+        await rig.start()
+        await rig.in_sync(1, 2, 3)
+        answer = await rig.put(rig.leader(), b"more")
+        assert answer.startswith(b"result 503 ")
+        assert b"partition test-0 is stopped: checksum" in answer
+
+    run(scenario)
+
+
 def test_a_follower_that_lacks_a_damaged_range_gets_it_once_it_is_mended() -> None:
     """It lags in one log for that time, and catches up."""
 
