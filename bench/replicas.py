@@ -21,9 +21,17 @@ from bench.figures import (
     put_frames,
 )
 from bench.lines import Payloads
+from bench.processes import cpu_seconds
 from bench.producing import send_one_by_one
 from metaq.client import Client, Producer
-from tests.cluster.rig import PARTITIONS, SESSION_S, TOPIC, Cluster
+from tests.cluster.rig import (
+    BROKER_ID,
+    CALM_MS,
+    PARTITIONS,
+    SESSION_S,
+    TOPIC,
+    Cluster,
+)
 from tests.rigs.process import BrokerProcess
 
 LINE = b"x" * 150
@@ -31,7 +39,8 @@ RECORD_BYTES = 20 + len(LINE)
 PUTS = 25 * 8000
 BATCH, BATCHES = 4000, 100
 RATE = 5000
-CATCH_UP_BYTES = 1 << 28
+CATCH_UP_BYTES = 1 << 30
+IDLE_LOGS, REST_S, IDLE_S = 5000, 15.0, 20.0
 WARM_S, PAUSE_S = 1.0, 2.0
 
 
@@ -132,7 +141,7 @@ def hand_over(directory: Path, rounds: int) -> Figure:
 
 
 def catch_up(directory: Path, rounds: int) -> Figure:
-    """A wiped replica copies 256 MiB while others put, until it is in sync."""
+    """A wiped replica copies 1 GiB while others put, until it is in sync."""
     mib = CATCH_UP_BYTES >> 20
     figure = Figure(
         f"wiped replica, {mib} MiB, while {RATE:,}/s are put, until in sync",
@@ -155,6 +164,38 @@ def catch_up(directory: Path, rounds: int) -> Figure:
                 cluster.mend()
                 figure.broker.append(time.perf_counter() - begin)
     return figure
+
+
+def idle(directory: Path, rounds: int) -> Figure:
+    """Many logs at rest: no client is there."""
+    figure = Figure(
+        f"{IDLE_LOGS:,} partitions idle, processor of all three replicas",
+        "% of a core",
+        [],
+        at_least="3",
+        aim="0.5",
+        is_ratio=False,
+    )
+    calm = Cluster(directory / "set", session_ms=CALM_MS, is_begun=False)
+    for replica in calm.replicas.values():
+        replica.configure(partitions=IDLE_LOGS)
+    with calm as cluster:
+        cluster.begin()
+        with cluster.client() as client, client.producer() as producer:
+            for number in range(IDLE_LOGS):
+                producer.send_nowait(TOPIC, LINE, partition=f"{BROKER_ID}-{number}")
+            producer.flush(timeout=60)
+        time.sleep(REST_S)
+        for _ in range(rounds):
+            before_s, begin = processor_s(cluster), time.perf_counter()
+            time.sleep(IDLE_S)
+            used_s = processor_s(cluster) - before_s
+            figure.broker.append(100 * used_s / (time.perf_counter() - begin))
+    return figure
+
+
+def processor_s(cluster: Cluster) -> float:
+    return sum(cpu_seconds(each.pid) for each in cluster.replicas.values())
 
 
 @contextmanager
@@ -216,4 +257,5 @@ FIGURES = {
     "replicas-failover": failover,
     "replicas-hand-over": hand_over,
     "replicas-catch-up": catch_up,
+    "replicas-idle": idle,
 }

@@ -48,7 +48,7 @@ WITHDRAW_S: Final = 3.0
 """Longest time that the end of a term waits for its nodes to go."""
 HUNG_S: Final = 1.0
 """A process that did not run for so long may have lost its session, and its term."""
-LOOK_S: Final = 0.1
+LOOK_S: Final = 0.25
 """Between two looks at that: a busy loop is late, too."""
 
 

@@ -109,7 +109,9 @@ _log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.05
 """Interval of looks at times: claims, lags, puts that wait."""
-READ_INTERVAL_S: Final = 2.0
+REST_S: Final = 0.2
+"""The same of a follower, which has nothing to be in time for."""
+READ_INTERVAL_S: Final = 5.0
 """ZooKeeper is read so often also when no watch fires."""
 FAILED_FIRST_S: Final = 60.0
 """So long a leader that gave up leaves the next claim to others."""
@@ -194,6 +196,7 @@ class ReplicaNode(Service):
         self.answers: Final = Answers(self, logs, tables)
         """Answers to other replicas."""
         self._wake = asyncio.Event()
+        self._led = asyncio.Event()
         self._is_read_due = True
         self._read_s = 0.0
         self.seen: SetView | None = None
@@ -284,11 +287,12 @@ class ReplicaNode(Service):
                 if str(error) != self._error:
                     _log.warning("replica %d: %s", self.id, error)
                 self._error = str(error)
-            await wait_set(self._wake, TICK_S)
+            follows = self._replica and self._replica.role is ReplicaRole.FOLLOWING
+            await wait_set(self._wake, REST_S if follows else TICK_S)
 
     async def _tick(self) -> None:
         """Look at the times of a term, also while ZooKeeper or a disk is waited for."""
-        while True:
+        while await self._led.wait():
             if self._term is not None and self.replica.term is not None:
                 self._term.tick(self._clock.monotonic_s())
                 self._open_or_refuse(self._term)
@@ -453,12 +457,8 @@ class ReplicaNode(Service):
         """Take over a state that needs no action."""
         before, self._replica = self._replica, replica
         if before is not None and before.role is not replica.role:
-            _log.info(
-                "role changed: replica=%d role=%s epoch=%d",
-                self.id,
-                replica.role,
-                replica.record.epoch.number,
-            )
+            text = "role changed: replica=%d role=%s epoch=%d"
+            _log.info(text, self.id, replica.role, replica.record.epoch.number)
             self._claims.note_role()
         if replica.stream != NO_EPOCH or replica.term is not None:
             self._proven = max(replica.stream, replica.epoch)
@@ -540,15 +540,10 @@ class ReplicaNode(Service):
             leader_data=encode_leader(data),
         )
         self._is_read_due = True
-        _log.info(
-            "set: %s %s: replica=%d revision=%d epoch=%d in_sync=%s",
-            change.purpose.value,
-            outcome.value,
-            self.id,
-            change.record.revision,
-            change.record.epoch.number,
-            sorted(change.record.in_sync),
-        )
+        text = "set: %s %s: replica=%d revision=%d epoch=%d in_sync=%s"
+        record, what = change.record, (change.purpose.value, outcome.value)
+        numbers = self.id, record.revision, record.epoch.number
+        _log.info(text, *what, *numbers, sorted(record.in_sync))
         if outcome is Outcome.LANDED and self.replica.pending == change:
             await self.take(on_landed(self.replica))
 
@@ -572,6 +567,7 @@ class ReplicaNode(Service):
         term = self._term
         if term is None:
             term = self._term = Term(self, self._store, lag_s=self._lag_s)
+            self._led.set()
             tables, epoch = self._store.tables, self.replica.epoch
             term.begin()
             self._logs.births = lambda log_id, directory, first: tables.begin_log(
@@ -584,6 +580,7 @@ class ReplicaNode(Service):
 
     def _end_term(self) -> None:
         term, self._term = self._term, None
+        self._led.clear()
         self._logs.births = self._logs.on_born = self._store.tables.on_gone = None
         if term is not None:
             term.close()

@@ -106,15 +106,18 @@ class WaitingPuts:
         if now_s - self._checked_s < self._lag_s / CHECKS:
             return
         self._checked_s = now_s
-        for log_id, log in logs.items():
-            until, since_s = self._since.get(log_id, (Offset(0), now_s))
-            if log.high_watermark >= until or now_s - since_s >= self._lag_s:
-                if log.high_watermark < until:
-                    log.end_in_doubt(
-                        f"partition {log_id}: the in-sync replicas have not all"
-                        f" synced it within {self._lag_s:g} s",
-                        until=until,
-                    )
-                self._since.pop(log_id, None)
-                if log.next_offset > log.high_watermark:
-                    self._since[log_id] = log.next_offset, now_s
+        before, self._since = self._since, {}
+        # Most logs are at rest, and there may be thousands.
+        moving = [x for x in logs.values() if x.next_offset > x.high_watermark]
+        for log in moving:
+            until, since_s = before.get(log.log_id, (Offset(0), now_s))
+            if log.high_watermark < until and now_s - since_s < self._lag_s:
+                self._since[log.log_id] = until, since_s
+                continue
+            if log.high_watermark < until:
+                log.end_in_doubt(
+                    f"partition {log.log_id}: the in-sync replicas have not all"
+                    f" synced it within {self._lag_s:g} s",
+                    until=until,
+                )
+            self._since[log.log_id] = log.next_offset, now_s

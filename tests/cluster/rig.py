@@ -122,6 +122,12 @@ class ReplicaProcess:
     def is_running(self) -> bool:
         return self._child is not None and self._child.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """Return the process, which was started."""
+        assert self._child is not None, self.number
+        return self._child.pid
+
     def start(self) -> None:
         """Start it, if it is not running; it may take its time to be there."""
         if self.is_running:

@@ -345,6 +345,16 @@ class Replicas:
         head = b"put %s %d 0 9\r\n" % (place.encode(), len(payload))
         return await self.ask(number, head + payload)
 
+    async def store(self, payload: bytes = b"hello", place: str = "test 0") -> None:
+        """Put a record; a busy machine may take a follower for one that is late."""
+        until_s = asyncio.get_running_loop().time() + SOON_S
+        while b" 200 " not in (
+            answer := await self.put(self.leader(), payload, place=place)
+        ):
+            assert b" 503 " in answer, answer
+            assert asyncio.get_running_loop().time() < until_s, answer
+            await asyncio.sleep(0.05)
+
     async def equal(self) -> None:
         """Wait until all running replicas have the same bytes."""
 

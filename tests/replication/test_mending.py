@@ -1,6 +1,5 @@
 """Damage on one replica, or on all at different places: served and mended."""
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import Damage
 from metaq.storage.span_index import try_read_index
 from metaq.storage.watermarks import WATERMARKS_NAME
-from tests.replication.replicas import DATA, SOON_S, Replicas, run, soon
+from tests.replication.replicas import DATA, Replicas, run, soon
 
 PAYLOAD = b"0123456789" * 10
 RECORD = HEADER_BYTES + len(PAYLOAD)
@@ -41,12 +40,8 @@ async def filled(rig: Replicas, count: int = COUNT) -> int:
 
 
 async def put(rig: Replicas, payload: bytes = PAYLOAD) -> None:
-    """Put a record; a busy machine may take a follower for one that is late."""
-    until_s = asyncio.get_running_loop().time() + SOON_S
-    while b" 200 " not in (answer := await rig.put(rig.leader(), payload)):
-        assert b" 503 " in answer, answer
-        assert asyncio.get_running_loop().time() < until_s, answer
-        await asyncio.sleep(0.05)
+    """Put a record."""
+    await rig.store(payload)
 
 
 def is_indexed(rig: Replicas, number: int) -> bool:

@@ -310,8 +310,7 @@ def test_a_log_that_is_not_settled_says_no_latest_offset() -> None:
     """After a start its high watermark may be old: a consumer would be sent back."""
 
     async def scenario(rig: Replicas) -> None:
-        leader = rig.leader()
-        await rig.put(leader)
+        await rig.store()
         await rig.equal()
         other = rig.follower()
         await rig.stop()

@@ -106,9 +106,10 @@ def test_a_leader_hands_over_where_others_can_lead() -> None:
 def test_a_put_that_waits_for_the_lag_time_ends_in_doubt() -> None:
     """Not earlier, once, and only what was in flight then."""
     ended: list[Offset] = []
+    log_id = LogId("test", 0)
     log: Any = SimpleNamespace(high_watermark=Offset(0), next_offset=Offset(10))
-    log.end_in_doubt = lambda _cause, *, until: ended.append(until)
-    logs = {LogId("test", 0): log}
+    log.log_id, log.end_in_doubt = log_id, lambda _cause, *, until: ended.append(until)
+    logs = {log_id: log}
     waiting = WaitingPuts(lag_s=4.0)
     waiting.check(logs, 0.0)
     log.next_offset = Offset(30)
