@@ -18,7 +18,6 @@ from metaq.client.client_statistics import ClientStatistics as ClientStatistics
 from metaq.client.consume.browse import GetResult as GetResult
 from metaq.client.consume.consumer import AsyncConsumer as AsyncConsumer
 from metaq.client.consume.consumer import AsyncMessageBatch as AsyncMessageBatch
-from metaq.client.consume.dead_letters import Origin as Origin
 from metaq.client.consume.dead_letters import read_origin as read_origin
 from metaq.client.consume.exactly_once import AsyncExactlyOnce as AsyncExactlyOnce
 from metaq.client.consume.progress import ConsumerState as ConsumerState
@@ -96,6 +95,7 @@ from metaq.model import MessageId as MessageId
 from metaq.model import Offset as Offset
 from metaq.model import TopicPartition as TopicPartition
 from metaq.model import XaTransactionId as XaTransactionId
+from metaq.record.dead_letters import Origin as Origin
 from metaq.zk.definitions import Effect as Effect
 from metaq.zk.definitions import TopicDefinition as TopicDefinition
 from metaq.zk.definitions import TopicState as TopicState

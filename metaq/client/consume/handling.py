@@ -27,7 +27,7 @@ from typing import Any, Final, TypeAlias
 from metaq.client.cluster.context import MessageSender
 from metaq.client.consume.current_batch import current_task
 from metaq.client.consume.dead_letter_topics import LetterTopics
-from metaq.client.consume.dead_letters import Origin, letter_headers, origin_of
+from metaq.client.consume.dead_letters import origin_of
 from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.client.consume.local_retry_store import LocalRetryStore, OnReplayed
 from metaq.client.consume.redelivery import (
@@ -45,6 +45,7 @@ from metaq.config.topic_rules import is_safe_topic
 from metaq.errors import ClosedError, ConfigError, MetaqError
 from metaq.fs import FileSystem
 from metaq.model import Message, TopicPartition
+from metaq.record.dead_letters import Origin, letter_headers
 from metaq.retry import Backoff
 from metaq.stats import counter, gauge, total_of
 
