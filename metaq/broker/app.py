@@ -49,6 +49,7 @@ from metaq.broker.housekeeping import (
 )
 from metaq.broker.load import Load, Turns, call_after_sockets
 from metaq.broker.orders import perform
+from metaq.broker.queue_service import QueueService
 from metaq.broker.realtime import Realtime
 from metaq.broker.registration import (
     Registration,
@@ -202,6 +203,9 @@ class Broker(Service):
         self._schedules = Schedules(self._clock, local_timezone())
         self._make_context(started_s)
         await self._open_transactions()
+        if self._config.replication is None:
+            queues = self.context.queues = QueueService(self.context)
+            await self.start_owned(queues)
         self._listen()
         data_path = Path(self._config.system.data_path)
         await self.start_owned(
@@ -568,6 +572,8 @@ class Broker(Service):
         new = self._logs.get(log_id)
         assert new is not None, log_id
         self.context.waiters.on_new_log(log_id, new)
+        if self.context.queues is not None:
+            self.context.queues.on_new_log(log_id)
         self._schedules.replace_jobs(
             self.control.deletion_schedules(self.context.config)
         )

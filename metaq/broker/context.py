@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from metaq.broker.load import Load, Turns
 from metaq.broker.realtime import Realtime
@@ -19,6 +19,9 @@ from metaq.record.ids import IdGenerator
 from metaq.stats import Histogram, counter
 from metaq.storage.span_lookup import MadeIndexes
 from metaq.txn.coordinator import TransactionCoordinator
+
+if TYPE_CHECKING:
+    from metaq.broker.queue_service import QueueService
 
 
 def _commands(word: str) -> Any:
@@ -138,6 +141,8 @@ class BrokerContext:
     started_s: float
     replica: SetMember | None = None
     """Its part in a replica set; None: it is the only copy."""
+    queues: "QueueService | None" = None
+    """Its queue groups; None: it serves none now."""
     counters: CommandStatistics = field(default_factory=CommandStatistics)
     put_latency: Histogram = field(default_factory=Histogram)
     """Seconds from append to acknowledgement, per message."""

@@ -301,6 +301,8 @@ class Definitions(Service):
             error = await outcome_of(partial(self._logs.delete_topic, topic))
         if error is None:
             transactions.drop_topic(topic)
+            if self._context.queues is not None:
+                self._context.queues.drop_topic(topic)
             self._held_up.pop(topic, None)
             self._removed.add(topic)
             _log.info("topic deleted: topic=%s", topic)

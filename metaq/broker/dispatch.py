@@ -17,6 +17,7 @@ from metaq.broker.handlers.follow import handle_follow
 from metaq.broker.handlers.get import GetAnswerer, handle_get
 from metaq.broker.handlers.offset import handle_offset
 from metaq.broker.handlers.put import handle_mput, handle_put, handle_put_in_pieces
+from metaq.broker.handlers.queue import handle_settle, handle_take
 from metaq.broker.handlers.stats import handle_stats, handle_version
 from metaq.broker.handlers.txn import (
     handle_commit_together,
@@ -34,9 +35,11 @@ from metaq.protocol.commands import (
     Mput,
     OffsetQuery,
     Put,
+    Settle,
     Stats,
     Status,
     Sync,
+    Take,
     TransactionCommand,
     Version,
 )
@@ -52,6 +55,8 @@ Small: TypeAlias = (
     | Get
     | OffsetQuery
     | Check
+    | Take
+    | Settle
     | Version
     | TransactionCommand
     | CommitTogether
@@ -125,6 +130,10 @@ def _handle(command: Small, answerer: GetAnswerer) -> bytes | None:
             return handle_offset(command, answerer)
         case Check():
             handle_check(command, answerer)
+        case Take():
+            handle_take(command, answerer)
+        case Settle():
+            handle_settle(command, answerer)
         case Version():
             return handle_version(answerer.context)
         case TransactionCommand():

@@ -19,7 +19,8 @@ Payload of `settle`; the texts follow the last entry, in the order of their entr
                        the group has it             ms, 1 or more    text, UTF-8
 
 The 200 has one word for each entry, with a space between: `ok`, `done` (the message was
-done before), `lost` (another delivery has it).
+done before), `lost` (another delivery has it), `later` (its dead letter is not stored
+yet).
 """
 
 import enum
@@ -66,6 +67,8 @@ class Word(enum.Enum):
     """The message was done before."""
     LOST = "lost"
     """Another delivery has the message; nothing was changed."""
+    LATER = "later"
+    """The message is given out no more; its dead letter is tried again."""
 
 
 class Delivery(NamedTuple):
