@@ -36,6 +36,7 @@ from metaq.broker.housekeeping import (
     INDEX_S,
     JOURNAL_OPENING_S,
     JOURNAL_SYNC_S,
+    QUEUES_TICK_S,
     REALTIME_RESET_S,
     SCRUB_STEP_S,
     TRANSACTION_TICK_S,
@@ -499,6 +500,8 @@ class Broker(Service):
         await registration.advertise(
             self._snapshot(), wait_definitions=self._definitions.wait_read
         )
+        if self.context.queues is not None:
+            self.context.queues.restart_reclaim()
         self._definitions.wake()
 
     async def _join_set(self, coordinator: Coordinator) -> None:
@@ -594,6 +597,7 @@ class Broker(Service):
             every("journal-opening", JOURNAL_OPENING_S, self._retry_opening),
             every("checkpoint", checkpoint_s, transactions.checkpoint),
             every("deleted", DELETED_CHECK_S, lambda: self._logs.remove_deleted),
+            every("queues", QUEUES_TICK_S, self._tick_queues),
             retention_job(
                 self._schedules,
                 clock=self._clock,
@@ -609,6 +613,10 @@ class Broker(Service):
 
     def _tick_logs(self) -> None:
         self._logs.tick(self._clock.monotonic_s())
+
+    def _tick_queues(self) -> None:
+        if self.context.queues is not None:
+            self.context.queues.tick()
 
     def _begin_scrub_step(self) -> Work | None:
         """Return the next piece of verification, if it is due."""
@@ -627,7 +635,9 @@ class Broker(Service):
         """Return for which topics a full disk or a size limit asks for a run."""
         if any(each.is_low_on_space for each in self._logs.directories()):
             return self.control.deletion_schedules(self.context.config).keys()
-        return () if self._logs.is_over_size_limit else None
+        queues = self.context.queues
+        is_trimmed = queues is not None and queues.wants_trim
+        return () if self._logs.is_over_size_limit or is_trimmed else None
 
     def _on_retention_end(self, run: RetentionReport) -> None:
         control = self.control

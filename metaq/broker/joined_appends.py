@@ -1,4 +1,4 @@
-"""Appends to several partitions that are one decision: a local transaction of the broker.
+"""Appends to several partitions that are one decision: a transaction of the broker.
 
 What is "append there, and note it here" goes this way: a dead letter and the end of its
 message. A crash leaves both or neither, because the journal decides. These transactions

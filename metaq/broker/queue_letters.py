@@ -1,8 +1,8 @@
 """Dead letters of queue groups: there, and the end of the message here, or neither.
 
-A letter and the end of its message are one local transaction (`joined_appends.py`). Until
-it is committed the message is open and given to nobody. A letter that its topic does not
-take is tried again, with a growing delay, and the problem names the topic.
+A letter and the end of its message are one local transaction (`joined_appends.py`).
+Until it is committed the message is open and given to nobody. A letter that its topic
+does not take is tried again, with a growing delay, and the problem names the topic.
 """
 
 import logging
@@ -165,7 +165,7 @@ class Letters:
             error=error,
             text=text[:TEXT_CHARS_MAX],
             group=queue.name.group,
-            attempts=letter.count,
+            attempts=letter.deliveries,
             at_ms=Millis(context.clock.wall_ms()),
         )
         headers = letter_headers(message.headers, origin)

@@ -11,20 +11,21 @@ change. Deliveries are numbered by *incarnation*: nothing is given out before th
 of this one is stored, so no earlier life has used a number of this one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
+from metaq.broker.queue_log import OnStored, QueueLog, log_of
 from metaq.errors import CorruptRecordError, MetaqError
 from metaq.model import LogId, Offset, SizeBytes
-from metaq.broker.queue_log import OnStored, QueueLog, log_of
 from metaq.queues.rules import Now
 from metaq.queues.state import QueueState, Taken
 from metaq.queues.state_log import (
     Change,
+    Kind,
     QueueName,
-    encode_changes,
-    encode_opened,
-    encode_snapshot,
+    StateRecord,
+    encode_state,
+    snapshot_of,
 )
 from metaq.record.flags import HAS_PROPERTIES, decode_payload
 from metaq.record.layout import HEADER, HEADER_BYTES
@@ -79,6 +80,11 @@ class ServedQueue:
         self._appends = 0
         self._changes = 0
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it is being opened or read, and may have something then."""
+        return not self.is_open or self.is_reading
+
     # -- the state's log
 
     def open(self, on_open: OnStored) -> None:
@@ -88,10 +94,7 @@ class ServedQueue:
             self.is_open = error is None
             on_open(error)
 
-        payload = encode_opened(
-            self.queue_id, self.incarnation, self.state.floor, self.name
-        )
-        self._append(payload, stored)
+        self._append(self._record(Kind.OPENED), stored)
 
     def store(self, on_stored: OnStored) -> None:
         """Store what has changed; report it when that, and all before it, is stored."""
@@ -106,19 +109,23 @@ class ServedQueue:
     def encode(self, changes: Sequence[Change]) -> bytes:
         """Return the record of changes, which is appended next."""
         self._changes += len(changes)
-        return encode_changes(
-            self.queue_id, self.incarnation, self.state.floor, changes
-        )
+        return self._record(Kind.CHANGES, changes)
 
-    def snapshot(self, on_stored: OnStored) -> bool:
-        """Write the whole state, unless it waits for something; return whether."""
+    def snapshot(self, now: Now, on_stored: OnStored) -> None:
+        """Write the whole state, unless a dead letter is on its way."""
         if not self.is_open or self.letters_open:
-            return False
+            return
         self.store(lambda _error: None)
         self._changes = 0
-        payload = encode_snapshot(self.queue_id, self.name, self.state.image())
-        self._append(payload, on_stored)
-        return True
+        record = snapshot_of(self.queue_id, self.name, self.state.image(now))
+        self._append(encode_state(record), on_stored)
+
+    def _record(self, kind: Kind, changes: Sequence[Change] = ()) -> bytes:
+        floor = self.state.floor
+        name = None if kind is Kind.CHANGES else self.name
+        return encode_state(
+            StateRecord(kind, self.queue_id, self.incarnation, floor, changes, name)
+        )
 
     @property
     def wants_snapshot(self) -> bool:
@@ -142,11 +149,12 @@ class ServedQueue:
 
     # -- the topic's log
 
-    def scan(self, count: int, *, through: Offset | None = None) -> bool:
+    def scan(self, count: int, now: Now, *, through: Offset | None = None) -> bool:
         """Find messages until `count` can be given out, or none is left.
 
         Args:
             count: wanted.
+            now: when.
             through: find this one as well.
 
         Returns:
@@ -165,10 +173,10 @@ class ServedQueue:
             offset = state.scan_offset
             if offset >= log.high_watermark:
                 break
-            data = self._window_at(offset, count)
-            if data is None:
+            window = self._window_at(offset, count)
+            if window is None:
                 return False
-            self._walk(offset, data, count, through)
+            self._walk(offset, window, count, through, now)
         self.problem = ""
         return True
 
@@ -185,8 +193,8 @@ class ServedQueue:
     def _window_at(self, offset: Offset, count: int) -> bytes | None:
         """Return bytes from an offset on, at least a header; None: from the disk."""
         if self._window is not None:
-            start, data = self._window
-            left = data[offset - start :] if offset >= start else b""
+            start, known = self._window
+            left = known[offset - start :] if offset >= start else b""
             if len(left) >= HEADER_BYTES and _first_size(left) <= len(left):
                 return left
         data = self._read_now(offset, self._wanted_bytes(offset, count))
@@ -213,7 +221,7 @@ class ServedQueue:
             part.release()
 
     def _walk(
-        self, base: Offset, data: bytes, count: int, through: Offset | None
+        self, base: Offset, data: bytes, count: int, through: Offset | None, now: Now
     ) -> None:
         """Find the whole records of a window."""
         state, position, size = self.state, 0, len(data)
@@ -235,7 +243,7 @@ class ServedQueue:
             if is_ordered and flag & HAS_PROPERTIES:
                 payload = data[position + HEADER_BYTES : end]
                 key = decode_payload(payload, flag).key
-            state.found(Offset(base + position), SizeBytes(end - position), key)
+            state.found(Offset(base + position), SizeBytes(end - position), key, now)
             self._record_bytes += (end - position - self._record_bytes) / 64
             position = state.scan_offset - base
 
@@ -279,7 +287,8 @@ def _first_size(data: bytes) -> int:
     """Return the size of the record at the start of some bytes."""
     if len(data) < HEADER_BYTES:
         return HEADER_BYTES
-    return HEADER_BYTES + max(0, HEADER.unpack_from(data)[0])
+    length: int = HEADER.unpack_from(data)[0]
+    return HEADER_BYTES + max(0, length)
 
 
 def _ranges(taken: Sequence[Taken]) -> Iterator[tuple[Offset, Offset]]:

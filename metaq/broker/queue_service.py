@@ -2,8 +2,8 @@
 
 Theory of operation. A group has one `ServedQueue` for each partition of its topic on
 this broker, made when it is needed first (`queue_part.py`), and takers that wait
-(`queue_takers.py`). One timer looks at the queues whose leases or delays end. Everything
-happens on the loop's thread.
+(`queue_takers.py`). One timer looks at the queues whose leases or delays end.
+Everything happens on the loop's thread.
 
     load      the partitions of `__queues` are read; takes and settles are refused
     reclaim   for RECLAIM_MS after that nothing of a queue that is older is given out:
@@ -18,7 +18,7 @@ connection, unless it is back by then. A broker that does not lead its set refus
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -45,10 +45,17 @@ from metaq.protocol import texts
 from metaq.protocol.commands import Settle, Take
 from metaq.queues.rules import RECLAIM_MS, Now, QueueRules
 from metaq.queues.state import QueueState
-from metaq.queues.state_log import Images, QueueImage, QueueName, encode_deleted
+from metaq.queues.state_log import (
+    Images,
+    Kind,
+    QueueImage,
+    QueueName,
+    StateRecord,
+    encode_state,
+)
 from metaq.retry import Backoff, wait_set
 from metaq.storage.partition_log import PartitionLog
-from metaq.zk.definitions import QueueGroupDefinition
+from metaq.zk.group_definitions import QueueGroupDefinition
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +157,7 @@ class QueueService(Service):
             self._timer.cancel()
 
     def fail(self, log_id: LogId, error: MetaqError) -> None:
-        """Drop the queues in a partition of `__queues`: what they have is not stored."""
+        """Drop the queues in a partition of `__queues`: their state is not stored."""
         if self._partitions.pop(log_id, None) is None:
             return
         _log.error("queue groups are read again: partition=%s error=%s", log_id, error)
@@ -172,13 +179,11 @@ class QueueService(Service):
                 self._forget(group, queue)
             self._delete(lambda each, name=name: each.group == name)
         for name, definition in definitions.items():
-            group = self._groups.get(name)
-            if group is None:
-                group = self._groups[name] = QueueGroup(name, definition)
-            elif group.definition != definition:
+            group = self._groups.setdefault(name, QueueGroup(name, definition))
+            if group.definition != definition:
                 group.definition = definition
                 for queue in group.queues.values():
-                    queue.state.set_rules(rules_of(definition))
+                    queue.state.rules = rules_of(definition)
             self._open_latest(group)
 
     def on_new_log(self, log_id: LogId) -> None:
@@ -210,8 +215,9 @@ class QueueService(Service):
                 queue_id = partition.images.id_of(name)
                 partition.images.remove(name)
                 partition.starts.pop(name, None)
+                gone = StateRecord(Kind.DELETED, queue_id, 0, Offset(0), name=name)
                 self._journal.append(
-                    log_id, encode_deleted(queue_id, name), partial(self._on_stored, log_id)
+                    log_id, encode_state(gone), partial(self._on_stored, log_id)
                 )
 
     def _on_stored(self, log_id: LogId, error: MetaqError | None) -> None:
@@ -298,9 +304,7 @@ class QueueService(Service):
         image.incarnation = incarnation
         queue_id = partition.images.id_of(name)
         partition.images.by_name[name] = image
-        state = QueueState(
-            rules_of(group.definition), image, now=self.now(), open_max=OPEN_MAX
-        )
+        state = QueueState(rules_of(group.definition), image, open_max=OPEN_MAX)
         queue = ServedQueue(
             name,
             log,
@@ -339,17 +343,13 @@ class QueueService(Service):
     def has(self, queue: ServedQueue) -> bool:
         """Return whether a queue is still the one in memory."""
         group = self._groups.get(queue.name.group)
-        return group is not None and (
-            group.queues.get(queue.name.partition) is queue
-        )
+        return group is not None and (group.queues.get(queue.name.partition) is queue)
 
     def store(self, queue: ServedQueue) -> None:
         """Store what has changed in a queue, for no answer."""
         queue.store(partial(self._on_stored, queue.journal_id))
 
-    def send_letters(
-        self, queue: ServedQueue, on_tried: OnTried | None = None
-    ) -> int:
+    def send_letters(self, queue: ServedQueue, on_tried: OnTried | None = None) -> int:
         """Send the dead letters of a queue; return how many there are."""
         group = self._groups.get(queue.name.group)
         topic = None if group is None else group.definition.dead_letter_topic
@@ -462,9 +462,22 @@ class QueueService(Service):
                         self._snapshot(partition, queue, log.next_offset)
             log.trim_offset = min(partition.starts.values(), default=log.high_watermark)
         for name, worker in [*self._workers.items()]:
-            worker.queues = {each for each in worker.queues if each.state.holds(name)}
+            worker.queues = {
+                each for each in worker.queues if each.state.holders()[name]
+            }
             if not worker.answerers and not worker.queues:
                 del self._workers[name]
+
+    @property
+    def wants_trim(self) -> bool:
+        """Whether a segment of `__queues` is needed no more."""
+        logs = [log for each in all_logs() if (log := self._journal.find(each))]
+        return any(
+            log.segments.sealed
+            and log.trim_offset is not None
+            and log.segments.first.end_offset <= log.trim_offset
+            for log in logs
+        )
 
     def _snapshot(
         self, partition: _Partition, queue: ServedQueue, start: Offset
@@ -475,13 +488,15 @@ class QueueService(Service):
             else:
                 partition.starts[queue.name] = start
 
-        queue.snapshot(stored)
+        queue.snapshot(self.now(), stored)
 
     # -- what operators see
 
     def problems(self) -> tuple[str, ...]:
         """Return one sentence for each thing that needs an operator's attention."""
-        away = [f"queue groups in {each}: {text}" for each, text in self._failures.items()]
+        away = [
+            f"queue groups in {each}: {text}" for each, text in self._failures.items()
+        ]
         stopped = [
             f"queue group '{name}' of {queue.log.log_id}: {queue.problem}"
             for name, group in self._groups.items()

@@ -30,7 +30,7 @@ from metaq.protocol.queue_frames import Delivery, encode_taken
 from metaq.queues.state import Taken
 from metaq.record.runs import RecordRun, encode_runs
 from metaq.storage.log_state import WaitHandle
-from metaq.zk.definitions import QueueGroupDefinition
+from metaq.zk.group_definitions import QueueGroupDefinition
 
 if TYPE_CHECKING:
     from metaq.broker.queue_service import QueueService
@@ -41,6 +41,8 @@ TAKE_COUNT_MAX: Final = 1000
 """Most messages that one `take` gives."""
 TAKE_BYTES_MAX: Final = 1 << 20
 """Most bytes of their records; one larger message is given alone."""
+BUSY_MS_MAX: Final = 5_000
+"""Longest wait of a `take` without one, for a queue that is being opened or read."""
 LEASE_MS_MAX: Final = 12 * 3600 * 1000
 
 
@@ -112,13 +114,14 @@ class Takers:
         if taker not in group.takers:
             return
         wait_ms = min(command.wait_ms, limits.wait_ms_max)
-        if wait_ms <= 0 or self.count > limits.waiters_max:
+        if self.count > limits.waiters_max:
             self._answer_empty(group, taker)
             return
+        if wait_ms <= 0:
+            # The pump answers it, as soon as no queue is being opened or read.
+            wait_ms = BUSY_MS_MAX
         loop = asyncio.get_running_loop()
-        taker.timer = loop.call_later(
-            wait_ms / 1000, self._answer_empty, group, taker
-        )
+        taker.timer = loop.call_later(wait_ms / 1000, self._answer_empty, group, taker)
 
     def end_all(self, group: QueueGroup) -> None:
         """Answer all takers of a group with nothing."""
@@ -159,6 +162,9 @@ class Takers:
                     return
         for queue in group.queues.values():
             self._wait_for_data(group, queue)
+        if not any(each.is_busy for each in group.queues.values()):
+            for taker in [each for each in group.takers if not each.command.wait_ms]:
+                self._answer_empty(group, taker)
 
     def _in_turn(self, group: QueueGroup) -> list[ServedQueue]:
         try:
@@ -177,7 +183,7 @@ class Takers:
             return False
         count = min(command.count, TAKE_COUNT_MAX)
         try:
-            if not queue.scan(count):
+            if not queue.scan(count, now):
                 self._read(queue, queue.read_ahead(count), group)
                 return False
         except (StorageError, ClosedError) as error:

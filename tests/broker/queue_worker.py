@@ -11,7 +11,6 @@ from metaq.protocol.codec import encode
 from metaq.protocol.commands import Put, Result, Settle, Take, Value
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.queue_frames import (
-    Delivery,
     Settlement,
     Verb,
     Word,
@@ -23,7 +22,7 @@ from metaq.record.flags import decode_payload, encode_payload
 from metaq.record.layout import Record
 from metaq.record.runs import decode_runs, records_of
 from metaq.record.scan import read_record
-from metaq.zk.definitions import QueueGroupDefinition
+from metaq.zk.group_definitions import QueueGroupDefinition
 from tests.rigs.broker import Peer
 
 GROUP = "workers"
@@ -96,7 +95,9 @@ class Worker:
             self.name,
         )
 
-    async def say(self, got: Got, verb: Verb, argument: int = 0, text: str = "") -> Word:
+    async def say(
+        self, got: Got, verb: Verb, argument: int = 0, text: str = ""
+    ) -> Word:
         (word,) = await self.settle(got.partition, [got.says(verb, argument, text)])
         return word
 
@@ -160,6 +161,3 @@ async def stored(broker: Broker, topic: str, partition: int = 0) -> list[Record]
             position += record.size_bytes
         offset += position
     return found
-
-
-__all__ = ["Delivery", "Got", "Worker", "define", "got_of", "put", "stored"]

@@ -1,4 +1,4 @@
-"""Queue groups over a real connection: takes, settles, leases, restarts, dead letters."""
+"""Queue groups over a connection: takes, settles, leases, restarts, dead letters."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from metaq.broker import queue_service
 from metaq.broker.app import Broker
-from metaq.protocol.commands import Result
-from metaq.protocol.queue_frames import GROUP_DELAY, Verb, Word
+from metaq.protocol.queue_frames import Verb, Word
 from metaq.record.flags import decode_payload
-from tests.broker.queue_worker import Worker, define, got_of, put, stored
+from metaq.retry import Backoff
+from tests.broker.queue_worker import Worker, define, put, stored
 from tests.rigs.broker import Peer, running_broker
 from tests.rigs.waiting import until
 
@@ -211,7 +210,8 @@ def test_a_dead_letter_that_nobody_takes_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then the message is open and given to nobody, and a problem says so."""
-    monkeypatch.setattr("metaq.broker.queue_letters.PATIENCE.first_s", 0.05, raising=False)
+    soon = Backoff(first_s=0.05, max_s=0.1)
+    monkeypatch.setattr("metaq.broker.queue_letters.PATIENCE", soon)
 
     async def scenario(broker: Broker, peer: Peer) -> None:
         topics, queues = broker.context.topics, broker.context.queues
@@ -240,9 +240,12 @@ def test_a_restart_knows_what_is_done_and_how_often_the_rest_was_given(
             await put(peer, b"a", b"b", b"c", b"d")
             worker = Worker(peer)
             a, b, c, d = await worker.take(4)
-            assert await worker.settle(
-                0, [a.says(Verb.ACK), c.says(Verb.ACK), b.says(Verb.NACK, 0)]
-            ) == [Word.OK] * 3
+            assert (
+                await worker.settle(
+                    0, [a.says(Verb.ACK), c.says(Verb.ACK), b.says(Verb.NACK, 0)]
+                )
+                == [Word.OK] * 3
+            )
             return b, d
 
     async def after(b: Any, d: Any) -> None:
@@ -302,7 +305,12 @@ def test_a_group_that_starts_at_the_end_gets_what_comes_later(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("group", "topic", "status", "text"),
     [
-        ("nobody", "test", 503, "queue group 'nobody' is not defined here [not-defined]"),
+        (
+            "nobody",
+            "test",
+            503,
+            "queue group 'nobody' is not defined here [not-defined]",
+        ),
         ("workers", "meta-test", 500, "is of topic 'test', got 'meta-test'"),
     ],
 )
@@ -335,6 +343,3 @@ def test_a_deleted_topic_takes_its_queues_along(tmp_path: Path) -> None:
         assert (again.data, again.deliveries) == (b"a", 1)
 
     run(tmp_path, scenario)
-
-
-_ = (Result, got_of, GROUP_DELAY, queue_service)

@@ -99,7 +99,7 @@ class _Settling:
             return
         last = max(each.offset for each in self._entries)
         try:
-            is_found = queue.scan(0, through=last)
+            is_found = queue.scan(0, service.now(), through=last)
         except (StorageError, ClosedError) as error:
             self._end(error)
             return
