@@ -29,6 +29,7 @@ from metaq.zk.definitions import (
     TopicDefinition,
     TopicState,
     decode_copy,
+    decode_definition,
 )
 
 KEPT: Final = {HOLDINGS_FILE: HOLDINGS_BYTES_MAX, COPY_NAME: COPY_BYTES_MAX}
@@ -68,7 +69,9 @@ def plan_hand_over(fs: FileSystem, directory: Path) -> HandOver:
     held = {log_id.topic for log_id in logs.values()}
     topics: dict[str, TopicDefinition] = {}
     if COPY_NAME in rest:
-        topics = decode_copy(fs.read_file(directory / COPY_NAME, COPY_BYTES_MAX))
+        topics = decode_copy(
+            fs.read_file(directory / COPY_NAME, COPY_BYTES_MAX), decode_definition
+        )
     return HandOver(
         directory=directory,
         aside=_aside(directory),

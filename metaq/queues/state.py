@@ -9,8 +9,8 @@
 
 Messages are found in the order of the log (`found`), given out in that order, and
 settled in any. A delivery has a number; a settle is good while no later delivery has
-the message (table in docs/messaging.md). What a restart must know is collected as changes
-(`state_log.py`), and counts at once. Deliveries are not kept: after a restart a
+the message (table in docs/messaging.md). What a restart must know is collected as
+changes (`state_log.py`), and counts at once. Deliveries are not kept: after a restart a
 worker's message is READY, and a settle of the earlier life's delivery is good until it
 is given out again.
 

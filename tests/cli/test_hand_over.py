@@ -9,7 +9,13 @@ import pytest
 from metaq.fs import LOCK_FILE
 from metaq.model import BrokerId
 from metaq.storage.holdings import HOLDINGS_FILE
-from metaq.zk.definitions import COPY_NAME, TopicDefinition, TopicState, encode_copy
+from metaq.zk.definitions import (
+    COPY_NAME,
+    TopicDefinition,
+    TopicState,
+    encode_copy,
+    encode_definition,
+)
 from tests.cli.runner import run
 from tests.rigs.broker import Peer, running_broker
 
@@ -70,7 +76,7 @@ def test_the_plan_is_shown_and_nothing_changes_without_a_yes(data: Path) -> None
         "over": TopicDefinition(partitions=1, state=TopicState.DELETING),
         "others": TopicDefinition(partitions=1, brokers=(BrokerId(9),)),
     }
-    (data / COPY_NAME).write_bytes(encode_copy(definitions))
+    (data / COPY_NAME).write_bytes(encode_copy(definitions, encode_definition))
     before = names(data)
     refused = run("hand-over", str(data))
     assert refused.exit_code == 2
