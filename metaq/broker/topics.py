@@ -183,8 +183,9 @@ class Topics:
         )
 
     def logs(self) -> Iterable[PartitionLog]:
-        """Return every log of this broker, in no order."""
-        return self._logs.logs().values()
+        """Return every log that clients may know of, in no order."""
+        logs = self._logs.logs().items()
+        return [log for log_id, log in logs if not is_internal(log_id.topic)]
 
     # -- settings ---------------------------------------------------------------------
 

@@ -103,6 +103,10 @@ class GroupInUseError(ClientError):
     """A group that was to be moved has members that read."""
 
 
+class QueueGroupError(ClientError):
+    """A queue group is defined otherwise, or a name is of the other kind of group."""
+
+
 class TopicExistsError(ClientError):
     """A topic was to be made, and there is one of that name."""
 
