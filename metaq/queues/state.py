@@ -116,7 +116,8 @@ class QueueState:
         self.lost_bytes = 0
         """Bytes that retention took before anybody looked at them."""
         self._open_max = open_max
-        self._incarnation = image.incarnation
+        self.incarnation: Final = image.incarnation
+        """Number of this life, 1 or more."""
         self._counter = 0
         self._done = image.done
         self._returned = image.returned
@@ -144,6 +145,10 @@ class QueueState:
     def holders(self) -> Counter[str]:
         """Return worker → how many messages it has."""
         return +self._held
+
+    def is_done(self, offset: Offset) -> bool:
+        """Return whether the message at an offset is done."""
+        return offset < self.floor or self._done.end_at(offset) is not None
 
     def next_due_ms(self) -> int | None:
         """Return a time before which no lease and no delay ends; None: never."""
@@ -191,15 +196,16 @@ class QueueState:
 
     def trim(self, log_start: Offset) -> int:
         """Give up what retention took; return how many open messages that were."""
+        if log_start <= self.floor:
+            return 0
+        self._changes.append(Done(self.floor, log_start))
         lost = [each for each in self._open.values() if each.offset < log_start]
         for message in lost:
             self._end(message)
         self.lost_bytes += max(0, log_start - self.scan_offset)
         self.scan_offset = max(self.scan_offset, log_start)
-        self._changes.append(Done(self.floor, log_start))
-        self._done.add(self.floor, log_start)
         self._skip_done()
-        self._rise(self.floor)
+        self._rise(max(self.floor, log_start))
         return len(lost)
 
     # -- giving out
@@ -228,7 +234,7 @@ class QueueState:
             if taken and (is_alone or message.size_bytes > left_bytes):
                 break
             self._counter += 1
-            message.delivery = self._incarnation << INCARNATION_SHIFT | self._counter
+            message.delivery = self.incarnation << INCARNATION_SHIFT | self._counter
             message.count += 1
             self._lease(message, worker, lease_end_ms)
             left_bytes -= message.size_bytes
@@ -263,8 +269,7 @@ class QueueState:
         """
         message = self._open.get(entry.offset)
         if message is None:
-            is_done = entry.offset < self.floor or self._done.end_at(entry.offset)
-            return Word.DONE if is_done else Word.LOST
+            return Word.DONE if self.is_done(entry.offset) else Word.LOST
         if message.at is _At.DEAD:
             is_same = entry.delivery == message.delivery
             return Word.LATER if is_same and entry.verb is not Verb.ACK else Word.LOST
@@ -292,7 +297,7 @@ class QueueState:
         if message.delivery == delivery:
             return True
         life = delivery >> INCARNATION_SHIFT
-        if not 0 < life < self._incarnation:
+        if not 0 < life < self.incarnation:
             return False
         return message.delivery < delivery
 
@@ -385,7 +390,7 @@ class QueueState:
                 size = message.size_bytes
                 returned[offset] = Returned(offset, size, count, max(0, due_ms))
         done = DoneRanges(self._done.ranges())
-        return QueueImage(self.floor, done, returned, self._incarnation)
+        return QueueImage(self.floor, done, returned, self.incarnation)
 
     # -- changes of one message
 

@@ -1,0 +1,340 @@
+"""The table of a queue: each row, and that a refusal changes nothing."""
+
+import tracemalloc
+
+import pytest
+
+from metaq.model import Offset
+from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, Verb, Word
+from metaq.queues.rules import RECLAIM_MS, QueueRules
+from metaq.queues.state import Letter, Taken
+from metaq.queues.state_log import Done
+from tests.queues.rig import Rig
+
+LEASE_MS = 1_000
+
+
+def numbers(taken: list[Taken]) -> list[int]:
+    return [each.offset // 100 for each in taken]
+
+
+def test_messages_are_given_out_in_their_order_and_once() -> None:
+    """Each with a number of its own."""
+    rig = Rig()
+    rig.put(5)
+    first, second = rig.take(2), rig.take(9)
+    assert numbers(first) == [0, 1]
+    assert numbers(second) == [2, 3, 4]
+    deliveries = [each.delivery for each in (*first, *second)]
+    assert deliveries == sorted(set(deliveries))
+    assert rig.take(9) == []
+
+
+def test_an_ack_is_done_and_the_floor_follows() -> None:
+    """The floor passes no open message."""
+    rig = Rig()
+    rig.put(3)
+    a, b, c = rig.take(3)
+    assert rig.ack(b) is Word.OK
+    assert (rig.state.floor, rig.state.open_count) == (0, 2)
+    assert rig.ack(a) is Word.OK
+    assert rig.state.floor == 200
+    assert rig.ack(c) is Word.OK
+    assert (rig.state.floor, rig.state.open_count) == (300, 0)
+    assert rig.ack(a) is Word.DONE
+
+
+def test_an_ack_after_the_lease_is_good_while_nobody_else_has_the_message() -> None:
+    """Rows two and three."""
+    rig = Rig()
+    rig.put(2)
+    a, b = rig.take(2, lease_ms=LEASE_MS)
+    rig.pass_time(LEASE_MS)
+    assert rig.ack(a) is Word.OK
+    (again,) = rig.take(1, "other")
+    assert (again.offset, again.deliveries) == (b.offset, 2)
+    for verb in Verb:
+        assert rig.settle(b, verb, 1) is Word.LOST
+    assert rig.ack(again) is Word.OK
+
+
+def test_a_nack_waits_for_its_delay_and_counts() -> None:
+    """Due on the clock; the group's delay goes by the number of deliveries."""
+    rig = Rig(QueueRules(retry_delays_ms=(10, 500)))
+    rig.put(1)
+    (a,) = rig.take()
+    assert rig.settle(a, Verb.NACK, GROUP_DELAY) is Word.OK
+    rig.pass_time(9)
+    assert rig.take() == []
+    rig.pass_time(1)
+    (b,) = rig.take()
+    assert b.deliveries == 2
+    assert rig.settle(b, Verb.NACK, GROUP_DELAY) is Word.OK
+    rig.pass_time(499)
+    assert rig.take() == []
+    rig.pass_time(1)
+    (c,) = rig.take()
+    assert rig.settle(c, Verb.NACK, 0) is Word.OK
+    assert rig.take()[0].deliveries == 4
+
+
+def test_a_released_message_does_not_count() -> None:
+    """It was not begun."""
+    rig = Rig()
+    rig.put(1)
+    for _ in range(5):
+        (a,) = rig.take()
+        assert a.deliveries == 1
+        assert rig.settle(a, Verb.RELEASE) is Word.OK
+
+
+def test_an_extended_lease_goes_on_also_after_it_was_over() -> None:
+    """From now on, while nobody else has the message."""
+    rig = Rig()
+    rig.put(1)
+    (a,) = rig.take(lease_ms=LEASE_MS)
+    rig.pass_time(LEASE_MS - 1)
+    assert rig.settle(a, Verb.EXTEND, LEASE_MS) is Word.OK
+    rig.pass_time(LEASE_MS - 1)
+    assert rig.take() == []
+    rig.pass_time(1)
+    assert rig.settle(a, Verb.EXTEND, LEASE_MS) is Word.OK
+    assert rig.take() == []
+    assert rig.ack(a) is Word.OK
+
+
+@pytest.mark.parametrize("end", ["nack", "lease"])
+def test_the_last_delivery_ends_in_a_dead_letter(end: str) -> None:
+    """The message stays open, and is given to nobody, until the letter is stored."""
+    rig = Rig(QueueRules(deliveries_max=2, retry_delays_ms=()))
+    rig.put(2)
+    for number in (1, 2):
+        (a,) = rig.take(lease_ms=LEASE_MS)
+        assert (a.offset, a.deliveries) == (0, number)
+        if end == "nack":
+            assert rig.settle(a, Verb.NACK, 0) is Word.OK
+        else:
+            rig.pass_time(LEASE_MS)
+    (letter,) = rig.letters
+    assert letter == Letter(Offset(0), letter.size_bytes, 2, "deliveries: 2")
+    assert numbers(rig.take(9)) == [1]
+    assert rig.settle(a, Verb.ACK) is Word.LOST
+    assert rig.settle(a, Verb.NACK, 0) is Word.LATER
+    assert rig.state.floor == 0
+    rig.store_letter(letter)
+    assert rig.state.floor == 100
+    assert rig.ack(a) is Word.DONE
+
+
+def test_without_dead_letters_what_is_given_up_is_dropped() -> None:
+    """And counted."""
+    rig = Rig(QueueRules(takes_letters=False))
+    rig.put(1)
+    (a,) = rig.take()
+    assert rig.settle(a, Verb.REJECT, text="x") is Word.OK
+    assert (rig.state.dropped_count, rig.state.open_count, rig.letters) == (1, 0, [])
+
+
+def test_a_rejected_message_has_its_reason() -> None:
+    """As the cause of the letter."""
+    rig = Rig()
+    rig.put(1)
+    assert rig.settle(rig.take()[0], Verb.REJECT, text="no number") is Word.OK
+    assert rig.letters[0].cause == "rejected: no number"
+
+
+def test_a_message_that_was_returned_twice_goes_alone() -> None:
+    """Its neighbours do not fail with it."""
+    rig = Rig()
+    rig.put(3)
+    for _ in range(2):
+        (a,) = rig.take(1)
+        rig.settle(a, Verb.NACK, 0)
+    assert numbers(rig.take(9)) == [0]
+    assert numbers(rig.take(9)) == [1, 2]
+    rig = Rig()
+    rig.put(3)
+    a, b, c = rig.take(3)
+    rig.settle(b, Verb.NACK, 0)
+    (b,) = rig.take(1)
+    rig.settle(b, Verb.NACK, 0)
+    rig.settle(a, Verb.RELEASE)
+    rig.settle(c, Verb.RELEASE)
+    assert [numbers(rig.take(9)) for _ in range(3)] == [[0], [1], [2]]
+
+
+def test_bytes_bound_a_take_but_for_its_first_message() -> None:
+    """One large message is given alone."""
+    rig = Rig()
+    rig.put(1, size=500)
+    rig.put(3)
+    assert len(rig.take(9, size=450)) == 1
+    assert len(rig.take(9, size=250)) == 2
+
+
+def test_keys_are_given_out_one_at_a_time_in_order() -> None:
+    """Until the earlier message is done, or its letter is stored."""
+    rig = Rig(QueueRules(is_ordered=True, retry_delays_ms=()))
+    for key in (b"a", b"a", b"b", None, b"a"):
+        rig.put(1, key=key)
+    first = rig.take(9)
+    assert numbers(first) == [0, 2, 3]
+    assert rig.settle(first[0], Verb.NACK, 50) is Word.OK
+    assert rig.take(9) == []
+    rig.pass_time(50)
+    (again,) = rig.take(9)
+    assert again.offset == 0
+    assert rig.settle(again, Verb.REJECT, text="x") is Word.OK
+    assert rig.take(9) == []
+    rig.store_letter(rig.letters[0])
+    (second,) = rig.take(9)
+    assert numbers([second]) == [1]
+    assert rig.ack(second) is Word.OK
+    assert numbers(rig.take(9)) == [4]
+
+
+def test_at_the_bound_nothing_more_is_found_before_something_is_done() -> None:
+    """Nothing is dropped."""
+    rig = Rig(open_max=3)
+    rig.put(5)
+    taken = rig.take(9)
+    assert numbers(taken) == [0, 1, 2]
+    assert (rig.take(9), rig.state.has_room) == ([], False)
+    rig.ack(taken[1])
+    assert numbers(rig.take(9)) == [3]
+
+
+def test_a_worker_that_is_gone_gives_its_messages_back_in_a_moment() -> None:
+    """One that is back in time keeps them, until its lease ends."""
+    rig = Rig()
+    rig.put(2)
+    rig.take(1, "stays"), rig.take(1, "goes")
+    rig.state.worker_left("goes", rig.now)
+    rig.pass_time(RECLAIM_MS - 1)
+    assert rig.take(9) == []
+    rig.state.worker_seen("goes")
+    rig.pass_time(RECLAIM_MS)
+    assert rig.take(9) == []
+    rig.state.worker_left("goes", rig.now)
+    rig.pass_time(RECLAIM_MS)
+    assert numbers(rig.take(9)) == [1]
+    assert rig.state.holders() == {"stays": 1, "w": 1}
+
+
+def test_retention_ends_what_it_takes() -> None:
+    """Open messages are counted as lost; so are bytes that nobody looked at."""
+    rig = Rig()
+    rig.put(6)
+    a, b = rig.take(2)
+    rig.ack(b)
+    assert rig.state.trim(Offset(100)) == 1
+    assert (rig.state.floor, rig.state.lost_bytes) == (200, 0)
+    assert rig.ack(a) is Word.DONE
+    assert rig.state.trim(Offset(400)) == 0
+    assert (rig.state.scan_offset, rig.state.lost_bytes) == (400, 200)
+    assert numbers(rig.take(9)) == [4, 5]
+
+
+def test_a_restart_forgets_leases_and_keeps_counts() -> None:
+    """A message in flight has the count of its last return."""
+    rig = Rig()
+    rig.put(3)
+    a, b, c = rig.take(3)
+    rig.settle(a, Verb.NACK, 60_000)
+    rig.settle(b, Verb.NACK, 0)
+    rig.ack(c)
+    rig.take(1)  # b, its second delivery
+    rig.crash()
+    (again,) = rig.take(9)
+    assert (again.offset, again.deliveries) == (b.offset, 2)
+    rig.pass_time(60_000)
+    (late,) = rig.take(9)
+    assert (late.offset, late.deliveries) == (a.offset, 2)
+    assert rig.ack(c) is Word.DONE
+
+
+def test_a_delivery_of_an_earlier_life_is_good_until_the_message_is_given_out() -> None:
+    """So a worker that comes back after a restart goes on."""
+    rig = Rig()
+    rig.put(3)
+    a, b, c = rig.take(3)
+    rig.crash()
+    rig.scan(9)
+    assert rig.settle(a, Verb.EXTEND, LEASE_MS) is Word.OK
+    assert numbers(rig.take(1)) == [1]
+    assert rig.ack(b) is Word.LOST
+    assert rig.ack(a) is Word.OK
+    assert rig.settle(c, Verb.NACK, 0) is Word.OK
+    assert rig.take(1)[0].deliveries == 2
+    unknown = a._replace(delivery=99 << 32)
+    assert rig.ack(unknown) is Word.DONE
+    assert rig.ack(b._replace(delivery=99 << 32)) is Word.LOST
+
+
+def test_of_two_workers_of_an_earlier_life_the_later_one_wins() -> None:
+    """Both come back; the first one had lost the message to the second."""
+    rig = Rig()
+    rig.put(1)
+    (first,) = rig.take(1, "w1", lease_ms=LEASE_MS)
+    rig.pass_time(LEASE_MS)
+    (second,) = rig.take(1, "w2")
+    rig.crash()
+    rig.scan(9)
+    assert rig.settle(first, Verb.EXTEND, LEASE_MS, worker="w1") is Word.OK
+    assert rig.settle(second, Verb.EXTEND, LEASE_MS, worker="w2") is Word.OK
+    assert rig.ack(first) is Word.LOST
+    assert rig.ack(second) is Word.OK
+
+
+def test_a_snapshot_is_what_a_restart_would_know() -> None:
+    """Ranges, counts and delays; not who has what."""
+    rig = Rig()
+    rig.put(6)
+    taken = rig.take(6)
+    rig.ack(taken[1]), rig.ack(taken[4])
+    rig.settle(taken[2], Verb.NACK, 70)
+    rig.snapshot()
+    rig.crash()
+    assert numbers(rig.take(9)) == [0, 3, 5]
+    rig.pass_time(70)
+    (late,) = rig.take(9)
+    assert (numbers([late]), late.deliveries) == ([2], 2)
+
+
+def test_what_never_reached_its_worker_is_given_out_again() -> None:
+    """It does not count."""
+    rig = Rig()
+    rig.put(2)
+    rig.state.give_back(rig.take(2))
+    again = rig.take(2)
+    assert [each.deliveries for each in again] == [1, 1]
+
+
+def test_neighbours_that_are_done_are_one_change() -> None:
+    """One settle of many is a few bytes."""
+    rig = Rig()
+    rig.put(100)
+    for each in rig.take(100):
+        rig.state.settle("w", _ack(each), rig.now)
+    assert rig.state.drain_changes() == [Done(Offset(0), Offset(10_000))]
+
+
+def _ack(taken: Taken) -> Settlement:
+    return Settlement(taken.offset, taken.delivery, Verb.ACK)
+
+
+def test_an_open_message_takes_little_memory() -> None:
+    """Twenty thousand of them are some megabytes."""
+    rig = Rig(open_max=20_000)
+    rig.put(20_000)
+    stored = rig.messages
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for offset, size, _key in stored:
+            rig.state.found(offset, size, None, rig.now)
+        rig.state.take("w", 20_000, 10**9, 30_000, rig.now)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (after - before) / 20_000 < 700
