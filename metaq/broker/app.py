@@ -163,6 +163,7 @@ class Broker(Service):
         self._is_drained = asyncio.Event()
         self._registration: Registration | None = None
         self._replica: ReplicaPart | None = None
+        self._queues: QueueService | None = None
         self._opening: JournalOpening | None = None
         self.http_port: int | None = None
         """Port of /health and /metrics; None without one."""
@@ -205,8 +206,8 @@ class Broker(Service):
         self._make_context(started_s)
         await self._open_transactions()
         if self._config.replication is None:
-            queues = self.context.queues = QueueService(self.context)
-            await self.start_owned(queues)
+            self._queues = self.context.queues = QueueService(self.context)
+            await self.start_owned(self._queues)
         self._listen()
         data_path = Path(self._config.system.data_path)
         await self.start_owned(
@@ -500,8 +501,8 @@ class Broker(Service):
         await registration.advertise(
             self._snapshot(), wait_definitions=self._definitions.wait_read
         )
-        if self.context.queues is not None:
-            self.context.queues.restart_reclaim()
+        if self._queues is not None:
+            self._queues.restart_reclaim()
         self._definitions.wake()
 
     async def _join_set(self, coordinator: Coordinator) -> None:
@@ -575,8 +576,8 @@ class Broker(Service):
         new = self._logs.get(log_id)
         assert new is not None, log_id
         self.context.waiters.on_new_log(log_id, new)
-        if self.context.queues is not None:
-            self.context.queues.on_new_log(log_id)
+        if self._queues is not None:
+            self._queues.on_new_log(log_id)
         self._schedules.replace_jobs(
             self.control.deletion_schedules(self.context.config)
         )
@@ -615,8 +616,8 @@ class Broker(Service):
         self._logs.tick(self._clock.monotonic_s())
 
     def _tick_queues(self) -> None:
-        if self.context.queues is not None:
-            self.context.queues.tick()
+        if self._queues is not None:
+            self._queues.tick()
 
     def _begin_scrub_step(self) -> Work | None:
         """Return the next piece of verification, if it is due."""
@@ -635,8 +636,7 @@ class Broker(Service):
         """Return for which topics a full disk or a size limit asks for a run."""
         if any(each.is_low_on_space for each in self._logs.directories()):
             return self.control.deletion_schedules(self.context.config).keys()
-        queues = self.context.queues
-        is_trimmed = queues is not None and queues.wants_trim
+        is_trimmed = self._queues is not None and self._queues.wants_trim
         return () if self._logs.is_over_size_limit or is_trimmed else None
 
     def _on_retention_end(self, run: RetentionReport) -> None:

@@ -11,20 +11,19 @@ from collections.abc import Generator
 from typing import TypeAlias, assert_never
 
 from metaq.broker.acks import Answerer
-from metaq.broker.context import BrokerContext
+from metaq.broker.context import BrokerContext, QueueGroups
 from metaq.broker.handlers.check import handle_check
 from metaq.broker.handlers.follow import handle_follow
 from metaq.broker.handlers.get import GetAnswerer, handle_get
 from metaq.broker.handlers.offset import handle_offset
 from metaq.broker.handlers.put import handle_mput, handle_put, handle_put_in_pieces
-from metaq.broker.handlers.queue import handle_settle, handle_take
 from metaq.broker.handlers.stats import handle_stats, handle_version
 from metaq.broker.handlers.txn import (
     handle_commit_together,
     handle_sync,
     handle_transaction,
 )
-from metaq.errors import ServerError, WireError
+from metaq.errors import ServerError, UnavailableError, WireError
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import (
@@ -120,6 +119,17 @@ def encode_failure(
     return encode_result(Status.SERVER_ERROR, text, command.opaque)
 
 
+def queues_of(context: BrokerContext) -> QueueGroups:
+    """Return the queue groups.
+
+    Raises:
+        UnavailableError: this broker serves none.
+    """
+    if context.queues is None:
+        raise UnavailableError(texts.NO_QUEUES)
+    return context.queues
+
+
 def _handle(command: Small, answerer: GetAnswerer) -> bytes | None:
     match command:
         case Put():
@@ -131,9 +141,9 @@ def _handle(command: Small, answerer: GetAnswerer) -> bytes | None:
         case Check():
             handle_check(command, answerer)
         case Take():
-            handle_take(command, answerer)
+            queues_of(answerer.context).take(command, answerer)
         case Settle():
-            handle_settle(command, answerer)
+            queues_of(answerer.context).settle(command, answerer)
         case Version():
             return handle_version(answerer.context)
         case TransactionCommand():

@@ -7,8 +7,9 @@ have bounds of their own, so that they and those of clients cannot starve each o
 
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from metaq.broker.context import BrokerContext
 from metaq.errors import MetaqError, StorageError, TransactionError
 from metaq.model import LocalTransactionId, LogId
 from metaq.protocol.codec import encode
@@ -17,9 +18,6 @@ from metaq.protocol.transaction_ids import format_key
 from metaq.record.layout import encode_record
 from metaq.txn.records import encode_put
 from metaq.txn.transaction import PutRun
-
-if TYPE_CHECKING:
-    from metaq.broker.context import BrokerContext
 
 OPEN_MAX: Final = 64
 """Joined appends that are not settled yet; more are refused, to be tried again."""
@@ -50,7 +48,7 @@ class _Written:
 class JoinedAppends:
     """Joined appends of one broker. Used on the loop's thread."""
 
-    def __init__(self, context: "BrokerContext") -> None:
+    def __init__(self, context: BrokerContext) -> None:
         self._context = context
         self._numbers = count(1)
         self._open_count = 0

@@ -1,18 +1,18 @@
 """Dead letters of queue groups: there, and the end of the message here, or neither.
 
 A letter and the end of its message are one local transaction (`joined_appends.py`).
-Until it is committed the message is open and given to nobody. A letter that its topic
+Until it is committed the message is open, and not given out. A letter that its topic
 does not take is tried again, with a growing delay, and the problem names the topic.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final
 
 from metaq.broker.context import BrokerContext
-from metaq.broker.joined_appends import JoinedRecord
+from metaq.broker.joined_appends import JoinedAppends, JoinedRecord
+from metaq.broker.queue_groups import OnTried, QueueOwner
 from metaq.broker.queue_part import ServedQueue
 from metaq.errors import (
     ClosedError,
@@ -38,18 +38,11 @@ from metaq.record.layout import Record
 from metaq.record.scan import read_record
 from metaq.retry import Backoff
 
-if TYPE_CHECKING:
-    from metaq.broker.queue_service import QueueService
-
 _log = logging.getLogger(__name__)
 
 AT_ONCE_MAX: Final = 32
 """Letters on their way at once; the others wait."""
 PATIENCE: Final = Backoff(first_s=0.5, max_s=30.0)
-
-OnTried: TypeAlias = Callable[[Offset, bool], None]
-"""Called once for each letter, after the first try: the offset of its message, and
-whether it is stored."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,8 +60,11 @@ class _Sending:
 class Letters:
     """The dead letters of one broker. Owner: the service; used on the loop's thread."""
 
-    def __init__(self, service: "QueueService", context: BrokerContext) -> None:
+    def __init__(
+        self, service: QueueOwner, context: BrokerContext, joined: JoinedAppends
+    ) -> None:
         self._service = service
+        self._joined = joined
         self._context = context
         self._waiting = deque[_Sending]()
         self._failed = list[_Sending]()
@@ -129,7 +125,7 @@ class Letters:
             self._on_done(sending, error)
             return
         change = queue.encode([Done(letter.offset, end)])
-        self._service.joined.append(
+        self._joined.append(
             [
                 JoinedRecord(target, payload, flag),
                 JoinedRecord(queue.journal_id, change),

@@ -21,8 +21,8 @@ from metaq.queues.rules import Now
 from metaq.queues.state import QueueState, Taken
 from metaq.queues.state_log import (
     Change,
-    Kind,
     QueueName,
+    StateKind,
     StateRecord,
     encode_state,
     snapshot_of,
@@ -94,7 +94,7 @@ class ServedQueue:
             self.is_open = error is None
             on_open(error)
 
-        self._append(self._record(Kind.OPENED), stored)
+        self._append(self._record(StateKind.OPENED), stored)
 
     def store(self, on_stored: OnStored) -> None:
         """Store what has changed; report it when that, and all before it, is stored."""
@@ -109,7 +109,7 @@ class ServedQueue:
     def encode(self, changes: Sequence[Change]) -> bytes:
         """Return the record of changes, which is appended next."""
         self._changes += len(changes)
-        return self._record(Kind.CHANGES, changes)
+        return self._record(StateKind.CHANGES, changes)
 
     def snapshot(self, now: Now, on_stored: OnStored) -> None:
         """Write the whole state, unless a dead letter is on its way."""
@@ -120,9 +120,9 @@ class ServedQueue:
         record = snapshot_of(self.queue_id, self.name, self.state.image(now))
         self._append(encode_state(record), on_stored)
 
-    def _record(self, kind: Kind, changes: Sequence[Change] = ()) -> bytes:
+    def _record(self, kind: StateKind, changes: Sequence[Change] = ()) -> bytes:
         floor = self.state.floor
-        name = None if kind is Kind.CHANGES else self.name
+        name = None if kind is StateKind.CHANGES else self.name
         return encode_state(
             StateRecord(kind, self.queue_id, self.incarnation, floor, changes, name)
         )

@@ -6,14 +6,14 @@ this broker, made when it is needed first (`queue_part.py`), and takers that wai
 Everything happens on the loop's thread.
 
     load      the partitions of `__queues` are read; takes and settles are refused
-    reclaim   for RECLAIM_MS after that nothing of a queue that is older is given out:
+    reclaim   for queueReclaimMs after that nothing of a queue that is older is given out:
               workers that were cut off come back, and extend what they hold
     serve
     away      an append to `__queues` failed: the queues in that partition are dropped
               from memory, and read again until it works
 
-A worker is a name, not a connection. Its leases end RECLAIM_MS after its last
-connection, unless it is back by then. A broker that does not lead its set refuses.
+A worker is a name, not a connection. Its leases end queueReclaimMs after its
+last connection, unless it is back by then. A broker that does not lead its set refuses.
 """
 
 import asyncio
@@ -26,10 +26,12 @@ from typing import Any, Final
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
 from metaq.broker.joined_appends import JoinedAppends
-from metaq.broker.queue_letters import Letters, OnTried
+from metaq.broker.queue_groups import OnTried, QueueGroup
+from metaq.broker.queue_letters import Letters
 from metaq.broker.queue_log import QueueLog, all_logs, log_of, read_images
 from metaq.broker.queue_part import ServedQueue
-from metaq.broker.queue_takers import QueueGroup, Takers
+from metaq.broker.queue_settling import settle
+from metaq.broker.queue_takers import Takers
 from metaq.deadlines import Deadlines
 from metaq.errors import (
     ClosedError,
@@ -43,13 +45,13 @@ from metaq.lifecycle import Service
 from metaq.model import LogId, Offset
 from metaq.protocol import texts
 from metaq.protocol.commands import Settle, Take
-from metaq.queues.rules import RECLAIM_MS, Now, QueueRules
+from metaq.queues.rules import Now, QueueRules
 from metaq.queues.state import QueueState
 from metaq.queues.state_log import (
     Images,
-    Kind,
     QueueImage,
     QueueName,
+    StateKind,
     StateRecord,
     encode_state,
 )
@@ -59,8 +61,6 @@ from metaq.zk.group_definitions import QueueGroupDefinition
 
 _log = logging.getLogger(__name__)
 
-OPEN_MAX: Final = 20_000
-"""Most open messages of one queue; nothing more is given out then."""
 PINNED_BYTES_MAX: Final = 64 << 20
 """Bytes of a partition of `__queues` after which the queues that pin it are written."""
 RELOAD: Final = Backoff(first_s=0.2, max_s=10.0)
@@ -78,11 +78,11 @@ class _Worker:
 
 @dataclass(slots=True)
 class _Partition:
-    """What a partition of `__queues` has."""
+    """Content of a partition of `__queues`."""
 
     images: Images
     starts: dict[QueueName, Offset]
-    """Where the last whole state of each queue is."""
+    """Offset of the last whole state of each queue."""
 
 
 class QueueService(Service):
@@ -100,8 +100,7 @@ class QueueService(Service):
         self._timer: asyncio.TimerHandle | None = None
         self._load_due = asyncio.Event()
         self._reclaims_until_ms = 0
-        self.joined: Final = JoinedAppends(context)
-        self.letters: Final = Letters(self, context)
+        self.letters: Final = Letters(self, context, JoinedAppends(context))
         self.takers: Final = Takers(self, context)
 
     # -- the start
@@ -139,16 +138,15 @@ class QueueService(Service):
                 continue
             self._failures.pop(log_id, None)
             self._partitions[log_id] = _Partition(images, starts)
-            self._reclaims_until_ms = self.now().mono_ms + RECLAIM_MS
+            self.restart_reclaim()
         for group in self._groups.values():
             self._open_latest(group)
-        loop = asyncio.get_running_loop()
-        loop.call_later(RECLAIM_MS / 1000, self._pump_all)
 
     def restart_reclaim(self) -> None:
         """Give workers their time from now on: clients can find this broker."""
-        self._reclaims_until_ms = self.now().mono_ms + RECLAIM_MS
-        asyncio.get_running_loop().call_later(RECLAIM_MS / 1000, self._pump_all)
+        reclaim_ms = self._context.config.limits.queue_reclaim_ms
+        self._reclaims_until_ms = self.now().mono_ms + reclaim_ms
+        asyncio.get_running_loop().call_later(reclaim_ms / 1000, self._pump_all)
 
     async def _end_takers(self) -> None:
         for group in self._groups.values():
@@ -215,7 +213,7 @@ class QueueService(Service):
                 queue_id = partition.images.id_of(name)
                 partition.images.remove(name)
                 partition.starts.pop(name, None)
-                gone = StateRecord(Kind.DELETED, queue_id, 0, Offset(0), name=name)
+                gone = StateRecord(StateKind.DELETED, queue_id, 0, Offset(0), name=name)
                 self._journal.append(
                     log_id, encode_state(gone), partial(self._on_stored, log_id)
                 )
@@ -223,6 +221,16 @@ class QueueService(Service):
     def _on_stored(self, log_id: LogId, error: MetaqError | None) -> None:
         if error is not None:
             self.fail(log_id, error)
+
+    # -- commands
+
+    def take(self, command: Take, answerer: Answerer) -> None:
+        """Answer a `take`; see `Takers.take`."""
+        self.takers.take(command, answerer)
+
+    def settle(self, command: Settle, answerer: Answerer) -> None:
+        """Answer a `settle`; see `queue_settling.py`."""
+        settle(self, command, answerer)
 
     # -- queues
 
@@ -304,7 +312,9 @@ class QueueService(Service):
         image.incarnation = incarnation
         queue_id = partition.images.id_of(name)
         partition.images.by_name[name] = image
-        state = QueueState(rules_of(group.definition), image, open_max=OPEN_MAX)
+        limits = self._context.config.limits
+        rules = rules_of(group.definition)
+        state = QueueState(rules, image, open_max=limits.queue_open_max)
         queue = ServedQueue(
             name,
             log,
@@ -382,7 +392,7 @@ class QueueService(Service):
         """Forget a connection that has ended: its takers, and when its leases end."""
         for group in self._groups.values():
             self.takers.drop(group, answerer)
-        now = self.now()
+        now, reclaim_ms = self.now(), self._context.config.limits.queue_reclaim_ms
         for name, worker in [*self._workers.items()]:
             if answerer not in worker.answerers:
                 continue
@@ -390,7 +400,7 @@ class QueueService(Service):
             if worker.answerers:
                 continue
             for queue in worker.queues:
-                queue.state.worker_left(name, now)
+                queue.state.worker_left(name, now, reclaim_ms)
                 self.watch(queue)
             if not worker.queues:
                 del self._workers[name]

@@ -8,13 +8,13 @@ page cache are read by the reader threads; the pump goes on when they are there.
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
 from metaq.broker.load import TURN_S
+from metaq.broker.queue_groups import QueueGroup, QueueOwner, Taker
 from metaq.broker.queue_part import ServedQueue
 from metaq.errors import (
     ClosedError,
@@ -26,14 +26,9 @@ from metaq.errors import (
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_result, encode_value_line
 from metaq.protocol.commands import Take
-from metaq.protocol.queue_frames import Delivery, encode_taken
+from metaq.protocol.queue_frames import QueueDelivery, encode_taken
 from metaq.queues.state import Taken
 from metaq.record.runs import RecordRun, encode_runs
-from metaq.storage.log_state import WaitHandle
-from metaq.zk.group_definitions import QueueGroupDefinition
-
-if TYPE_CHECKING:
-    from metaq.broker.queue_service import QueueService
 
 _log = logging.getLogger(__name__)
 
@@ -46,46 +41,10 @@ BUSY_MS_MAX: Final = 5_000
 LEASE_MS_MAX: Final = 12 * 3600 * 1000
 
 
-@dataclass(slots=True, eq=False)
-class Taker:
-    """A `take` that is not answered yet."""
-
-    command: Take
-    answerer: Answerer
-    timer: asyncio.TimerHandle | None = None
-
-
-@dataclass(slots=True, eq=False)
-class QueueGroup:
-    """A queue group on this broker."""
-
-    name: str
-    definition: QueueGroupDefinition
-    queues: dict[int, ServedQueue] = field(default_factory=dict)
-    """By partition; those that were needed."""
-    takers: dict[Taker, None] = field(default_factory=dict)
-    """In the order in which they came."""
-    waits: dict[int, WaitHandle] = field(default_factory=dict)
-    """Partition → its wait for data."""
-    all_queues: list[ServedQueue] | None = None
-    """One for each partition; None: to be found again."""
-    version: int = 0
-    """Of the topics, when they were found."""
-    is_pumping: bool = False
-    turn: int = 0
-    """Counts what was given, so that queues have turns."""
-
-    def stop_waiting(self, partition: int) -> None:
-        """Wait for no data of a partition."""
-        wait = self.waits.pop(partition, None)
-        if wait is not None:
-            wait.cancel()
-
-
 class Takers:
     """Gives out messages. Owner: the service; used on the loop's thread."""
 
-    def __init__(self, service: "QueueService", context: BrokerContext) -> None:
+    def __init__(self, service: QueueOwner, context: BrokerContext) -> None:
         self._service = service
         self._context = context
         self.count = 0
@@ -161,6 +120,7 @@ class Takers:
                     self._context.turns.ask(partial(self.pump, group))
                     return
         for queue in group.queues.values():
+            queue.drop_window()
             self._wait_for_data(group, queue)
         if not any(each.is_busy for each in group.queues.values()):
             for taker in [each for each in group.takers if not each.command.wait_ms]:
@@ -193,7 +153,6 @@ class Takers:
         size_max = min(command.max_size, TAKE_BYTES_MAX)
         taken = queue.state.take(command.worker, count, size_max, lease_ms, now)
         if not taken:
-            queue.drop_window()
             return False
         self._end(group, taker)
         self._service.note_taken(command.worker, queue)
@@ -238,7 +197,7 @@ class Takers:
         runs: Sequence[RecordRun],
     ) -> None:
         deliveries = [
-            Delivery(each.offset, each.delivery, each.deliveries) for each in taken
+            QueueDelivery(each.offset, each.delivery, each.deliveries) for each in taken
         ]
         head = encode_taken(queue.name.partition, lease_ms, deliveries)
         payload = head + encode_runs(runs)
@@ -257,7 +216,9 @@ class Takers:
             try:
                 await work
             except (StorageError, ClosedError) as error:
-                queue.problem = str(error)
+                taker = _first_for(group, queue.name.partition)
+                if taker is not None:
+                    self._refuse(group, taker, queue, error)
             finally:
                 queue.is_reading = False
             self.pump(group)

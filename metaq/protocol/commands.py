@@ -304,8 +304,8 @@ class Value:
     `queue_frames.py`."""
     opaque: int
     next_offset: int = NO_NEXT
-    """Where to go on, where the payload is no single range of the log; NO_NEXT: right
-    after it."""
+    """Offset to go on at, where the payload is no single range of the log; NO_NEXT:
+    right after it."""
 
 
 Command: TypeAlias = (

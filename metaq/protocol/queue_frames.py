@@ -44,8 +44,8 @@ GROUP_DELAY: Final = -1
 """Argument of a nack: the delay is that of the group's schedule."""
 
 
-class Verb(enum.IntEnum):
-    """What a worker says about a delivery."""
+class SettleVerb(enum.IntEnum):
+    """Kinds of settlements."""
 
     ACK = 1
     """Done."""
@@ -60,7 +60,7 @@ class Verb(enum.IntEnum):
 
 
 class Word(enum.Enum):
-    """What became of one entry of a `settle`."""
+    """Outcome of one entry of a `settle`."""
 
     OK = "ok"
     DONE = "done"
@@ -71,14 +71,14 @@ class Word(enum.Enum):
     """The message is given out no more; its dead letter is tried again."""
 
 
-class Delivery(NamedTuple):
+class QueueDelivery(NamedTuple):
     """One message that a worker was given."""
 
     offset: Offset
     delivery: int
     """Number of this delivery, u64: no other one of the queue has it."""
     deliveries: int
-    """How often the message was given out, this time included, 1 or more."""
+    """Times that the message was given out, this one included, 1 or more."""
 
 
 class Settlement(NamedTuple):
@@ -86,34 +86,34 @@ class Settlement(NamedTuple):
 
     offset: Offset
     delivery: int
-    verb: Verb
+    verb: SettleVerb
     argument: int = 0
     """Milliseconds of a nack (GROUP_DELAY: the group's) or extend."""
     text: str = ""
     """Reason of a reject."""
 
 
-class Taken(NamedTuple):
+class TakenReply(NamedTuple):
     """Reply to a `take`."""
 
     partition: int
     lease_ms: int
     """Milliseconds from the broker's answer on for which the messages are taken."""
-    deliveries: Sequence[Delivery]
+    deliveries: Sequence[QueueDelivery]
     """In the order in which they are to be handled; none: there was nothing in time."""
     records_at: int
     """Position of the runs in the payload."""
 
 
 def encode_taken(
-    partition: int, lease_ms: int, deliveries: Sequence[Delivery]
+    partition: int, lease_ms: int, deliveries: Sequence[QueueDelivery]
 ) -> bytes:
     """Return the payload of a reply up to the runs."""
     head = _TAKEN.pack(partition, lease_ms, len(deliveries))
     return head + b"".join([_DELIVERY.pack(*each) for each in deliveries])
 
 
-def decode_taken(payload: bytes) -> Taken:
+def decode_taken(payload: bytes) -> TakenReply:
     """Read the payload of a reply up to the runs.
 
     Raises:
@@ -130,19 +130,20 @@ def decode_taken(payload: bytes) -> Taken:
             f"take: expected {count} deliveries in {end} bytes, got {len(payload)}"
         )
     found = [
-        Delivery(*each) for each in _DELIVERY.iter_unpack(payload[_TAKEN.size : end])
+        QueueDelivery(*each)
+        for each in _DELIVERY.iter_unpack(payload[_TAKEN.size : end])
     ]
     for each in found:
         if each.offset < 0 or each.deliveries < 1:
             raise RemoteProtocolError(f"take: no delivery is {each}")
-    return Taken(partition, lease_ms, found, end)
+    return TakenReply(partition, lease_ms, found, end)
 
 
 def encode_settlements(entries: Sequence[Settlement]) -> bytes:
     """Return the payload of a `settle`; a reason is cut at REASON_BYTES_MAX."""
     heads, texts = list[bytes](), list[bytes]()
     for offset, delivery, verb, argument, text in entries:
-        if verb is Verb.REJECT:
+        if verb is SettleVerb.REJECT:
             raw = text.encode(errors="replace")[:REASON_BYTES_MAX]
             # A character that was cut is left out.
             texts.append(raw.decode(errors="ignore").encode())
@@ -171,7 +172,7 @@ def decode_settlements(payload: bytes, count: int) -> list[Settlement]:
     for offset, delivery, verb, argument in _ENTRY.iter_unpack(payload[:at]):
         _require_sense(offset, verb, argument)
         text = ""
-        if verb == Verb.REJECT:
+        if verb == SettleVerb.REJECT:
             end = at + argument
             if end > len(payload):
                 raise RemoteProtocolError(
@@ -179,7 +180,9 @@ def decode_settlements(payload: bytes, count: int) -> list[Settlement]:
                     f" {len(payload) - at}"
                 )
             text, at = payload[at:end].decode(errors="replace"), end
-        entries.append(Settlement(Offset(offset), delivery, Verb(verb), argument, text))
+        entries.append(
+            Settlement(Offset(offset), delivery, SettleVerb(verb), argument, text)
+        )
     if at != len(payload):
         raise RemoteProtocolError(
             f"settle: expected {at} bytes for {count} deliveries, got {len(payload)}"
@@ -188,11 +191,11 @@ def decode_settlements(payload: bytes, count: int) -> list[Settlement]:
 
 
 _RANGES: Final[dict[int, tuple[int, int]]] = {
-    Verb.ACK: (0, 0),
-    Verb.NACK: (GROUP_DELAY, I64_MAX),
-    Verb.RELEASE: (0, 0),
-    Verb.EXTEND: (1, I64_MAX),
-    Verb.REJECT: (0, REASON_BYTES_MAX),
+    SettleVerb.ACK: (0, 0),
+    SettleVerb.NACK: (GROUP_DELAY, I64_MAX),
+    SettleVerb.RELEASE: (0, 0),
+    SettleVerb.EXTEND: (1, I64_MAX),
+    SettleVerb.REJECT: (0, REASON_BYTES_MAX),
 }
 """Least and greatest argument of each verb."""
 

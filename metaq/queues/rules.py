@@ -1,11 +1,7 @@
-"""What a queue group is allowed, and the clocks that its rules are given. Pure."""
+"""Options of a queue group, and the clocks that its rules are given. Pure."""
 
 from dataclasses import dataclass
 from typing import Final, NamedTuple
-
-RECLAIM_MS: Final = 2_000
-"""A worker keeps its messages for so long without a connection, milliseconds; for as
-long after a start nothing of an older queue is given out."""
 
 INCARNATION_SHIFT: Final = 32
 """A delivery is `incarnation << 32 | counter`."""
@@ -25,7 +21,7 @@ class QueueRules:
     is_ordered: bool = False
     """One message of a key at a time, in their order."""
     takes_letters: bool = True
-    """What is given out no more is a dead letter; False: it is dropped."""
+    """A message that is given up is a dead letter; False: it is dropped."""
 
     def retry_delay_ms(self, deliveries: int) -> int:
         """Return the delay of a nack of the given delivery, 1 or more."""

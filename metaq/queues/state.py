@@ -30,8 +30,8 @@ from typing import Final, NamedTuple
 
 from metaq.deadlines import Deadlines
 from metaq.model import Offset, SizeBytes
-from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, Verb, Word
-from metaq.queues.rules import INCARNATION_SHIFT, RECLAIM_MS, Now, QueueRules
+from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, SettleVerb, Word
+from metaq.queues.rules import INCARNATION_SHIFT, Now, QueueRules
 from metaq.queues.state_log import Change, Done, DoneRanges, QueueImage, Returned
 
 ALONE_COUNT: Final = 2
@@ -57,7 +57,7 @@ class Letter(NamedTuple):
 
 
 class _At(enum.IntEnum):
-    """Where an open message is."""
+    """Place of an open message."""
 
     READY = 0
     LEASED = 1
@@ -114,7 +114,7 @@ class QueueState:
         self.dropped_count = 0
         """Messages that were given up without a dead letter."""
         self.lost_bytes = 0
-        """Bytes that retention took before anybody looked at them."""
+        """Bytes that retention took before they were looked at."""
         self._open_max = open_max
         self.incarnation: Final = image.incarnation
         """Number of this life, 1 or more."""
@@ -158,7 +158,7 @@ class QueueState:
     # -- finding
 
     def wants_scan(self, count: int) -> bool:
-        """Return whether more is to be found for somebody who wants `count`."""
+        """Return whether more is to be found for a taker of `count`."""
         return self.ready_count < count and len(self._open) < self._open_max
 
     def found(
@@ -272,7 +272,11 @@ class QueueState:
             return Word.DONE if self.is_done(entry.offset) else Word.LOST
         if message.at is _At.DEAD:
             is_same = entry.delivery == message.delivery
-            return Word.LATER if is_same and entry.verb is not Verb.ACK else Word.LOST
+            return (
+                Word.LATER
+                if is_same and entry.verb is not SettleVerb.ACK
+                else Word.LOST
+            )
         if not self._is_good(message, entry.delivery):
             return Word.LOST
         if message.delivery != entry.delivery:
@@ -280,20 +284,20 @@ class QueueState:
             message.delivery = entry.delivery
             message.count += message.at is not _At.LEASED
         match entry.verb:
-            case Verb.ACK:
+            case SettleVerb.ACK:
                 self._finish(message)
-            case Verb.NACK:
+            case SettleVerb.NACK:
                 self._nack(message, entry.argument, now)
-            case Verb.RELEASE:
+            case SettleVerb.RELEASE:
                 self._release(message)
-            case Verb.EXTEND:
+            case SettleVerb.EXTEND:
                 self._lease(message, worker, now.mono_ms + entry.argument)
-            case Verb.REJECT:
+            case SettleVerb.REJECT:
                 self._give_up(message, f"rejected: {entry.text}")
         return Word.OK
 
     def _is_good(self, message: _Open, delivery: int) -> bool:
-        """Return whether nobody was given a message after a delivery."""
+        """Return whether a message was not given out after a delivery."""
         if message.delivery == delivery:
             return True
         life = delivery >> INCARNATION_SHIFT
@@ -350,9 +354,9 @@ class QueueState:
             else:
                 self._return(message, 0, now)
 
-    def worker_left(self, worker: str, now: Now) -> None:
-        """Cut the leases of a worker short: it has no connection."""
-        end_ms = now.mono_ms + RECLAIM_MS
+    def worker_left(self, worker: str, now: Now, reclaim_ms: int) -> None:
+        """Cut the leases of a worker short: it has no connection for now."""
+        end_ms = now.mono_ms + reclaim_ms
         for message in self._of(worker):
             self._deadlines.set(message.offset, min(end_ms, message.lease_end_ms))
 

@@ -44,8 +44,8 @@ COUNT_MAX: Final = 2**16 - 1
 """A higher count of deliveries is kept as this."""
 
 
-class Kind(enum.IntEnum):
-    """Kind of a record."""
+class StateKind(enum.IntEnum):
+    """StateKind of a record."""
 
     OPENED = 1
     CHANGES = 2
@@ -76,7 +76,7 @@ class Returned(NamedTuple):
     deliveries: int
     """So far."""
     due_ms: int
-    """Wall clock before which it is given to nobody; 0: at once."""
+    """Wall clock before which it is not given out; 0: at once."""
 
 
 Change: TypeAlias = Done | Returned
@@ -130,7 +130,7 @@ class DoneRanges:
 
 @dataclass(slots=True)
 class QueueImage:
-    """What a restart knows of a queue."""
+    """A queue as a restart knows it."""
 
     floor: Offset
     """Every message below it is done."""
@@ -163,7 +163,7 @@ class QueueImage:
 class StateRecord:
     """A record of `__queues`."""
 
-    kind: Kind
+    kind: StateKind
     queue_id: int
     incarnation: int
     floor: Offset
@@ -173,7 +173,7 @@ class StateRecord:
     @property
     def is_whole(self) -> bool:
         """Whether nothing before it matters for its queue."""
-        return self.kind is Kind.SNAPSHOT
+        return self.kind is StateKind.SNAPSHOT
 
 
 def encode_state(record: StateRecord) -> bytes:
@@ -207,7 +207,7 @@ def snapshot_of(queue_id: int, name: QueueName, image: QueueImage) -> StateRecor
     """Return the record of a whole state."""
     entries: list[Change] = [*image.done.ranges(), *image.returned.values()]
     return StateRecord(
-        Kind.SNAPSHOT, queue_id, image.incarnation, image.floor, entries, name
+        StateKind.SNAPSHOT, queue_id, image.incarnation, image.floor, entries, name
     )
 
 
@@ -222,14 +222,16 @@ def decode_state(payload: bytes) -> StateRecord:
         _require_version(version)
         entries, position = _read_entries(payload, _HEAD.size, count)
         name = None
-        if Kind(kind) is not Kind.CHANGES:
+        if StateKind(kind) is not StateKind.CHANGES:
             name, position = _read_name(payload, position)
         is_sound = position == len(payload) and floor >= 0
     except (struct.error, ValueError) as error:
         raise _nonsense(payload) from error
     if not is_sound:
         raise _nonsense(payload)
-    return StateRecord(Kind(kind), queue_id, incarnation, Offset(floor), entries, name)
+    return StateRecord(
+        StateKind(kind), queue_id, incarnation, Offset(floor), entries, name
+    )
 
 
 def _require_version(version: int) -> None:
@@ -321,7 +323,7 @@ class Images:
                 f"state of a queue: number {record.queue_id} is of"
                 f" {self._names[record.queue_id]}, got {name}"
             )
-        if record.kind is Kind.DELETED:
+        if record.kind is StateKind.DELETED:
             self.remove(name)
             return name
         self._ids[name] = record.queue_id

@@ -1,18 +1,20 @@
 """A worker of a queue group, byte for byte, against a broker in this process."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from metaq.broker.app import Broker
+from metaq.broker.queue_part import ServedQueue
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import Put, Result, Settle, Take, Value
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.queue_frames import (
     Settlement,
-    Verb,
+    SettleVerb,
     Word,
     decode_taken,
     decode_words,
@@ -23,7 +25,7 @@ from metaq.record.layout import Record
 from metaq.record.runs import decode_runs, records_of
 from metaq.record.scan import read_record
 from metaq.zk.group_definitions import QueueGroupDefinition
-from tests.rigs.broker import Peer
+from tests.rigs.broker import Peer, running_broker
 
 GROUP = "workers"
 TOPIC = "test"
@@ -47,7 +49,7 @@ class Got:
     deliveries: int
     data: bytes
 
-    def says(self, verb: Verb, argument: int = 0, text: str = "") -> Settlement:
+    def says(self, verb: SettleVerb, argument: int = 0, text: str = "") -> Settlement:
         return Settlement(self.offset, self.delivery, verb, argument, text)
 
 
@@ -96,13 +98,13 @@ class Worker:
         )
 
     async def say(
-        self, got: Got, verb: Verb, argument: int = 0, text: str = ""
+        self, got: Got, verb: SettleVerb, argument: int = 0, text: str = ""
     ) -> Word:
         (word,) = await self.settle(got.partition, [got.says(verb, argument, text)])
         return word
 
     async def ack(self, got: Got) -> Word:
-        return await self.say(got, Verb.ACK)
+        return await self.say(got, SettleVerb.ACK)
 
     async def ask(self, command: Take | Settle) -> Result | Value:
         self._connection.receive_data(await self.peer.ask(encode(command)))
@@ -161,3 +163,36 @@ async def stored(broker: Broker, topic: str, partition: int = 0) -> list[Record]
             position += record.size_bytes
         offset += position
     return found
+
+
+Scenario: TypeAlias = Callable[[Broker, Peer], Awaitable[None]]
+
+
+QUICK = {"queueReclaimMs": "100"}
+
+
+def run(
+    data: Path,
+    scenario: Scenario,
+    *,
+    broker: Mapping[str, str] | None = None,
+    **settings: Any,
+) -> None:
+    """Play a scenario with one queue group; `broker` has settings of the broker."""
+
+    async def main() -> None:
+        wanted = {**QUICK, **(broker or {})}
+        async with running_broker(data, wanted) as running, Peer(running) as peer:
+            define(running, **settings)
+            await scenario(running, peer)
+
+    asyncio.run(main())
+
+
+def queue_of(broker: Broker, partition: int = 0) -> ServedQueue:
+    """Return the queue of a partition as the broker has it in memory."""
+    queues: Any = broker.context.queues
+    return queues.queue_for(queues.find_group(_ANY_TAKE), partition)
+
+
+_ANY_TAKE = Take(TOPIC, GROUP, -1, 1, 1, 1, "w1")

@@ -53,6 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "assignment": PURE,
     "storage": L2 | {"record", "fs", "config", "lifecycle", "retry", "storage"},
     "txn": L2 | {"record", "fs", "config", "lifecycle", "retry", "txn"},
+    "queues": PURE | {"deadlines", "protocol", "queues"},
     "net": L2 | {"lifecycle", "protocol", "net"},
     "zk": L2 | {"cluster_snapshot", "config", "retry", "lifecycle", "fs", "zk"},
     "peer": L2 | {"retry", "protocol", "net", "peer"},
@@ -62,7 +63,7 @@ ALLOWED: dict[str, set[str]] = {
     "broker": L2
     | L4
     | {"record", "protocol", "fs", "config", "lifecycle", "retry", "prometheus"}
-    | {"peer", "replication", "broker"},
+    | {"queues", "peer", "replication", "broker"},
     "client": L2
     | {"record", "protocol", "assignment", "fs", "config", "lifecycle", "retry"}
     | {"net", "zk", "prometheus", "loop_thread", "peer", "cluster_snapshot", "client"},

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from metaq.model import Offset, SizeBytes
-from metaq.protocol.queue_frames import Settlement, Verb, Word
+from metaq.protocol.queue_frames import Settlement, SettleVerb, Word
 from metaq.queues.rules import Now, QueueRules
 from metaq.queues.state import Letter, QueueState, Taken
 from metaq.queues.state_log import (
     Change,
     Done,
     Images,
-    Kind,
     QueueImage,
     QueueName,
+    StateKind,
     StateRecord,
     decode_state,
     encode_state,
@@ -81,7 +81,7 @@ class Rig:
     def settle(
         self,
         taken: Taken,
-        verb: Verb,
+        verb: SettleVerb,
         argument: int = 0,
         text: str = "",
         *,
@@ -93,14 +93,14 @@ class Rig:
         return word
 
     def ack(self, taken: Taken) -> Word:
-        return self.settle(taken, Verb.ACK)
+        return self.settle(taken, SettleVerb.ACK)
 
     def store(self) -> None:
         """Append what has changed, as the service does before it answers."""
         changes = self.state.drain_changes()
         self.letters += self.state.drain_letters()
         if changes:
-            self._record(Kind.CHANGES, changes)
+            self._record(StateKind.CHANGES, changes)
 
     def snapshot(self) -> None:
         self.store()
@@ -116,7 +116,7 @@ class Rig:
         """Commit a dead letter: the message is done by the same transaction."""
         self.letters.remove(letter)
         end = Offset(letter.offset + letter.size_bytes)
-        self._record(Kind.CHANGES, [Done(letter.offset, end)])
+        self._record(StateKind.CHANGES, [Done(letter.offset, end)])
         self.state.letter_stored(letter.offset)
 
     def crash(self) -> None:
@@ -131,10 +131,10 @@ class Rig:
         self._begin()
 
     def _begin(self) -> None:
-        self._record(Kind.OPENED, ())
+        self._record(StateKind.OPENED, ())
 
-    def _record(self, kind: Kind, changes: Sequence[Change]) -> None:
-        name = None if kind is Kind.CHANGES else NAME
+    def _record(self, kind: StateKind, changes: Sequence[Change]) -> None:
+        name = None if kind is StateKind.CHANGES else NAME
         record = StateRecord(
             kind, 1, self.state.incarnation, self.state.floor, list(changes), name
         )

@@ -5,13 +5,14 @@ import tracemalloc
 import pytest
 
 from metaq.model import Offset
-from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, Verb, Word
-from metaq.queues.rules import RECLAIM_MS, QueueRules
+from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, SettleVerb, Word
+from metaq.queues.rules import QueueRules
 from metaq.queues.state import Letter, Taken
 from metaq.queues.state_log import Done
 from tests.queues.rig import Rig
 
 LEASE_MS = 1_000
+RECLAIM_MS = 2_000
 
 
 def numbers(taken: list[Taken]) -> list[int]:
@@ -53,7 +54,7 @@ def test_an_ack_after_the_lease_is_good_while_nobody_else_has_the_message() -> N
     assert rig.ack(a) is Word.OK
     (again,) = rig.take(1, "other")
     assert (again.offset, again.deliveries) == (b.offset, 2)
-    for verb in Verb:
+    for verb in SettleVerb:
         assert rig.settle(b, verb, 1) is Word.LOST
     assert rig.ack(again) is Word.OK
 
@@ -63,18 +64,18 @@ def test_a_nack_waits_for_its_delay_and_counts() -> None:
     rig = Rig(QueueRules(retry_delays_ms=(10, 500)))
     rig.put(1)
     (a,) = rig.take()
-    assert rig.settle(a, Verb.NACK, GROUP_DELAY) is Word.OK
+    assert rig.settle(a, SettleVerb.NACK, GROUP_DELAY) is Word.OK
     rig.pass_time(9)
     assert rig.take() == []
     rig.pass_time(1)
     (b,) = rig.take()
     assert b.deliveries == 2
-    assert rig.settle(b, Verb.NACK, GROUP_DELAY) is Word.OK
+    assert rig.settle(b, SettleVerb.NACK, GROUP_DELAY) is Word.OK
     rig.pass_time(499)
     assert rig.take() == []
     rig.pass_time(1)
     (c,) = rig.take()
-    assert rig.settle(c, Verb.NACK, 0) is Word.OK
+    assert rig.settle(c, SettleVerb.NACK, 0) is Word.OK
     assert rig.take()[0].deliveries == 4
 
 
@@ -85,7 +86,7 @@ def test_a_released_message_does_not_count() -> None:
     for _ in range(5):
         (a,) = rig.take()
         assert a.deliveries == 1
-        assert rig.settle(a, Verb.RELEASE) is Word.OK
+        assert rig.settle(a, SettleVerb.RELEASE) is Word.OK
 
 
 def test_an_extended_lease_goes_on_also_after_it_was_over() -> None:
@@ -94,11 +95,11 @@ def test_an_extended_lease_goes_on_also_after_it_was_over() -> None:
     rig.put(1)
     (a,) = rig.take(lease_ms=LEASE_MS)
     rig.pass_time(LEASE_MS - 1)
-    assert rig.settle(a, Verb.EXTEND, LEASE_MS) is Word.OK
+    assert rig.settle(a, SettleVerb.EXTEND, LEASE_MS) is Word.OK
     rig.pass_time(LEASE_MS - 1)
     assert rig.take() == []
     rig.pass_time(1)
-    assert rig.settle(a, Verb.EXTEND, LEASE_MS) is Word.OK
+    assert rig.settle(a, SettleVerb.EXTEND, LEASE_MS) is Word.OK
     assert rig.take() == []
     assert rig.ack(a) is Word.OK
 
@@ -112,14 +113,14 @@ def test_the_last_delivery_ends_in_a_dead_letter(end: str) -> None:
         (a,) = rig.take(lease_ms=LEASE_MS)
         assert (a.offset, a.deliveries) == (0, number)
         if end == "nack":
-            assert rig.settle(a, Verb.NACK, 0) is Word.OK
+            assert rig.settle(a, SettleVerb.NACK, 0) is Word.OK
         else:
             rig.pass_time(LEASE_MS)
     (letter,) = rig.letters
     assert letter == Letter(Offset(0), letter.size_bytes, 2, "deliveries: 2")
     assert numbers(rig.take(9)) == [1]
-    assert rig.settle(a, Verb.ACK) is Word.LOST
-    assert rig.settle(a, Verb.NACK, 0) is Word.LATER
+    assert rig.settle(a, SettleVerb.ACK) is Word.LOST
+    assert rig.settle(a, SettleVerb.NACK, 0) is Word.LATER
     assert rig.state.floor == 0
     rig.store_letter(letter)
     assert rig.state.floor == 100
@@ -131,7 +132,7 @@ def test_without_dead_letters_what_is_given_up_is_dropped() -> None:
     rig = Rig(QueueRules(takes_letters=False))
     rig.put(1)
     (a,) = rig.take()
-    assert rig.settle(a, Verb.REJECT, text="x") is Word.OK
+    assert rig.settle(a, SettleVerb.REJECT, text="x") is Word.OK
     assert (rig.state.dropped_count, rig.state.open_count, rig.letters) == (1, 0, [])
 
 
@@ -139,7 +140,7 @@ def test_a_rejected_message_has_its_reason() -> None:
     """As the cause of the letter."""
     rig = Rig()
     rig.put(1)
-    assert rig.settle(rig.take()[0], Verb.REJECT, text="no number") is Word.OK
+    assert rig.settle(rig.take()[0], SettleVerb.REJECT, text="no number") is Word.OK
     assert rig.letters[0].cause == "rejected: no number"
 
 
@@ -149,17 +150,17 @@ def test_a_message_that_was_returned_twice_goes_alone() -> None:
     rig.put(3)
     for _ in range(2):
         (a,) = rig.take(1)
-        rig.settle(a, Verb.NACK, 0)
+        rig.settle(a, SettleVerb.NACK, 0)
     assert numbers(rig.take(9)) == [0]
     assert numbers(rig.take(9)) == [1, 2]
     rig = Rig()
     rig.put(3)
     a, b, c = rig.take(3)
-    rig.settle(b, Verb.NACK, 0)
+    rig.settle(b, SettleVerb.NACK, 0)
     (b,) = rig.take(1)
-    rig.settle(b, Verb.NACK, 0)
-    rig.settle(a, Verb.RELEASE)
-    rig.settle(c, Verb.RELEASE)
+    rig.settle(b, SettleVerb.NACK, 0)
+    rig.settle(a, SettleVerb.RELEASE)
+    rig.settle(c, SettleVerb.RELEASE)
     assert [numbers(rig.take(9)) for _ in range(3)] == [[0], [1], [2]]
 
 
@@ -179,12 +180,12 @@ def test_keys_are_given_out_one_at_a_time_in_order() -> None:
         rig.put(1, key=key)
     first = rig.take(9)
     assert numbers(first) == [0, 2, 3]
-    assert rig.settle(first[0], Verb.NACK, 50) is Word.OK
+    assert rig.settle(first[0], SettleVerb.NACK, 50) is Word.OK
     assert rig.take(9) == []
     rig.pass_time(50)
     (again,) = rig.take(9)
     assert again.offset == 0
-    assert rig.settle(again, Verb.REJECT, text="x") is Word.OK
+    assert rig.settle(again, SettleVerb.REJECT, text="x") is Word.OK
     assert rig.take(9) == []
     rig.store_letter(rig.letters[0])
     (second,) = rig.take(9)
@@ -209,13 +210,13 @@ def test_a_worker_that_is_gone_gives_its_messages_back_in_a_moment() -> None:
     rig = Rig()
     rig.put(2)
     rig.take(1, "stays"), rig.take(1, "goes")
-    rig.state.worker_left("goes", rig.now)
+    rig.state.worker_left("goes", rig.now, RECLAIM_MS)
     rig.pass_time(RECLAIM_MS - 1)
     assert rig.take(9) == []
     rig.state.worker_seen("goes")
     rig.pass_time(RECLAIM_MS)
     assert rig.take(9) == []
-    rig.state.worker_left("goes", rig.now)
+    rig.state.worker_left("goes", rig.now, RECLAIM_MS)
     rig.pass_time(RECLAIM_MS)
     assert numbers(rig.take(9)) == [1]
     assert rig.state.holders() == {"stays": 1, "w": 1}
@@ -240,8 +241,8 @@ def test_a_restart_forgets_leases_and_keeps_counts() -> None:
     rig = Rig()
     rig.put(3)
     a, b, c = rig.take(3)
-    rig.settle(a, Verb.NACK, 60_000)
-    rig.settle(b, Verb.NACK, 0)
+    rig.settle(a, SettleVerb.NACK, 60_000)
+    rig.settle(b, SettleVerb.NACK, 0)
     rig.ack(c)
     rig.take(1)  # b, its second delivery
     rig.crash()
@@ -260,11 +261,11 @@ def test_a_delivery_of_an_earlier_life_is_good_until_the_message_is_given_out() 
     a, b, c = rig.take(3)
     rig.crash()
     rig.scan(9)
-    assert rig.settle(a, Verb.EXTEND, LEASE_MS) is Word.OK
+    assert rig.settle(a, SettleVerb.EXTEND, LEASE_MS) is Word.OK
     assert numbers(rig.take(1)) == [1]
     assert rig.ack(b) is Word.LOST
     assert rig.ack(a) is Word.OK
-    assert rig.settle(c, Verb.NACK, 0) is Word.OK
+    assert rig.settle(c, SettleVerb.NACK, 0) is Word.OK
     assert rig.take(1)[0].deliveries == 2
     unknown = a._replace(delivery=99 << 32)
     assert rig.ack(unknown) is Word.DONE
@@ -280,8 +281,8 @@ def test_of_two_workers_of_an_earlier_life_the_later_one_wins() -> None:
     (second,) = rig.take(1, "w2")
     rig.crash()
     rig.scan(9)
-    assert rig.settle(first, Verb.EXTEND, LEASE_MS, worker="w1") is Word.OK
-    assert rig.settle(second, Verb.EXTEND, LEASE_MS, worker="w2") is Word.OK
+    assert rig.settle(first, SettleVerb.EXTEND, LEASE_MS, worker="w1") is Word.OK
+    assert rig.settle(second, SettleVerb.EXTEND, LEASE_MS, worker="w2") is Word.OK
     assert rig.ack(first) is Word.LOST
     assert rig.ack(second) is Word.OK
 
@@ -292,7 +293,7 @@ def test_a_snapshot_is_what_a_restart_would_know() -> None:
     rig.put(6)
     taken = rig.take(6)
     rig.ack(taken[1]), rig.ack(taken[4])
-    rig.settle(taken[2], Verb.NACK, 70)
+    rig.settle(taken[2], SettleVerb.NACK, 70)
     rig.snapshot()
     rig.crash()
     assert numbers(rig.take(9)) == [0, 3, 5]
@@ -320,7 +321,7 @@ def test_neighbours_that_are_done_are_one_change() -> None:
 
 
 def _ack(taken: Taken) -> Settlement:
-    return Settlement(taken.offset, taken.delivery, Verb.ACK)
+    return Settlement(taken.offset, taken.delivery, SettleVerb.ACK)
 
 
 def test_an_open_message_takes_little_memory() -> None:

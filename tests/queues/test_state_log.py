@@ -14,10 +14,10 @@ from metaq.queues.state_log import (
     Done,
     DoneRanges,
     Images,
-    Kind,
     QueueImage,
     QueueName,
     Returned,
+    StateKind,
     StateRecord,
     decode_state,
     encode_state,
@@ -42,15 +42,17 @@ RANGES = st.tuples(OFFSETS, st.integers(1, 9)).map(
 
 def test_changes_have_these_bytes() -> None:
     """They are on disks: added to, never changed."""
-    record = StateRecord(Kind.CHANGES, 7, 2, Offset(100), CHANGES)
+    record = StateRecord(StateKind.CHANGES, 7, 2, Offset(100), CHANGES)
     assert encode_state(record) == GOLDEN
     assert decode_state(GOLDEN) == StateRecord(
-        Kind.CHANGES, 7, 2, Offset(100), list(CHANGES)
+        StateKind.CHANGES, 7, 2, Offset(100), list(CHANGES)
     )
 
 
-@pytest.mark.parametrize("kind", [Kind.OPENED, Kind.SNAPSHOT, Kind.DELETED])
-def test_a_record_with_a_name_reads_back(kind: Kind) -> None:
+@pytest.mark.parametrize(
+    "kind", [StateKind.OPENED, StateKind.SNAPSHOT, StateKind.DELETED]
+)
+def test_a_record_with_a_name_reads_back(kind: StateKind) -> None:
     """Group, topic and partition."""
     record = StateRecord(kind, 1, 1, Offset(0), list(CHANGES), NAME)
     assert decode_state(encode_state(record)) == record
@@ -59,7 +61,7 @@ def test_a_record_with_a_name_reads_back(kind: Kind) -> None:
 def test_a_high_count_is_kept_as_the_highest() -> None:
     """Sixteen bits are enough: no group allows so many deliveries."""
     change = Returned(Offset(1), SizeBytes(1), COUNT_MAX + 9, 0)
-    record = StateRecord(Kind.CHANGES, 1, 1, Offset(0), [change])
+    record = StateRecord(StateKind.CHANGES, 1, 1, Offset(0), [change])
     (found,) = decode_state(encode_state(record)).entries
     assert isinstance(found, Returned)
     assert found.deliveries == COUNT_MAX
@@ -67,7 +69,9 @@ def test_a_high_count_is_kept_as_the_highest() -> None:
 
 def test_damage_is_one_error() -> None:
     """Every cut, and any bytes: a record, or an error that says so."""
-    whole = encode_state(StateRecord(Kind.SNAPSHOT, 1, 1, Offset(0), CHANGES, NAME))
+    whole = encode_state(
+        StateRecord(StateKind.SNAPSHOT, 1, 1, Offset(0), CHANGES, NAME)
+    )
     for size in range(len(whole)):
         with pytest.raises(CorruptRecordError, match="state of a queue"):
             decode_state(whole[:size])
@@ -119,9 +123,9 @@ def test_ten_thousand_acks_around_an_open_message_are_two_ranges() -> None:
 def test_replay_knows_what_was_returned_and_what_is_done() -> None:
     """Changes in their order; a snapshot is what they come to."""
     images = Images()
-    images.apply(StateRecord(Kind.OPENED, 1, 4, Offset(0), name=NAME))
+    images.apply(StateRecord(StateKind.OPENED, 1, 4, Offset(0), name=NAME))
     changes = [Returned(Offset(100), SizeBytes(100), 1, 0), Done(Offset(0), Offset(99))]
-    images.apply(StateRecord(Kind.CHANGES, 1, 4, Offset(0), changes))
+    images.apply(StateRecord(StateKind.CHANGES, 1, 4, Offset(0), changes))
     image = images.by_name[NAME]
     assert (image.floor, list(image.returned)) == (99, [100])
     assert image.incarnation == 4
@@ -129,18 +133,20 @@ def test_replay_knows_what_was_returned_and_what_is_done() -> None:
     again.apply(decode_state(encode_state(snapshot_of(1, NAME, image))))
     assert again.by_name[NAME].done.ranges() == image.done.ranges()
     assert again.by_name[NAME].returned == image.returned
-    images.apply(StateRecord(Kind.DELETED, 1, 0, Offset(0), name=NAME))
+    images.apply(StateRecord(StateKind.DELETED, 1, 0, Offset(0), name=NAME))
     assert NAME not in images.by_name
-    assert images.apply(StateRecord(Kind.CHANGES, 1, 4, Offset(0), changes)) is None
+    assert (
+        images.apply(StateRecord(StateKind.CHANGES, 1, 4, Offset(0), changes)) is None
+    )
 
 
 def test_a_number_is_of_one_queue() -> None:
     """Records that contradict each other are damage."""
     images = Images()
-    images.apply(StateRecord(Kind.OPENED, 1, 1, Offset(0), name=NAME))
+    images.apply(StateRecord(StateKind.OPENED, 1, 1, Offset(0), name=NAME))
     other = NAME._replace(partition=9)
     with pytest.raises(CorruptRecordError, match="number 1 is of"):
-        images.apply(StateRecord(Kind.OPENED, 1, 1, Offset(0), name=other))
+        images.apply(StateRecord(StateKind.OPENED, 1, 1, Offset(0), name=other))
     assert images.id_of(other) == 2
 
 

@@ -10,13 +10,14 @@ from collections.abc import Callable
 import pytest
 
 from metaq.model import Offset
-from metaq.protocol.queue_frames import Settlement, Verb, Word
-from metaq.queues.rules import RECLAIM_MS, QueueRules
+from metaq.protocol.queue_frames import Settlement, SettleVerb, Word
+from metaq.queues.rules import QueueRules
 from metaq.queues.state import QueueState, Taken
 from tests.queues.rig import Rig
 
 WORKERS = ("w1", "w2", "w3")
 LEASE_MS = 5_000
+RECLAIM_MS = 2_000
 STEPS = 400
 
 
@@ -87,8 +88,11 @@ class Walk:
             return
         recent = self.given[-12:] if self.rng.random() < 0.8 else self.given
         worker, taken = self.rng.choice(recent)
-        verb = self.rng.choice((Verb.ACK, Verb.ACK, *Verb))
-        argument = {Verb.NACK: self.rng.choice((-1, 0, 700)), Verb.EXTEND: LEASE_MS}
+        verb = self.rng.choice((SettleVerb.ACK, SettleVerb.ACK, *SettleVerb))
+        argument = {
+            SettleVerb.NACK: self.rng.choice((-1, 0, 700)),
+            SettleVerb.EXTEND: LEASE_MS,
+        }
         self.rig.scan_through(taken.offset)
         entry = Settlement(taken.offset, taken.delivery, verb, argument.get(verb, 0))
         before = self.rig.state.dropped_count
@@ -103,9 +107,9 @@ class Walk:
         is_lost = later and self.held_by_other(taken)
         assert not is_lost, f"{taken.offset} was with another worker"
         self.held.pop(taken.offset, None)
-        if verb is Verb.ACK or self.rig.state.dropped_count > before:
+        if verb is SettleVerb.ACK or self.rig.state.dropped_count > before:
             self.done.add(taken.offset)
-        elif verb is Verb.EXTEND:
+        elif verb is SettleVerb.EXTEND:
             until_ms = self.rig.now.mono_ms + LEASE_MS
             self.held[taken.offset] = taken, until_ms
 
@@ -120,7 +124,7 @@ class Walk:
             self._note_dropped()
 
     def _note_dropped(self) -> None:
-        """What a lease's end gave up without a letter is done."""
+        """A lease's end may give up a message without a letter: it is done."""
         for offset in self.last:
             if self.rig.state.is_done(offset):
                 self.done.add(offset)
@@ -135,7 +139,7 @@ class Walk:
     def leave(self) -> None:
         worker = self.rng.choice(WORKERS)
         self.present.discard(worker)
-        self.rig.state.worker_left(worker, self.rig.now)
+        self.rig.state.worker_left(worker, self.rig.now, RECLAIM_MS)
         soon_ms = self.rig.now.mono_ms + RECLAIM_MS
         for at, (taken, until_ms) in self.held.items():
             if (worker, taken) in self.given[-60:]:

@@ -1,12 +1,13 @@
-"""`take` and `settle`: messages of a queue group, and what became of them.
+"""`settle`: what became of deliveries of a queue group.
 
-A settle is answered when every change of it is stored, and every dead letter was tried.
+It is answered when every change of it is stored, and every dead letter was tried.
 """
 
 from typing import Final
 
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
+from metaq.broker.queue_groups import QueueOwner
 from metaq.broker.queue_part import ServedQueue
 from metaq.errors import (
     ClosedError,
@@ -14,15 +15,14 @@ from metaq.errors import (
     RemoteProtocolError,
     ServerError,
     StorageError,
-    UnavailableError,
 )
 from metaq.model import Offset
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_result
-from metaq.protocol.commands import Settle, Status, Take
+from metaq.protocol.commands import Settle, Status
 from metaq.protocol.queue_frames import (
     Settlement,
-    Verb,
+    SettleVerb,
     Word,
     decode_settlements,
     encode_words,
@@ -32,27 +32,12 @@ DELAY_MS_MAX: Final = 24 * 3600 * 1000
 """Longest delay of a nack, and longest lease of an extend."""
 
 
-def handle_take(command: Take, answerer: Answerer) -> None:
-    """Answer now, or when there is something.
-
-    Raises:
-        WireError: refused; the text is the answer.
-    """
-    service = answerer.context.queues
-    if service is None:
-        raise UnavailableError(texts.NO_QUEUES)
-    service.takers.take(command, answerer)
-
-
-def handle_settle(command: Settle, answerer: Answerer) -> None:
+def settle(service: QueueOwner, command: Settle, answerer: Answerer) -> None:
     """Change the states of deliveries; answered when that is stored.
 
     Raises:
         WireError: refused, nothing was changed; the text is the answer.
     """
-    service = answerer.context.queues
-    if service is None:
-        raise UnavailableError(texts.NO_QUEUES)
     group = service.find_group(command)
     queue = service.queue_for(group, command.partition)
     try:
@@ -60,14 +45,17 @@ def handle_settle(command: Settle, answerer: Answerer) -> None:
     except RemoteProtocolError as error:
         raise ServerError(str(error)) from error
     for each in entries:
-        if each.verb in {Verb.NACK, Verb.EXTEND} and each.argument > DELAY_MS_MAX:
+        if (
+            each.verb in {SettleVerb.NACK, SettleVerb.EXTEND}
+            and each.argument > DELAY_MS_MAX
+        ):
             raise ServerError(
                 f"settle: expected at most {DELAY_MS_MAX} ms, got {each.argument} for"
                 f" offset {each.offset}"
             )
     service.note_worker(command.worker, answerer)
     answerer.hold(count=1, size_bytes=0)
-    _Settling(command, answerer, queue, entries).go_on()
+    _Settling(service, command, answerer, queue, entries).go_on()
 
 
 class _Settling:
@@ -75,11 +63,13 @@ class _Settling:
 
     def __init__(
         self,
+        service: QueueOwner,
         command: Settle,
         answerer: Answerer,
         queue: ServedQueue,
         entries: list[Settlement],
     ) -> None:
+        self._service = service
         self._command = command
         self._answerer = answerer
         self._context: BrokerContext = answerer.context
@@ -91,8 +81,7 @@ class _Settling:
 
     def go_on(self) -> None:
         """Find the messages, settle them, and answer when that is stored."""
-        queue, service = self._queue, self._context.queues
-        assert service is not None, "a settle was accepted"
+        queue, service = self._queue, self._service
         if not service.has(queue):
             # Its state is read again, and would not have what is settled here.
             self._end(ClosedError("the queue is read again"))
@@ -131,8 +120,8 @@ class _Settling:
         self._end(None)
 
     def _on_stored(self, error: MetaqError | None) -> None:
-        if error is not None and self._context.queues is not None:
-            self._context.queues.fail(self._queue.journal_id, error)
+        if error is not None:
+            self._service.fail(self._queue.journal_id, error)
         self._end(error)
 
     def _end(self, error: MetaqError | None) -> None:
