@@ -131,6 +131,9 @@ class QueueGroups(Protocol):
     def apply_groups(self, definitions: Mapping[str, QueueGroupDefinition]) -> None:
         """Put definitions in effect."""
 
+    def problems(self) -> tuple[str, ...]:
+        """Return one sentence for each thing that needs an operator's attention."""
+
     def lines(self) -> list[str]:
         """Return the lines of `stats queues`."""
 

@@ -137,6 +137,7 @@ class Control:
             closed_partitions=context.topics.closed_partitions(),
             retention=self.retention,
             definition_problems=self._definitions.problems(),
+            queue_problems=context.queues.problems() if context.queues else (),
             jobs=self.jobs(),
             # A set has none, and misses none.
             transactions=None

@@ -6,7 +6,7 @@ this broker, made when it is needed first (`queue_part.py`), and takers that wai
 Everything happens on the loop's thread.
 
     load      the partitions of `__queues` are read; takes and settles are refused
-    reclaim   for queueReclaimMs after that nothing of a queue that is older is given out:
+    reclaim   for queueReclaimMs after that nothing of an older queue is given out:
               workers that were cut off come back, and extend what they hold
     serve
     away      an append to `__queues` failed: the queues in that partition are dropped
@@ -458,6 +458,7 @@ class QueueService(Service):
     def tick(self) -> None:
         """Write whole states where that is due, trim, forget workers; once a second."""
         self.letters.retry()
+        worn = list[tuple[QueueGroup, ServedQueue]]()
         for log_id, partition in self._partitions.items():
             log = self._journal.find(log_id)
             if log is None:
@@ -470,11 +471,15 @@ class QueueService(Service):
                     start = partition.starts.get(queue.name, log.next_offset)
                     if queue.wants_snapshot or start < oldest:
                         self._snapshot(partition, queue, log.next_offset)
+                    elif queue.state.is_worn and not queue.letters_open:
+                        image = queue.state.image(self.now())
+                        partition.images.by_name[queue.name] = image
+                        worn.append((group, queue))
             log.trim_offset = min(partition.starts.values(), default=log.high_watermark)
+        for group, queue in worn:
+            self._forget(group, queue)  # another life begins with the next command
         for name, worker in [*self._workers.items()]:
-            worker.queues = {
-                each for each in worker.queues if each.state.holders()[name]
-            }
+            worker.queues = {each for each in worker.queues if each.state.holds(name)}
             if not worker.answerers and not worker.queues:
                 del self._workers[name]
 

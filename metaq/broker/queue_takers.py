@@ -216,6 +216,7 @@ class Takers:
             try:
                 await work
             except (StorageError, ClosedError) as error:
+                queue.problem = str(error)
                 taker = _first_for(group, queue.name.partition)
                 if taker is not None:
                     self._refuse(group, taker, queue, error)

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-INCARNATION_SHIFT: Final = 32
-"""A delivery is `incarnation << 32 | counter`."""
+INCARNATION_SHIFT: Final = 40
+"""A delivery is `incarnation << 40 | counter`: a life has 10^12 deliveries at most, and
+begins again before that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,6 @@ open one has its key. A message that was returned twice or more goes out alone.
 import enum
 import heapq
 import zlib
-from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -63,6 +62,10 @@ class _At(enum.IntEnum):
     LEASED = 1
     DELAYED = 2
     DEAD = 3
+
+
+_ENDED: Final = frozenset({SettleVerb.NACK, SettleVerb.RELEASE})
+"""Verbs that end a lease, and say nothing when it has ended."""
 
 
 class _Open:
@@ -120,12 +123,12 @@ class QueueState:
         """Number of this life, 1 or more."""
         self._counter = 0
         self._done = image.done
-        self._returned = image.returned
+        self._returned = image.open_returned()
         self._open: dict[Offset, _Open] = {}
         self._queued: list[Offset] = []
         self._deadlines: Deadlines[Offset] = Deadlines()
-        self._keys: dict[int, deque[Offset]] = {}
-        self._held = Counter[str]()
+        self._keys: dict[int, list[Offset]] = {}
+        self._held: dict[str, set[Offset]] = {}
         self._changes = list[Change]()
         self._letters = list[Letter]()
         self._skip_done()
@@ -142,9 +145,18 @@ class QueueState:
         """Return whether another message may be open."""
         return len(self._open) < self._open_max
 
-    def holders(self) -> Counter[str]:
+    def holders(self) -> dict[str, int]:
         """Return worker → how many messages it has."""
-        return +self._held
+        return {worker: len(offsets) for worker, offsets in self._held.items()}
+
+    def holds(self, worker: str) -> bool:
+        """Return whether a worker has any."""
+        return worker in self._held
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether this life has used half of its delivery numbers."""
+        return self._counter >> (INCARNATION_SHIFT - 1) > 0
 
     def is_done(self, offset: Offset) -> bool:
         """Return whether the message at an offset is done."""
@@ -172,13 +184,18 @@ class QueueState:
             key: its key where the group is ordered; None: it waits for no other.
             now: for one that was returned with a delay.
         """
+        if offset > self.scan_offset:
+            self._done.add(self.scan_offset, offset)
+            self._skip_done()
+            if self.scan_offset != offset:
+                return
         before = self._returned.pop(offset, None)
         lock = None if key is None else zlib.crc32(key)
         count = 0 if before is None else before.deliveries
         message = _Open(offset, size_bytes, count, lock)
         self._open[offset] = message
         if lock is not None:
-            self._keys.setdefault(lock, deque()).append(offset)
+            self._keys.setdefault(lock, []).append(offset)
         if before is not None and before.due_ms > now.wall_ms:
             message.at = _At.DELAYED
             left_ms = before.due_ms - now.wall_ms
@@ -202,6 +219,8 @@ class QueueState:
         lost = [each for each in self._open.values() if each.offset < log_start]
         for message in lost:
             self._end(message)
+        for offset in [each for each in self._returned if each < log_start]:
+            del self._returned[offset]
         self.lost_bytes += max(0, log_start - self.scan_offset)
         self.scan_offset = max(self.scan_offset, log_start)
         self._skip_done()
@@ -279,6 +298,12 @@ class QueueState:
             )
         if not self._is_good(message, entry.delivery):
             return Word.LOST
+        if entry.verb is not SettleVerb.ACK and not self._is_first(message):
+            # A crash has brought back an earlier message of its key.
+            return Word.LOST
+        is_over = message.at is not _At.LEASED
+        if is_over and message.delivery == entry.delivery and entry.verb in _ENDED:
+            return Word.OK  # it was said before, or the lease has ended
         if message.delivery != entry.delivery:
             # Of an earlier life, of which no start knows how often it was given out.
             message.delivery = entry.delivery
@@ -298,6 +323,8 @@ class QueueState:
 
     def _is_good(self, message: _Open, delivery: int) -> bool:
         """Return whether a message was not given out after a delivery."""
+        if not delivery:
+            return False
         if message.delivery == delivery:
             return True
         life = delivery >> INCARNATION_SHIFT
@@ -366,24 +393,13 @@ class QueueState:
             self._deadlines.set(message.offset, message.lease_end_ms)
 
     def _of(self, worker: str) -> Iterable[_Open]:
-        if not self._held[worker]:
-            return ()
-        return [
-            each
-            for each in self._open.values()
-            if each.at is _At.LEASED and each.worker == worker
-        ]
+        return [self._open[offset] for offset in self._held.get(worker, ())]
 
     # -- for a restart
 
     def image(self, now: Now) -> QueueImage:
         """Return what a restart is to know; what is given out counts as before that."""
-        is_done, scanned = self._done.end_at, self.scan_offset
-        returned = {
-            offset: each
-            for offset, each in self._returned.items()
-            if offset >= scanned and not is_done(offset)
-        }
+        returned = dict(self._returned)
         for offset, message in self._open.items():
             count = message.count - (message.at is _At.LEASED)
             due_s = self._deadlines.get(offset)
@@ -400,11 +416,15 @@ class QueueState:
 
     def _queue(self, message: _Open) -> None:
         """Have a message that is ready given out, unless an earlier one has its key."""
-        is_first = message.key is None or self._keys[message.key][0] == message.offset
-        if is_first and not message.is_queued:
+        if self._is_first(message) and not message.is_queued:
             message.is_queued = True
             self.ready_count += 1
             heapq.heappush(self._queued, message.offset)
+
+    def _is_first(self, message: _Open) -> bool:
+        """Return whether no earlier open message has its key."""
+        key = message.key
+        return key is None or self._keys[key][0] == message.offset
 
     def _unqueue(self, message: _Open) -> None:
         """Give a message out no more; its place in the heap stays, unheeded."""
@@ -417,12 +437,15 @@ class QueueState:
         self._unqueue(message)
         self._deadlines.clear(message.offset)
         if message.at is _At.LEASED:
-            self._held[message.worker] -= 1
+            held = self._held[message.worker]
+            held.discard(message.offset)
+            if not held:
+                del self._held[message.worker]
 
     def _lease(self, message: _Open, worker: str, end_ms: int) -> None:
         self._leave(message)
         message.at, message.worker, message.lease_end_ms = _At.LEASED, worker, end_ms
-        self._held[worker] += 1
+        self._held.setdefault(worker, set()).add(message.offset)
         self._deadlines.set(message.offset, end_ms)
 
     def _return(self, message: _Open, delay_ms: int, now: Now) -> None:
@@ -441,8 +464,8 @@ class QueueState:
     def _release(self, message: _Open) -> None:
         """Have a message given out again that was not begun."""
         # Nothing is kept: a restart knows the count of before.
-        if message.at is _At.LEASED:
-            message.count -= 1
+        message.count -= 1
+        message.delivery = 0
         self._leave(message)
         message.at = _At.READY
         self._queue(message)

@@ -137,7 +137,7 @@ class QueueImage:
     done: DoneRanges = field(default_factory=DoneRanges)
     """Above the floor."""
     returned: dict[Offset, Returned] = field(default_factory=dict)
-    """By offset; none is done."""
+    """By offset; some may be done since, see `open_returned`."""
     incarnation: int = 0
     """Of the last life; 0: it had none."""
 
@@ -148,15 +148,19 @@ class QueueImage:
                 self.returned[change.offset] = change
                 continue
             self.done.add(*change)
-            self.returned.pop(change.start, None)
         self.rise(self.floor)
 
     def rise(self, floor: Offset) -> None:
         """Move the floor, and over the done ranges that it touches."""
-        before, self.floor = self.floor, self.done.take_below(max(floor, self.floor))
-        if self.floor > before and self.returned:
-            for offset in [each for each in self.returned if each < self.floor]:
-                del self.returned[offset]
+        self.floor = self.done.take_below(max(floor, self.floor))
+
+    def open_returned(self) -> dict[Offset, Returned]:
+        """Return those of `returned` that are not done."""
+        return {
+            offset: each
+            for offset, each in self.returned.items()
+            if offset >= self.floor and self.done.end_at(offset) is None
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +209,7 @@ def encode_state(record: StateRecord) -> bytes:
 
 def snapshot_of(queue_id: int, name: QueueName, image: QueueImage) -> StateRecord:
     """Return the record of a whole state."""
-    entries: list[Change] = [*image.done.ranges(), *image.returned.values()]
+    entries: list[Change] = [*image.done.ranges(), *image.open_returned().values()]
     return StateRecord(
         StateKind.SNAPSHOT, queue_id, image.incarnation, image.floor, entries, name
     )

@@ -35,8 +35,13 @@ class Rig:
     """One queue on one log, which may crash."""
 
     def __init__(
-        self, rules: QueueRules | None = None, *, open_max: int = 1000
+        self,
+        rules: QueueRules | None = None,
+        *,
+        open_max: int = 1000,
+        make_state: type[QueueState] = QueueState,
     ) -> None:
+        self.make_state = make_state
         self.rules = rules or QueueRules(retry_delays_ms=())
         self.open_max = open_max
         self.messages: list[Stored] = []
@@ -45,7 +50,7 @@ class Rig:
         self.now = Now(1_000_000, 1_700_000_000_000)
         self.letters: list[Letter] = []
         image = QueueImage(Offset(0), incarnation=1)
-        self.state = QueueState(self.rules, image, open_max=open_max)
+        self.state = make_state(self.rules, image, open_max=open_max)
         self._begin()
 
     def put(self, count: int = 1, *, size: int = 100, key: bytes | None = None) -> None:
@@ -127,7 +132,7 @@ class Rig:
         image = images.by_name[NAME]
         image.incarnation += 1
         self.letters = []
-        self.state = QueueState(self.rules, image, open_max=self.open_max)
+        self.state = self.make_state(self.rules, image, open_max=self.open_max)
         self._begin()
 
     def _begin(self) -> None:

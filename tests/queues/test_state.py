@@ -6,7 +6,7 @@ import pytest
 
 from metaq.model import Offset
 from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, SettleVerb, Word
-from metaq.queues.rules import QueueRules
+from metaq.queues.rules import INCARNATION_SHIFT, QueueRules
 from metaq.queues.state import Letter, Taken
 from metaq.queues.state_log import Done
 from tests.queues.rig import Rig
@@ -267,9 +267,9 @@ def test_a_delivery_of_an_earlier_life_is_good_until_the_message_is_given_out() 
     assert rig.ack(a) is Word.OK
     assert rig.settle(c, SettleVerb.NACK, 0) is Word.OK
     assert rig.take(1)[0].deliveries == 2
-    unknown = a._replace(delivery=99 << 32)
+    unknown = a._replace(delivery=99 << INCARNATION_SHIFT)
     assert rig.ack(unknown) is Word.DONE
-    assert rig.ack(b._replace(delivery=99 << 32)) is Word.LOST
+    assert rig.ack(b._replace(delivery=99 << INCARNATION_SHIFT)) is Word.LOST
 
 
 def test_of_two_workers_of_an_earlier_life_the_later_one_wins() -> None:
@@ -285,6 +285,81 @@ def test_of_two_workers_of_an_earlier_life_the_later_one_wins() -> None:
     assert rig.settle(second, SettleVerb.EXTEND, LEASE_MS, worker="w2") is Word.OK
     assert rig.ack(first) is Word.LOST
     assert rig.ack(second) is Word.OK
+
+
+def test_a_delivery_that_never_was_changes_nothing() -> None:
+    """It may be forged."""
+    rig = Rig()
+    rig.put(1)
+    rig.scan(1)
+    forged = Taken(Offset(0), rig.messages[0].size_bytes, 0, 1)
+    for verb in SettleVerb:
+        assert rig.settle(forged, verb, 1) is Word.LOST
+    assert rig.take(1)[0].deliveries == 1
+
+
+def test_a_released_message_is_ready_for_all() -> None:
+    """Its worker can say nothing more of it."""
+    rig = Rig()
+    rig.put(1)
+    (a,) = rig.take()
+    assert rig.settle(a, SettleVerb.RELEASE) is Word.OK
+    for verb in (*SettleVerb, *SettleVerb):
+        assert rig.settle(a, verb, 1) is Word.LOST
+    assert rig.take()[0].deliveries == 1
+
+
+def test_a_nack_that_is_said_twice_is_one() -> None:
+    """Its delay goes on; nothing is written again."""
+    rig = Rig()
+    rig.put(1)
+    (a,) = rig.take()
+    assert rig.settle(a, SettleVerb.NACK, 100) is Word.OK
+    rig.pass_time(99)
+    count = len(rig.records)
+    assert rig.settle(a, SettleVerb.NACK, 100) is Word.OK
+    assert rig.settle(a, SettleVerb.RELEASE) is Word.OK
+    assert len(rig.records) == count
+    assert rig.take() == []
+    rig.pass_time(1)
+    assert rig.take()[0].deliveries == 2
+
+
+def test_a_gap_in_the_log_is_done() -> None:
+    """The floor passes it, now and after a restart."""
+    rig = Rig()
+    rig.put(1)
+    rig.end = Offset(150)
+    rig.put(1)
+    taken = rig.take(9)
+    assert [each.offset for each in taken] == [0, 150]
+    assert [rig.ack(each) for each in taken] == [Word.OK] * 2
+    assert rig.state.floor == 250
+    rig.crash()
+    assert rig.take(9) == []
+
+
+def test_an_earlier_message_of_a_key_that_a_crash_brought_back_comes_first() -> None:
+    """The worker of the later one may only say that it is done."""
+    rig = Rig(QueueRules(is_ordered=True))
+    rig.put(2, key=b"a")
+    (first,) = rig.take(1)
+    rig.state.settle("w", _ack(first), rig.now)
+    (second,) = rig.take(1)
+    rig.state.drain_changes()  # the crash comes before the ack of the first is stored
+    rig.crash()
+    rig.scan_through(Offset(100))
+    assert rig.settle(second, SettleVerb.EXTEND, LEASE_MS) is Word.LOST
+    assert numbers(rig.take(9)) == [0]
+    assert rig.ack(second) is Word.OK
+
+
+def test_a_life_ends_long_before_its_numbers_do() -> None:
+    """A delivery number is never used twice."""
+    rig = Rig()
+    assert not rig.state.is_worn
+    rig.state._counter = 1 << (INCARNATION_SHIFT - 1)
+    assert rig.state.is_worn
 
 
 def test_a_snapshot_is_what_a_restart_would_know() -> None:
