@@ -456,7 +456,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
 
     def run(
         self,
-        handler: Handler,
+        handler: Handler[Message],
         *,
         concurrency: int = 1,
         retry: RetryPolicy = DEFAULT_POLICY,
