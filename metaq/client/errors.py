@@ -121,6 +121,24 @@ class TopicRefusedError(ClientError):
     """A broker refused a change of a topic."""
 
 
+# -- queue groups ---------------------------------------------------------------------
+
+
+class NoQueuesError(ClientError):
+    """A broker of the topic does not know queue groups; the message names it."""
+
+
+class LeaseLostError(ClientError):
+    """The lease of a message is over, and another delivery has it.
+
+    It may be handled twice: what this worker did with it is not undone.
+    """
+
+
+class AlreadySettledError(ClientError):
+    """A message was settled a second time, or through another queue."""
+
+
 # -- transactions ---------------------------------------------------------------------
 
 

@@ -28,16 +28,20 @@ from metaq.client.consume.redelivery import Reject as Reject
 from metaq.client.consume.redelivery import RetryPolicy as RetryPolicy
 from metaq.client.duplicate_ids import DuplicateIds as DuplicateIds
 from metaq.client.duplicate_ids import LruDuplicateIds as LruDuplicateIds
+from metaq.client.errors import AlreadySettledError as AlreadySettledError
 from metaq.client.errors import BufferFullError as BufferFullError
 from metaq.client.errors import GroupInUseError as GroupInUseError
 from metaq.client.errors import HandlerFailedError as HandlerFailedError
 from metaq.client.errors import HeuristicError as HeuristicError
+from metaq.client.errors import LeaseLostError as LeaseLostError
 from metaq.client.errors import LostBranchError as LostBranchError
 from metaq.client.errors import MessageTooLargeError as MessageTooLargeError
+from metaq.client.errors import NoQueuesError as NoQueuesError
 from metaq.client.errors import NoTopicError as NoTopicError
 from metaq.client.errors import OutcomeUnknownError as OutcomeUnknownError
 from metaq.client.errors import PartitionsAwayError as PartitionsAwayError
 from metaq.client.errors import PartlySentError as PartlySentError
+from metaq.client.errors import QueueGroupError as QueueGroupError
 from metaq.client.errors import TopicExistsError as TopicExistsError
 from metaq.client.errors import TransactionInDoubtError as TransactionInDoubtError
 from metaq.client.errors import TransactionRolledBackError as TransactionRolledBackError
@@ -49,6 +53,7 @@ from metaq.client.offsets.offset_store import OffsetStore as OffsetStore
 from metaq.client.options import ClientOptions as ClientOptions
 from metaq.client.options import ConsumerOptions as ConsumerOptions
 from metaq.client.options import ProducerOptions as ProducerOptions
+from metaq.client.options import QueueOptions as QueueOptions
 from metaq.client.options import Start as Start
 from metaq.client.partitioner import KeyHash as KeyHash
 from metaq.client.partitioner import OutgoingMessage as OutgoingMessage
@@ -70,6 +75,8 @@ from metaq.client.produce.transaction import AsyncTransaction as AsyncTransactio
 from metaq.client.produce.transaction import TransactionState as TransactionState
 from metaq.client.produce.transaction_branch import PendingResult as PendingResult
 from metaq.client.produce.xa import AsyncXa as AsyncXa
+from metaq.client.queue.queue_messages import AsyncQueueMessage as AsyncQueueMessage
+from metaq.client.queue.work_queue import AsyncQueue as AsyncQueue
 from metaq.client.session import AsyncClient as AsyncClient
 from metaq.client.sync.client import Admin as Admin
 from metaq.client.sync.client import Client as Client
@@ -80,6 +87,8 @@ from metaq.client.sync.producers import OrderedProducer as OrderedProducer
 from metaq.client.sync.producers import Producer as Producer
 from metaq.client.sync.producers import Transaction as Transaction
 from metaq.client.sync.producers import Xa as Xa
+from metaq.client.sync.queues import Queue as Queue
+from metaq.client.sync.queues import QueueMessage as QueueMessage
 from metaq.errors import ClosedError as ClosedError
 from metaq.errors import ConfigError as ConfigError
 from metaq.errors import CoordinationError as CoordinationError

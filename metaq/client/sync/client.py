@@ -49,6 +49,7 @@ from metaq.client.sync.derived import (
 )
 from metaq.client.sync.handler_threads import Handler, Workers
 from metaq.client.sync.producers import OrderedProducer, Producer, Xa
+from metaq.client.sync.queues import Queue
 from metaq.client.sync.thread_calls import ThreadCalls
 from metaq.client.validation import check_timeout, check_whole
 from metaq.clock import Clock
@@ -157,6 +158,13 @@ class Client(SyncObject[AsyncClient]):
         consumer = Consumer(twin, thread, clock=self._clock)
         self._consumers.add(consumer)
         return consumer
+
+    @like(AsyncClient.queue)
+    def queue(self, *args: Any, **keywords: Any) -> Queue:
+        """Return a worker of a queue group; see `AsyncClient.queue`."""
+        thread = self._require_thread()
+        twin = thread.run(on_loop(self._twin.queue, *args, **keywords))
+        return Queue(twin, thread, clock=self._clock)
 
     # -- looking, without a group -----------------------------------------------------
 
