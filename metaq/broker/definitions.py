@@ -92,6 +92,7 @@ class Definitions(Service):
         self._paths = NodePaths(normalize_root(config.zookeeper.root))
         self._copied: Mapping[str, TopicDefinition] | None = None
         self._groups: Mapping[str, QueueGroupDefinition] = {}
+        self._unread_groups: dict[str, str] = {}
         self._groups_in_effect: Mapping[str, QueueGroupDefinition] | None = None
         self._removed: set[str] = set()
         self._published: dict[str, TopicStatus | None] = {}
@@ -107,7 +108,7 @@ class Definitions(Service):
         self._writer = HelperThreads(1, "metaq-definitions")
         self._has_read = asyncio.Event()
         self._watch: ValuesWatch[TopicDefinition | str] | None = None
-        self._group_watch: ValuesWatch[QueueGroupDefinition] | None = None
+        self._group_watch: ValuesWatch[QueueGroupDefinition | str] | None = None
         self._coordinator: Coordinator | None = None
         self._outcome = decide(None, {}, config, has_log=lambda _topic: False)
         self._is_known = not config.zookeeper.is_enabled
@@ -170,7 +171,12 @@ class Definitions(Service):
             f"topic '{topic}' is withdrawn and not yet deleted: {error}"
             for topic, error in sorted(self._held_up.items())
         ]
-        return (*self._outcome.problems, *held_up, *filter(None, [self._error]))
+        unread = [
+            f"definition of queue group '{name}' cannot be read: {error}"
+            for name, error in sorted(self._unread_groups.items())
+        ]
+        errors = filter(None, [self._error])
+        return (*self._outcome.problems, *held_up, *unread, *errors)
 
     def wake(self) -> None:
         """Ask for a pass: settings changed."""
@@ -212,10 +218,16 @@ class Definitions(Service):
         if coordinator is not None:
             settler = Settler(coordinator, self._is_complete, self._wake.set)
             self._watch = ValuesWatch(
-                coordinator, self._paths.topic_definitions(), _read, settler.note
+                coordinator,
+                self._paths.topic_definitions(),
+                partial(_or_error, decode_definition),
+                settler.note,
             )
             self._group_watch = ValuesWatch(
-                coordinator, self._paths.queue_groups(), decode_group, self._wake.set
+                coordinator,
+                self._paths.queue_groups(),
+                partial(_or_error, decode_group),
+                settler.note,
             )
             cancels = [
                 coordinator.add_listener(lambda _status: self._wake.set()),
@@ -309,13 +321,29 @@ class Definitions(Service):
     async def _pass_groups(self) -> None:
         """Have the broker serve the queue groups in ZooKeeper, or those of the copy."""
         watch, queues = self._group_watch, self._context.queues
-        if watch is not None and watch.is_complete and watch.values != self._groups:
-            groups = watch.values
+        groups = self._groups
+        if watch is not None and watch.is_complete:
+            groups = self._read_groups(watch.values)
+        if groups != self._groups:
             await self._write_copy(self._groups_path, encode_copy(groups, encode_group))
             self._groups = groups
         if queues is not None and self._groups != self._groups_in_effect:
             self._groups_in_effect = self._groups
             queues.apply_groups(self._groups)
+
+    def _read_groups(
+        self, found: Mapping[str, QueueGroupDefinition | str]
+    ) -> dict[str, QueueGroupDefinition]:
+        """Return the groups; one that cannot be read stays as it was."""
+        groups, self._unread_groups = dict[str, QueueGroupDefinition](), {}
+        for name, each in found.items():
+            if isinstance(each, QueueGroupDefinition):
+                groups[name] = each
+                continue
+            self._unread_groups[name] = each
+            if name in self._groups:
+                groups[name] = self._groups[name]
+        return groups
 
     async def _write_copy(self, path: Path, data: bytes) -> None:
         write = partial(self._fs.write_atomically, path, data)
@@ -428,9 +456,9 @@ async def _call_all(cancels: Iterable[Cancel]) -> None:
         cancel()
 
 
-def _read(data: bytes) -> TopicDefinition | str:
-    """Return a definition, or why it is none."""
+def _or_error(decode: Callable[[bytes], T], data: bytes) -> T | str:
+    """Return a definition, or the text of its error, so that it is not missed."""
     try:
-        return decode_definition(data)
+        return decode(data)
     except PayloadError as error:
         return str(error)

@@ -57,9 +57,9 @@ class Takers:
             WireError: refused; the text is the answer.
         """
         group = self._service.find_group(command)
-        if command.count < 1 or command.max_size < 1:
+        if command.count < 0 or command.max_size < 1:
             raise ServerError(
-                "take: expected 1 message and 1 byte or more, got"
+                "take: expected 0 messages and 1 byte or more, got"
                 f" {command.count} and {command.max_size}"
             )
         self._service.queues_of(group, command.partition)
@@ -68,6 +68,11 @@ class Takers:
         answerer.hold(count=1, size_bytes=0)
         group.takers[taker] = None
         self.count += 1
+        if not command.count:
+            for each in [*group.takers]:
+                if each.command.worker == command.worker:
+                    self._answer_empty(group, each)
+            return
         self.pump(group)
         limits = self._context.config.limits
         if taker not in group.takers:

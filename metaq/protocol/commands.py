@@ -160,7 +160,8 @@ class Take:
     partition: int
     """Partition on this broker; -1: any one of it."""
     count: int
-    """Most messages wanted, 1 or more; the broker may give fewer."""
+    """Most messages wanted; the broker may give fewer. 0: none, and the takes of this
+    worker that wait end, so that what it gives back does not come to them."""
     max_size: int
     """Most bytes of records wanted; the first message may be larger."""
     opaque: int

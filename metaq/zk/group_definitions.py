@@ -96,8 +96,8 @@ def decode_group(data: bytes) -> QueueGroupDefinition:
     delays = fields.get("retry_delays_ms")
     if not isinstance(topic, str) or not topic:
         raise _nonsense("a topic", data)
-    if letters is not None and not isinstance(letters, str):
-        raise _nonsense("dead_letter_topic to be a text or null", data)
+    if letters is not None and (not isinstance(letters, str) or letters == topic):
+        raise _nonsense("dead_letter_topic to be another topic, or null", data)
     _require(
         fields.get("then") == ("drop" if letters is None else "dead_letter"),
         "then to be drop, or dead_letter with a dead_letter_topic",

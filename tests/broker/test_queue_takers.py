@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from metaq.broker.app import Broker
-from metaq.protocol.queue_frames import Word
+from metaq.protocol.queue_frames import SettleVerb, Word
 from tests.broker.queue_worker import Worker, put, run
 from tests.rigs.broker import Peer
 from tests.rigs.waiting import until
@@ -91,5 +91,24 @@ def test_a_wrong_take_is_refused_in_one_sentence(
         reply = (await peer.ask(line)).decode()
         assert reply.startswith(f"result {status} "), reply
         assert text in reply
+
+    run(tmp_path, scenario)
+
+
+def test_a_worker_that_goes_ends_its_takes(tmp_path: Path) -> None:
+    """What it gives back comes to others alone."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await put(peer, b"a")
+        async with Peer(broker) as other:
+            worker = Worker(peer)
+            (got,) = await worker.take(1)
+            second = Worker(other)  # the same worker, over another connection
+            waiting = asyncio.create_task(second.take(1, wait_ms=20_000))
+            await until(lambda: broker.context.queues.takers.count == 1)
+            assert await worker.take(0) == []
+            assert await waiting == []
+            assert await worker.say(got, SettleVerb.RELEASE) is Word.OK
+            assert (await Worker(other, "w2").take(1))[0].deliveries == 1
 
     run(tmp_path, scenario)

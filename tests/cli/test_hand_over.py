@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,19 @@ def test_nothing_but_partitions_remains_and_the_record_comes_back(data: Path) ->
     assert (data / HOLDINGS_FILE).read_bytes() == before
     assert not aside.exists()
     live(data)
+
+
+def test_the_logs_of_the_broker_itself_go_aside_and_come_back(data: Path) -> None:
+    """A Java broker would register them as topics."""
+    shutil.copytree(data / "test-0", data / "__queues-1")
+    (data / "groups.json").write_bytes(encode_copy({}, encode_definition))
+    before = names(data / "__queues-1")
+    assert run("hand-over", str(data), "--yes").exit_code == 0
+    assert names(data) == {"test-0"}
+    back = run("hand-over", str(data), "--back")
+    assert back.exit_code == 0, back.output
+    assert names(data / "__queues-1") == before
+    assert (data / "groups.json").exists()
 
 
 def test_the_plan_is_shown_and_nothing_changes_without_a_yes(data: Path) -> None:

@@ -11,6 +11,7 @@ long as it is held its lease is renewed when a third of it is over.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from metaq.client.queue.settling import (
 )
 from metaq.errors import (
     BadRequestError,
+    ClosedError,
     CorruptRecordError,
     MetaqError,
     NoBrokerError,
@@ -319,6 +321,25 @@ class BrokerLink:
         self._parts.on_settled(entry, outcome)
         if self._has_room():
             self.wake()
+
+    def stop_taking(self) -> None:
+        """End the take that waits: what is given back must not come to it."""
+        connection = self._open_connection()
+        if connection is None:
+            return
+        opaque = connection.next_opaque()
+        parts = self._parts
+        command = Take(
+            parts.topic, parts.group, ANY_PARTITION, 0, 1, opaque, parts.worker
+        )
+        with contextlib.suppress(ClosedError):
+            connection.submit(
+                encode(command),
+                opaque,
+                lambda _reply: None,
+                deadline_s=self._context.deadline_s(),
+                is_alone=True,
+            )
 
     def give_up(self) -> None:
         """End every settle that is not answered."""

@@ -223,6 +223,8 @@ class QueueLife:
         for task in self._tasks:
             task.cancel()
         try:
+            for link in self._links.values():
+                link.stop_taking()
             self._drain()
             self._give_back(waiting)
             if self._unanswered:
