@@ -132,6 +132,7 @@ class ReplicaPart(Service):
         self._clock = clock
         self._logs = logs
         self._snapshot = snapshot
+        self._tables = start.tables
         self._paths = NodePaths(normalize_root(config.zookeeper.root))
         self._registry: BrokerRegistry | None = None
         self._is_seen = False
@@ -214,7 +215,7 @@ class ReplicaPart(Service):
 
     async def bury(self, topic: str) -> None:
         """Note for the whole set that the logs of a topic are deleted."""
-        await self.node.bury(topic)
+        await self._tables.bury_topic(topic)
 
     async def leave(self) -> None:
         """Hand over, before the connections end."""
