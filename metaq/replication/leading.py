@@ -650,23 +650,24 @@ class LeadingStreams:
             self._now_s += min(TICK_S_MAX, max(0.0, now_s - self._ticked_s))
         self._ticked_s = now_s
 
+    def have_all(self) -> bool:
+        """Return whether exactly those waited for follow, and have everything."""
+        quorum, followers = self._term.quorum, self._followers
+        is_whole = followers.keys() == quorum.waited - {quorum.leader}
+        return is_whole and not any(each.is_lacking for each in followers.values())
+
     def rests(self, on_stir: Callable[[], None]) -> bool:
         """Return whether nothing but an event begins a time to watch.
 
-        That is so while all that are waited for follow, and no others, have everything,
-        and were heard from well within the lag time.
+        That is so while all were heard from well within the lag time, and have
+        everything.
 
         Args:
             on_stir: called once at such an event, before it is taken in.
         """
         heard_s = self._now_s - self._lag_s / 3
-        is_calm = (
-            self._followers.keys()
-            == self._term.quorum.waited - {self._term.quorum.leader}
-            and not self._joining
-            and all(self._contacts[k][0] > heard_s for k in self._followers)
-            and not any(each.is_lacking for each in self._followers.values())
-        )
+        are_heard = all(self._contacts[k][0] > heard_s for k in self._followers)
+        is_calm = are_heard and not self._joining and self.have_all()
         self._on_stir = on_stir if is_calm else None
         return is_calm
 

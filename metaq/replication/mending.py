@@ -50,6 +50,8 @@ _log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
 """Interval of looks for damage."""
+ALL_S: Final = 10.0
+"""Interval of looks at all logs where none is known to be damaged."""
 VOTES: Final = 3
 """Copies that are compared where none is good."""
 COMPARE_S: Final = 10.0
@@ -119,12 +121,15 @@ class Mender:
 
     async def run(self) -> None:
         """Mend what is damaged, until cancelled."""
-        compared_s = self._clock.monotonic_s()
+        compared_s = looked_s = self._clock.monotonic_s()
         while True:
             await asyncio.sleep(LOOK_S)
             if self._clock.monotonic_s() - compared_s >= COMPARE_S and self._may_mend:
                 await self._compare()
                 compared_s = self._clock.monotonic_s()
+            if not self._is_look_due(looked_s):
+                continue
+            looked_s = self._clock.monotonic_s()
             damaged = [log for log in self._store.logs.logs().values() if log.damage]
             self.damaged_count = sum(len(log.damage) for log in damaged)
             self.lack = next(filter(None, map(_lack_of, damaged)), "")
@@ -134,6 +139,15 @@ class Mender:
             if not damaged:
                 self._not_before_s.clear()
                 self._written.clear()
+
+    def _is_look_due(self, looked_s: float) -> bool:
+        """Return whether a log may be damaged; most never are, and may be thousands."""
+        directories = self._store.logs.directories()
+        is_new = any(each.is_damage_new for each in directories)
+        for each in directories:
+            each.is_damage_new = False
+        is_old = self._clock.monotonic_s() - looked_s >= ALL_S
+        return is_new or is_old or self.damaged_count > 0
 
     async def _compare(self) -> None:
         """Compare one sealed segment with another replica that is there."""

@@ -303,9 +303,8 @@ class ReplicaNode(Service):
             return False
         if own.role is not ReplicaRole.LEADING or term is None:
             return own.role is ReplicaRole.FOLLOWING
-        is_refused = term.refusal(self._presences) is not None
-        is_calm = not self.mender.damaged_count and not is_refused
-        return is_calm and term.streams.rests(self._pace.stir)
+        is_good = not self.mender.damaged_count
+        return is_good and term.rests(self._presences, self._pace.stir)
 
     async def _step(self) -> None:
         """Read what has changed, and do what is due."""

@@ -134,6 +134,8 @@ class LogDir:
         """The disk error that took it offline."""
         self.is_layout_changed = False
         """A log came, rolled or lost a segment since its last record."""
+        self.is_damage_new = True
+        """Damage may have been found in a log since a mender has looked."""
         self.sync_latency: Final = Histogram()
         """Seconds that each sync of a segment took; recorded by the storage thread."""
         self._fs = fs
@@ -207,6 +209,11 @@ class LogDir:
     def submit(self, request: Request, *, joins: bool = False) -> None:
         """Have a request carried out; see `CommitOwner.submit`."""
         self._worker.submit(request, joins=joins)
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing that was submitted is under way."""
+        return self._worker.is_idle
 
     def refusal(self) -> Exception | None:
         """Return why nothing here can be used, as a new error; None when it can."""

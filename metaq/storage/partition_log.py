@@ -139,7 +139,8 @@ class PartitionLog(ReadableLog):
         self.leader_start = self.log_start_offset
         """Log start of the leader: while this log follows, retention goes to there."""
         self.on_moved: Callable[[PartitionLog], None] | None = None
-        """Called after log end, synced end or high watermark has moved."""
+        """Called after log end, synced end or high watermark has moved, and when no
+        more will."""
         self._held: range | None = None
         """Offsets of an append that was cut, until the rest of it is synced."""
         self._bound: Offset | None = None
@@ -517,7 +518,7 @@ class PartitionLog(ReadableLog):
         self.lost &= set(damage)
         self.synced_end = self.next_offset = end
         self._set_bounds(log_end=end)
-        self.log_dir.is_layout_changed = True
+        self.log_dir.is_layout_changed = self.log_dir.is_damage_new = True
         if damage:
             self._apply(LogEvent.DAMAGE)
         self._wake_waiters()
@@ -639,6 +640,7 @@ class PartitionLog(ReadableLog):
         if (self.state, LogEvent.DAMAGE) not in TRANSITIONS:
             return
         before, self.damage = self.damage, apart((*self.damage, damage))
+        self.log_dir.is_damage_new = True
         ends = [each.next_good_offset for each in self.damage]
         is_bounded = all(end is not None and end <= self.synced_end for end in ends)
         goes_on = self.number is not None and is_bounded
@@ -670,6 +672,8 @@ class PartitionLog(ReadableLog):
         self._apply(LogEvent.DISK_ERROR)
         self._give_up()
         self._wake_waiters()
+        if self.on_moved is not None:
+            self.on_moved(self)
 
     def begin_close(self) -> None:
         """Refuse appends from now on; those in flight are finished."""

@@ -111,16 +111,16 @@ def test_a_put_that_waits_for_the_lag_time_ends_in_doubt() -> None:
     log.log_id, log.end_in_doubt = log_id, lambda _cause, *, until: ended.append(until)
     logs = {log_id: log}
     waiting = WaitingPuts(lag_s=4.0)
-    waiting.check(logs, 0.0)
+    waiting.check(logs, 0.0, is_quiet=False)
     log.next_offset = Offset(30)
-    waiting.check(logs, 3.0)
+    waiting.check(logs, 3.0, is_quiet=False)
     assert not ended
-    waiting.check(logs, 4.1)
+    waiting.check(logs, 4.1, is_quiet=False)
     assert ended == [10]
-    waiting.check(logs, 6.0)
+    waiting.check(logs, 6.0, is_quiet=False)
     assert ended == [10]
-    waiting.check(logs, 8.2)
+    waiting.check(logs, 8.2, is_quiet=False)
     assert ended == [10, 30]
     log.high_watermark = Offset(30)
-    waiting.check(logs, 13.0)
+    waiting.check(logs, 13.0, is_quiet=False)
     assert ended == [10, 30]
