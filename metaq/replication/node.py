@@ -138,6 +138,9 @@ class Served(Protocol):
     def end_term(self) -> None:
         """Be seen by clients no more."""
 
+    def on_look(self) -> None:
+        """Take note that this process runs; called twice a second at least."""
+
 
 class ReplicaNode(Service):
     """One replica. Owner: the broker; everything on the loop's thread."""
@@ -294,6 +297,8 @@ class ReplicaNode(Service):
         a leader while no change is on its way, and all others follow and have
         everything.
         """
+        self._served.on_look()
+        self.mender.look()
         own, term, state = self._replica, self._term, self._coordinator.status.state
         if term is not None and self.replica.term is not None:
             term.tick(self._clock.monotonic_s())
