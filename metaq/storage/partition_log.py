@@ -553,6 +553,8 @@ class PartitionLog(ReadableLog):
 
         Progress that is older than what is known changes nothing.
         """
+        if self.log_dir.on_stir is not None:
+            self.log_dir.stir()
         if self.state is LogState.OFFLINE or self.state is LogState.CLOSED:
             return
         if progress.synced_end < self.synced_end or progress.log_end < self.log_end:
