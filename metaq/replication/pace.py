@@ -1,4 +1,4 @@
-"""When a replica looks at what is due: some times a second, and seldom while it rests.
+"""The looks of a replica at what is due: some a second, and few while it rests.
 
 A look at the times of claims, lags and puts costs little, and twenty a second of them
 are all that a set at rest would do. So its owner says at each look whether only an

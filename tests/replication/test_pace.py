@@ -1,4 +1,4 @@
-"""How often a replica looks at what is due, and what ends a rest."""
+"""The pace of a replica: its looks at what is due, and what ends a rest."""
 
 import asyncio
 
