@@ -18,6 +18,7 @@ Source: docs/metaq-1.4/broker.md 10.1, 10.2; section 12 rows 11, 18 and 19.
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import socket
 from collections.abc import Callable, Collection, Mapping
@@ -589,7 +590,7 @@ class Broker(Service):
         checkpoint_s = self._config.system.checkpoint_interval_ms / 1000
         return (
             Job("logs", self._log_check_s, self._tick_logs),
-            every("index", INDEX_S, self._logs.index),
+            Job("index", self._index_delay_s, self._logs.index),
             every("connections", CONNECTION_CHECK_S, self._check_sessions),
             every("realtime", REALTIME_RESET_S, realtime.reset),
             every("scrub", SCRUB_STEP_S, self._begin_scrub_step),
@@ -608,9 +609,13 @@ class Broker(Service):
             ),
         )
 
+    def _index_delay_s(self) -> float:
+        is_done = self._logs.is_indexed(self._housekeeping.wake)
+        return math.inf if is_done else INDEX_S
+
     def _log_check_s(self) -> float:
-        config = self.context.config
-        return log_check_s(config.topic(log_id.topic) for log_id in self._logs.logs())
+        topics = {log_id.topic for log_id in self._logs.logs()}
+        return log_check_s(map(self.context.config.topic, topics))
 
     def _tick_logs(self) -> None:
         self._logs.tick(self._clock.monotonic_s())

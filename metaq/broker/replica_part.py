@@ -49,7 +49,7 @@ WITHDRAW_S: Final = 3.0
 HUNG_S: Final = 1.0
 """A process that did not run for so long may have lost its session, and its term."""
 LOOK_S: Final = 0.25
-"""Between two looks at that: a busy loop is late, too."""
+"""Between two reads of who leads now."""
 
 
 class SetStart:
@@ -132,11 +132,13 @@ class ReplicaPart(Service):
         self._clock = clock
         self._logs = logs
         self._snapshot = snapshot
+        self._tables = start.tables
         self._paths = NodePaths(normalize_root(config.zookeeper.root))
         self._registry: BrokerRegistry | None = None
         self._is_seen = False
         self._ran_s = clock.boot_s()
         self._thawed_s: float | None = None
+        self._thawed = asyncio.Event()
         self._wake = asyncio.Event()
         replica_id = config.replication.replica_id
         broker_id = config.system.broker_id
@@ -214,7 +216,7 @@ class ReplicaPart(Service):
 
     async def bury(self, topic: str) -> None:
         """Note for the whole set that the logs of a topic are deleted."""
-        await self.node.bury(topic)
+        await self._tables.bury_topic(topic)
 
     async def leave(self) -> None:
         """Hand over, before the connections end."""
@@ -258,18 +260,24 @@ class ReplicaPart(Service):
         self._is_seen = False
         self._wake.set()
 
+    def on_look(self) -> None:
+        """Take note that this process runs; called twice a second at least."""
+        if not self.knows_ends and self._thawed_s is not None:
+            self._thawed.set()
+
     async def _look(self) -> None:
         """Read who leads, when this process hung."""
         while True:
-            await asyncio.sleep(LOOK_S)
-            if self.knows_ends or (thawed_s := self._thawed_s) is None:
-                continue
+            await self._thawed.wait()
+            self._thawed.clear()
+            thawed_s = self._thawed_s
             with suppress(MetaqError):
                 async with self.node.lock:
                     leader = (await self.node.read()).leader
                 is_sure = not self.is_leading or (leader and leader.is_own)
                 if is_sure and self._thawed_s == thawed_s:
                     self._thawed_s = None
+            await asyncio.sleep(LOOK_S)
 
     # -- MetaQ's nodes ----------------------------------------------------------------
 

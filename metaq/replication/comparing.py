@@ -32,6 +32,8 @@ from metaq.storage.segment import Segment
 
 _log = logging.getLogger(__name__)
 
+LOGS_MAX: Final = 200
+"""Logs that are passed over in one turn, in search of a sealed segment."""
 SUM_S: Final = 10.0
 """Longest wait for an answer: the other replica may have to read its segment."""
 
@@ -83,9 +85,14 @@ async def _checksum(log: PartitionLog, start: Offset, end: Offset) -> int | None
 
 def _sealed_in(
     logs: Mapping[LogId, PartitionLog],
-) -> Iterator[tuple[PartitionLog, Segment]]:
-    """Yield the sealed segments of all logs that are there when their turn comes."""
-    for log_id in sorted(logs):
+) -> Iterator[tuple[PartitionLog, Segment] | None]:
+    """Yield the sealed segments of all logs that are there when their turn comes.
+
+    Also None after every `LOGS_MAX` logs: thousands may have none.
+    """
+    for count, log_id in enumerate(tuple(logs), 1):
+        if not count % LOGS_MAX:
+            yield None
         log = logs.get(log_id)
         if log is None or log.number is None:
             continue
@@ -103,7 +110,7 @@ class Comparison:
     def __init__(self, *, clock: Clock) -> None:
         """Begin with the first segment of the first log."""
         self._clock = clock
-        self._pass: Iterator[tuple[PartitionLog, Segment]] = iter(())
+        self._pass: Iterator[tuple[PartitionLog, Segment] | None] = iter(())
         """The segments that are to come."""
         self.differing = ""
         """Copies that differ though none is damaged; "" for none."""
@@ -111,12 +118,11 @@ class Comparison:
     def next_segment(
         self, logs: Mapping[LogId, PartitionLog]
     ) -> tuple[PartitionLog, Segment] | None:
-        """Return the sealed segment after the last one; None: there is none at all."""
-        found = next(self._pass, None)
-        if found is None:
-            self._pass = _sealed_in(logs)
-            found = next(self._pass, None)
-        return found
+        """Return the sealed segment after the last one; None: not found this time."""
+        for found in self._pass:
+            return found
+        self._pass = _sealed_in(logs)
+        return next(self._pass, None)
 
     async def compare(
         self,

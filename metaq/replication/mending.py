@@ -49,11 +49,12 @@ from metaq.storage.segment import Damage
 _log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
-"""Interval of looks for damage."""
+"""Interval of looks at all logs where one is damaged, or may be."""
 VOTES: Final = 3
 """Copies that are compared where none is good."""
 COMPARE_S: Final = 10.0
-"""A sealed segment is compared so often: a tebibyte of them in three hours."""
+"""A sealed segment is compared so often: a tebibyte of them in three hours. Each log is
+looked at for damage then, too."""
 AGAIN_S: Final = 5.0
 """Pause before a range is asked for again that no replica could give."""
 ANSWER_S: Final = 5.0
@@ -109,6 +110,8 @@ class Mender:
         self.comparison: Final = Comparison(clock=clock)
         """Of the own copies with those of others."""
         self._turn = 0
+        self._due = asyncio.Event()
+        self._looked_s = clock.monotonic_s()
         self.damaged_count = 0
         """Damaged ranges at the last look."""
         self.lack = ""
@@ -121,7 +124,9 @@ class Mender:
         """Mend what is damaged, until cancelled."""
         compared_s = self._clock.monotonic_s()
         while True:
-            await asyncio.sleep(LOOK_S)
+            await self._due.wait()
+            for each in self._store.logs.directories():
+                each.is_damage_new = False
             if self._clock.monotonic_s() - compared_s >= COMPARE_S and self._may_mend:
                 await self._compare()
                 compared_s = self._clock.monotonic_s()
@@ -134,6 +139,19 @@ class Mender:
             if not damaged:
                 self._not_before_s.clear()
                 self._written.clear()
+            self._looked_s = self._clock.monotonic_s()
+            self._due.clear()
+
+    def look(self) -> None:
+        """Have all logs looked at, if one may be damaged; called by the node.
+
+        Most never are, and there may be thousands: else they wait for a comparison.
+        """
+        directories = self._store.logs.directories()
+        is_new = any(each.is_damage_new for each in directories)
+        pause_s = LOOK_S if is_new or self.damaged_count else COMPARE_S
+        if self._clock.monotonic_s() - self._looked_s >= pause_s:
+            self._due.set()
 
     async def _compare(self) -> None:
         """Compare one sealed segment with another replica that is there."""

@@ -59,6 +59,7 @@ from metaq.replication.joins import check_newcomer
 from metaq.replication.leading import LeadingStreams
 from metaq.replication.mending import Mender
 from metaq.replication.messages import TablesReply, TablesRequest
+from metaq.replication.pace import Pace
 from metaq.replication.record import NO_REPLICA, Change, Purpose, ReplicaSetError
 from metaq.replication.replica import (
     STEP_DOWN,
@@ -100,23 +101,16 @@ from metaq.replication.store import ReplicaStore, StartFacts
 from metaq.replication.tables import EpochTables
 from metaq.replication.term import Term
 from metaq.replication.upkeep import successor
-from metaq.retry import wait_set
 from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
 from metaq.zk.session import Coordinator, SessionState
 
 _log = logging.getLogger(__name__)
 
-TICK_S: Final = 0.05
-"""Interval of looks at times: claims, lags, puts that wait."""
-REST_S: Final = 0.2
-"""The same of a follower, which has nothing to be in time for."""
 READ_INTERVAL_S: Final = 5.0
 """ZooKeeper is read so often also when no watch fires."""
 FAILED_FIRST_S: Final = 60.0
 """So long a leader that gave up leaves the next claim to others."""
-HOLDINGS_INTERVAL_S: Final = 10.0
-"""Bytes that were synced for so long show in the version of the directories."""
 HAND_OVER_S: Final = 4.0
 """Longest time that a stop takes to hand over."""
 DRAIN_S: Final = 2.0
@@ -143,6 +137,9 @@ class Served(Protocol):
 
     def end_term(self) -> None:
         """Be seen by clients no more."""
+
+    def on_look(self) -> None:
+        """Take note that this process runs; called twice a second at least."""
 
 
 class ReplicaNode(Service):
@@ -195,8 +192,7 @@ class ReplicaNode(Service):
         """Held while a step of the core and its actions are carried out."""
         self.answers: Final = Answers(self, logs, tables)
         """Answers to other replicas."""
-        self._wake = asyncio.Event()
-        self._led = asyncio.Event()
+        self._pace = Pace(self._lag_s, self._pass_time)
         self._is_read_due = True
         self._read_s = 0.0
         self.seen: SetView | None = None
@@ -209,8 +205,6 @@ class ReplicaNode(Service):
         self.mender: Final = Mender(self, self._store, clock=clock)
         """Mends damage from the copies of others."""
         self._claims = Claims(self, self._store, clock=clock, draw=secrets.token_hex)
-        self._holdings_s = clock.monotonic_s()
-        self._synced_ends = 0
         self._tried_revision = 0
         self._last_id = logs.last_message_id()
         self._is_leaving = False
@@ -259,7 +253,7 @@ class ReplicaNode(Service):
 
         self.on_way_down("watches", unwatch)
         self.spawn(self._run(), name="run")
-        self.spawn(self._tick(), name="tick")
+        self.spawn(self._pace.run(self._look), name="tick")
 
     async def _check_newcomer(self) -> None:
         """Refuse a directory that belongs to no set, before it shows itself."""
@@ -272,11 +266,17 @@ class ReplicaNode(Service):
     def wake(self) -> None:
         """Look soon at what is due, in ZooKeeper too."""
         self._is_read_due = True
-        self._wake.set()
+        self._pace.is_due.set()
+        self._pace.stir()
+
+    def _pass_time(self) -> None:
+        if self._term is not None:
+            self._term.streams.pass_time(self._clock.monotonic_s())
 
     async def _run(self) -> None:
         while True:
-            self._wake.clear()
+            await self._pace.is_due.wait()
+            self._pace.is_due.clear()
             try:
                 async with self.lock:
                     await self._step()
@@ -287,16 +287,29 @@ class ReplicaNode(Service):
                 if str(error) != self._error:
                     _log.warning("replica %d: %s", self.id, error)
                 self._error = str(error)
-            follows = self._replica and self._replica.role is ReplicaRole.FOLLOWING
-            await wait_set(self._wake, REST_S if follows else TICK_S)
+            if self._is_read_due:
+                self._pace.stir()
 
-    async def _tick(self) -> None:
-        """Look at the times of a term, also while ZooKeeper or a disk is waited for."""
-        while await self._led.wait():
-            if self._term is not None and self.replica.term is not None:
-                self._term.tick(self._clock.monotonic_s())
-                self._open_or_refuse(self._term)
-            await asyncio.sleep(TICK_S)
+    def _look(self) -> bool:
+        """Look at the times of a term, also while ZooKeeper or a disk is waited for.
+
+        Returns whether only an event can make something due: so for a follower, and for
+        a leader while no change is on its way, and all others follow and have
+        everything.
+        """
+        self._served.on_look()
+        self.mender.look()
+        own, term, state = self._replica, self._term, self._coordinator.status.state
+        if term is not None and self.replica.term is not None:
+            term.tick(self._clock.monotonic_s())
+            self._open_or_refuse(term)
+        is_open = state is not SessionState.CONNECTED or self._is_read_due
+        if own is None or own.pending is not None or is_open or self._error:
+            return False
+        if own.role is not ReplicaRole.LEADING or term is None:
+            return own.role is ReplicaRole.FOLLOWING
+        is_good = not self.mender.damaged_count
+        return is_good and term.rests(self._presences, self._pace.stir)
 
     async def _step(self) -> None:
         """Read what has changed, and do what is due."""
@@ -421,14 +434,10 @@ class ReplicaNode(Service):
 
         A backup of a directory is then older than what ZooKeeper has of it.
         """
-        is_due = now_s - self._holdings_s >= HOLDINGS_INTERVAL_S
-        if not is_due or self.replica.role in NO_PART or self._store.failure:
+        if self.replica.role in NO_PART or self._store.failure:
             return
-        self._holdings_s = now_s
-        ends = sum(log.synced_end for log in self._logs.logs().values())
-        if ends == self._synced_ends:
+        if not self._store.has_grown(now_s):
             return
-        self._synced_ends = ends
         version = self._logs.holdings_version + 1
         await self._store.save_holdings(version)
         file, life = self.replica.file, self.replica.incarnation
@@ -456,6 +465,7 @@ class ReplicaNode(Service):
     def take_note(self, replica: Replica) -> None:
         """Take over a state that needs no action."""
         before, self._replica = self._replica, replica
+        self._pace.stir()
         if before is not None and before.role is not replica.role:
             text = "role changed: replica=%d role=%s epoch=%d"
             _log.info(text, self.id, replica.role, replica.record.epoch.number)
@@ -567,7 +577,6 @@ class ReplicaNode(Service):
         term = self._term
         if term is None:
             term = self._term = Term(self, self._store, lag_s=self._lag_s)
-            self._led.set()
             tables, epoch = self._store.tables, self.replica.epoch
             term.begin()
             self._logs.births = lambda log_id, directory, first: tables.begin_log(
@@ -580,7 +589,6 @@ class ReplicaNode(Service):
 
     def _end_term(self) -> None:
         term, self._term = self._term, None
-        self._led.clear()
         self._logs.births = self._logs.on_born = self._store.tables.on_gone = None
         if term is not None:
             term.close()
@@ -703,17 +711,6 @@ class ReplicaNode(Service):
                 )
         self.wake()  # the claimer leads soon
         return answer_tables(self._logs.logs(), self._store.tables, self._last_id)
-
-    async def bury(self, topic: str) -> None:
-        """Note that the logs of a topic are deleted, synced; followers hear of it.
-
-        Raises:
-            StorageError: a data directory is offline.
-            ClosedError: it is closed.
-        """
-        tables = self._store.tables
-        found = [n for each, n in tables.numbers.items() if each.topic == topic]
-        await tables.bury(found)
 
     def drop(self, session: object) -> None:
         """Forget what a connection had asked for: it has ended."""

@@ -307,11 +307,14 @@ class SetNodes:
         self, parent: str, decode: Callable[[int, bytes], T]
     ) -> dict[int, T]:
         """Return what the node of each replica below a node says."""
-        paths = [f"{parent}/{replica}" for replica in REPLICAS]
+        deadline_s = self._deadline_s()
+        names = await self._coordinator.children(parent, deadline_s=deadline_s)
+        there = [replica for replica in REPLICAS if str(replica) in names]
+        paths = [f"{parent}/{replica}" for replica in there]
         nodes = await asyncio.gather(*map(self._get, paths))
         return {
             replica: _read(path, partial(decode, replica), node.data)
-            for replica, path, node in zip(REPLICAS, paths, nodes, strict=True)
+            for replica, path, node in zip(there, paths, nodes, strict=True)
             if node is not None
         }
 

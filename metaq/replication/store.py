@@ -37,6 +37,8 @@ SILENCE_POLL_S: Final = 0.1
 """Interval of looks at whether a disk still answers."""
 WRITE_PAUSE_S: Final = 1.0
 """Pause before a file that found no space is written again."""
+HOLDINGS_INTERVAL_S: Final = 10.0
+"""Bytes that were synced for so long show in the version of the directories."""
 WRITE_S: Final = 10.0
 """A file that is not written within so long is of a disk that hangs."""
 
@@ -84,6 +86,8 @@ class ReplicaStore:
         self.revision = 0
         """Revision of the copy of the record that was saved last."""
         self._error: StorageError | None = None
+        self._holdings_s = clock.monotonic_s()
+        self._synced_ends = 0
 
     def begin(self) -> None:
         """Begin the thread now: later there may be no memory for it."""
@@ -137,6 +141,14 @@ class ReplicaStore:
         """Have logs removed that were kept until this copy was complete again."""
         removing = self._writer.submit(self.logs.remove_aside)
         removing.add_done_callback(_report)
+
+    def has_grown(self, now_s: float) -> bool:
+        """Return whether bytes were synced since the last look, if one is due again."""
+        if now_s - self._holdings_s < HOLDINGS_INTERVAL_S:
+            return False
+        before, self._holdings_s = self._synced_ends, now_s
+        self._synced_ends = sum(log.synced_end for log in self.logs.logs().values())
+        return self._synced_ends != before
 
     async def save_holdings(self, version: int) -> None:
         """Write the version of the data directories, synced.

@@ -208,6 +208,10 @@ class EpochTables:
         """
         await self._write([Gone(each) for each in numbers if each not in self.gone])
 
+    async def bury_topic(self, topic: str) -> None:
+        """Note that the logs of a topic are deleted, likewise; followers hear of it."""
+        await self.bury([n for each, n in self.numbers.items() if each.topic == topic])
+
     # -- epochs
 
     async def begin_epoch(self, epoch: Epoch, ends: Mapping[int, Offset]) -> None:

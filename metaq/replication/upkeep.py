@@ -18,6 +18,8 @@ from metaq.storage.partition_log import PartitionLog
 
 CHECKS: Final = 4
 """Looks at puts in flight within the lag time: so much later at most they end."""
+QUIET_S: Final = 10.0
+"""Interval of looks at all logs where nothing is known to be in flight."""
 
 
 def incomplete(presences: Iterable[Presence]) -> frozenset[int]:
@@ -96,14 +98,18 @@ class WaitingPuts:
         self._since: dict[LogId, tuple[Offset, float]] = {}
         self._checked_s = float("-inf")
 
-    def check(self, logs: Mapping[LogId, PartitionLog], now_s: float) -> None:
+    def check(
+        self, logs: Mapping[LogId, PartitionLog], now_s: float, *, is_quiet: bool
+    ) -> None:
         """End in doubt what has waited for the lag time; cheap between two looks.
 
         Args:
             logs: that lead.
             now_s: the monotonic clock.
+            is_quiet: nothing waits for a disk, nor for another replica.
         """
-        if now_s - self._checked_s < self._lag_s / CHECKS:
+        interval_s = QUIET_S if is_quiet else self._lag_s / CHECKS
+        if now_s - self._checked_s < interval_s:
             return
         self._checked_s = now_s
         before, self._since = self._since, {}

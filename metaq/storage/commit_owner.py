@@ -148,6 +148,11 @@ class CommitOwner:
         # When a disk has kept the loop waiting last.
         self._held_up_s = float("-inf")
 
+    @property
+    def is_idle(self) -> bool:
+        """Return whether everything that was submitted is done and reported."""
+        return self.owner is Owner.NONE and not self._waiting
+
     def start(self) -> None:
         """Start the storage thread."""
         self._worker.start()

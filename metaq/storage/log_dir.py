@@ -134,6 +134,10 @@ class LogDir:
         """The disk error that took it offline."""
         self.is_layout_changed = False
         """A log came, rolled or lost a segment since its last record."""
+        self.on_stir: Callable[[], None] | None = None
+        """Called once when a log has moved, while there was nothing to index."""
+        self.is_damage_new = True
+        """Damage may have been found in a log since a mender has looked."""
         self.sync_latency: Final = Histogram()
         """Seconds that each sync of a segment took; recorded by the storage thread."""
         self._fs = fs
@@ -207,6 +211,11 @@ class LogDir:
     def submit(self, request: Request, *, joins: bool = False) -> None:
         """Have a request carried out; see `CommitOwner.submit`."""
         self._worker.submit(request, joins=joins)
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing that was submitted is under way."""
+        return self._worker.is_idle
 
     def refusal(self) -> Exception | None:
         """Return why nothing here can be used, as a new error; None when it can."""
@@ -311,6 +320,18 @@ class LogDir:
         """Have small groups indexed that were committed since the last call."""
         if self.state is DirState.ONLINE and self.appender.unindexed:
             self._worker.submit(self.appender.index_later)
+
+    def is_indexed(self, on_stir: Callable[[], None]) -> bool:
+        """Return whether nothing waits for `index`; see `LogManager.is_indexed`."""
+        is_done = self.is_idle and not self.appender.unindexed
+        self.on_stir = on_stir if is_done else None
+        return is_done or self.state is not DirState.ONLINE
+
+    def stir(self) -> None:
+        """Take note that a log has moved."""
+        on_stir, self.on_stir = self.on_stir, None
+        if on_stir is not None:
+            on_stir()
 
     def is_record_due(self, now_s: float) -> bool:
         """Return whether the record of the directory's contents is to be written."""

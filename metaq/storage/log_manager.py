@@ -403,9 +403,13 @@ class LogManager(LogRemoval):
                 self._directories[path].write_record(record)
 
     def index(self) -> None:
-        """Have small groups indexed; called some times a second."""
+        """Have small groups indexed; called often, unless `is_indexed`."""
         for directory in self._directories.values():
             directory.index()
+
+    def is_indexed(self, on_stir: Callable[[], None]) -> bool:
+        """Return whether nothing has to be indexed before `on_stir` is called."""
+        return all(each.is_indexed(on_stir) for each in self._directories.values())
 
     def directories(self) -> tuple[LogDir, ...]:
         """Return the data directories, for statistics."""

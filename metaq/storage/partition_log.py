@@ -142,7 +142,8 @@ class PartitionLog(ReadableLog):
         """Nothing below it is needed, whatever the policy of its topic; None: its topic
         has a policy. Of a log of the broker's own."""
         self.on_moved: Callable[[PartitionLog], None] | None = None
-        """Called after log end, synced end or high watermark has moved."""
+        """Called after log end, synced end or high watermark has moved, and when no
+        more will."""
         self._held: range | None = None
         """Offsets of an append that was cut, until the rest of it is synced."""
         self._bound: Offset | None = None
@@ -520,7 +521,7 @@ class PartitionLog(ReadableLog):
         self.lost &= set(damage)
         self.synced_end = self.next_offset = end
         self._set_bounds(log_end=end)
-        self.log_dir.is_layout_changed = True
+        self.log_dir.is_layout_changed = self.log_dir.is_damage_new = True
         if damage:
             self._apply(LogEvent.DAMAGE)
         self._wake_waiters()
@@ -555,6 +556,8 @@ class PartitionLog(ReadableLog):
 
         Progress that is older than what is known changes nothing.
         """
+        if self.log_dir.on_stir is not None:
+            self.log_dir.stir()
         if self.state is LogState.OFFLINE or self.state is LogState.CLOSED:
             return
         if progress.synced_end < self.synced_end or progress.log_end < self.log_end:
@@ -642,6 +645,7 @@ class PartitionLog(ReadableLog):
         if (self.state, LogEvent.DAMAGE) not in TRANSITIONS:
             return
         before, self.damage = self.damage, apart((*self.damage, damage))
+        self.log_dir.is_damage_new = True
         ends = [each.next_good_offset for each in self.damage]
         is_bounded = all(end is not None and end <= self.synced_end for end in ends)
         goes_on = self.number is not None and is_bounded
@@ -673,6 +677,8 @@ class PartitionLog(ReadableLog):
         self._apply(LogEvent.DISK_ERROR)
         self._give_up()
         self._wake_waiters()
+        if self.on_moved is not None:
+            self.on_moved(self)
 
     def begin_close(self) -> None:
         """Refuse appends from now on; those in flight are finished."""

@@ -85,7 +85,7 @@ TIMES: Final[dict[str, Any]] = {
     "metaq.replication.follow_task.CONNECTION": ConnectionOptions(
         connect_timeout_s=1.0, heartbeat_s=1.0, heartbeat_timeout_s=1.0
     ),
-    "metaq.replication.node.HOLDINGS_INTERVAL_S": 0.3,
+    "metaq.replication.store.HOLDINGS_INTERVAL_S": 0.3,
     "metaq.storage.log_dir.SET_SILENCE_S_MAX": 1.5,
 }
 """About a tenth of those of a real set, seconds."""

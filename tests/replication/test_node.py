@@ -20,7 +20,7 @@ from tests.replication.replicas import DATA, RECORD, Replicas, run, soon
 from tests.rigs.fs import FaultyFileSystem
 
 MEMBER = f"{RECORD}/members"
-HOLDINGS = "metaq.replication.node.HOLDINGS_INTERVAL_S"
+HOLDINGS = "metaq.replication.store.HOLDINGS_INTERVAL_S"
 
 
 async def refusal_of(rig: Replicas, number: int) -> str:

@@ -299,6 +299,31 @@ def test_small_groups_are_indexed_later(
     assert index_end() == log.high_watermark
 
 
+def test_a_directory_says_when_there_is_something_to_index_again(
+    bench: StorageBench,
+) -> None:
+    """Once it has said that there is nothing, it calls back at the next group."""
+    log, stirs = log_of(bench), list[str]()
+
+    def is_indexed() -> bool:
+        return bench.manager.is_indexed(lambda: stirs.append("stirred"))
+
+    bench.run()
+    assert is_indexed()
+    assert not stirs
+    for _ in range(2):
+        single(bench, log)
+    assert not is_indexed()
+    bench.run()
+    assert not stirs
+    bench.manager.index()
+    bench.run()
+    assert is_indexed()
+    single(bench, log)
+    bench.run()
+    assert stirs == ["stirred"]
+
+
 def test_an_error_of_a_sync_is_final(bench: StorageBench, fs: FaultyFileSystem) -> None:
     """The directory goes offline; nothing that was under way in it is acknowledged."""
     log, other = log_of(bench), log_of(bench, OTHER)
