@@ -11,6 +11,10 @@ from metaq.client.admin.cluster_admin import GroupDescription as GroupDescriptio
 from metaq.client.admin.cluster_admin import OffsetChange as OffsetChange
 from metaq.client.admin.cluster_admin import PartitionProgress as PartitionProgress
 from metaq.client.admin.group_admin import SettledGroup as SettledGroup
+from metaq.client.admin.queue_admin import QueueDescription as QueueDescription
+from metaq.client.admin.queue_admin import (
+    QueueGroupDescription as QueueGroupDescription,
+)
 from metaq.client.admin.topic_admin import AsyncAdmin as AsyncAdmin
 from metaq.client.admin.topic_admin import TopicDescription as TopicDescription
 from metaq.client.admin.topic_admin import TopicOnBroker as TopicOnBroker
@@ -108,3 +112,4 @@ from metaq.record.dead_letters import Origin as Origin
 from metaq.zk.definitions import Effect as Effect
 from metaq.zk.definitions import TopicDefinition as TopicDefinition
 from metaq.zk.definitions import TopicState as TopicState
+from metaq.zk.group_definitions import QueueGroupDefinition as QueueGroupDefinition

@@ -254,6 +254,9 @@ class Admin(SyncPart[AsyncAdmin]):
     delete_offsets = blocking(AsyncAdmin.delete_offsets)
     delete_group = blocking(AsyncAdmin.delete_group)
     settle_group = blocking(AsyncAdmin.settle_group)
+    queue_groups = blocking(AsyncAdmin.queue_groups)
+    describe_queue_group = blocking(AsyncAdmin.describe_queue_group)
+    delete_queue_group = blocking(AsyncAdmin.delete_queue_group)
 
 
 class Consumer(SyncClosable[AsyncConsumer]):
