@@ -14,7 +14,7 @@ ONE_BROKER = {
 
 
 def test_a_group_is_described_and_deleted() -> None:
-    """By partition, as brokers have it in memory; a group that is not there is named."""
+    """By partition, as brokers have it in memory; one that is not there is named."""
 
     async def main(broker: EmbeddedBroker) -> None:
         async with AsyncClient(**broker.client_options) as client:
