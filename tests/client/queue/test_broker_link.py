@@ -5,13 +5,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from metaq.client.options import ClientOptions, QueueOptions
-from metaq.client.queue import broker_link
-from metaq.client.queue.broker_link import BrokerLink, QueueParts
+from metaq.client.queue.broker_link import NOT_DEFINED_S, BrokerLink, QueueParts
 from metaq.client.queue.prefetch import HeldMessage
 from metaq.client.queue.settling import Settling
+from metaq.clock import SystemClock
 from metaq.cluster_snapshot import BrokerCopies
 from metaq.errors import MetaqError
 from metaq.model import BrokerId, MessageId, Offset
@@ -65,6 +63,15 @@ class Script:
         return Result(200, words, command.opaque)
 
 
+class SkippingClock(SystemClock):
+    """The machine's clock, some time ahead."""
+
+    ahead_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() + self.ahead_s
+
+
 class Rig:
     """A link to a scripted broker, and what it hands over."""
 
@@ -76,6 +83,7 @@ class Rig:
         self.damaged: list[HeldMessage] = []
         self.fatal: list[MetaqError] = []
         self.is_closed = False
+        self.clock = SkippingClock()
         settings = ClientOptions(**QUICK)
         pool = ConnectionPool(
             clock=CLOCK, options=settings, loop=asyncio.get_running_loop()
@@ -83,7 +91,7 @@ class Rig:
         self.pool = pool
         copies = {BrokerId(0): BrokerCopies(leader=broker.address, followers={})}
         context: Any = SimpleNamespace(
-            clock=CLOCK,
+            clock=self.clock,
             pool=pool,
             metadata=SimpleNamespace(
                 snapshot=SimpleNamespace(brokers=copies), request_refresh=lambda: None
@@ -273,16 +281,15 @@ def test_a_broker_without_queue_groups_is_named() -> None:
     run(scenario)
 
 
-def test_a_group_that_a_broker_does_not_know_is_asked_for_some_seconds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_group_that_a_broker_does_not_know_is_asked_for_some_seconds() -> None:
     """It may not have heard of it yet; then the queue ends with its sentence."""
-    monkeypatch.setattr(broker_link, "NOT_DEFINED_S", 0.3)
 
     async def scenario(rig: Rig) -> None:
         rig.script.refusal = b"no queue group 'workers' here [not-defined]"
+        await rig.take(1)
+        assert not rig.fatal
+        rig.clock.ahead_s = NOT_DEFINED_S
         await until(lambda: bool(rig.fatal))
-        assert len(rig.script.takes) > 1
         assert "no queue group 'workers' here" in str(rig.fatal[0])
 
     run(scenario)
