@@ -69,7 +69,7 @@ class FakeConnection:
 
     @property
     def entries(self) -> list[Settlement]:
-        """What the last request says."""
+        """Entries of the last request."""
         command, _ = self.requests[-1]
         return decode_settlements(command.payload, command.count)
 
@@ -197,7 +197,7 @@ def test_what_is_refused_together_is_said_one_by_one() -> None:
 
 
 def test_an_answer_that_makes_no_sense_closes_the_connection() -> None:
-    """What was said is in doubt, and said again."""
+    """Its entries are in doubt, and said again."""
 
     async def scenario() -> None:
         rig = Rig()
