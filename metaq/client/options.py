@@ -265,7 +265,7 @@ class QueueOptions:
     """One message of each key at a time, in order, over all workers. Of a new group:
     in any order."""
     start: Literal["earliest", "latest"] | None = None
-    """Where a new group begins: at the log start, unless it says `"latest"`."""
+    """Start of a new group: the log start, unless it says `"latest"`."""
 
     def __post_init__(self) -> None:
         _check_types(self, zero=("wait_s",))

@@ -96,7 +96,7 @@ def test_a_wrong_take_is_refused_in_one_sentence(
 
 
 def test_a_worker_that_goes_ends_its_takes(tmp_path: Path) -> None:
-    """What it gives back comes to others alone."""
+    """The messages that it gives back come to others alone."""
 
     async def scenario(broker: Broker, peer: Peer) -> None:
         await put(peer, b"a")

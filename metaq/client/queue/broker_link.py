@@ -70,7 +70,7 @@ RENEWED_AT: Final = 2 / 3
 
 @dataclass(frozen=True, slots=True)
 class QueueParts:
-    """What the links of one queue share."""
+    """Parts that the links of one queue share."""
 
     context: ClientContext
     topic: str

@@ -1,6 +1,7 @@
 """Messages that a worker was given: those that wait here, and who waits for them."""
 
 import asyncio
+import contextlib
 import enum
 import threading
 from collections import deque
@@ -15,7 +16,7 @@ from metaq.model import Offset, TopicPartition
 
 
 class HeldState(enum.Enum):
-    """Where a message is."""
+    """State of a message that this worker was given."""
 
     WAITING = "waiting"
     """In the prefetch."""
@@ -109,6 +110,14 @@ class Prefetch:
             if self.error is not None:
                 raise self.error
         return None
+
+    def with_others(self, first: HeldMessage, count_max: int) -> list[HeldMessage]:
+        """Return a message, and those that can be handed out with it now."""
+        many = [first]
+        with contextlib.suppress(MetaqError):  # raised for the next one
+            while len(many) < count_max and (held := self.take_nowait()):
+                many.append(held)
+        return many
 
     async def take_async(self) -> HeldMessage:
         """Wait for a message, on the loop. Cancellation: nothing is taken."""

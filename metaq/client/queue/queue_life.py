@@ -6,21 +6,23 @@ what is said about messages on its way to the loop.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from metaq.client.cluster.context import ClientContext
-from metaq.client.consume.redelivery import FailureLog
+from metaq.client.consume.handler_tasks import CONCURRENCY_MAX
+from metaq.client.consume.redelivery import FailureLog, Reject
 from metaq.client.errors import AlreadySettledError, LeaseLostError
 from metaq.client.options import QueueOptions
 from metaq.client.queue.broker_link import BrokerLink, QueueParts
 from metaq.client.queue.prefetch import HeldMessage, HeldState, Prefetch
-from metaq.client.queue.settling import Outcome, Settling
+from metaq.client.queue.settling import SettleFuture, Settling
 from metaq.client.timeouts import require_loop, within
-from metaq.client.validation import check_timeout
+from metaq.client.validation import check_timeout, check_whole
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import ClosedError, MetaqError
 from metaq.model import BrokerId
@@ -266,13 +268,78 @@ class QueueLife:
         if not self._is_started:
             raise ClosedError("the queue is not started: use it as 'with'")
 
+    # -- runs -------------------------------------------------------------------------
+
+    def begin_run(self, concurrency: int) -> None:
+        """Let as many messages be taken as a run handles at once.
+
+        Raises:
+            ConfigError: `concurrency` is outside its range.
+            ClosedError: the queue is not started.
+        """
+        check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        self.require_started()
+        self._concurrency = max(self._concurrency, concurrency)
+        for link in self._links.values():
+            link.prefetch = max(link.prefetch, self._concurrency)
+            link.wake()
+
+    @property
+    def close_timeout_s(self) -> float:
+        """Return how long the end of a run waits for handlers, seconds."""
+        return self._context.options.close_timeout_s
+
+    def verb_for(self, held: HeldMessage, error: BaseException | None) -> SettleVerb:
+        """Return what the end of a handler says of its message; any thread."""
+        if error is None:
+            return SettleVerb.ACK
+        is_given_up = isinstance(error, Reject)
+        self.counts.failure_count += 1
+        text = f"handler failed: group={self.group} {held}: {error!r}"
+        self.failure_log.write(text, error, is_last=is_given_up)
+        return SettleVerb.REJECT if is_given_up else SettleVerb.NACK
+
+    def conclude(
+        self, held: HeldMessage, verb: SettleVerb, error: BaseException | None = None
+    ) -> None:
+        """Settle a message whose handler has ended, unless it did so; any thread."""
+        argument = GROUP_DELAY if verb is SettleVerb.NACK else 0
+        text = str(error) or repr(error)
+        # It may have settled its message; and what is lost is counted.
+        with contextlib.suppress(AlreadySettledError, LeaseLostError, ClosedError):
+            self.settle([self.entry(held, verb, None, argument, text)])
+
     # -- settling ---------------------------------------------------------------------
+
+    async def ack_held(
+        self, messages: Iterable[HeldMessage], timeout: float | None
+    ) -> None:
+        """Ack messages that were handed out, each once; raises as `ack_many`."""
+        helds = [*dict.fromkeys(messages)]
+        futures: list[asyncio.Future[None]]
+        futures = [self.loop.create_future() for _ in helds]
+        entries = [
+            self.entry(held, SettleVerb.ACK, future)
+            for held, future in zip(helds, futures, strict=True)
+        ]
+        self.settle(entries)
+        outcomes = await within(
+            timeout,
+            asyncio.gather(*futures, return_exceptions=True),
+            f"{self}: ack of {len(entries)} messages",
+        )
+        errors = [one for one in outcomes if one is not None]
+        if errors:
+            raise type(errors[0])(
+                f"{errors[0]} (the first of {len(errors)} that are not acked, of"
+                f" {len(entries)})"
+            )
 
     def entry(
         self,
         held: HeldMessage,
         verb: SettleVerb,
-        future: Outcome | None = None,
+        future: SettleFuture | None = None,
         argument: int = 0,
         text: str = "",
     ) -> Settling:

@@ -40,10 +40,10 @@ ENTRIES_MAX: Final = 1_000
 """Most entries of one request: a broker looks at them in one turn."""
 GRACE_S: Final = 5.0
 """A settle is tried until its lease is over, and so long after it: a late ack is taken
-while nobody else has the message."""
+while no other worker has the message."""
 
 
-class Outcome(Protocol):
+class SettleFuture(Protocol):
     """A future of either world."""
 
     def done(self) -> bool:
@@ -66,8 +66,8 @@ class Settling:
     """Monotonic; when it was said."""
     argument: int = 0
     text: str = ""
-    future: Outcome | None = None
-    """Of who waits for it; None: nobody."""
+    future: SettleFuture | None = None
+    """Of who waits for it; None: no one."""
     is_in_doubt: bool = False
     """It was sent, and no answer came."""
     deadline_s: float = field(init=False)

@@ -10,27 +10,24 @@ each broker, and what is said about them, are in `broker_link.py`.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterable
 
 from metaq.client.consume.decode import MAKE
 from metaq.client.consume.handler_tasks import (
-    CONCURRENCY_MAX,
     AsyncHandler,
     HandlerTasks,
     failure_of,
 )
-from metaq.client.consume.redelivery import Reject
-from metaq.client.errors import AlreadySettledError, LeaseLostError
+from metaq.client.errors import AlreadySettledError
 from metaq.client.options import check_callable
 from metaq.client.queue.prefetch import HeldMessage
 from metaq.client.queue.queue_life import QueueLife
 from metaq.client.queue.queue_messages import AsyncQueueMessage
-from metaq.client.timeouts import require_loop, within
+from metaq.client.timeouts import require_loop
 from metaq.client.validation import check_timeout, check_whole
-from metaq.errors import ClosedError, MetaqError
-from metaq.protocol.queue_frames import GROUP_DELAY, SettleVerb
+from metaq.errors import ClosedError
+from metaq.protocol.queue_frames import SettleVerb
 
 _log = logging.getLogger(__name__)
 
@@ -112,15 +109,9 @@ class AsyncQueue(QueueLife):
                 first = await self.prefetch.take_async()
         except TimeoutError:
             return []
-        return [self.message(one) for one in self.rest(first, count_max)]
-
-    def rest(self, first: HeldMessage, count_max: int) -> list[HeldMessage]:
-        """Return a message, and those that can be handed out with it now."""
-        many = [first]
-        with contextlib.suppress(MetaqError):  # raised for the next one
-            while len(many) < count_max and (held := self.prefetch.take_nowait()):
-                many.append(held)
-        return many
+        return [
+            self.message(one) for one in self.prefetch.with_others(first, count_max)
+        ]
 
     async def run(
         self,
@@ -173,45 +164,6 @@ class AsyncQueue(QueueLife):
         grace_s = self._context.options.close_timeout_s
         await tasks.run(work, concurrency, timeout_s=timeout, grace_s=grace_s)
 
-    def begin_run(self, concurrency: int) -> None:
-        """Let as many messages be taken as a run handles at once.
-
-        Raises:
-            ConfigError: `concurrency` is outside its range.
-            ClosedError: the queue is not started.
-        """
-        check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
-        self.require_started()
-        self._concurrency = max(self._concurrency, concurrency)
-        for link in self._links.values():
-            link.prefetch = max(link.prefetch, self._concurrency)
-            link.wake()
-
-    @property
-    def close_timeout_s(self) -> float:
-        """Return how long the end of a run waits for handlers, seconds."""
-        return self._context.options.close_timeout_s
-
-    def verb_for(self, held: HeldMessage, error: BaseException | None) -> SettleVerb:
-        """Return what the end of a handler says of its message; any thread."""
-        if error is None:
-            return SettleVerb.ACK
-        is_given_up = isinstance(error, Reject)
-        self.counts.failure_count += 1
-        text = f"handler failed: group={self.group} {held}: {error!r}"
-        self.failure_log.write(text, error, is_last=is_given_up)
-        return SettleVerb.REJECT if is_given_up else SettleVerb.NACK
-
-    def conclude(
-        self, held: HeldMessage, verb: SettleVerb, error: BaseException | None = None
-    ) -> None:
-        """Settle a message whose handler has ended, unless it did so; any thread."""
-        argument = GROUP_DELAY if verb is SettleVerb.NACK else 0
-        text = str(error) or repr(error)
-        # It may have settled its message; and what is lost is counted.
-        with contextlib.suppress(AlreadySettledError, LeaseLostError, ClosedError):
-            self.settle([self.entry(held, verb, None, argument, text)])
-
     async def ack_many(
         self, messages: Iterable[AsyncQueueMessage], timeout: float | None = None
     ) -> None:
@@ -234,27 +186,3 @@ class AsyncQueue(QueueLife):
                     f"{one.held}: it is of another queue object: {one.queue!r}"
                 )
         await self.ack_held([one.held for one in messages], timeout)
-
-    async def ack_held(
-        self, messages: Iterable[HeldMessage], timeout: float | None
-    ) -> None:
-        """Ack messages that were handed out, each once; raises as `ack_many`."""
-        helds = [*dict.fromkeys(messages)]
-        futures: list[asyncio.Future[None]]
-        futures = [self.loop.create_future() for _ in helds]
-        entries = [
-            self.entry(held, SettleVerb.ACK, future)
-            for held, future in zip(helds, futures, strict=True)
-        ]
-        self.settle(entries)
-        outcomes = await within(
-            timeout,
-            asyncio.gather(*futures, return_exceptions=True),
-            f"{self}: ack of {len(entries)} messages",
-        )
-        errors = [one for one in outcomes if one is not None]
-        if errors:
-            raise type(errors[0])(
-                f"{errors[0]} (the first of {len(errors)} that are not acked, of"
-                f" {len(entries)})"
-            )

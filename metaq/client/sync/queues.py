@@ -177,7 +177,10 @@ class Queue(SyncClosable[AsyncQueue]):
         first = self._twin.prefetch.take(timeout)
         if first is None:
             return []
-        return [self._message(one) for one in self._twin.rest(first, count_max)]
+        return [
+            self._message(one)
+            for one in self._twin.prefetch.with_others(first, count_max)
+        ]
 
     def run(
         self,

@@ -15,7 +15,7 @@ WAIT_S = 20.0
 
 
 def test_the_end_of_the_block_gives_everything_back(client: Any) -> None:
-    """What was not handed out does not count; what was is returned."""
+    """A message that was not handed out is released; one that was is returned."""
     send(client, "single", b"a", b"b")
     with client.queue("single", retry_delays_s=[], **DROP) as queue:
         assert queue.receive(WAIT_S).data == b"a"
