@@ -148,6 +148,12 @@ class _Follower:
         lacks = self.lacking or self.missing or self.damaged or self.has_left
         return bool(lacks or self.ready or self.cold or self.births)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether a pull may be answered now; one that only acknowledges is not."""
+        has_bytes = self.ready or self.cold or self.loaded
+        return bool(has_bytes or self.marks or self.births or self.gone)
+
     def forget(self, number: int) -> None:
         """Drop a log that is deleted."""
         for each in (self.ready, self.cold, self.marks, self.lacking, self.sent):
@@ -412,7 +418,8 @@ class LeadingStreams:
             text = f"Expected {PULLS_MAX} pulls at most, got {len(follower.pulls)}."
             self._end(follower, refusal(text))
             return
-        self._flush_soon()
+        if follower.has_more:
+            self._flush_soon()
 
     def drop(self, owner: object) -> None:
         """End the stream of a connection that is gone."""

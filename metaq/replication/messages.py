@@ -8,6 +8,33 @@
           | u32         | JSON, an object | 104 bytes for each note, then records |
           +-------------+-----------------+---------------------------------------+
 
+    payload of a pull, and of the data that answers it: a put waits for two of each
+
+    byte  0        4             8        12     12 + length
+          +--------+-------------+--------+------+---------------------------------+
+          | mark   | head length | CRC-32 | head | bodies of the chunks, as above  |
+          | 4 text | u32         | u32    |      |                                 |
+          +--------+-------------+--------+------+---------------------------------+
+
+    head of a pull, mark `pul1`
+    byte  0       8         16            24         32       40         41      42
+          +-------+---------+-------------+----------+--------+----------+-------+
+          | epoch | replica | incarnation | revision | credit | wants hw | bytes |
+          | u64   | u64     | u64         | u64      | u64    | u8       | u8    |
+          +-------+---------+-------------+----------+--------+----------+-------+
+          nonce, of so many bytes; then of each log: number u64, synced end u64
+
+    head of data, mark `dat1`
+    byte  0       8       12       16      17
+          +-------+-------+--------+-------+-------------------------------------+
+          | epoch | marks | chunks | bytes | nonce, marks, rows of chunks, JSON  |
+          | u64   | u32   | u32    | u8    |                                     |
+          +-------+-------+--------+-------+-------------------------------------+
+          mark: number u64, high watermark u64, log start u64
+          row:  number u64, offset u64, size u32, records u32, last id i64,
+                CRC-32 u32, segment u64, notes u32, CRC-32 of the notes u32
+          JSON: births and gone, where there are any
+
 | kind | asked by | answered by | to |
 |---|---|---|---|
 | `join` | a follower: what it has | its leader | cut its logs where they part |
@@ -17,9 +44,9 @@
 | | one with damage | any with a good copy | mend it, where both copies are the same |
 | `sum` | any | any | compare a sealed segment by its checksum |
 
-A head is its message as `json_values.py` has it, with a row for each chunk. What a peer
-sends is checked here once: kinds, ranges and sizes, and the checksum of the bytes of
-each chunk.
+A head in JSON is its message as `json_values.py` has it, with a row for each chunk.
+What a peer sends is checked here once: kinds, ranges and sizes, and the checksum of the
+bytes of each chunk.
 """
 
 import json
@@ -61,6 +88,12 @@ STALE_EPOCH: Final = "stale-epoch"
 """Code of a refusal: the message is of an epoch that is over; `epoch` is the later."""
 
 _HEAD: Final = struct.Struct(">I")
+_START: Final = struct.Struct(">4sII")
+_PULL: Final = struct.Struct(">QQQQQ?B")
+_DATA: Final = struct.Struct(">QIIB")
+_ACK: Final = struct.Struct(">QQ")
+_MARK: Final = struct.Struct(">QQQ")
+_ROW: Final = struct.Struct(">QQIIqIQII")
 _U32: TypeAlias = Annotated[int, number(0, 2**32 - 1)]
 _POSITIVE: Final = number(1, 2**32 - 1)
 
@@ -171,7 +204,7 @@ class Data:
     epoch: Epoch
     marks: tuple[tuple[LogNumber, Offset, Offset], ...] = ()
     """Number, high watermark and log start, of logs of which one has moved."""
-    chunks: Annotated[tuple[Chunk, ...], lambda found, _: found] = ()
+    chunks: tuple[Chunk, ...] = ()
     births: tuple[LogAnswer, ...] = ()
     """Logs that the leader has made since."""
     gone: tuple[LogNumber, ...] = ()
@@ -258,9 +291,17 @@ class _ChunkRow(NamedTuple):
     notes_crc32: _U32
 
 
+class _Rest(NamedTuple):
+    """What data seldom has."""
+
+    births: tuple[LogAnswer, ...] = ()
+    gone: tuple[LogNumber, ...] = ()
+
+
 _facts_of: Final = attrgetter(*_ChunkRow._fields[:7])
 _read_rows: Final = reader_of(tuple[_ChunkRow, ...])
 _read_switch: Final = reader_of(bool)
+_read_rest: Final = reader_of(_Rest)
 
 
 def _codec(kind: Callable[..., T]) -> tuple[Callable[[T], bytes], Callable[[bytes], T]]:
@@ -278,15 +319,21 @@ def _codec(kind: Callable[..., T]) -> tuple[Callable[[T], bytes], Callable[[byte
 
 
 def _encode(head: dict[str, Any], chunks: Iterable[Chunk]) -> bytes:
+    rows, bodies = _apart(chunks)
+    if rows:
+        head["chunks"] = rows
+    data = to_json(head)
+    return b"".join((_HEAD.pack(len(data)), data, *bodies))
+
+
+def _apart(chunks: Iterable[Chunk]) -> tuple[list[tuple[int, ...]], list[Buffer]]:
+    """Return the rows of chunks, and their bodies."""
     rows, bodies = [], list[Buffer]()
     for each in chunks:
         notes = b"".join(map(_encode_note, each.batches))
         rows.append((*_facts_of(each), len(each.batches), crc32(notes)))
         bodies += (notes, *each.body)
-    if rows:
-        head["chunks"] = rows
-    data = to_json(head)
-    return b"".join((_HEAD.pack(len(data)), data, *bodies))
+    return rows, bodies
 
 
 def _decode(payload: bytes, read: Reader) -> Any:
@@ -370,8 +417,6 @@ def _decode_note(entry: tuple[Any, ...]) -> StoredBatch:
 
 encode_join, decode_join = _codec(JoinRequest)
 encode_join_reply, decode_join_reply = _codec(JoinReply)
-encode_pull, decode_pull = _codec(Pull)
-encode_data, decode_data = _codec(Data)
 encode_tables, decode_tables = _codec(TablesRequest)
 encode_tables_reply, decode_tables_reply = _codec(TablesReply)
 encode_tail, decode_tail = _codec(TailRequest)
@@ -401,3 +446,131 @@ def _tail_reply(head: dict[str, Any], _: str) -> TailReply:
         raise FieldError(f"tail: expected 1 chunk, got {len(chunks)}")
     is_damaged = _read_switch(head.get("damaged", False), "damaged")
     return TailReply(chunks[0] if chunks else None, is_damaged)
+
+
+# -- the stream -----------------------------------------------------------------------
+
+
+def encode_pull(pull: Pull) -> bytes:
+    """Return the payload of a pull."""
+    epoch, nonce = pull.epoch.number, pull.epoch.nonce.encode()
+    head = _PULL.pack(
+        epoch,
+        pull.replica,
+        pull.incarnation,
+        pull.revision,
+        pull.credit_bytes,
+        pull.wants_hw,
+        len(nonce),
+    )
+    acks = [_ACK.pack(*each) for each in pull.acks]
+    return _sealed(b"pul1", b"".join((head, nonce, *acks)))
+
+
+def decode_pull(payload: bytes) -> Pull:
+    """Read it.
+
+    Raises:
+        RemoteProtocolError: it is not as `encode_pull` writes it.
+    """
+    head, rest = _opened(payload, b"pul1")
+    try:
+        epoch, replica, incarnation, revision, credit, wants, size = _PULL.unpack_from(
+            head
+        )
+        nonce, at = _nonce_at(head, _PULL.size, size)
+        acks = tuple(_ACK.iter_unpack(head[at:]))
+        ends = [end for _, end in acks]
+        _check_range("pull", epoch, replica, incarnation, revision, credit, *ends)
+        if rest:
+            raise FieldError(f"pull: {len(rest)} bytes belong to no chunk")
+    except (struct.error, ValueError) as error:
+        raise _unread("pull", error) from error
+    return Pull(
+        Epoch(epoch, nonce), replica, incarnation, revision, acks, credit, wants
+    )
+
+
+def encode_data(data: Data) -> bytes:
+    """Return the payload of data."""
+    (number, nonce), (rows, bodies) = data.epoch, _apart(data.chunks)
+    text = nonce.encode()
+    rest = _Rest(data.births, data.gone)
+    parts = [_DATA.pack(number, len(data.marks), len(rows), len(text)), text]
+    parts += [_MARK.pack(*each) for each in data.marks]
+    parts += [_ROW.pack(*each) for each in rows]
+    if data.births or data.gone:
+        parts.append(to_json(rest))
+    return _sealed(b"dat1", b"".join(parts), bodies)
+
+
+def decode_data(payload: bytes) -> Data:
+    """Read it.
+
+    Raises:
+        RemoteProtocolError: it is not as `encode_data` writes it.
+    """
+    head, rest = _opened(payload, b"dat1")
+    try:
+        epoch, mark_count, row_count, size = _DATA.unpack_from(head)
+        nonce, at = _nonce_at(head, _DATA.size, size)
+        rows_at = at + mark_count * _MARK.size
+        json_at = rows_at + row_count * _ROW.size
+        if json_at > len(head):
+            raise FieldError(f"head: expected {json_at} bytes, got {len(head)}")
+        marks = tuple(_MARK.iter_unpack(head[at:rows_at]))
+        rows = [_ChunkRow(*each) for each in _ROW.iter_unpack(head[rows_at:json_at])]
+        _check_range("data", epoch, *[n for mark in marks for n in mark[1:]])
+        chunks = _decode_chunks(map(_checked, rows), rest)
+        last = _Rest()
+        if json_at < len(head):
+            last = _read_rest(json.loads(head[json_at:].decode()), "data")
+    except (struct.error, ValueError, RecursionError) as error:
+        raise _unread("data", error) from error
+    return Data(Epoch(epoch, nonce), marks, chunks, *last)
+
+
+def _sealed(mark: bytes, head: bytes, bodies: Iterable[Buffer] = ()) -> bytes:
+    return b"".join((_START.pack(mark, len(head), crc32(head)), head, *bodies))
+
+
+def _opened(payload: bytes, mark: bytes) -> tuple[bytes, memoryview]:
+    """Return the head of a message of the stream, and what comes after it."""
+    if payload[: len(mark)] != mark:
+        raise RemoteProtocolError(
+            f"message: expected {mark!r} at its begin, got {payload[:80]!r}: the"
+            " other replica has a version of metaq with other messages"
+        )
+    head, size, checksum = b"", 0, 0
+    if len(payload) >= _START.size:
+        _, size, checksum = _START.unpack_from(payload)
+        head = payload[_START.size : _START.size + size]
+    if not size or len(head) != size or crc32(head) != checksum:
+        raise RemoteProtocolError(
+            f"message: expected a head of {size} bytes with checksum {checksum}, got"
+            f" {len(head)} with {crc32(head)}"
+        )
+    return head, memoryview(payload)[_START.size + size :]
+
+
+def _nonce_at(head: bytes, at: int, size: int) -> tuple[str, int]:
+    """Return the nonce of an epoch, and where it ends."""
+    return head[at : at + size].decode(), at + size
+
+
+def _check_range(name: str, *numbers: int) -> None:
+    if max(numbers) > I64_MAX:
+        raise FieldError(f"{name}: expected 0 to {I64_MAX}, got {max(numbers)}")
+
+
+def _checked(row: _ChunkRow) -> _ChunkRow:
+    _check_range("chunk", row.offset, row.segment)
+    if not (row.size_bytes and row.record_count):
+        raise FieldError(f"chunk: expected 1 record or more, got {row}")
+    return row
+
+
+def _unread(name: str, error: Exception) -> RemoteProtocolError:
+    """Return the error for a head that cannot be read."""
+    is_named = isinstance(error, FieldError)
+    return RemoteProtocolError(str(error) if is_named else f"{name}: {error}")

@@ -9,6 +9,7 @@ from metaq.errors import MetaqError
 from metaq.model import LogId
 from metaq.replication.election import Flag
 from metaq.replication.epochs import Epoch
+from metaq.replication.messages import decode_data
 from tests.replication.streams import Leader, Site, Stream, same
 from tests.rigs.virtual_time import run_virtually
 from tests.rigs.waiting import until
@@ -307,11 +308,9 @@ def test_a_flipped_bit_on_the_wire_is_never_appended() -> None:
         leader, follower, stream = await pair()
 
         def flip(payload: bytes) -> bytes:
-            return (
-                payload[:-1] + bytes([payload[-1] ^ 1])
-                if b"chunks" in payload
-                else payload
-            )
+            if payload[:4] != b"dat1" or not decode_data(payload).chunks:
+                return payload
+            return payload[:-1] + bytes([payload[-1] ^ 1])
 
         stream.wire.change = flip
         ticket = leader.put()

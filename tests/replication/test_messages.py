@@ -3,6 +3,7 @@
 import contextlib
 import json
 import random
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from zlib import crc32
@@ -171,46 +172,120 @@ def test_damaged_messages_raise_nothing_else(kind: str, data: st.DataObject) -> 
         decode(bytes(raw))
 
 
-PULL = {
-    "epoch": [3, "n"], "replica": 2, "incarnation": 5, "revision": 7,
-    "acks": [[1, 10]], "credit_bytes": 9, "wants_hw": False,
-}  # fmt: skip
-
-
 def packed(head: object, rest: bytes = b"") -> bytes:
     data = json.dumps(head).encode()
     return len(data).to_bytes(4, "big") + data + rest
 
 
-def test_a_pull_is_this_json() -> None:
-    """The layout that the head of the module shows; unknown properties are skipped."""
-    pull = Pull(Epoch(3, "n"), 2, 5, 7, ((1, Offset(10)),), 9, wants_hw=False)
-    assert messages.decode_pull(packed(PULL | {"new": [1]})) == pull
-    assert json.loads(messages.encode_pull(pull)[4:]) == PULL
+STREAM: dict[str, tuple[bytes, Callable]] = {
+    "pull": (
+        messages.encode_pull(
+            Pull(Epoch(3, "n"), 2, 5, 7, ((1, Offset(10)),), 9, wants_hw=True)
+        ),
+        messages.decode_pull,
+    ),
+    "data": (
+        messages.encode_data(
+            Data(Epoch(3, "n"), ((7, Offset(9), Offset(1)),), (chunk(), chunk(b"x")))
+        ),
+        messages.decode_data,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STREAM)
+def test_every_flipped_bit_of_the_stream_is_found(kind: str) -> None:
+    """Nothing of a message is believed, whichever of its bits is another one."""
+    raw, decode = STREAM[kind]
+    for bit in range(8 * len(raw)):
+        damaged = bytearray(raw)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(RemoteProtocolError, match="expected"):
+            decode(bytes(damaged))
+
+
+@pytest.mark.parametrize("kind", STREAM)
+def test_a_message_of_the_stream_that_is_cut_is_refused(kind: str) -> None:
+    """At each of its bytes; and where a byte follows it."""
+    raw, decode = STREAM[kind]
+    for size in range(len(raw)):
+        with pytest.raises(RemoteProtocolError, match="expected"):
+            decode(raw[:size])
+    with pytest.raises(RemoteProtocolError, match="1 bytes belong to no chunk"):
+        decode(raw + b"x")
+
+
+@pytest.mark.parametrize("kind", STREAM)
+@given(data=st.data())
+def test_a_head_with_its_checksum_raises_nothing_else(
+    kind: str, data: st.DataObject
+) -> None:
+    """A replica with a bug costs its stream, and no traceback."""
+    raw, decode = STREAM[kind]
+    head = bytearray(raw[12:])
+    at = data.draw(st.integers(0, len(head)))
+    head[at : at + data.draw(st.integers(0, 20))] = data.draw(st.binary(max_size=20))
+    with contextlib.suppress(RemoteProtocolError):
+        decode(sealed(raw[:4], bytes(head)))
+
+
+def sealed(mark: bytes, head: bytes) -> bytes:
+    return struct.pack(">4sII", mark, len(head), crc32(head)) + head
+
+
+def test_the_heads_of_the_stream_are_these_bytes() -> None:
+    """The layout that the head of the module shows."""
+    pull = struct.pack(">QQQQQ?B", 3, 2, 5, 7, 9, True, 1) + b"n"
+    assert STREAM["pull"][0] == sealed(b"pul1", pull + struct.pack(">QQ", 1, 10))
+    gone = Data(Epoch(3, "n"), ((7, Offset(9), Offset(1)),), gone=(5,))
+    data = struct.pack(">QIIB", 3, 1, 0, 1) + b"n" + struct.pack(">QQQ", 7, 9, 1)
+    assert messages.encode_data(gone) == sealed(b"dat1", data + b"[[],[5]]")
+
+
+ROW = (7, 5, 1, 1, -1, crc32(b"x"), 0, 0, 0)
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("mark", "head", "text"),
     [
-        ({"epoch": 3}, "epoch: expected 2 items, got 3"),
-        ({"epoch": [3, 4]}, "nonce: expected a text, got 4"),
-        ({"epoch": [-1, "n"]}, "number: expected 0 to .*, got -1"),
-        ({"replica": True}, "replica: expected 0 to 9223372036854775807, got True"),
-        ({"replica": 1.0}, "got 1.0"),
-        ({"incarnation": None}, "incarnation: expected 0 to"),
-        ({"acks": {}}, "acks: expected a list"),
-        ({"acks": [[1]]}, "acks: expected 2 items"),
-        ({"acks": [[2**64, 1]]}, "acks: expected 0 to 18446744073709551615"),
-        ({"acks": [[1, -1]]}, "acks: expected 0 to .*, got -1"),
-        ({"wants_hw": 1}, "wants_hw: expected true or false, got 1"),
+        (b"pul1", struct.pack(">QQQQQ?B", 2**63, 2, 5, 7, 9, 0, 0), "pull: expected 0"),
+        (
+            b"pul1",
+            struct.pack(">QQQQQ?BQQ", 1, 2, 5, 7, 9, 0, 0, 1, 2**63),
+            "pull: exp",
+        ),
+        (b"pul1", struct.pack(">QQQQQ?BB", 1, 2, 5, 7, 9, 0, 1, 255), "pull: 'utf-8'"),
+        (b"pul1", struct.pack(">QQQQQ?BB", 1, 2, 5, 7, 9, 0, 0, 255), "pull: iter"),
+        (b"pul1", b"x", "pull: unpack_from requires"),
+        (b"dat1", struct.pack(">QIIB", 1, 2**32 - 1, 0, 0), "head: expected"),
+        (b"dat1", struct.pack(">QIIBQQQ", 1, 1, 0, 0, 7, 2**63, 0), "data: expected 0"),
+        (b"dat1", struct.pack(">QIIB", 1, 0, 0, 0) + b"[", "data: "),
+        (b"dat1", struct.pack(">QIIB", 1, 0, 0, 0) + b"[[],[-1]]", "gone: expected 0"),
+        *[
+            (
+                b"dat1",
+                struct.pack(">QIIB", 1, 0, 1, 0)
+                + struct.pack(">QQIIqIQII", *ROW[:at], wrong, *ROW[at + 1 :]),
+                "chunk: expected",
+            )
+            for at, wrong in ((1, 2**63), (2, 0), (3, 0), (6, 2**63), (7, 1))
+        ],
     ],
 )
-def test_the_property_that_is_wrong_is_named(
-    change: dict[str, object], text: str
-) -> None:
-    """With what was expected and what came."""
+def test_what_contradicts_a_head_is_named(mark: bytes, head: bytes, text: str) -> None:
+    """Its checksum is right: the peer has a bug."""
+    decode = messages.decode_pull if mark == b"pul1" else messages.decode_data
     with pytest.raises(RemoteProtocolError, match=text):
-        messages.decode_pull(packed(PULL | change))
+        decode(sealed(mark, head))
+
+
+def test_a_replica_of_another_version_is_named() -> None:
+    """Its heads have another mark, and an operator can act on the sentence."""
+    text = "the other replica has a version of metaq with other messages"
+    for _, decode in STREAM.values():
+        for other in (b"", b"pul2" + STREAM["pull"][0][4:], packed({"epoch": [1, ""]})):
+            with pytest.raises(RemoteProtocolError, match=text):
+                decode(other)
 
 
 TAIL = {
@@ -260,7 +335,7 @@ def test_a_copy_that_is_none_is_refused(copy: object, text: str) -> None:
 
 def test_chunks_belong_to_answers_alone() -> None:
     """A question with chunks is read without them, also where they fit."""
-    raw = messages.encode_data(Data(E1, chunks=(chunk(),)))
+    raw = messages.encode_tail_reply(TailReply(chunk()))
     size = int.from_bytes(raw[:4], "big")
     head = json.loads(raw[4 : 4 + size]) | TAIL
     assert messages.decode_tail(packed(head, raw[4 + size :])).number == 7
@@ -279,19 +354,19 @@ def test_chunks_belong_to_answers_alone() -> None:
 def test_what_is_no_message_is_refused(payload: bytes, text: str) -> None:
     """Too short, no JSON, no object, or bytes that nothing announces."""
     with pytest.raises(RemoteProtocolError, match=text):
-        messages.decode_data(payload)
+        messages.decode_tables(payload)
 
 
 def test_one_flipped_bit_of_a_chunk_is_found() -> None:
     """In its bytes and in its notes: nothing of it is appended then."""
-    raw = messages.encode_data(Data(Epoch(1, "n"), chunks=(chunk(b"x" * 9),)))
+    raw = messages.encode_tail_reply(TailReply(chunk(b"x" * 9)))
     body = len(raw) - 9
     notes = body - 2 * 104
     for at in (body, len(raw) - 1, notes, body - 1):
         damaged = bytearray(raw)
         damaged[at] ^= 1
         with pytest.raises(RemoteProtocolError, match="checksum"):
-            messages.decode_data(bytes(damaged))
+            messages.decode_tail_reply(bytes(damaged))
 
 
 def test_a_chunk_that_is_cut_is_refused() -> None:
@@ -320,6 +395,7 @@ def test_a_note_outside_of_its_chunk_is_refused() -> None:
 
 def test_two_chunks_are_no_tail() -> None:
     """A tail is asked for one range."""
-    raw = messages.encode_data(Data(Epoch(1, "n"), chunks=(chunk(), chunk())))
+    row = [7, 5, 1, 1, -1, crc32(b"x"), 0, 0, 0]
+    raw = packed({"chunks": [row, row]}, b"xx")
     with pytest.raises(RemoteProtocolError, match="expected 1 chunk, got 2"):
         messages.decode_tail_reply(raw)
