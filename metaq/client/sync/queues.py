@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from metaq.client.consume.decode import MAKE
 from metaq.client.errors import AlreadySettledError
 from metaq.client.names import require_text
-from metaq.client.options import check_lease
+from metaq.client.options import QueueOptions, check_lease
 from metaq.client.queue.prefetch import HeldMessage
 from metaq.client.queue.queue_life import QueueLife
 from metaq.client.queue.queue_messages import AsyncQueueMessage, delay_of
@@ -125,6 +125,7 @@ class Queue(SyncClosable[AsyncQueue]):
     topic: str = same("topic", "Name of the topic.")
     group: str = same("group", "Name of the queue group.")
     worker: str = same("worker", "Name of this worker.")
+    options: QueueOptions = same("options", "Options chosen by the user.")
 
     start = blocking(AsyncQueue.start)
 
