@@ -80,6 +80,22 @@ def test_a_handler_that_is_async_is_refused(threads_client: Client) -> None:
         queue.run(handle)
 
 
+def test_counters_of_workers_are_those_of_the_client(threads_client: Client) -> None:
+    """By group, closed workers included."""
+    send(threads_client, "single", b"a", b"b")
+    with threads_client.queue("single", **OPTIONS) as queue:
+        first = queue.receive(10)
+        assert first is not None
+        first.ack()
+        (found,) = threads_client.statistics().queues
+        assert (found.group, found.acked_count, found.taken_count) == ("workers", 1, 2)
+        assert found.held_count == 1
+    statistics = threads_client.statistics()
+    assert statistics.queues == ()
+    closed = statistics.closed_queues["workers"]
+    assert (closed.acked_count, closed.returned_count, closed.held_count) == (1, 1, 0)
+
+
 def test_a_settle_is_waited_for_no_longer_than_said(
     broker: EmbeddedBroker, threads_client: Client
 ) -> None:
