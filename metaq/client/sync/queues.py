@@ -42,6 +42,7 @@ class QueueMessage(Message):
 
     held: HeldMessage
     queue: QueueLife
+    thread: LoopThread
 
     @property
     def deliveries(self) -> int:
@@ -95,6 +96,7 @@ class QueueMessage(Message):
         self, verb: SettleVerb, timeout: float | None, argument: int = 0, text: str = ""
     ) -> None:
         check_timeout(timeout)
+        self.thread.require_caller()
         future = self._say(verb, argument, text)
         wait_answered(future, timeout, f"{self.held}: {verb.name.lower()}")
 
@@ -155,6 +157,7 @@ class Queue(SyncClosable[AsyncQueue]):
     def _message(self, held: HeldMessage) -> QueueMessage:
         message = MAKE(QueueMessage, held.row)
         message.held, message.queue = held, self._twin
+        message.thread = self._thread
         return message
 
     def _require_started(self) -> None:
