@@ -484,6 +484,7 @@ class AsyncClient:
             ensure_queue_group, context, name, topic, settings.definition()
         )
         queue = AsyncQueue(context, define, topic=topic, group=name, options=settings)
+        self._made.queues.add(queue)
         self._adopt(queue)
         return queue
 

@@ -48,6 +48,8 @@ says that the broker has still to store the dead letter."""
 class QueueStatistics:
     """Counters of one worker."""
 
+    group: str = ""
+    """Its group; "" in a sum."""
     taken_count: int = counter(
         "metaq_queue_taken_messages_total", "Messages that brokers gave this worker."
     )
@@ -129,7 +131,7 @@ class QueueLife:
         self._concurrency = 0
         self._is_started = self.is_closed = self.has_ended = False
         self._ended = asyncio.Event()
-        self.counts = QueueStatistics()
+        self.counts = QueueStatistics(group)
         self.failure_log = FailureLog(_log)
         self._unlisten: Callable[[], None] = lambda: None
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from metaq.client.consume.decode import MAKE
 from metaq.client.errors import AlreadySettledError
 from metaq.client.names import require_text
-from metaq.client.options import check_lease
+from metaq.client.options import QueueOptions, check_lease
 from metaq.client.queue.prefetch import HeldMessage
 from metaq.client.queue.queue_life import QueueLife
 from metaq.client.queue.queue_messages import AsyncQueueMessage, delay_of
@@ -42,6 +42,7 @@ class QueueMessage(Message):
 
     held: HeldMessage
     queue: QueueLife
+    thread: LoopThread
 
     @property
     def deliveries(self) -> int:
@@ -95,6 +96,7 @@ class QueueMessage(Message):
         self, verb: SettleVerb, timeout: float | None, argument: int = 0, text: str = ""
     ) -> None:
         check_timeout(timeout)
+        self.thread.require_caller()
         future = self._say(verb, argument, text)
         wait_answered(future, timeout, f"{self.held}: {verb.name.lower()}")
 
@@ -125,6 +127,7 @@ class Queue(SyncClosable[AsyncQueue]):
     topic: str = same("topic", "Name of the topic.")
     group: str = same("group", "Name of the queue group.")
     worker: str = same("worker", "Name of this worker.")
+    options: QueueOptions = same("options", "Options chosen by the user.")
 
     start = blocking(AsyncQueue.start)
 
@@ -154,6 +157,7 @@ class Queue(SyncClosable[AsyncQueue]):
     def _message(self, held: HeldMessage) -> QueueMessage:
         message = MAKE(QueueMessage, held.row)
         message.held, message.queue = held, self._twin
+        message.thread = self._thread
         return message
 
     def _require_started(self) -> None:

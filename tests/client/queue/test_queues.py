@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from metaq.client import Client, ConfigError, RequestTimeoutError
+from metaq.client import Client, ClosedError, ConfigError, RequestTimeoutError
 from metaq.testing.embedded import EmbeddedBroker
 from tests.client.queue.conftest import send
 from tests.client.worlds import QUICK
@@ -78,6 +78,45 @@ def test_a_handler_that_is_async_is_refused(threads_client: Client) -> None:
         pytest.raises(ConfigError, match=text),
     ):
         queue.run(handle)
+
+
+def test_an_ack_on_the_own_thread_of_the_client_is_refused(
+    threads_client: Client,
+) -> None:
+    """In a callback, say: it would wait for itself. `ack_nowait` does not wait."""
+    send(threads_client, "single", b"a", b"b")
+    errors: list[Exception] = []
+    with threads_client.queue("single", **OPTIONS) as queue:
+        first, second = queue.receive(10), queue.receive(10)
+        assert first is not None
+        assert second is not None
+
+        def ack_other(_future: object) -> None:
+            try:
+                second.ack()
+            except ClosedError as error:
+                errors.append(error)
+                second.ack_nowait()
+
+        first.ack_nowait().add_done_callback(ack_other)
+        wait_until(lambda: queue.statistics().acked_count == 2)
+    assert "would wait for itself" in str(errors)
+
+
+def test_counters_of_workers_are_those_of_the_client(threads_client: Client) -> None:
+    """By group, closed workers included."""
+    send(threads_client, "single", b"a", b"b")
+    with threads_client.queue("single", **OPTIONS) as queue:
+        first = queue.receive(10)
+        assert first is not None
+        first.ack()
+        (found,) = threads_client.statistics().queues
+        assert (found.group, found.acked_count, found.taken_count) == ("workers", 1, 2)
+        assert found.held_count == 1
+    statistics = threads_client.statistics()
+    assert statistics.queues == ()
+    closed = statistics.closed_queues["workers"]
+    assert (closed.acked_count, closed.returned_count, closed.held_count) == (1, 1, 0)
 
 
 def test_a_settle_is_waited_for_no_longer_than_said(
