@@ -160,6 +160,13 @@ class TooFewReplicasError(UnavailableError):
     """
 
 
+class NotDefinedError(UnavailableError):
+    """503 to a worker of a queue group that this broker does not know yet.
+
+    Its code is `not-defined`.
+    """
+
+
 # -- storage --------------------------------------------------------------------------
 
 

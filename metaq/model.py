@@ -120,6 +120,15 @@ def parse_broker_address(text: str) -> BrokerAddress | None:
     return BrokerAddress(host, int(match["port"])) if host.isprintable() else None
 
 
+INTERNAL_PREFIX: Final = "__"
+"""Topics whose names begin so are a broker's own; clients neither put nor get there."""
+
+
+def is_internal(topic: str) -> bool:
+    """Return whether a name is reserved for brokers."""
+    return topic.startswith(INTERNAL_PREFIX)
+
+
 @dataclass(frozen=True, slots=True)
 class LocalTransactionId:
     """A transaction of one session on one connection."""

@@ -37,6 +37,7 @@ from metaq.broker.housekeeping import (
     INDEX_S,
     JOURNAL_OPENING_S,
     JOURNAL_SYNC_S,
+    QUEUES_TICK_S,
     REALTIME_RESET_S,
     SCRUB_STEP_S,
     TRANSACTION_TICK_S,
@@ -50,6 +51,7 @@ from metaq.broker.housekeeping import (
 )
 from metaq.broker.load import Load, Turns, call_after_sockets
 from metaq.broker.orders import perform
+from metaq.broker.queue_service import QueueService
 from metaq.broker.realtime import Realtime
 from metaq.broker.registration import (
     Registration,
@@ -162,6 +164,7 @@ class Broker(Service):
         self._is_drained = asyncio.Event()
         self._registration: Registration | None = None
         self._replica: ReplicaPart | None = None
+        self._queues: QueueService | None = None
         self._opening: JournalOpening | None = None
         self.http_port: int | None = None
         """Port of /health and /metrics; None without one."""
@@ -203,6 +206,9 @@ class Broker(Service):
         self._schedules = Schedules(self._clock, local_timezone())
         self._make_context(started_s)
         await self._open_transactions()
+        if self._config.replication is None:
+            self._queues = self.context.queues = QueueService(self.context)
+            await self.start_owned(self._queues)
         self._listen()
         data_path = Path(self._config.system.data_path)
         await self.start_owned(
@@ -496,6 +502,8 @@ class Broker(Service):
         await registration.advertise(
             self._snapshot(), wait_definitions=self._definitions.wait_read
         )
+        if self._queues is not None:
+            self._queues.restart_reclaim()
         self._definitions.wake()
 
     async def _join_set(self, coordinator: Coordinator) -> None:
@@ -569,6 +577,8 @@ class Broker(Service):
         new = self._logs.get(log_id)
         assert new is not None, log_id
         self.context.waiters.on_new_log(log_id, new)
+        if self._queues is not None:
+            self._queues.on_new_log(log_id)
         self._schedules.replace_jobs(
             self.control.deletion_schedules(self.context.config)
         )
@@ -589,6 +599,7 @@ class Broker(Service):
             every("journal-opening", JOURNAL_OPENING_S, self._retry_opening),
             every("checkpoint", checkpoint_s, transactions.checkpoint),
             every("deleted", DELETED_CHECK_S, lambda: self._logs.remove_deleted),
+            every("queues", QUEUES_TICK_S, self._tick_queues),
             retention_job(
                 self._schedules,
                 clock=self._clock,
@@ -609,6 +620,10 @@ class Broker(Service):
     def _tick_logs(self) -> None:
         self._logs.tick(self._clock.monotonic_s())
 
+    def _tick_queues(self) -> None:
+        if self._queues is not None:
+            self._queues.tick()
+
     def _begin_scrub_step(self) -> Work | None:
         """Return the next piece of verification, if it is due."""
         scrub, clock, fs = self._scrub, self._clock, self._fs
@@ -626,7 +641,8 @@ class Broker(Service):
         """Return for which topics a full disk or a size limit asks for a run."""
         if any(each.is_low_on_space for each in self._logs.directories()):
             return self.control.deletion_schedules(self.context.config).keys()
-        return () if self._logs.is_over_size_limit else None
+        is_trimmed = self._queues is not None and self._queues.wants_trim
+        return () if self._logs.is_over_size_limit or is_trimmed else None
 
     def _on_retention_end(self, run: RetentionReport) -> None:
         control = self.control

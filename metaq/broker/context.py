@@ -1,7 +1,7 @@
 """Parts of one broker used by handlers, and its counters."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -14,11 +14,12 @@ from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig
 from metaq.errors import WireError
 from metaq.fs import FileSystem
-from metaq.protocol.commands import Follow
+from metaq.protocol.commands import Follow, Settle, Take
 from metaq.record.ids import IdGenerator
 from metaq.stats import Histogram, counter
 from metaq.storage.span_lookup import MadeIndexes
 from metaq.txn.coordinator import TransactionCoordinator
+from metaq.zk.group_definitions import QueueGroupDefinition
 
 
 def _commands(word: str) -> Any:
@@ -112,6 +113,31 @@ class SetMember(Protocol):
         """
 
 
+class QueueGroups(Protocol):
+    """Queue groups interface used by handlers; `answerer` is the session."""
+
+    def take(self, command: Take, answerer: Any) -> None:
+        """Answer a `take`, now or later; raises WireError."""
+
+    def settle(self, command: Settle, answerer: Any) -> None:
+        """Answer a `settle`, now or later; raises WireError."""
+
+    def drop(self, answerer: Any) -> None:
+        """Forget a connection that has ended."""
+
+    def drop_topic(self, topic: str) -> None:
+        """Forget the queues of a topic that was deleted."""
+
+    def apply_groups(self, definitions: Mapping[str, QueueGroupDefinition]) -> None:
+        """Put definitions in effect."""
+
+    def problems(self) -> tuple[str, ...]:
+        """Return one sentence for each thing that needs an operator's attention."""
+
+    def lines(self) -> list[str]:
+        """Return the lines of `stats queues`."""
+
+
 @dataclass(slots=True)
 class BrokerContext:
     """The parts of one broker. Owner: the app; used on the loop's thread."""
@@ -138,6 +164,8 @@ class BrokerContext:
     started_s: float
     replica: SetMember | None = None
     """Its part in a replica set; None: it is the only copy."""
+    queues: QueueGroups | None = None
+    """Its queue groups; None: it serves none now."""
     counters: CommandStatistics = field(default_factory=CommandStatistics)
     put_latency: Histogram = field(default_factory=Histogram)
     """Seconds from append to acknowledgement, per message."""

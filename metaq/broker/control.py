@@ -30,7 +30,7 @@ from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.errors import AdminError, ConfigError, StorageError
 from metaq.fs import FileSystem
 from metaq.lifecycle import State
-from metaq.model import SizeBytes
+from metaq.model import SizeBytes, is_internal
 from metaq.net.listener import ListenerStatistics
 from metaq.protocol.version import SERVER_VERSION
 from metaq.replication.facts import ReplicaStatus
@@ -137,6 +137,7 @@ class Control:
             closed_partitions=context.topics.closed_partitions(),
             retention=self.retention,
             definition_problems=self._definitions.problems(),
+            queue_problems=context.queues.problems() if context.queues else (),
             jobs=self.jobs(),
             # A set has none, and misses none.
             transactions=None
@@ -223,7 +224,8 @@ class Control:
 
     def deletion_schedules(self, config: BrokerConfig) -> dict[str, str]:
         """Return topic → quartz expression, for topics whose settings are known."""
-        topics = {*config.topic_names, *(i.topic for i in self._logs.logs())}
+        logs = {i.topic for i in self._logs.logs() if not is_internal(i.topic)}
+        topics = {*config.topic_names, *logs}
         return {
             topic: config.topic(topic).delete_when
             for topic in topics

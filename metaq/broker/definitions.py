@@ -1,4 +1,4 @@
-"""Topics that were made by command, applied by a running broker.
+"""Topics and queue groups that were made by command, applied by a running broker.
 
 Theory of operation. One task repeats one pass after each event: a definition in
 ZooKeeper changed, `server.ini` was reloaded, the session came back, a deletion was held
@@ -10,6 +10,7 @@ up. Each pass does all of this, in this order:
                     ZooKeeper, the same topics have the same partitions and retention,
                     and no topic that is being deleted is served
     put in effect   as a reload does
+    queue groups    the same: a copy on the disk, then in effect
     delete          withdraw, move the data aside
     publish         the status of each definition, in ZooKeeper
     finish          remove the definition of a topic that no broker has any more
@@ -26,7 +27,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from metaq.broker.context import BrokerContext
 from metaq.broker.defined_topics import Decisions, Found, decide
@@ -49,10 +50,17 @@ from metaq.zk.definitions import (
     decode_copy,
     decode_definition,
     encode_copy,
+    encode_definition,
     encode_status,
 )
 from metaq.zk.deletion import finish_deletion
 from metaq.zk.errors import PayloadError
+from metaq.zk.group_definitions import (
+    GROUPS_COPY_NAME,
+    QueueGroupDefinition,
+    decode_group,
+    encode_group,
+)
 from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.registry import RegistrationState
 from metaq.zk.session import Cancel, Coordinator, SessionState
@@ -62,6 +70,8 @@ _log = logging.getLogger(__name__)
 OPERATION_TIMEOUT_S: Final = 5.0
 PATIENCE: Final = Backoff(first_s=0.2, max_s=10.0)
 """Between passes that fail, or find that others have not done their part yet."""
+T = TypeVar("T")
+
 _OURS: Final = frozenset({RegistrationState.PENDING, RegistrationState.REGISTERED})
 
 
@@ -78,8 +88,12 @@ class Definitions(Service):
         self._fs = fs
         self._broker_id = BrokerId(config.system.broker_id)
         self._path = Path(config.system.data_path) / COPY_NAME
+        self._groups_path = Path(config.system.data_path) / GROUPS_COPY_NAME
         self._paths = NodePaths(normalize_root(config.zookeeper.root))
         self._copied: Mapping[str, TopicDefinition] | None = None
+        self._groups: Mapping[str, QueueGroupDefinition] = {}
+        self._unread_groups: dict[str, str] = {}
+        self._groups_in_effect: Mapping[str, QueueGroupDefinition] | None = None
         self._removed: set[str] = set()
         self._published: dict[str, TopicStatus | None] = {}
         self._published_session_version = 0
@@ -94,6 +108,7 @@ class Definitions(Service):
         self._writer = HelperThreads(1, "metaq-definitions")
         self._has_read = asyncio.Event()
         self._watch: ValuesWatch[TopicDefinition | str] | None = None
+        self._group_watch: ValuesWatch[QueueGroupDefinition | str] | None = None
         self._coordinator: Coordinator | None = None
         self._outcome = decide(None, {}, config, has_log=lambda _topic: False)
         self._is_known = not config.zookeeper.is_enabled
@@ -101,22 +116,26 @@ class Definitions(Service):
     # -- before the start -------------------------------------------------------------
 
     def load(self) -> None:
-        """Read the copy; blocks. If that fails, ZooKeeper is read later."""
+        """Read the copies; blocks. If that fails, ZooKeeper is read later."""
+        self._copied = self._load(self._path, decode_definition)
+        self._is_known |= self._copied is not None
+        self._groups = self._load(self._groups_path, decode_group) or {}
+
+    def _load(self, path: Path, decode: Callable[[bytes], T]) -> dict[str, T] | None:
         try:
-            data = self._fs.read_file(self._path, COPY_BYTES_MAX)
-            self._copied = decode_copy(data)
-            self._is_known = True
+            return decode_copy(self._fs.read_file(path, COPY_BYTES_MAX), decode)
         except PayloadError as error:
             _log.error(
-                "copy of topic definitions is left out until zookeeper is read:"
+                "copy of definitions is left out until zookeeper is read:"
                 " file=%s error=%s",
-                self._path,
+                path,
                 error,
             )
         except StorageError as error:
-            if self._fs.exists(self._path):
+            if self._fs.exists(path):
                 raise
-            _log.debug("no copy of topic definitions: error=%s", error)
+            _log.debug("no copy of definitions: error=%s", error)
+        return None
 
     def decide(
         self, config: BrokerConfig, *, has_log: Callable[[str], bool]
@@ -152,7 +171,12 @@ class Definitions(Service):
             f"topic '{topic}' is withdrawn and not yet deleted: {error}"
             for topic, error in sorted(self._held_up.items())
         ]
-        return (*self._outcome.problems, *held_up, *filter(None, [self._error]))
+        unread = [
+            f"definition of queue group '{name}' cannot be read: {error}"
+            for name, error in sorted(self._unread_groups.items())
+        ]
+        errors = filter(None, [self._error])
+        return (*self._outcome.problems, *held_up, *unread, *errors)
 
     def wake(self) -> None:
         """Ask for a pass: settings changed."""
@@ -167,7 +191,8 @@ class Definitions(Service):
     ) -> None:
         """Set what the passes work on, before the start.
 
-        `apply` puts definitions in effect, and withdraws topics.
+        `apply` puts definitions of topics in effect, and withdraws topics. Queue groups
+        go to the queues of the context.
         """
         self._context = context
         self._logs = logs
@@ -193,12 +218,22 @@ class Definitions(Service):
         if coordinator is not None:
             settler = Settler(coordinator, self._is_complete, self._wake.set)
             self._watch = ValuesWatch(
-                coordinator, self._paths.topic_definitions(), _read, settler.note
+                coordinator,
+                self._paths.topic_definitions(),
+                partial(_or_error, decode_definition),
+                settler.note,
+            )
+            self._group_watch = ValuesWatch(
+                coordinator,
+                self._paths.queue_groups(),
+                partial(_or_error, decode_group),
+                settler.note,
             )
             cancels = [
                 coordinator.add_listener(lambda _status: self._wake.set()),
                 settler.cancel,
                 self._watch.cancel,
+                self._group_watch.cancel,
             ]
             self.on_way_down("watch", partial(_call_all, cancels))
         self.spawn(self._run(), name="run")
@@ -243,8 +278,11 @@ class Definitions(Service):
         self._logged = outcome.problems
         is_read = self._found() is not None
         if is_read and self._copied != outcome.accepted:
-            await self._write_copy(outcome)
+            accepted = encode_copy(outcome.accepted, encode_definition)
+            await self._write_copy(self._path, accepted)
+            self._copied = outcome.accepted
         self._put_in_effect(outcome)
+        await self._pass_groups()
         if is_read:
             self._has_read.set()
         self._removed &= outcome.deleting
@@ -280,12 +318,36 @@ class Definitions(Service):
         )
         self._apply(outcome.defined, outcome.deleting)
 
-    async def _write_copy(self, outcome: Decisions) -> None:
-        write = partial(
-            self._fs.write_atomically, self._path, encode_copy(outcome.accepted)
-        )
+    async def _pass_groups(self) -> None:
+        """Have the broker serve the queue groups in ZooKeeper, or those of the copy."""
+        watch, queues = self._group_watch, self._context.queues
+        groups = self._groups
+        if watch is not None and watch.is_complete:
+            groups = self._read_groups(watch.values)
+        if groups != self._groups:
+            await self._write_copy(self._groups_path, encode_copy(groups, encode_group))
+            self._groups = groups
+        if queues is not None and self._groups != self._groups_in_effect:
+            self._groups_in_effect = self._groups
+            queues.apply_groups(self._groups)
+
+    def _read_groups(
+        self, found: Mapping[str, QueueGroupDefinition | str]
+    ) -> dict[str, QueueGroupDefinition]:
+        """Return the groups; one that cannot be read stays as it was."""
+        groups, self._unread_groups = dict[str, QueueGroupDefinition](), {}
+        for name, each in found.items():
+            if isinstance(each, QueueGroupDefinition):
+                groups[name] = each
+                continue
+            self._unread_groups[name] = each
+            if name in self._groups:
+                groups[name] = self._groups[name]
+        return groups
+
+    async def _write_copy(self, path: Path, data: bytes) -> None:
+        write = partial(self._fs.write_atomically, path, data)
         await asyncio.wrap_future(self._writer.submit(write))
-        self._copied = outcome.accepted
 
     async def _delete(self, topic: str) -> None:
         """Remove the data of a topic that is withdrawn."""
@@ -301,6 +363,8 @@ class Definitions(Service):
             error = await outcome_of(partial(self._logs.delete_topic, topic))
         if error is None:
             transactions.drop_topic(topic)
+            if self._context.queues is not None:
+                self._context.queues.drop_topic(topic)
             self._held_up.pop(topic, None)
             self._removed.add(topic)
             _log.info("topic deleted: topic=%s", topic)
@@ -392,9 +456,9 @@ async def _call_all(cancels: Iterable[Cancel]) -> None:
         cancel()
 
 
-def _read(data: bytes) -> TopicDefinition | str:
-    """Return a definition, or why it is none."""
+def _or_error(decode: Callable[[bytes], T], data: bytes) -> T | str:
+    """Return a definition, or the text of its error, so that it is not missed."""
     try:
-        return decode_definition(data)
+        return decode(data)
     except PayloadError as error:
         return str(error)

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from typing import TypeAlias, assert_never
 
 from metaq.broker.acks import Answerer
-from metaq.broker.context import BrokerContext
+from metaq.broker.context import BrokerContext, QueueGroups
 from metaq.broker.handlers.check import handle_check
 from metaq.broker.handlers.follow import handle_follow
 from metaq.broker.handlers.get import GetAnswerer, handle_get
@@ -23,7 +23,7 @@ from metaq.broker.handlers.txn import (
     handle_sync,
     handle_transaction,
 )
-from metaq.errors import ServerError, WireError
+from metaq.errors import ServerError, UnavailableError, WireError
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import (
@@ -34,9 +34,11 @@ from metaq.protocol.commands import (
     Mput,
     OffsetQuery,
     Put,
+    Settle,
     Stats,
     Status,
     Sync,
+    Take,
     TransactionCommand,
     Version,
 )
@@ -52,6 +54,8 @@ Small: TypeAlias = (
     | Get
     | OffsetQuery
     | Check
+    | Take
+    | Settle
     | Version
     | TransactionCommand
     | CommitTogether
@@ -115,6 +119,17 @@ def encode_failure(
     return encode_result(Status.SERVER_ERROR, text, command.opaque)
 
 
+def queues_of(context: BrokerContext) -> QueueGroups:
+    """Return the queue groups.
+
+    Raises:
+        UnavailableError: this broker serves none.
+    """
+    if context.queues is None:
+        raise UnavailableError(texts.NO_QUEUES)
+    return context.queues
+
+
 def _handle(command: Small, answerer: GetAnswerer) -> bytes | None:
     match command:
         case Put():
@@ -125,6 +140,10 @@ def _handle(command: Small, answerer: GetAnswerer) -> bytes | None:
             return handle_offset(command, answerer)
         case Check():
             handle_check(command, answerer)
+        case Take():
+            queues_of(answerer.context).take(command, answerer)
+        case Settle():
+            queues_of(answerer.context).settle(command, answerer)
         case Version():
             return handle_version(answerer.context)
         case TransactionCommand():

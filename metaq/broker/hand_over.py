@@ -20,6 +20,7 @@ from typing import Final
 from metaq.broker.admin_socket import SOCKET_NAME
 from metaq.errors import StorageError
 from metaq.fs import LOCK_FILE, FileSystem
+from metaq.model import is_internal
 from metaq.storage.holdings import HOLDINGS_BYTES_MAX, HOLDINGS_FILE
 from metaq.storage.opening import find_logs
 from metaq.storage.set_aside import DELETED_DIRECTORY, remove_set_aside
@@ -29,9 +30,15 @@ from metaq.zk.definitions import (
     TopicDefinition,
     TopicState,
     decode_copy,
+    decode_definition,
 )
+from metaq.zk.group_definitions import GROUPS_COPY_NAME
 
-KEPT: Final = {HOLDINGS_FILE: HOLDINGS_BYTES_MAX, COPY_NAME: COPY_BYTES_MAX}
+KEPT: Final = {
+    HOLDINGS_FILE: HOLDINGS_BYTES_MAX,
+    COPY_NAME: COPY_BYTES_MAX,
+    GROUPS_COPY_NAME: COPY_BYTES_MAX,
+}
 """Files to move aside, and their largest size."""
 
 NEEDLESS: Final = frozenset(
@@ -47,7 +54,8 @@ class HandOver:
     """The data directory, locked by the caller."""
     aside: Path
     moved: tuple[str, ...]
-    """Names to move aside; `metaq hand-over --back` moves them back."""
+    """Names to move aside, the broker's own logs among them, which a Java broker would
+    register as topics; `metaq hand-over --back` moves them back."""
     removed: tuple[str, ...]
     """Names to remove for good, without the lock file."""
     others: tuple[str, ...]
@@ -68,11 +76,16 @@ def plan_hand_over(fs: FileSystem, directory: Path) -> HandOver:
     held = {log_id.topic for log_id in logs.values()}
     topics: dict[str, TopicDefinition] = {}
     if COPY_NAME in rest:
-        topics = decode_copy(fs.read_file(directory / COPY_NAME, COPY_BYTES_MAX))
+        topics = decode_copy(
+            fs.read_file(directory / COPY_NAME, COPY_BYTES_MAX), decode_definition
+        )
     return HandOver(
         directory=directory,
         aside=_aside(directory),
-        moved=tuple(name for name in rest if name in KEPT),
+        moved=(
+            *(name for name in rest if name in KEPT),
+            *(name for name, log_id in logs.items() if is_internal(log_id.topic)),
+        ),
         removed=tuple(name for name in rest if name in NEEDLESS),
         others=tuple(name for name in rest if name not in KEPT.keys() | NEEDLESS),
         topics={
@@ -111,8 +124,15 @@ def take_back(fs: FileSystem, directory: Path) -> tuple[str, ...]:
     aside = _aside(directory)
     if not fs.is_directory(aside):
         return ()
-    names = [name for name in KEPT if fs.exists(aside / name)]
+    names = [
+        name for name in fs.list_directory(aside) if name in KEPT or is_internal(name)
+    ]
     for name in names:
+        if fs.exists(directory / name) and name not in KEPT:
+            raise StorageError(
+                f"a broker has made {directory / name} since the hand-over: remove it,"
+                f" or {aside / name}"
+            )
         if fs.exists(directory / name):
             before, now = (
                 fs.read_file(path / name, KEPT[name]) for path in (aside, directory)
@@ -134,6 +154,9 @@ def _aside(directory: Path) -> Path:
 
 
 def _move(fs: FileSystem, source: Path, target: Path) -> None:
-    """Copy a small file, then remove it: after a crash there is one, or both."""
+    """Rename a log; copy a small file, then remove it: a crash leaves one, or both."""
+    if fs.is_directory(source):
+        fs.rename(source, target)
+        return
     fs.write_atomically(target, fs.read_file(source, KEPT[source.name]))
     fs.unlink(source)

@@ -62,6 +62,7 @@ class Alarm(enum.Enum):
     TRANSACTIONS_STUCK = "transactions_stuck"
     TRANSACTIONS_IN_DOUBT = "transactions_in_doubt"
     TRANSACTION_JOURNAL = "transaction_journal"
+    QUEUE_GROUPS = "queue_groups"
     JOB_FAILED = "job_failed"
     REPLICA_FROZEN = "replica_frozen"
     REPLICA_INCOMPLETE = "replica_incomplete"
@@ -81,6 +82,7 @@ _FAILING: Final = frozenset(
         Alarm.TRANSACTIONS_OFFLINE,
         Alarm.TRANSACTIONS_SILENT,
         Alarm.TRANSACTIONS_STUCK,
+        Alarm.QUEUE_GROUPS,
         Alarm.REPLICA_FROZEN,
         Alarm.REPLICAS_DIFFER,
         Alarm.SET_LEADERLESS,
@@ -177,6 +179,8 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
         yield Alarm.CLOCK_DOUBTED, status.retention.clock_doubt
     if status.transactions is not None:
         yield from _judge_transactions(status.transactions, status.tx_in_doubt_alarm_ms)
+    for problem in status.queue_problems:
+        yield Alarm.QUEUE_GROUPS, problem
     for job in status.jobs:
         if job.last_error:
             yield Alarm.JOB_FAILED, f"{job.name}: {job.last_error}"

@@ -22,7 +22,7 @@ from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig
 from metaq.errors import DataMissingError
 from metaq.lifecycle import Service
-from metaq.model import BrokerAddress
+from metaq.model import BrokerAddress, is_internal
 from metaq.net.dial import LOOPBACK, own_host
 from metaq.retry import Backoff, retry
 from metaq.storage.log_manager import LogManager
@@ -118,6 +118,7 @@ def make_snapshot(
     # Configured topics first, sorted, then the rest: MetaQ's order (3.3).
     configured = sorted(config.topic_names)
     others = sorted(set(log_topics) - set(configured))
+    others = [each for each in others if not is_internal(each)]
     topics = [
         config.topic(name) for name in (*configured, *others) if name not in withdrawn
     ]

@@ -125,6 +125,8 @@ class Session:
         self.context.transactions.end_owner(self)
         if self.context.replica is not None:
             self.context.replica.drop(self)
+        if self.context.queues is not None:
+            self.context.queues.drop(self)
         self._close_if_settled()
 
     def abort(self, reason: str) -> None:
@@ -463,6 +465,8 @@ class Session:
         self.context.transactions.end_owner(self)
         if self.context.replica is not None:
             self.context.replica.drop(self)
+        if self.context.queues is not None:
+            self.context.queues.drop(self)
         self.context.connection_count -= 1
         _log.debug("connection closed: peer=%s reason=%s", self.channel.peer, reason)
         self._on_closed(self)

@@ -174,6 +174,8 @@ class BrokerStatus:
     scrub: ScrubState | None = None
     """Background verification; None while it is off."""
     retention: RetentionStatus = field(default_factory=RetentionStatus)
+    queue_problems: tuple[str, ...] = ()
+    """One sentence for each thing that keeps queue groups from going on."""
     definition_problems: tuple[str, ...] = ()
     jobs: tuple[JobStatus, ...] = part(
         default=(), labels=("job",), label=lambda job: (job.name,)

@@ -13,13 +13,14 @@ Source: docs/metaq-1.4/broker.md 2.2, 2.10, 2.11; section 12 row 8.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
 from metaq.config.settings import BrokerConfig
 from metaq.config.topic_rules import TopicRules
 from metaq.errors import AdminError, ForbiddenError, ServerError, UnavailableError
-from metaq.model import RANDOM_PARTITION, LogId
+from metaq.model import RANDOM_PARTITION, LogId, is_internal
 from metaq.protocol import texts
 from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
@@ -84,7 +85,11 @@ class Topics:
         self.refusal = error
 
     def _accepts(self, topic: str) -> bool:
-        return topic not in self._withdrawn and self._accepts_any(topic)
+        return (
+            topic not in self._withdrawn
+            and not is_internal(topic)
+            and self._accepts_any(topic)
+        )
 
     # -- puts -------------------------------------------------------------------------
 
@@ -145,9 +150,31 @@ class Topics:
 
     def find_log(self, topic: str, partition: int) -> PartitionLog | None:
         """Return the log of a partition, also of a topic that takes no puts."""
-        if topic in self._withdrawn:
+        if topic in self._withdrawn or is_internal(topic):
             return None
         return self._logs.get(LogId(topic, partition))
+
+    # -- the broker's own
+
+    def find_internal(self, log_id: LogId) -> PartitionLog | None:
+        """Return a log of a topic of the broker's own; None before its first record."""
+        return self._logs.get(log_id)
+
+    def internal_log(self, log_id: LogId) -> PartitionLog:
+        """Return the same, made now if it is its first record.
+
+        Raises:
+            StorageError: the log cannot be made; see `LogManager.get_or_create`.
+        """
+        log = self._logs.get(log_id)
+        if log is None:
+            settings = replace(
+                self._config.topic(log_id.topic),
+                unflush_threshold=0,
+                unflush_interval_ms=0,
+            )
+            log = self._logs.get_or_create(log_id, settings)
+        return log
 
     def may_appear(self, topic: str, partition: int) -> bool:
         """Return whether a put could make this log."""
@@ -156,8 +183,9 @@ class Topics:
         )
 
     def logs(self) -> Iterable[PartitionLog]:
-        """Return every log of this broker, in no order."""
-        return self._logs.logs().values()
+        """Return every log that clients may know of, in no order."""
+        logs = self._logs.logs().items()
+        return [log for log_id, log in logs if not is_internal(log_id.topic)]
 
     # -- settings ---------------------------------------------------------------------
 

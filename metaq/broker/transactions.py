@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from metaq.broker.acks import PUT_OVERHEAD_BYTES, Answerer
 from metaq.broker.topics import Topics
 from metaq.errors import MetaqError, ServerError, StorageError, TransactionError
-from metaq.model import LogId
+from metaq.model import LogId, is_internal
 from metaq.protocol.codec import encode_put_replies, encode_result
 from metaq.protocol.commands import CommitTogether, Status, TransactionCommand
 from metaq.protocol.transaction_ids import LINE_END
@@ -48,9 +48,13 @@ class ServedLogs:
             self._logs.clear()
         log = self._logs.get(log_id)
         if log is None:
-            if not self._topics.may_appear(log_id.topic, log_id.partition):
+            topics = self._topics
+            if is_internal(log_id.topic):
+                log = topics.internal_log(log_id)
+            elif topics.may_appear(log_id.topic, log_id.partition):
+                log = topics.log_for_put(log_id.topic, log_id.partition)
+            else:
                 raise StorageError(f"partition {log_id} is not served any more")
-            log = self._topics.log_for_put(log_id.topic, log_id.partition)
             self._logs[log_id] = log
         return log
 

@@ -17,6 +17,7 @@ from metaq.cli import (  # noqa: F401  # each adds its commands
     pipeline_jobs,
     pipeline_project,
     produce,
+    queues,
     replicas,
     serve,
     ship,

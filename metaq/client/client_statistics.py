@@ -6,7 +6,7 @@ no sum falls.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.consumer import AsyncConsumer
@@ -18,10 +18,13 @@ from metaq.client.produce.ordered_producer import (
 )
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.producer_counters import ProducerStatistics
+from metaq.client.queue.queue_life import QueueLife, QueueStatistics
 from metaq.model import TopicPartition
 from metaq.peer.pool import PoolStatistics
 from metaq.stats import MetricKind, MetricSpec, Totals, part, total_of
 from metaq.zk.session import SessionState, SessionStatus
+
+S = TypeVar("S")
 
 CLOSED_GROUPS_MAX: Final = 1_000
 """Groups whose closed consumers one client remembers; of more, those with which a
@@ -81,6 +84,10 @@ class ClientStatistics:
     consumers: tuple[ConsumerSnapshot, ...] = part(
         default=(), labels=("group",), label=lambda consumer: (consumer.group,)
     )
+    queues: tuple[QueueStatistics, ...] = part(
+        default=(), labels=("group",), label=lambda queue: (queue.group,)
+    )
+    """Its open workers of queue groups."""
     closed_producers: ProducerStatistics | None = None
     """Sums of the closed producers; nothing is buffered or in flight in them. None
     while none was closed."""
@@ -94,6 +101,13 @@ class ClientStatistics:
     )
     """Sums of the closed consumers of each group, by the group's name;
     its local retry store is closed, and no partition is read."""
+    closed_queues: Mapping[str, QueueStatistics] = part(
+        default=dict,
+        labels=("group",),
+        label=lambda group: (group,),
+        is_closed=True,
+    )
+    """The same of closed workers; nothing is held in them."""
 
 
 class Made:
@@ -107,6 +121,8 @@ class Made:
         self.producers = Totals(AsyncProducer.statistics, total_of)
         self.ordered = Totals(AsyncOrderedProducer.statistics, total_of)
         self.consumers = Totals(_by_group, total_of_groups)
+        self.queues: Totals[QueueLife, Mapping[str, QueueStatistics]]
+        self.queues = Totals(_by_queue_group, total_of_groups)
 
     def snapshot(self, context: ClientContext) -> ClientStatistics:
         """Return a snapshot of the client with these parts."""
@@ -114,6 +130,7 @@ class Made:
         producers, closed_producers = self.producers.split()
         ordered, closed_ordered = self.ordered.split()
         consumers, closed_consumers = self.consumers.split()
+        queues, closed_queues = self.queues.split()
         return ClientStatistics(
             pool=context.pool.statistics(),
             session=None if coordinator is None else coordinator.status,
@@ -122,12 +139,18 @@ class Made:
             consumers=tuple(map(_snapshot_of_consumer, consumers)),
             closed_producers=closed_producers,
             closed_ordered_producers=closed_ordered,
+            queues=tuple(one.statistics() for one in queues),
             closed_consumers=closed_consumers or {},
+            closed_queues=closed_queues or {},
         )
 
 
 def _by_group(consumer: AsyncConsumer) -> Mapping[str, ConsumerStatistics]:
     return {consumer.group: consumer.statistics()}
+
+
+def _by_queue_group(queue: QueueLife) -> Mapping[str, QueueStatistics]:
+    return {queue.group: queue.statistics()}
 
 
 def _snapshot_of_consumer(consumer: AsyncConsumer) -> ConsumerSnapshot:
@@ -142,14 +165,12 @@ def _snapshot_of_consumer(consumer: AsyncConsumer) -> ConsumerSnapshot:
     )
 
 
-def total_of_groups(
-    parts: Sequence[Mapping[str, ConsumerStatistics]],
-) -> Mapping[str, ConsumerStatistics]:
-    """Return the sums of the closed consumers of each group.
+def total_of_groups(parts: Sequence[Mapping[str, S]]) -> Mapping[str, S]:
+    """Return the sums of the closed members of each group.
 
     Bounded by `CLOSED_GROUPS_MAX`.
     """
-    groups: dict[str, ConsumerStatistics] = {}
+    groups: dict[str, S] = {}
     for one in parts:
         for group, counters in one.items():
             known = groups.pop(group, None)

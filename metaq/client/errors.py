@@ -103,6 +103,10 @@ class GroupInUseError(ClientError):
     """A group that was to be moved has members that read."""
 
 
+class QueueGroupError(ClientError):
+    """A queue group is defined otherwise, or a name is of the other kind of group."""
+
+
 class TopicExistsError(ClientError):
     """A topic was to be made, and there is one of that name."""
 
@@ -115,6 +119,24 @@ class NoTopicError(NoBrokerError):
 
 class TopicRefusedError(ClientError):
     """A broker refused a change of a topic."""
+
+
+# -- queue groups ---------------------------------------------------------------------
+
+
+class NoQueuesError(ClientError):
+    """A broker of the topic does not know queue groups; the message names it."""
+
+
+class LeaseLostError(ClientError):
+    """The lease of a message is over, and another delivery has it.
+
+    It may be handled twice: what this worker did with it is not undone.
+    """
+
+
+class AlreadySettledError(ClientError):
+    """A message was settled a second time, or through another queue."""
 
 
 # -- transactions ---------------------------------------------------------------------

@@ -16,15 +16,18 @@ from typing import Final, TypeAlias
 from metaq.client.validation import wrong_type
 from metaq.config.topic_rules import is_pattern, is_safe_topic
 from metaq.errors import ConfigError
-from metaq.model import SCHEME, BrokerAddress, TopicPartition, parse_broker_address
+from metaq.model import (
+    SCHEME,
+    BrokerAddress,
+    TopicPartition,
+    is_internal,
+    parse_broker_address,
+)
 from metaq.zk.groups import check_group_name
 from metaq.zk.paths import is_legal_step, parse_partition
 
 NAMES_MAX: Final = 5
 """Partitions, or members, that a line of text lists by name."""
-
-INTERNAL_PREFIX: Final = "__"
-"""Begins the names of topics that programs keep for themselves."""
 
 DEAD_LETTER_SUFFIX: Final = ".dead"
 """Default suffix of the topic of dead letters."""
@@ -63,7 +66,7 @@ class TopicPattern:
         Args:
             topic: its name. One that is a pattern of a broker's settings is no topic.
         """
-        is_left_out = topic.startswith(INTERNAL_PREFIX) or (
+        is_left_out = is_internal(topic) or (
             topic.endswith(DEAD_LETTER_SUFFIX)
             and not self.glob.endswith(DEAD_LETTER_SUFFIX)
         )

@@ -11,7 +11,7 @@ names the wanted type, or the nearest option.
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
@@ -52,6 +52,15 @@ HOOKS: Final = ("on_assigned", "on_revoked", "on_lost")
 
 IN_FLIGHT_BATCHES_MAX: Final = 5
 """More than that are not remembered by brokers, so they could be stored twice."""
+
+
+LEASE_S_MAX: Final = 43_200
+"""Longest lease of a message: 12 h."""
+DELAY_S_MAX: Final = 86_400
+"""Longest delay of a returned message: 24 h."""
+DELIVERIES_MAX: Final = 1_000
+PREFETCH_MAX: Final = 20_000
+"""So many messages of one partition are open at most, over all workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +225,116 @@ class ConsumerOptions:
             check_plain_function("message_filter", self.message_filter)
         if self.duplicate_ids is not None:
             check_methods("duplicate_ids", self.duplicate_ids, DuplicateIds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueOptions:
+    """Options of a worker, and of its queue group.
+
+    Those that may be None are the group's: the first worker defines it, and another one
+    need not repeat them. One that says something else is refused.
+    """
+
+    prefetch: int = 32
+    """Most messages of each broker that are here and not settled; more are taken when
+    half of them are. With `run` at least `concurrency`. 1: a busy worker holds none
+    that another one could handle."""
+    prefetch_bytes: int = 4 * MIB
+    """Most bytes of them; one message may be larger."""
+    handle_s_max: float = 1800.0
+    """A lease is renewed for so long, from the moment when its message was handed out,
+    or came and waits. Then it ends, and another worker gets the message."""
+    wait_s: float = 10.0
+    """Longest wait of a broker for messages; one that announces less is asked for
+    less."""
+    lease_s: float | None = None
+    """Time for which a message is its worker's, unless that renews it, 1 s to 12 h. Of
+    a new group: 30 s."""
+    deliveries_max: int | None = None
+    """Deliveries of a message after which it is given up, 1 to 1,000. Of a new
+    group: 16."""
+    then: Literal["dead_letter", "drop"] | None = None
+    """A message that is given up or rejected becomes a dead letter, or is dropped. A
+    new group needs this, or `dead_letter_topic`."""
+    dead_letter_topic: str | None = None
+    """Topic of the dead letters, which exists; says `then="dead_letter"`."""
+    retry_delays_s: Sequence[float] | None = None
+    """Delays after a nack that names none, by the number of deliveries so far; the last
+    one repeats, and () is none. Of a new group: 1, 5, 30 and 120 s."""
+    ordered_by: Literal["key"] | None = None
+    """One message of each key at a time, in order, over all workers. Of a new group:
+    in any order."""
+    start: Literal["earliest", "latest"] | None = None
+    """Start of a new group: the log start, unless it says `"latest"`."""
+
+    def __post_init__(self) -> None:
+        _check_types(self, zero=("wait_s",))
+        check_whole("prefetch", self.prefetch, 1, PREFETCH_MAX)
+        check_lease("lease_s", self.lease_s)
+        if self.deliveries_max is not None:
+            check_whole("deliveries_max", self.deliveries_max, 1, DELIVERIES_MAX)
+        for name, choices in _QUEUE_CHOICES.items():
+            if getattr(self, name) is not None:
+                _check_choice(name, getattr(self, name), choices)
+        wrong = "drop" if self.dead_letter_topic is not None else "dead_letter"
+        if self.then == wrong:
+            raise ConfigError(
+                "dead_letter_topic: expected a topic with then='dead_letter', and none"
+                f" with 'drop', got {self.dead_letter_topic!r} and {self.then!r}"
+            )
+        delays: object = self.retry_delays_s
+        if delays is not None and (
+            isinstance(delays, str) or not isinstance(delays, Sequence)
+        ):
+            raise wrong_type("retry_delays_s", "a list of seconds", delays)
+        for delay_s in self.retry_delays_s or ():
+            check_delay("retry_delays_s", delay_s)
+
+    def definition(self) -> dict[str, object]:
+        """Return what they say of the group, by the names of its definition."""
+        delays_s, lease_s = self.retry_delays_s, self.lease_s
+        wanted = {
+            "lease_ms": None if lease_s is None else int(lease_s * 1000),
+            "deliveries_max": self.deliveries_max,
+            "then": self.then,
+            "dead_letter_topic": self.dead_letter_topic,
+            "retry_delays_ms": None
+            if delays_s is None
+            else tuple(int(each * 1000) for each in delays_s),
+            "ordered_by": self.ordered_by,
+            "start": self.start,
+        }
+        return {name: each for name, each in wanted.items() if each is not None}
+
+
+_QUEUE_CHOICES: Final = {
+    "then": ("dead_letter", "drop"),
+    "ordered_by": ("key",),
+    "start": ("earliest", "latest"),
+}
+
+
+def check_lease(name: str, value: float | None) -> None:
+    """Refuse a time that no lease can have; None is no time.
+
+    Raises:
+        TypeError, ConfigError: not from 1 s to 12 h.
+    """
+    if value is not None:
+        check_seconds(name, value)
+        if not 1 <= value <= LEASE_S_MAX:
+            raise ConfigError(f"{name}: expected 1 to {LEASE_S_MAX} s, got {value}")
+
+
+def check_delay(name: str, value: float) -> None:
+    """Refuse a time that no returned message can wait.
+
+    Raises:
+        TypeError, ConfigError: not from 0 to 24 h.
+    """
+    check_seconds(name, value)
+    if value > DELAY_S_MAX:
+        raise ConfigError(f"{name}: expected 0 to {DELAY_S_MAX} s, got {value}")
 
 
 def takes_options(kind: type[object]) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -450,3 +569,19 @@ class ConsumerKeywords(TypedDict, total=False):
     on_revoked: Hook | None
     on_lost: Hook | None
     watchdog_s: float | None
+
+
+class QueueKeywords(TypedDict, total=False):
+    """`QueueOptions` as keyword arguments; see there."""
+
+    prefetch: int
+    prefetch_bytes: int
+    handle_s_max: float
+    wait_s: float
+    lease_s: float | None
+    deliveries_max: int | None
+    then: Literal["dead_letter", "drop"] | None
+    dead_letter_topic: str | None
+    retry_delays_s: Sequence[float] | None
+    ordered_by: Literal["key"] | None
+    start: Literal["earliest", "latest"] | None

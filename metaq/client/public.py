@@ -11,6 +11,10 @@ from metaq.client.admin.cluster_admin import GroupDescription as GroupDescriptio
 from metaq.client.admin.cluster_admin import OffsetChange as OffsetChange
 from metaq.client.admin.cluster_admin import PartitionProgress as PartitionProgress
 from metaq.client.admin.group_admin import SettledGroup as SettledGroup
+from metaq.client.admin.queue_admin import QueueDescription as QueueDescription
+from metaq.client.admin.queue_admin import (
+    QueueGroupDescription as QueueGroupDescription,
+)
 from metaq.client.admin.topic_admin import AsyncAdmin as AsyncAdmin
 from metaq.client.admin.topic_admin import TopicDescription as TopicDescription
 from metaq.client.admin.topic_admin import TopicOnBroker as TopicOnBroker
@@ -18,7 +22,6 @@ from metaq.client.client_statistics import ClientStatistics as ClientStatistics
 from metaq.client.consume.browse import GetResult as GetResult
 from metaq.client.consume.consumer import AsyncConsumer as AsyncConsumer
 from metaq.client.consume.consumer import AsyncMessageBatch as AsyncMessageBatch
-from metaq.client.consume.dead_letters import Origin as Origin
 from metaq.client.consume.dead_letters import read_origin as read_origin
 from metaq.client.consume.exactly_once import AsyncExactlyOnce as AsyncExactlyOnce
 from metaq.client.consume.progress import ConsumerState as ConsumerState
@@ -29,16 +32,20 @@ from metaq.client.consume.redelivery import Reject as Reject
 from metaq.client.consume.redelivery import RetryPolicy as RetryPolicy
 from metaq.client.duplicate_ids import DuplicateIds as DuplicateIds
 from metaq.client.duplicate_ids import LruDuplicateIds as LruDuplicateIds
+from metaq.client.errors import AlreadySettledError as AlreadySettledError
 from metaq.client.errors import BufferFullError as BufferFullError
 from metaq.client.errors import GroupInUseError as GroupInUseError
 from metaq.client.errors import HandlerFailedError as HandlerFailedError
 from metaq.client.errors import HeuristicError as HeuristicError
+from metaq.client.errors import LeaseLostError as LeaseLostError
 from metaq.client.errors import LostBranchError as LostBranchError
 from metaq.client.errors import MessageTooLargeError as MessageTooLargeError
+from metaq.client.errors import NoQueuesError as NoQueuesError
 from metaq.client.errors import NoTopicError as NoTopicError
 from metaq.client.errors import OutcomeUnknownError as OutcomeUnknownError
 from metaq.client.errors import PartitionsAwayError as PartitionsAwayError
 from metaq.client.errors import PartlySentError as PartlySentError
+from metaq.client.errors import QueueGroupError as QueueGroupError
 from metaq.client.errors import TopicExistsError as TopicExistsError
 from metaq.client.errors import TransactionInDoubtError as TransactionInDoubtError
 from metaq.client.errors import TransactionRolledBackError as TransactionRolledBackError
@@ -50,6 +57,7 @@ from metaq.client.offsets.offset_store import OffsetStore as OffsetStore
 from metaq.client.options import ClientOptions as ClientOptions
 from metaq.client.options import ConsumerOptions as ConsumerOptions
 from metaq.client.options import ProducerOptions as ProducerOptions
+from metaq.client.options import QueueOptions as QueueOptions
 from metaq.client.options import Start as Start
 from metaq.client.partitioner import KeyHash as KeyHash
 from metaq.client.partitioner import OutgoingMessage as OutgoingMessage
@@ -71,6 +79,8 @@ from metaq.client.produce.transaction import AsyncTransaction as AsyncTransactio
 from metaq.client.produce.transaction import TransactionState as TransactionState
 from metaq.client.produce.transaction_branch import PendingResult as PendingResult
 from metaq.client.produce.xa import AsyncXa as AsyncXa
+from metaq.client.queue.queue_messages import AsyncQueueMessage as AsyncQueueMessage
+from metaq.client.queue.work_queue import AsyncQueue as AsyncQueue
 from metaq.client.session import AsyncClient as AsyncClient
 from metaq.client.sync.client import Admin as Admin
 from metaq.client.sync.client import Client as Client
@@ -81,6 +91,8 @@ from metaq.client.sync.producers import OrderedProducer as OrderedProducer
 from metaq.client.sync.producers import Producer as Producer
 from metaq.client.sync.producers import Transaction as Transaction
 from metaq.client.sync.producers import Xa as Xa
+from metaq.client.sync.queues import Queue as Queue
+from metaq.client.sync.queues import QueueMessage as QueueMessage
 from metaq.errors import ClosedError as ClosedError
 from metaq.errors import ConfigError as ConfigError
 from metaq.errors import CoordinationError as CoordinationError
@@ -96,6 +108,8 @@ from metaq.model import MessageId as MessageId
 from metaq.model import Offset as Offset
 from metaq.model import TopicPartition as TopicPartition
 from metaq.model import XaTransactionId as XaTransactionId
+from metaq.record.dead_letters import Origin as Origin
 from metaq.zk.definitions import Effect as Effect
 from metaq.zk.definitions import TopicDefinition as TopicDefinition
 from metaq.zk.definitions import TopicState as TopicState
+from metaq.zk.group_definitions import QueueGroupDefinition as QueueGroupDefinition

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Final, Self, Unpack
 
@@ -23,6 +24,7 @@ from metaq.client.client_statistics import ClientStatistics, Made
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.former_leaders import FormerLeaders
 from metaq.client.cluster.metadata import AddressMetadata, Metadata, ZooKeeperMetadata
+from metaq.client.cluster.queue_groups import ensure_queue_group
 from metaq.client.consume.browse import (
     GetResult,
     browse_topic,
@@ -61,6 +63,8 @@ from metaq.client.options import (
     ConsumerOptions,
     ProducerKeywords,
     ProducerOptions,
+    QueueKeywords,
+    QueueOptions,
     Start,
     check_methods,
     check_plain_function,
@@ -70,6 +74,7 @@ from metaq.client.partitioner import Selector
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer, parse_layout
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.xa import AsyncXa, check_qualifier
+from metaq.client.queue.work_queue import AsyncQueue
 from metaq.client.timeouts import Closable, close_all, require_loop
 from metaq.client.validation import check_timeout
 from metaq.clock import Clock, SystemClock
@@ -242,7 +247,8 @@ class AsyncClient:
     async def _close(self, deadline_s: float | None) -> None:
         children, self._children = [*self._children, *self._closed], []
         # Consumers first: a handler that is at work may still want to send.
-        consumers = [one for one in children if isinstance(one, AsyncConsumer)]
+        kinds = (AsyncConsumer, AsyncQueue)
+        consumers = [one for one in children if isinstance(one, kinds)]
         others = [one for one in children if one not in consumers]
         try:
             await close_all(consumers, deadline_s, self.clock)
@@ -454,6 +460,33 @@ class AsyncClient:
         self._made.consumers.add(consumer)
         self._adopt(consumer)
         return consumer
+
+    @takes_options(QueueOptions)
+    def queue(
+        self, topic: str, *, group: str, **options: Unpack[QueueKeywords]
+    ) -> AsyncQueue:
+        """Return a worker of a queue group; it takes when its block is entered.
+
+        Args:
+            topic: whose messages are handed out and settled one by one.
+            group: queue group; any number of its workers share the messages. The first
+                one defines it.
+            options: fields of `QueueOptions`.
+
+        Raises:
+            ConfigError: a name or an option that cannot be.
+        """
+        context = self._require_context()
+        settings = QueueOptions(**options)
+        check_topic(topic)
+        name = check_group(group)
+        define = partial(
+            ensure_queue_group, context, name, topic, settings.definition()
+        )
+        queue = AsyncQueue(context, define, topic=topic, group=name, options=settings)
+        self._made.queues.add(queue)
+        self._adopt(queue)
+        return queue
 
     # -- looking, without a group -----------------------------------------------------
 

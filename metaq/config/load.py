@@ -56,6 +56,7 @@ from metaq.config.topic_rules import (
     is_safe_topic,
 )
 from metaq.errors import ConfigError
+from metaq.model import INTERNAL_PREFIX, is_internal
 
 Sections = dict[str, dict[str, str]]
 
@@ -216,6 +217,7 @@ def define_topic(
     where = f"topic '{name}'"
     if not is_safe_topic(name):
         raise ConfigError(f"{where}: this cannot be the name of a topic")
+    _require_unreserved(name, where)
     if is_pattern(name):
         raise ConfigError(
             f"{where}: expected a name, got a pattern: none of {PATTERN_MARKS}"
@@ -420,11 +422,19 @@ def _check_set(
         )
 
 
+def _require_unreserved(name: str, where: str) -> None:
+    if is_internal(name):
+        raise ConfigError(
+            f"{where}: names that begin with {INTERNAL_PREFIX} are reserved for brokers"
+        )
+
+
 def _build_topic(
     name: str, raw: dict[str, str], system: SystemConfig, where: str
 ) -> TopicConfig:
     if not is_safe_topic(name):
         raise ConfigError(f"{where}: '{name}' cannot be a topic name")
+    _require_unreserved(name, where)
     try:
         compile_topic_pattern(name)
     except ConfigError as error:

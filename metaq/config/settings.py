@@ -193,6 +193,12 @@ class LimitsConfig:
     """Longest long poll; a longer wish is cut to it."""
     waiters_max: int = 10_000
     """Long polls held at the same time; one more is answered at once."""
+    queue_open_max: int = 20_000
+    """Messages of a queue group and partition that are given out, returned or blocked;
+    at the bound nothing more is given out."""
+    queue_reclaim_ms: int = 2_000
+    """A worker without a connection keeps its messages for so long; for as long after a
+    start nothing of an older queue is given out."""
     log_bytes_max: int = 0
     """Size of one partition above which sealed segments go; 0: no limit."""
     data_dir_bytes_max: int = 0

@@ -19,6 +19,7 @@ from metaq.errors import (
     DiskFailedError,
     NoRecordError,
     NoRoomError,
+    NotDefinedError,
     NotLeaderError,
     SequenceUsedError,
     ServerError,
@@ -37,6 +38,7 @@ from metaq.protocol.texts import (
     IN_DOUBT,
     NO_RECORD,
     NO_ROOM,
+    NOT_DEFINED,
     NOT_LEADER,
     SEQUENCE_USED,
     TOO_FEW_REPLICAS,
@@ -57,6 +59,7 @@ _KIND_OF_CODE: Final[dict[str, type[WireError]]] = {
     IN_DOUBT: UnknownPutError,
     SEQUENCE_USED: SequenceUsedError,
     NO_RECORD: NoRecordError,
+    NOT_DEFINED: NotDefinedError,
     NOT_LEADER: NotLeaderError,
     TOO_FEW_REPLICAS: TooFewReplicasError,
 }

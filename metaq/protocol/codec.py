@@ -25,6 +25,7 @@ from metaq.errors import LocalProtocolError, RemoteProtocolError
 from metaq.model import TransactionId
 from metaq.protocol.commands import (
     NO_CHECKSUM,
+    NO_NEXT,
     NO_SEQUENCE,
     OPAQUE_MISSING,
     Check,
@@ -40,9 +41,11 @@ from metaq.protocol.commands import (
     Quit,
     Reply,
     Result,
+    Settle,
     SplitQuestion,
     Stats,
     Sync,
+    Take,
     TimeQuestion,
     TransactionCommand,
     TransactionType,
@@ -72,6 +75,9 @@ WORDS_REMEMBERED_MAX: Final = 1024
 _NO_PRODUCER: Final = b"-"
 _TOGETHER: Final = b"COMMIT_TOGETHER"
 _WAIT: Final = b"wait="
+_LEASE: Final = b"lease="
+_WORKER: Final = b"worker="
+_NEXT: Final = b"next="
 _DIGITS_MAX: Final = 19
 """Digits of the largest 64-bit number."""
 _TYPES: Final = {kind.value.encode(): kind for kind in TransactionType}
@@ -82,7 +88,8 @@ class Frame:
     """A line whose payload is still to come."""
 
     word: str
-    """`put`, `sync`, `mput`, `transactions`, `follow`, `result` or `value`."""
+    """`put`, `sync`, `mput`, `settle`, `transactions`, `follow`, `result` or
+    `value`."""
     length: int
     """Bytes of payload right after the line, 0 or more."""
     tokens: Tokens
@@ -230,7 +237,27 @@ def _decode_result(tokens: Tokens, payload: bytes) -> Result:
 
 
 def _decode_value(tokens: Tokens, payload: bytes) -> Value:
-    return Value(payload, parse_i32(tokens[2], "opaque"))
+    opaque = parse_i32(tokens[2], "opaque")
+    if len(tokens) == 3:
+        return Value(payload, opaque)
+    digits = _extra(tokens[3:], _NEXT)
+    is_number = digits is not None and digits.isdigit()
+    return Value(payload, opaque, _capped(digits) if digits and is_number else NO_NEXT)
+
+
+def _decode_settle(tokens: Tokens, payload: bytes) -> Settle:
+    count = parse_i32(tokens[4], "count")
+    if count < 1:
+        raise _bad_line(f"count: expected 1 or more, got {count}", tokens)
+    return Settle(
+        topic=_text(tokens[1]),
+        group=_text(tokens[2]),
+        partition=parse_i32(tokens[3], "partition"),
+        count=count,
+        payload=payload,
+        opaque=parse_i32(tokens[6], "opaque"),
+        worker=_worker(tokens[7:], tokens),
+    )
 
 
 # -- lines that are whole commands ----------------------------------------------------
@@ -259,6 +286,38 @@ def _wait_ms(extra: Tokens) -> int:
             # Ten digits are enough to reach the cap, and keep int() cheap.
             return I32_MAX if len(number) > 10 else min(int(number), I32_MAX)
     return 0
+
+
+def _extra(extra: Tokens, name: bytes) -> bytes | None:
+    """Return the value of the first extra token of that name; None without one."""
+    for token in extra:
+        if token.startswith(name):
+            return token[len(name) :]
+    return None
+
+
+def _worker(extra: Tokens, tokens: Tokens) -> str:
+    word = _extra(extra, _WORKER) or b""
+    name = parse_producer(word)
+    if name is None:
+        raise _bad_line("expected worker=NAME", tokens)
+    return name
+
+
+def _decode_take(tokens: Tokens) -> Take:
+    _need(tokens, 7)
+    lease = _extra(tokens[7:], _LEASE) or b""
+    return Take(
+        topic=_text(tokens[1]),
+        group=_text(tokens[2]),
+        partition=parse_i32(tokens[3], "partition"),
+        count=parse_i32(tokens[4], "count"),
+        max_size=parse_i32(tokens[5], "max size"),
+        opaque=parse_i32(tokens[6], "opaque"),
+        worker=_worker(tokens[7:], tokens),
+        lease_ms=min(_capped(lease), I32_MAX) if lease.isdigit() else 0,
+        wait_ms=_wait_ms(tokens[7:]),
+    )
 
 
 def _decode_offset(tokens: Tokens) -> OffsetQuery:
@@ -331,6 +390,10 @@ def _decode_q(_tokens: Tokens) -> Quit:
     return Quit()
 
 
+def _decode_t(tokens: Tokens) -> Command | Frame:
+    return _decode_take(tokens) if tokens[0] == b"take" else _decode_transaction(tokens)
+
+
 def _decode_transaction(tokens: Tokens) -> TransactionCommand | Frame:
     count = len(tokens)
     if tokens[0] != b"transaction":
@@ -367,7 +430,7 @@ _DECODERS: Final[dict[bytes, Callable[[Tokens], Command | Frame]]] = {
     b"g": _decode_get,
     b"o": _decode_offset,
     b"c": _decode_check,
-    b"t": _decode_transaction,
+    b"t": _decode_t,
     b"q": _decode_q,
 }
 
@@ -379,6 +442,7 @@ _FRAMES: Final[
     "put": (3, 4, _decode_put),
     "sync": (3, 4, _decode_sync),
     "mput": (3, 9, _decode_mput),
+    "settle": (5, 7, _decode_settle),
     "transactions": (4, 6, _decode_together),
     "follow": (2, 4, _decode_follow),
     "result": (2, 4, _decode_result),
@@ -416,6 +480,13 @@ def encode(event: Command | Reply) -> bytes:
         case Check():
             tokens = ["check", event.topic, _i32(event.partition), _i64(event.offset)]
             return _line([*tokens, _i32(event.size), _i32(event.opaque)])
+        case Take():
+            return _encode_take(event)
+        case Settle():
+            tokens = ["settle", event.topic, event.group, _i32(event.partition)]
+            tokens += [str(_in_range(event.count, 1, I32_MAX)), _length(event.payload)]
+            tokens += [_i32(event.opaque), _worker_word(event.worker)]
+            return _line(tokens) + event.payload
         case Version():
             return _line(["version", _i32(event.opaque)])
         case Stats():
@@ -439,7 +510,10 @@ def encode(event: Command | Reply) -> bytes:
         case Result():
             return encode_result(event.status, event.body, event.opaque)
         case Value():
-            return encode_value_line(len(event.payload), event.opaque) + event.payload
+            line = encode_value_line(
+                len(event.payload), event.opaque, next_offset=event.next_offset
+            )
+            return line + event.payload
         case _:  # pragma: no cover
             assert_never(event)
 
@@ -493,9 +567,11 @@ def encode_result(status: int, body: bytes, opaque: int) -> bytes:
     return b"result %d %d %d\r\n%b" % (status, len(body), opaque, body)
 
 
-def encode_value_line(length: int, opaque: int) -> bytes:
+def encode_value_line(length: int, opaque: int, *, next_offset: int = NO_NEXT) -> bytes:
     """Return the line of a `value` whose `length` bytes the caller sends itself."""
-    return b"value %d %d\r\n" % (length, opaque)
+    if next_offset == NO_NEXT:
+        return b"value %d %d\r\n" % (length, opaque)
+    return b"value %d %d next=%d\r\n" % (length, opaque, next_offset)
 
 
 _PUT_REPLY: Final = b"result 200 %d %%b\r\n%%d %d %%d"
@@ -627,6 +703,21 @@ def _producer_word(producer: str | None) -> bytes:
     if producer == "-" or not PRODUCER.fullmatch(producer):
         raise LocalProtocolError(f"producer: {producer!r} is not a name")
     return producer.encode()
+
+
+def _worker_word(worker: str) -> str:
+    return f"worker={_producer_word(worker).decode()}"
+
+
+def _encode_take(take: Take) -> bytes:
+    tokens = ["take", take.topic, take.group, _i32(take.partition)]
+    tokens += [_i32(take.count), _i32(take.max_size), _i32(take.opaque)]
+    if take.lease_ms:
+        tokens.append(f"lease={_in_range(take.lease_ms, 1, I32_MAX)}")
+    tokens.append(_worker_word(take.worker))
+    if take.wait_ms:
+        tokens.append(f"wait={_in_range(take.wait_ms, 0, I32_MAX)}")
+    return _line(tokens)
 
 
 def _encode_stats(stats: Stats) -> bytes:

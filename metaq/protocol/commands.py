@@ -23,6 +23,9 @@ NO_CHECKSUM: Final = -1
 NO_SEQUENCE: Final = -1
 """Sequence of a batch without a producer."""
 
+NO_NEXT: Final = -1
+"""A `value` that names no offset to go on at."""
+
 NO_GROUP: Final = "metaq-browser"
 """Group of gets and questions that belong to none."""
 
@@ -149,6 +152,44 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class Take:
+    """Ask for messages of a queue group, each to be settled (our extension)."""
+
+    topic: str
+    group: str
+    partition: int
+    """Partition on this broker; -1: any one of it."""
+    count: int
+    """Most messages wanted; the broker may give fewer. 0: none, and the takes of this
+    worker that wait end, so that what it gives back does not come to them."""
+    max_size: int
+    """Most bytes of records wanted; the first message may be larger."""
+    opaque: int
+    worker: str
+    """Name of the worker that gets them; the same one over all its connections."""
+    lease_ms: int = 0
+    """Milliseconds for which they are the worker's; 0: as the group has it."""
+    wait_ms: int = 0
+    """Milliseconds for which the broker may hold the reply when there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Say what became of deliveries of one partition (our extension)."""
+
+    topic: str
+    group: str
+    partition: int
+    count: int
+    """Deliveries in the payload, 1 or more."""
+    payload: bytes
+    """See `queue_frames.py`."""
+    opaque: int
+    worker: str
+    """Name of the worker that settles."""
+
+
+@dataclass(frozen=True, slots=True)
 class Version:
     """Ask for the server's version; also the heartbeat."""
 
@@ -260,8 +301,12 @@ class Value:
     """A reply with bytes of the log."""
 
     payload: bytes
-    """Records; the first and last may be cut anywhere."""
+    """Records; the first and last may be cut anywhere. Of a `take`, see
+    `queue_frames.py`."""
     opaque: int
+    next_offset: int = NO_NEXT
+    """Offset to go on at, where the payload is no single range of the log; NO_NEXT:
+    right after it."""
 
 
 Command: TypeAlias = (
@@ -270,6 +315,8 @@ Command: TypeAlias = (
     | Get
     | OffsetQuery
     | Check
+    | Take
+    | Settle
     | Version
     | Stats
     | Quit

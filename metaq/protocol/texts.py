@@ -32,6 +32,9 @@ NO_SYNC_PROCESSOR: Final = (
 )
 """A sync sent to a broker that is no follower (503)."""
 
+NO_QUEUES: Final = "This broker serves no queue groups."
+"""Our answer to a take or settle that comes too early or too late (503)."""
+
 NO_REPLICA_SET: Final = "This broker is no replica of a set."
 """Our answer to a message of a replica (503)."""
 
@@ -152,6 +155,11 @@ def being_mended(log_id: LogId, offset: int) -> str:
     return with_code(text, NOT_SETTLED, {})
 
 
+def queue_group_unknown(group: str) -> str:
+    """Return our text for a queue group that is not defined here, or not yet (503)."""
+    return with_code(f"queue group '{group}' is not defined here", NOT_DEFINED, {})
+
+
 def too_many_checks(count_max: int) -> str:
     """Return our text for one check too many (503)."""
     return f"{count_max} checks are not answered yet: ask again"
@@ -200,6 +208,9 @@ TOO_FEW_REPLICAS: Final = "too-few-replicas"
 NOT_SETTLED: Final = "not-settled"
 """Nothing can be said about the end of a log until its leader knows how much of it the
 set has, or about damaged bytes until another replica's have replaced them."""
+
+NOT_DEFINED: Final = "not-defined"
+"""No such queue group is known to this broker; its definition may be on its way."""
 
 _TAIL_CHARS_MAX: Final = 4096
 """Longest code; longer text is ignored."""

@@ -1,7 +1,7 @@
 """Capabilities of a broker, in the body of its `version` reply.
 
-    metaq/<version>;mput;dedup;spans;codes;mput-tx;together;check;follow;wait=<ms>
-        ;payload=<bytes>;batch=<bytes>,<records>                (in one line)
+    metaq/<version>;mput;dedup;spans;codes;mput-tx;together;check;follow;queues
+        ;wait=<ms>;payload=<bytes>;batch=<bytes>,<records>                (in one line)
 
 MetaQ clients ignore the body. The body of a MetaQ broker (`1.4.6.3-SNAPSHOT`) lists
 nothing, so a client uses no extension of ours there. Unknown names are skipped, and
@@ -25,6 +25,7 @@ _FIELDS: Final = {
     "together": "together",
     "check": "check",
     "follow": "follow",
+    "queues": "queues",
 }
 """Word in the body → field of `Capabilities`, in the order of the body."""
 
@@ -58,6 +59,8 @@ class Capabilities:
     """The broker compares stored bytes with their checksums when it is asked."""
     follow: bool = False
     """The broker is a replica of a set, and takes messages of the others."""
+    queues: bool = False
+    """The broker serves queue groups: `take` and `settle`."""
 
 
 def encode_version_body(capabilities: Capabilities) -> str:

@@ -292,7 +292,7 @@ class _ChunkRow(NamedTuple):
 
 
 class _Rest(NamedTuple):
-    """What data seldom has."""
+    """Parts that data seldom has."""
 
     births: tuple[LogAnswer, ...] = ()
     gone: tuple[LogNumber, ...] = ()

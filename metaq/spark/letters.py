@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from metaq.client.consume.dead_letters import Origin, letter_headers
 from metaq.model import HeaderPairs, MessageId, Offset
+from metaq.record.dead_letters import Origin, letter_headers
 from metaq.spark.columns import partition_of
 
 

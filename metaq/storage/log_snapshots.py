@@ -2,7 +2,8 @@
 
 Retention leaves stopped logs alone: nothing of them may go before an operator has
 looked at the damage. The scrub reads them too, for there may be more of it. Of a log
-that follows goes what its leader has not any more, and nothing else.
+that follows goes what its leader has not any more, and nothing else. Of a log of the
+broker's own goes what its owner does not need.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,8 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from metaq.config.settings import BrokerConfig, LimitsConfig
-from metaq.model import LogId
+from metaq.config.settings import BrokerConfig, DeleteKind, LimitsConfig
+from metaq.model import LogId, is_internal
 from metaq.storage.holdings import Extent, Holdings
 from metaq.storage.log_dir import LogDir
 from metaq.storage.log_state import LogState
@@ -53,7 +54,11 @@ def take_directory_snapshot(
         policy = config.topic(log.log_id.topic).delete_policy
         sealed, active = _settled(log), log.readable_active()
         keeping = _KEEPING
-        if log.state is LogState.FOLLOWING:
+        if is_internal(log.log_id.topic):
+            policy = replace(policy, kind=DeleteKind.DELETE, age_ms=_AT_ONCE_MS)
+            trim_offset = log.trim_offset or log.log_start_offset
+            sealed = tuple(s for s in sealed if s.end_offset <= trim_offset)
+        elif log.state is LogState.FOLLOWING:
             policy = replace(policy, age_ms=_AT_ONCE_MS)
             sealed = tuple(s for s in sealed if s.end_offset <= log.leader_start)
         elif log.state is LogState.OPEN:

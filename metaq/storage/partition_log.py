@@ -138,6 +138,9 @@ class PartitionLog(ReadableLog):
         follower has what its leader had at the join, and a leader what it found."""
         self.leader_start = self.log_start_offset
         """Log start of the leader: while this log follows, retention goes to there."""
+        self.trim_offset: Offset | None = None
+        """Nothing below it is needed, whatever the policy of its topic; None: its topic
+        has a policy. Of a log of the broker's own."""
         self.on_moved: Callable[[PartitionLog], None] | None = None
         """Called after log end, synced end or high watermark has moved, and when no
         more will."""

@@ -21,10 +21,10 @@ Keep in step: `paths.py`, this package's README.
 import enum
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 from metaq.config.keys import BROKER_ID_MAX, PARTITION_COUNT_MAX
 from metaq.model import BrokerId, SizeBytes, no_items
@@ -35,6 +35,8 @@ COPY_NAME: Final = "topics.json"
 COPY_BYTES_MAX: Final = SizeBytes(64 << 20)
 
 QUOTED_CHARS_MAX: Final = 80
+
+T = TypeVar("T")
 
 _KNOWN: Final = frozenset({"brokers", "partitions", "settings", "state"})
 
@@ -102,7 +104,7 @@ class TopicStatus:
 def encode_definition(definition: TopicDefinition) -> bytes:
     """Return the bytes of a definition, always the same ones for the same value."""
     brokers = definition.brokers
-    return _encode(
+    return encode_json(
         {
             **definition.others,
             "partitions": definition.partitions,
@@ -119,8 +121,8 @@ def decode_definition(data: bytes) -> TopicDefinition:
     Raises:
         PayloadError: not a JSON object, or a property makes no sense.
     """
-    fields = _decode(data, "topic definition")
-    partitions = _whole(fields.get("partitions"), 1, PARTITION_COUNT_MAX)
+    fields = decode_json(data, "topic definition")
+    partitions = whole_number(fields.get("partitions"), 1, PARTITION_COUNT_MAX)
     if partitions is None:
         raise _nonsense(data, f"partitions from 1 to {PARTITION_COUNT_MAX}")
     settings = fields.get("settings", {})
@@ -145,27 +147,26 @@ def decode_definition(data: bytes) -> TopicDefinition:
 def _read_brokers(value: object, data: bytes) -> tuple[BrokerId, ...] | None:
     if value is None:
         return None
-    numbers = [_whole(each, 0, BROKER_ID_MAX) for each in _items(value)]
+    numbers = [whole_number(each, 0, BROKER_ID_MAX) for each in _items(value)]
     brokers = {BrokerId(number) for number in numbers if number is not None}
     if not brokers or None in numbers:
         raise _nonsense(data, "brokers to be null or a list of broker ids")
     return tuple(sorted(brokers))
 
 
-def encode_copy(definitions: Mapping[str, TopicDefinition]) -> bytes:
+def encode_copy(definitions: Mapping[str, T], encode: Callable[[T], bytes]) -> bytes:
     """Return the bytes of a file with definitions: a line with their CRC-32, then JSON.
 
-    A broker keeps one, for starts without ZooKeeper.
+    A broker keeps one of each kind, for starts without ZooKeeper.
     """
     fields = {
-        name: json.loads(encode_definition(definition))
-        for name, definition in definitions.items()
+        name: json.loads(encode(definition)) for name, definition in definitions.items()
     }
     text = json.dumps(fields, ensure_ascii=False, sort_keys=True, indent=1).encode()
     return b"%08x\n%s\n" % (zlib.crc32(text), text)
 
 
-def decode_copy(data: bytes) -> dict[str, TopicDefinition]:
+def decode_copy(data: bytes, decode: Callable[[bytes], T]) -> dict[str, T]:
     """Read a file with definitions.
 
     Raises:
@@ -175,12 +176,12 @@ def decode_copy(data: bytes) -> dict[str, TopicDefinition]:
     text = text.removesuffix(b"\n")
     if checksum != b"%08x" % zlib.crc32(text):
         raise PayloadError(
-            f"definitions of topics: expected checksum {_quoted(checksum)},"
+            f"copy of definitions: expected checksum {_quoted(checksum)},"
             f" got {zlib.crc32(text):08x}"
         )
-    fields = _decode(text, "definitions of topics")
+    fields = decode_json(text, "copy of definitions")
     return {
-        name: decode_definition(json.dumps(definition).encode())
+        name: decode(json.dumps(definition).encode())
         for name, definition in fields.items()
     }
 
@@ -188,7 +189,7 @@ def decode_copy(data: bytes) -> dict[str, TopicDefinition]:
 def encode_status(status: TopicStatus) -> bytes:
     """Return the bytes of a status; `puts` and `gets` only where they are false."""
     closed = {"puts": status.takes_puts, "gets": status.gives_gets}
-    return _encode(
+    return encode_json(
         {
             "definition": status.definition,
             "effect": status.effect.value,
@@ -204,8 +205,8 @@ def decode_status(data: bytes) -> TopicStatus:
     Raises:
         PayloadError: not a JSON object, or a property makes no sense.
     """
-    fields = _decode(data, "topic status")
-    definition = _whole(fields.get("definition"), 0, 2**32 - 1)
+    fields = decode_json(data, "topic status")
+    definition = whole_number(fields.get("definition"), 0, 2**32 - 1)
     effect, text = fields.get("effect"), fields.get("text", "")
     if (
         definition is None
@@ -224,13 +225,23 @@ def decode_status(data: bytes) -> TopicStatus:
     )
 
 
-def _encode(fields: Mapping[str, object]) -> bytes:
+def encode_json(fields: Mapping[str, object]) -> bytes:
+    """Return the bytes of a node: UTF-8, keys sorted, no spaces."""
     return json.dumps(
         fields, ensure_ascii=False, sort_keys=True, separators=(",", ":")
     ).encode()
 
 
-def _decode(data: bytes, what: str) -> dict[str, object]:
+def decode_json(data: bytes, what: str) -> dict[str, object]:
+    """Read an object.
+
+    Args:
+        data: of a node.
+        what: it is, for the error.
+
+    Raises:
+        PayloadError: it is none, or text of it could not be written again.
+    """
     try:
         fields = json.loads(data)
         # Half of a pair of surrogates can be read, and never be written.
@@ -247,7 +258,8 @@ def _items(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _whole(value: object, low: int, high: int) -> int | None:
+def whole_number(value: object, low: int, high: int) -> int | None:
+    """Return a whole number in a range; None for anything else."""
     if not isinstance(value, int) or isinstance(value, bool):
         return None
     return value if low <= value <= high else None

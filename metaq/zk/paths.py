@@ -62,6 +62,7 @@ class NodeKind(enum.Enum):
     RECORDED_BROKER = "recorded broker", "/catalog/brokers/{broker}"
     RECORDED_PARTITIONS = "recorded partitions", "/catalog/partitions/{topic}/{broker}"
     TOPIC_DEFINITION = "topic definition", "/catalog/topics/{topic}"
+    QUEUE_GROUP = "queue group", "/catalog/groups/{group}"
     RECORDED_DIRECTORIES = "recorded directories", "/catalog/directories/{broker}"
     TOPIC_STATUS = "topic status", "/catalog/status/{topic}/{broker}"
 
@@ -353,6 +354,14 @@ class NodePaths:
     def topic_definition(self, topic: str) -> str:
         """Return the node with the definition of a topic."""
         return self._fill(NodeKind.TOPIC_DEFINITION, topic=topic)
+
+    def queue_groups(self) -> str:
+        """Return the parent of the definitions of queue groups."""
+        return self._fill(NodeKind.QUEUE_GROUP)
+
+    def queue_group(self, group: str) -> str:
+        """Return the definition of a queue group."""
+        return self._fill(NodeKind.QUEUE_GROUP, group=group)
 
     def recorded_directories(self, broker_id: BrokerId) -> str:
         """Return the node with the identities of a broker's data directories."""

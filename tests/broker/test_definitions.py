@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 from metaq.broker.definitions import Definitions
-from metaq.zk.definitions import COPY_NAME, TopicDefinition, encode_copy
+from metaq.zk.definitions import (
+    COPY_NAME,
+    TopicDefinition,
+    encode_copy,
+    encode_definition,
+)
 from tests.rigs.broker import CONFIG, make_config
 from tests.rigs.fs import FaultyFileSystem
 
@@ -27,7 +32,9 @@ def load(data: bytes | None) -> Definitions:
 
 def test_the_copy_defines_topics_while_zookeeper_is_not_read() -> None:
     """A start without ZooKeeper has the topics of the run before."""
-    definitions = load(encode_copy({"orders": TopicDefinition(partitions=3)}))
+    definitions = load(
+        encode_copy({"orders": TopicDefinition(partitions=3)}, encode_definition)
+    )
     defined = definitions.decide(CONFIG_OF_DATA, has_log=lambda _: True)
     assert [(name, topic.partition_count) for name, topic in defined.items()] == [
         ("orders", 3)

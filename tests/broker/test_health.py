@@ -191,6 +191,11 @@ CASES = [
         Alarm.TRANSACTION_JOURNAL,
         "torn tail ignored",
     ),
+    (
+        status(queue_problems=("dead letters wait",)),
+        Alarm.QUEUE_GROUPS,
+        "dead letters wait",
+    ),
     (status(jobs=(BROKEN_JOB,)), Alarm.JOB_FAILED, "scrub: boom"),
 ]
 

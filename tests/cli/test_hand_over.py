@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,13 @@ import pytest
 from metaq.fs import LOCK_FILE
 from metaq.model import BrokerId
 from metaq.storage.holdings import HOLDINGS_FILE
-from metaq.zk.definitions import COPY_NAME, TopicDefinition, TopicState, encode_copy
+from metaq.zk.definitions import (
+    COPY_NAME,
+    TopicDefinition,
+    TopicState,
+    encode_copy,
+    encode_definition,
+)
 from tests.cli.runner import run
 from tests.rigs.broker import Peer, running_broker
 
@@ -63,6 +70,19 @@ def test_nothing_but_partitions_remains_and_the_record_comes_back(data: Path) ->
     live(data)
 
 
+def test_the_logs_of_the_broker_itself_go_aside_and_come_back(data: Path) -> None:
+    """A Java broker would register them as topics."""
+    shutil.copytree(data / "test-0", data / "__queues-1")
+    (data / "groups.json").write_bytes(encode_copy({}, encode_definition))
+    before = names(data / "__queues-1")
+    assert run("hand-over", str(data), "--yes").exit_code == 0
+    assert names(data) == {"test-0"}
+    back = run("hand-over", str(data), "--back")
+    assert back.exit_code == 0, back.output
+    assert names(data / "__queues-1") == before
+    assert (data / "groups.json").exists()
+
+
 def test_the_plan_is_shown_and_nothing_changes_without_a_yes(data: Path) -> None:
     """Without a terminal to ask at it is refused; topics made by command are named."""
     definitions = {
@@ -70,7 +90,7 @@ def test_the_plan_is_shown_and_nothing_changes_without_a_yes(data: Path) -> None
         "over": TopicDefinition(partitions=1, state=TopicState.DELETING),
         "others": TopicDefinition(partitions=1, brokers=(BrokerId(9),)),
     }
-    (data / COPY_NAME).write_bytes(encode_copy(definitions))
+    (data / COPY_NAME).write_bytes(encode_copy(definitions, encode_definition))
     before = names(data)
     refused = run("hand-over", str(data))
     assert refused.exit_code == 2

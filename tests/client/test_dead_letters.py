@@ -5,13 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.client.consume.dead_letters import (
-    ERROR_CHARS_MAX,
-    PREFIX,
-    TEXT_CHARS_MAX,
-    TRACEBACK_CHARS_MAX,
     DeadLetterSelector,
-    Origin,
-    letter_headers,
     origin_of,
     read_origin,
 )
@@ -24,6 +18,14 @@ from metaq.model import (
     Millis,
     Offset,
     TopicPartition,
+)
+from metaq.record.dead_letters import (
+    ERROR_CHARS_MAX,
+    PREFIX,
+    TEXT_CHARS_MAX,
+    TRACEBACK_CHARS_MAX,
+    Origin,
+    letter_headers,
 )
 
 PLACE = TopicPartition("orders", BrokerId(3), 7)

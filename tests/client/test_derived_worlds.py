@@ -14,6 +14,8 @@ from metaq.client import (
     AsyncMessageBatch,
     AsyncOrderedProducer,
     AsyncProducer,
+    AsyncQueue,
+    AsyncQueueMessage,
     AsyncTransaction,
     AsyncXa,
     Client,
@@ -22,6 +24,8 @@ from metaq.client import (
     MessageBatch,
     OrderedProducer,
     Producer,
+    Queue,
+    QueueMessage,
     SendFuture,
     Transaction,
     Xa,
@@ -37,6 +41,8 @@ TWINS: list[tuple[type[Any], type[Any]]] = [
     (Transaction, AsyncTransaction),
     (ExactlyOnce, AsyncExactlyOnce),
     (Xa, AsyncXa),
+    (Queue, AsyncQueue),
+    (QueueMessage, AsyncQueueMessage),
 ]
 
 UNBOUNDED = {
@@ -44,6 +50,7 @@ UNBOUNDED = {
     "Client.producer": "makes an object",
     "Client.ordered_producer": "makes an object",
     "Client.consumer": "makes an object",
+    "Client.queue": "makes an object",
     "Client.xa": "makes an object",
     "Client.admin": "makes an object",
     "Client.statistics": "asks no one",
@@ -78,6 +85,11 @@ UNBOUNDED = {
     "Xa.xid": "makes an object",
     "Xa.__enter__": "does nothing",
     "Xa.__exit__": "is close, by close_timeout_s",
+    "Queue.__enter__": "is start, by request_timeout_s",
+    "Queue.__exit__": "is close, by close_timeout_s",
+    "Queue.__iter__": "is receive for ever; receive has the bound",
+    "Queue.statistics": "asks no one",
+    "QueueMessage.ack_nowait": "waits for nothing; the future ends by itself",
     "SendFuture.done": "asks no one",
     "SendFuture.add_done_callback": "waits for nothing",
     "SendFuture.pass_on": "waits for nothing",
@@ -104,6 +116,15 @@ INNER = {
     "AsyncProducer.append_oneway",
     "AsyncProducer.deadline_s",
     "AsyncProducer.has_ended",
+    "AsyncQueue.ack_held",
+    "AsyncQueue.begin_run",
+    "AsyncQueue.close_timeout_s",
+    "AsyncQueue.conclude",
+    "AsyncQueue.entry",
+    "AsyncQueue.message",
+    "AsyncQueue.require_started",
+    "AsyncQueue.settle",
+    "AsyncQueue.verb_for",
     "MessageBatch.twin",
 }
 """Names that the worlds have for each other, and for their client."""
@@ -163,7 +184,7 @@ def test_no_timeout_is_the_default_everywhere(kind: type[Any]) -> None:
 @pytest.mark.parametrize(("sync", "other"), TWINS)
 def test_both_worlds_have_the_same_names(sync: type[Any], other: type[Any]) -> None:
     instance_only = {"group", "is_closed", "options", "partitions", "qualifier"}
-    instance_only |= {"state", "topic", "topics"}
+    instance_only |= {"state", "topic", "topics", "worker"}
     assert names_of(other) - names_of(sync) == set()
     assert names_of(sync) - names_of(other) - instance_only == set()
 
@@ -191,6 +212,7 @@ def test_a_call_returns_what_its_twin_returns(
     """Annotations of derived methods are those of the async ones, awaited."""
     of_each_world = {"producer", "ordered_producer", "xa", "consumer", "transaction"}
     of_each_world |= {"exactly_once", "admin", "browse", "batches", "commit_nowait"}
+    of_each_world |= {"queue", "receive", "receive_many", "ack_nowait"}
     for name in names_of(other) & calls_of(other).keys() - of_each_world:
         ours = inspect.signature(getattr(sync, name)).return_annotation
         twin = inspect.signature(getattr(other, name)).return_annotation

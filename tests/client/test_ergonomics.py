@@ -20,6 +20,7 @@ from metaq.client import (
     ConsumerOptions,
     OutgoingMessage,
     ProducerOptions,
+    QueueOptions,
 )
 from metaq.model import Offset
 from tests.brokers import AnyBroker, StartBroker
@@ -35,6 +36,8 @@ CALLS: list[tuple[Callable[..., Any], type[Any]]] = [
     (AsyncClient.ordered_producer, ProducerOptions),
     (Client.consumer, ConsumerOptions),
     (AsyncClient.consumer, ConsumerOptions),
+    (Client.queue, QueueOptions),
+    (AsyncClient.queue, QueueOptions),
 ]
 
 

@@ -32,6 +32,7 @@ from metaq.client.produce.producer_counters import (
     ProducerStatistics,
     TransactionStatistics,
 )
+from metaq.client.queue.queue_life import QueueStatistics
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import (
     BrokerAddress,
@@ -130,6 +131,7 @@ FULL = ClientStatistics(
     producers=(PRODUCER,),
     ordered_producers=(OrderedStatistics(32, 33, 34, 35, {PART: 36}, ()),),
     consumers=(CONSUMER,),
+    queues=(QueueStatistics("w", 101, 102, 103, 104, 105, 106, 107, 108),),
 )
 OF_PART = "{group=g,partition=3-1,topic=t}"
 EXPECTED = {
@@ -218,6 +220,14 @@ EXPECTED = {
     "metaq_consumer_parked_messages_total{group=g}": 84,
     "metaq_consumer_replayed_messages_total{group=g}": 85,
     "metaq_consumer_parked_messages{group=g}": 86,
+    "metaq_queue_taken_messages_total{group=w}": 101,
+    "metaq_queue_acked_messages_total{group=w}": 102,
+    "metaq_queue_returned_messages_total{group=w}": 103,
+    "metaq_queue_rejected_messages_total{group=w}": 104,
+    "metaq_queue_lost_leases_total{group=w}": 105,
+    "metaq_queue_damaged_messages_total{group=w}": 106,
+    "metaq_queue_handler_failures_total{group=w}": 107,
+    "metaq_queue_held_messages{group=w}": 108,
 }
 
 

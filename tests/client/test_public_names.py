@@ -154,6 +154,7 @@ def test_all_names_are_there_once_and_in_order() -> None:
 
 
 ACTED_ON = [
+    "AlreadySettledError",
     "BufferFullError",
     "ClosedError",
     "ConfigError",
@@ -162,15 +163,18 @@ ACTED_ON = [
     "GroupInUseError",
     "HandlerFailedError",
     "HeuristicError",
+    "LeaseLostError",
     "LostBranchError",
     "MessageTooLargeError",
     "MetaqError",
     "NoBrokerError",
+    "NoQueuesError",
     "NoTopicError",
     "OutcomeUnknownError",
     "OwnershipLostError",
     "PartitionsAwayError",
     "PartlySentError",
+    "QueueGroupError",
     "RequestTimeoutError",
     "TopicExistsError",
     "TransactionError",

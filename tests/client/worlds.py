@@ -130,6 +130,47 @@ class AsyncWorldBatch(AsyncWorldPart):
         return repr(self.twin)
 
 
+class AsyncWorldQueue(AsyncWorldConsumer):
+    """An async worker of a queue group."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for message in super().__iter__():
+            yield AsyncWorldMessage(message, self._run)
+
+    def receive(self, *args: Any) -> Any:
+        message = self._run(self.twin.receive(*args))
+        return None if message is None else AsyncWorldMessage(message, self._run)
+
+    def receive_many(self, *args: Any) -> list[Any]:
+        many = self._run(self.twin.receive_many(*args))
+        return [AsyncWorldMessage(one, self._run) for one in many]
+
+    def ack_many(self, messages: Any, *args: Any) -> None:
+        self._run(self.twin.ack_many([one.twin for one in messages], *args))
+
+    def run(self, handler: Callable[[Any], Any], **options: Any) -> None:
+        async def handle(message: Any) -> None:
+            await asyncio.to_thread(handler, AsyncWorldMessage(message, self._run))
+
+        self._run(self.twin.run(handle, **options))
+
+
+class AsyncWorldMessage(AsyncWorldPart):
+    """A message of an async worker."""
+
+    def ack_nowait(self) -> Future[None]:
+        async def begin() -> asyncio.Future[None]:
+            future: asyncio.Future[None] = self.twin.ack_nowait()
+            return future
+
+        future = self._run(begin())
+
+        async def wait() -> None:
+            await future
+
+        return asyncio.run_coroutine_threadsafe(wait(), future.get_loop())
+
+
 class AsyncWorld:
     """An async client, called from outside its loop; mirrors `Client`."""
 
@@ -161,6 +202,9 @@ class AsyncWorld:
         return AsyncWorldConsumer(
             self.call(self.twin.consumer, *args, **options), self.run
         )
+
+    def queue(self, *args: Any, **options: Any) -> AsyncWorldQueue:
+        return AsyncWorldQueue(self.call(self.twin.queue, *args, **options), self.run)
 
     def producer(self, **options: Any) -> AsyncWorldPart:
         return AsyncWorldPart(self.call(self.twin.producer, **options), self.run)

@@ -13,6 +13,7 @@ TITLES = {
     "ClientOptions": "Options of `Client`, `AsyncClient`",
     "ProducerOptions": "Options of `client.producer`",
     "ConsumerOptions": "Options of `client.consumer`",
+    "QueueOptions": "Options of `client.queue`",
     "RetryPolicy": "Options of `RetryPolicy`",
 }
 """Class → title of its section."""

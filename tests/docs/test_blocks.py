@@ -16,6 +16,7 @@ from tests.docs.blocks import CODE, ROOT, Block, blocks_of, pages
 RUN_BY = {
     "README.md": "tests/docs/test_blocks.py",
     "docs/client.md": "tests/docs/test_client_docs.py",
+    "docs/messaging.md": "tests/docs/test_messaging_docs.py",
     "docs/operations.md": "tests/docs/test_blocks.py",
     "docs/recipes.md": "tests/docs/test_recipes_docs.py",
     "docs/spark.md": "tests/spark/test_spark_docs.py",

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from metaq.client import Client, RequestTimeoutError
-from metaq.zk.definitions import TopicState, decode_copy
+from metaq.zk.definitions import TopicState, decode_copy, decode_definition
 from tests.client.worlds import parts_of
 from tests.rigs.fork_server import executable
 from tests.rigs.process import BrokerProcess
@@ -116,7 +116,7 @@ def test_what_transactions_put_to_a_deleted_topic_does_not_come_back(
 
 
 def is_deleting(broker: BrokerProcess) -> bool:
-    copy = decode_copy((broker.data / "topics.json").read_bytes())
+    copy = decode_copy((broker.data / "topics.json").read_bytes(), decode_definition)
     # A deletion that is over has left the copy, before the kill came.
     return "orders" not in copy or copy["orders"].state is TopicState.DELETING
 

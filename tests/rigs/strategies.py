@@ -13,6 +13,7 @@ from metaq.model import (
     XaTransactionId,
 )
 from metaq.protocol.commands import (
+    NO_NEXT,
     Command,
     CommitTogether,
     CountQuestion,
@@ -22,6 +23,7 @@ from metaq.protocol.commands import (
     Quit,
     Reply,
     Result,
+    Settle,
     SplitQuestion,
     TimeQuestion,
     TransactionCommand,
@@ -112,11 +114,15 @@ BY_TYPE: dict[object, st.SearchStrategy[object]] = {
     bytes: PAYLOADS,
     Question | None: st.none() | questions(),
 }
+WORKERS = st.from_regex(r"[A-Za-z0-9._~-]{1,8}", fullmatch=True).filter("-".__ne__)
+
 BY_NAME: dict[str, st.SearchStrategy[object]] = {
     "offset": I64,
     "message_id": I64,
     "wait_ms": COUNTS,
     "item": NAMES | st.just(""),
+    "lease_ms": COUNTS,
+    "worker": WORKERS,
 }
 """Strategies of fields, where the type says too little."""
 
@@ -126,6 +132,9 @@ BY_COMMAND: dict[object, st.SearchStrategy[Command]] = {
     TransactionCommand: transaction_commands(),
     CommitTogether: st.builds(
         CommitTogether, NAMES, st.integers(1, I32_MAX), I32, PAYLOADS
+    ),
+    Settle: st.builds(
+        Settle, NAMES, NAMES, I32, st.integers(1, I32_MAX), PAYLOADS, I32, WORKERS
     ),
 }
 """Commands whose fields depend on each other."""
@@ -153,7 +162,9 @@ def quits() -> st.SearchStrategy[Quit]:
 
 def replies() -> st.SearchStrategy[Reply]:
     """Every reply, with any status number."""
-    return st.builds(Result, I32, PAYLOADS, I32) | st.builds(Value, PAYLOADS, I32)
+    offsets = st.integers(NO_NEXT, I64_MAX)
+    values = st.builds(Value, PAYLOADS, I32, offsets)
+    return st.builds(Result, I32, PAYLOADS, I32) | values
 
 
 def records() -> st.SearchStrategy[bytes]:

@@ -131,22 +131,23 @@ def test_nonsense_is_no_definition(data: bytes, wanted: str) -> None:
 
 def test_a_copy_is_a_file_that_people_can_read() -> None:
     """Its first line is the checksum of the rest."""
-    data = encode_copy({"ö": TopicDefinition(partitions=1)})
+    data = encode_copy({"ö": TopicDefinition(partitions=1)}, encode_definition)
     assert data.decode() == (
         '6a7f2b21\n{\n "ö": {\n  "brokers": null,\n  "partitions": 1,\n'
         '  "settings": {},\n  "state": "active"\n }\n}\n'
     )
     copied = {"ö": DEFINITION, "t": TopicDefinition(partitions=2)}
-    assert decode_copy(encode_copy(copied)) == copied
-    assert decode_copy(encode_copy({})) == {}
+    written = encode_copy(copied, encode_definition)
+    assert decode_copy(written, decode_definition) == copied
+    assert decode_copy(encode_copy({}, encode_definition), decode_definition) == {}
     for position in range(len(data)):
         damaged = bytearray(data)
         damaged[position] ^= 1
         if position < len(data) - 1:
-            with pytest.raises(PayloadError, match="definitions of topics: expected"):
-                decode_copy(bytes(damaged))
+            with pytest.raises(PayloadError, match="copy of definitions: expected"):
+                decode_copy(bytes(damaged), decode_definition)
         with pytest.raises(PayloadError):
-            decode_copy(data[: position - len(data) - 1])
+            decode_copy(data[: position - len(data) - 1], decode_definition)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ def test_every_node_of_metaq_has_a_codec() -> None:
         NodeKind.SET_MEMBER,
         NodeKind.SET_PRESENT,
         NodeKind.TOPIC_DEFINITION,
+        NodeKind.QUEUE_GROUP,
         NodeKind.TOPIC_STATUS,
     }
 

@@ -63,6 +63,8 @@ def handle_stats(
                      for name in OPERATIONS]  # fmt: skip
         case "replica" if context.replica is not None:
             lines = [context.replica.facts()]
+        case "queues" if context.queues is not None:
+            lines = context.queues.lines()
         case "reset":
             context.realtime.reset()
             lines = ["reset ok"]
@@ -255,5 +257,6 @@ def handle_version(context: BrokerContext) -> bytes:
         together=True,
         check=True,
         follow=context.replica is not None,
+        queues=context.queues is not None,
     )
     return encode_version_body(capabilities).encode()

@@ -16,7 +16,8 @@ from metaq.client.consume.current_batch import Filling, current_task
 from metaq.client.consume.dead_letter_topics import LetterTopics
 from metaq.client.consume.dead_letters import DeadLetterSelector
 from metaq.client.consume.exactly_once import AsyncExactlyOnce
-from metaq.client.consume.handling import CONCURRENCY_MAX, AsyncHandler, Handling
+from metaq.client.consume.handler_tasks import CONCURRENCY_MAX, AsyncHandler
+from metaq.client.consume.handling import Handling
 from metaq.client.consume.message_batch import ListedMessages, check_bounds
 from metaq.client.consume.progress import ConsumerState
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
@@ -259,7 +260,7 @@ class AsyncConsumer(ConsumerLife):
 
     async def run(
         self,
-        handler: AsyncHandler,
+        handler: AsyncHandler[Message],
         *,
         concurrency: int = 1,
         retry: RetryPolicy = DEFAULT_POLICY,

@@ -20,15 +20,15 @@ Source: docs/metaq-1.4/client.md 10.2, 11.3 and 12.
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from metaq.client.cluster.context import MessageSender
-from metaq.client.consume.current_batch import current_task
 from metaq.client.consume.dead_letter_topics import LetterTopics
-from metaq.client.consume.dead_letters import Origin, letter_headers, origin_of
+from metaq.client.consume.dead_letters import origin_of
 from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
+from metaq.client.consume.handler_tasks import AsyncHandler, HandlerTasks, failure_of
 from metaq.client.consume.local_retry_store import LocalRetryStore, OnReplayed
 from metaq.client.consume.redelivery import (
     FailureLog,
@@ -45,22 +45,15 @@ from metaq.config.topic_rules import is_safe_topic
 from metaq.errors import ClosedError, ConfigError, MetaqError
 from metaq.fs import FileSystem
 from metaq.model import Message, TopicPartition
+from metaq.record.dead_letters import Origin, letter_headers
 from metaq.retry import Backoff
 from metaq.stats import counter, gauge, total_of
 
 _log = logging.getLogger(__name__)
 
-AsyncHandler: TypeAlias = Callable[[Message], Awaitable[object]]
-"""Handles a message; its result is ignored, an exception is a failure."""
-
-CONCURRENCY_MAX: Final = 10_000
-
 GIVING_UP: Final = Backoff(first_s=0.5, max_s=30.0)
 """Pauses while a message cannot be given up: no broker accepts the dead letter, or the
 local retry store does not accept the message."""
-
-END_S: Final = 1.0
-"""Longest wait for handlers that are cancelled at the end of a run."""
 
 LETTER_S: Final = 0.5
 """Least time of a dead letter that is sent at the end of a run."""
@@ -177,11 +170,7 @@ class Handling:
         self._deadline_s: float | None = None
         self._timers: dict[TopicPartition, asyncio.TimerHandle] = {}
         self._lock = threading.Lock()
-        self._idle: set[asyncio.Task[Any]] = set()
-        """Workers of `run` that wait for a batch."""
-        self._late: set[asyncio.Task[None]] = set()
-        """Workers whose handlers go on after the run; referred to, so that they can."""
-        self._is_ending = False
+        self._tasks = HandlerTasks(group)
         self.is_closed = False
         """The run is over, and no worker uses it."""
         self.has_ended = False
@@ -226,7 +215,7 @@ class Handling:
 
     async def run_workers(
         self,
-        handler: AsyncHandler,
+        handler: AsyncHandler[Message],
         concurrency: int,
         *,
         timeout_s: float | None,
@@ -241,67 +230,43 @@ class Handling:
         Raises:
             MetaqError: the consumer failed, or the policy says to stop.
         """
-        tasks = [
-            asyncio.create_task(self._work(handler), name=f"handler {number}")
-            for number in range(concurrency)
-        ]
-        try:
-            ended, late = await asyncio.wait(
-                tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION
-            )
-            if not any(task.cancelled() or task.exception() for task in ended):
-                self._is_ending = True
-                for task in late & self._idle:
-                    task.cancel()
-                if late:
-                    await asyncio.wait(late, timeout=grace_s)
-        finally:
-            self._is_ending = True
-            for task in tasks:
-                task.cancel()
-            ended, self._late = await asyncio.wait(tasks, timeout=END_S)
-            if self._late:
-                _log.warning(
-                    "handlers do not end, and go on after their run: group=%s count=%d",
-                    self._group,
-                    len(self._late),
-                )
-        for task in tasks:
-            if task in ended and not task.cancelled() and (error := task.exception()):
-                raise error
+        await self._tasks.run(
+            lambda: self._work(handler),
+            concurrency,
+            timeout_s=timeout_s,
+            grace_s=grace_s,
+        )
 
     # -- workers ----------------------------------------------------------------------
 
-    async def _work(self, handler: AsyncHandler) -> None:
-        # If a handler swallows its cancellation, `_is_ending` ends the worker.
-        me = current_task()
-        while not self._is_ending:
-            self._idle.add(me)
+    async def _work(self, handler: AsyncHandler[Message]) -> None:
+        while not self._tasks.is_ending:
             try:
-                batch = await self._fetch_buffer.take_async()
+                with self._tasks.idle():
+                    batch = await self._fetch_buffer.take_async()
             except ClosedError:
                 return
-            finally:
-                self._idle.discard(me)
             replay = self.take_replay(batch)
             if replay is None:
                 await self._handle(batch, handler)
             else:
-                replay(await _failure_of(handler, batch.messages[0]))
+                replay(await failure_of(handler, batch.messages[0]))
             # Let other tasks run if the handler never waits.
             await asyncio.sleep(0)
 
-    async def _handle(self, batch: FetchedBatch, handler: AsyncHandler) -> None:
+    async def _handle(
+        self, batch: FetchedBatch, handler: AsyncHandler[Message]
+    ) -> None:
         """Have a batch handled; keep in step with `handler_threads.py`."""
         pause_s = None
         try:
             for message in batch.begin():
-                if self._is_ending:
+                if self._tasks.is_ending:
                     break
                 error = None
                 is_given_up = self.is_given_up(message)
                 if not is_given_up:
-                    error = await _failure_of(handler, message)
+                    error = await failure_of(handler, message)
                 if error is not None or is_given_up:
                     pause_s = await self.settle(batch, message, error)
                     if pause_s is not None:
@@ -514,18 +479,3 @@ class Handling:
             replayed_count=store.replayed_count,
             waiting_count=store.waiting_count,
         )
-
-
-async def _failure_of(handler: AsyncHandler, message: Message) -> BaseException | None:
-    """Return the exception of a handler; None when it returned."""
-    try:
-        await handler(message)
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        # The handler awaited something that was cancelled; it was not cancelled itself.
-        return error
-    except Exception as error:  # noqa: BLE001  # any error of the user's code
-        return error
-    return None

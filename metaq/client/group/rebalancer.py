@@ -41,6 +41,7 @@ from typing import Final
 
 from metaq.assignment import Strategy, assignment_of, plan_rebalance
 from metaq.client.cluster.metadata import Metadata
+from metaq.client.cluster.queue_groups import refuse_queue_group
 from metaq.client.errors import NotSettledError
 from metaq.client.fan_out import for_each, raise_first
 from metaq.client.group.assignments import RETRY, AssignmentSink, Fence
@@ -156,6 +157,7 @@ class GroupSource:
             MemberTakenError: another member has our name, and did not end within the
                 session time-out.
             CoordinationError: ZooKeeper was not reached within `request_timeout_s`.
+            QueueGroupError: the name is a queue group's.
             ClosedError: `stop` was called during the call.
             MetaqError: the offsets to begin at cannot be found; not retriable.
 
@@ -194,6 +196,10 @@ class GroupSource:
             raise ClosedError(f"group {self._group}: left while joining")
         if self.last_error is not None and not self.last_error.retriable:
             raise self.last_error
+        # Now: who makes a queue group looks for members first.
+        await refuse_queue_group(
+            self._coordinator, self._paths, self._group, deadline_s=self._deadline_s()
+        )
 
     async def stop(self, *, deadline_s: float | None = None) -> None:
         """Revoke and release all partitions, leave the group; never raises.

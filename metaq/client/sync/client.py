@@ -49,6 +49,7 @@ from metaq.client.sync.derived import (
 )
 from metaq.client.sync.handler_threads import Handler, Workers
 from metaq.client.sync.producers import OrderedProducer, Producer, Xa
+from metaq.client.sync.queues import Queue
 from metaq.client.sync.thread_calls import ThreadCalls
 from metaq.client.validation import check_timeout, check_whole
 from metaq.clock import Clock
@@ -158,6 +159,13 @@ class Client(SyncObject[AsyncClient]):
         self._consumers.add(consumer)
         return consumer
 
+    @like(AsyncClient.queue)
+    def queue(self, *args: Any, **keywords: Any) -> Queue:
+        """Return a worker of a queue group; see `AsyncClient.queue`."""
+        thread = self._require_thread()
+        twin = thread.run(on_loop(self._twin.queue, *args, **keywords))
+        return Queue(twin, thread, clock=self._clock)
+
     # -- looking, without a group -----------------------------------------------------
 
     def browse(
@@ -246,6 +254,9 @@ class Admin(SyncPart[AsyncAdmin]):
     delete_offsets = blocking(AsyncAdmin.delete_offsets)
     delete_group = blocking(AsyncAdmin.delete_group)
     settle_group = blocking(AsyncAdmin.settle_group)
+    queue_groups = blocking(AsyncAdmin.queue_groups)
+    describe_queue_group = blocking(AsyncAdmin.describe_queue_group)
+    delete_queue_group = blocking(AsyncAdmin.delete_queue_group)
 
 
 class Consumer(SyncClosable[AsyncConsumer]):
@@ -456,7 +467,7 @@ class Consumer(SyncClosable[AsyncConsumer]):
 
     def run(
         self,
-        handler: Handler,
+        handler: Handler[Message],
         *,
         concurrency: int = 1,
         retry: RetryPolicy = DEFAULT_POLICY,

@@ -1,12 +1,12 @@
-"""Handlers of the sync world: threads over the fetch buffer.
+"""Handlers of the sync world: threads that take messages and call one.
 
-Each thread takes batches and calls the handler, message after message; only failures
-cross over to the client's loop, where `Handling` judges them.
+Each thread calls the handler, message after message; only failures cross over to the
+client's loop, where `Handling` judges them.
 """
 
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Final, TypeAlias
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.fetch_buffer import FetchedBatch
@@ -18,84 +18,66 @@ from metaq.errors import ClosedError, ConfigError
 from metaq.loop_thread import LoopThread
 from metaq.model import Message
 
-Handler: TypeAlias = Callable[[Message], object]
+M = TypeVar("M", bound=Message)
+
+Handler: TypeAlias = Callable[[M], object]
 """Handles a message; what it returns is ignored, what it raises is a failure."""
 
 TAKE_S: Final = 0.2
 """Longest time of an idle thread to notice that it is over."""
 
 
-class Workers:
-    """The threads of one run."""
+class HandlerThreads(Generic[M]):
+    """The threads of one run; what a thread does again and again is `turn`."""
 
     def __init__(
         self,
-        consumer: AsyncConsumer,
         thread: LoopThread,
-        handler: Handler,
+        handler: Handler[M],
         calls: ThreadCalls,
+        *,
+        grace_s: float,
     ) -> None:
-        """Prepare; no thread is there before `run`.
+        """Prepare; no thread is there before `run_threads`.
 
         Args:
-            consumer: whose messages.
-            thread: of its client.
+            thread: of the client.
             handler: called in the threads.
-            calls: hooks, called in the thread of `run`.
+            calls: hooks, called in the thread that runs them.
+            grace_s: time of handlers that are at work to end, at the end of the run.
         """
         check_plain_function("handler", handler)
-        self._consumer = consumer
-        self._fetch_buffer = consumer.fetch_buffer
         self._thread = thread
         self._handler = handler
         self._calls = calls
+        self._grace_s = grace_s
         self.is_over = threading.Event()
         self._ended = threading.Condition()
         self._at_work = 0
         self._error: BaseException | None = None
-        self._handling: Handling
 
-    def run(
-        self, concurrency: int, retry: RetryPolicy, timeout_s: float | None
-    ) -> None:
-        """Have every message handled; `Consumer.run` says more.
+    def turn(self) -> None:
+        """Take messages for TAKE_S at most, and have them handled.
 
-        Args:
-            concurrency: how many messages are handled at once, 1 or more.
-            retry: what happens after failures.
-            timeout_s: when it ends by itself; None: never.
+        Raises:
+            ClosedError: there will be no more.
         """
-        self._handling = self._thread.run(self._start(concurrency, retry, timeout_s))
-        try:
-            with self._calls.waking(self.wake):
-                self._run_threads(concurrency, timeout_s)
-        finally:
-            self._thread.run_close(self._handling.close())
+        raise NotImplementedError
 
-    async def _start(
-        self, concurrency: int, retry: RetryPolicy, timeout_s: float | None
-    ) -> Handling:
-        handling = self._consumer.begin_handling(concurrency, retry)
-        try:
-            await handling.start(timeout_s)
-        except BaseException:
-            await handling.close()
-            raise
-        return handling
-
-    def _run_threads(self, concurrency: int, timeout_s: float | None) -> None:
+    def run_threads(self, concurrency: int, timeout_s: float | None) -> None:
         """Work until it is over; raise the first error."""
         # `Thread.join` would not do: an interrupt makes it forget that a thread runs.
-        try:
-            for number in range(concurrency):
-                thread = threading.Thread(
-                    target=self._work, name=f"metaq-handler-{number}", daemon=True
-                )
-                self._begin(thread)
-            self._wait(timeout_s)
-        finally:
-            self.is_over.set()
-            self._wait(self._consumer.options.revoke_timeout_s)
+        with self._calls.waking(self.wake):
+            try:
+                for number in range(concurrency):
+                    thread = threading.Thread(
+                        target=self._work, name=f"metaq-handler-{number}", daemon=True
+                    )
+                    self._begin(thread)
+                self._wait(timeout_s)
+            finally:
+                self.is_over.set()
+                self._wait(self._grace_s)
         if self._error is not None:
             raise self._error
 
@@ -122,14 +104,7 @@ class Workers:
     def _work(self) -> None:
         try:
             while not self.is_over.is_set() and self._thread.is_usable:
-                batch = self._fetch_buffer.take(TAKE_S)
-                if batch is None:
-                    continue
-                replay = self._handling.take_replay(batch)
-                if replay is None:
-                    self._handle(batch)
-                else:
-                    replay(self._failure_of(batch.messages[0]))
+                self.turn()
         except ClosedError:
             self.is_over.set()
         except BaseException as error:  # noqa: BLE001  # raised where `run` was called
@@ -140,27 +115,7 @@ class Workers:
                 self._at_work -= 1
                 self._ended.notify_all()
 
-    def _handle(self, batch: FetchedBatch) -> None:
-        """Have a batch handled; keep in step with `handling.py`."""
-        handling = self._handling
-        pause_s = None
-        try:
-            for message in batch.begin():
-                if self.is_over.is_set():
-                    break
-                error = None
-                is_given_up = handling.is_given_up(message)
-                if not is_given_up:
-                    error = self._failure_of(message)
-                if error is not None or is_given_up:
-                    pause_s = self._thread.run(handling.settle(batch, message, error))
-                    if pause_s is not None:
-                        break
-                batch.confirmed += 1
-        finally:
-            handling.give_back(batch, pause_s)
-
-    def _failure_of(self, message: Message) -> Exception | None:
+    def failure_of(self, message: M) -> Exception | None:
         """Return what the handler raised; None when it returned."""
         try:
             result = self._handler(message)
@@ -173,3 +128,79 @@ class Workers:
                 "handler: returned a coroutine, which is not awaited here"
             )
         return None
+
+
+class Workers(HandlerThreads[Message]):
+    """The threads of one run of a consumer, over its fetch buffer."""
+
+    def __init__(
+        self,
+        consumer: AsyncConsumer,
+        thread: LoopThread,
+        handler: Handler[Message],
+        calls: ThreadCalls,
+    ) -> None:
+        """Prepare; as `HandlerThreads`, for the messages of a consumer."""
+        grace_s = consumer.options.revoke_timeout_s
+        super().__init__(thread, handler, calls, grace_s=grace_s)
+        self._consumer = consumer
+        self._fetch_buffer = consumer.fetch_buffer
+        self._handling: Handling
+
+    def run(
+        self, concurrency: int, retry: RetryPolicy, timeout_s: float | None
+    ) -> None:
+        """Have every message handled; `Consumer.run` says more.
+
+        Args:
+            concurrency: how many messages are handled at once, 1 or more.
+            retry: what happens after failures.
+            timeout_s: when it ends by itself; None: never.
+        """
+        self._handling = self._thread.run(self._start(concurrency, retry, timeout_s))
+        try:
+            self.run_threads(concurrency, timeout_s)
+        finally:
+            self._thread.run_close(self._handling.close())
+
+    async def _start(
+        self, concurrency: int, retry: RetryPolicy, timeout_s: float | None
+    ) -> Handling:
+        handling = self._consumer.begin_handling(concurrency, retry)
+        try:
+            await handling.start(timeout_s)
+        except BaseException:
+            await handling.close()
+            raise
+        return handling
+
+    def turn(self) -> None:
+        """Have the next batch handled, if one comes."""
+        batch = self._fetch_buffer.take(TAKE_S)
+        if batch is None:
+            return
+        replay = self._handling.take_replay(batch)
+        if replay is None:
+            self._handle(batch)
+        else:
+            replay(self.failure_of(batch.messages[0]))
+
+    def _handle(self, batch: FetchedBatch) -> None:
+        """Have a batch handled; keep in step with `handling.py`."""
+        handling = self._handling
+        pause_s = None
+        try:
+            for message in batch.begin():
+                if self.is_over.is_set():
+                    break
+                error = None
+                is_given_up = handling.is_given_up(message)
+                if not is_given_up:
+                    error = self.failure_of(message)
+                if error is not None or is_given_up:
+                    pause_s = self._thread.run(handling.settle(batch, message, error))
+                    if pause_s is not None:
+                        break
+                batch.confirmed += 1
+        finally:
+            handling.give_back(batch, pause_s)

@@ -9,9 +9,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from metaq.client import Client, OutgoingMessage
-from metaq.client.consume.dead_letters import Origin, letter_headers, read_origin
+from metaq.client.consume.dead_letters import read_origin
 from metaq.pipeline import decode
 from metaq.pipeline.decode import HAS_ARROW_UDF
+from metaq.record.dead_letters import Origin, letter_headers
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import TOPIC, options_of, publish, read, stored, tp
 

@@ -1,0 +1,113 @@
+"""Appends to several partitions that are one decision: a transaction of the broker.
+
+What is "append there, and note it here" goes this way: a dead letter and the end of its
+message. A crash leaves both or neither, because the journal decides. These transactions
+have bounds of their own, so that they and those of clients cannot starve each other.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Final, NamedTuple
+
+from metaq.broker.context import BrokerContext
+from metaq.errors import MetaqError, StorageError, TransactionError
+from metaq.model import LocalTransactionId, LogId
+from metaq.protocol.codec import encode
+from metaq.protocol.commands import NO_CHECKSUM, Put
+from metaq.protocol.transaction_ids import format_key
+from metaq.record.layout import encode_record
+from metaq.txn.records import encode_put
+from metaq.txn.transaction import PutRun
+
+OPEN_MAX: Final = 64
+"""Joined appends that are not settled yet; more are refused, to be tried again."""
+HELD_BYTES_MAX: Final = 16 << 20
+"""Payload bytes of all of them together."""
+_SESSION: Final = "metaq-broker"
+_NO_TIMEOUT: Final = 0
+
+
+class JoinedRecord(NamedTuple):
+    """One record, and the partition that it goes to."""
+
+    log_id: LogId
+    payload: bytes
+    flag: int = 0
+
+
+class _Written:
+    """A put whose outcome the commit tells."""
+
+    def on_journalled(self, position: int) -> None:
+        """Nothing waits for it."""
+
+    def on_refused(self, error: StorageError) -> None:
+        """The commit fails after it."""
+
+
+class JoinedAppends:
+    """Joined appends of one broker. Used on the loop's thread."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._numbers = count(1)
+        self._open_count = 0
+        self._held_bytes = 0
+
+    def append(
+        self,
+        records: Sequence[JoinedRecord],
+        on_done: Callable[[MetaqError | None], None],
+    ) -> None:
+        """Append records, all or none; never blocks.
+
+        Args:
+            records: their partitions are served now.
+            on_done: called once, on this thread, when all are stored as their
+                partitions promise, or with why none is; it may be called at once.
+        """
+        size_bytes = sum(len(each.payload) for each in records)
+        held_bytes = self._held_bytes + size_bytes
+        if self._open_count >= OPEN_MAX or held_bytes > HELD_BYTES_MAX:
+            on_done(
+                TransactionError(
+                    f"joined appends: expected at most {OPEN_MAX} of {HELD_BYTES_MAX}"
+                    f" bytes, got {self._open_count + 1} of {held_bytes}"
+                )
+            )
+            return
+        self._open_count += 1
+        self._held_bytes = held_bytes
+
+        def end(error: MetaqError | None) -> None:
+            self._open_count -= 1
+            self._held_bytes -= size_bytes
+            on_done(error)
+
+        try:
+            self._commit(records, end)
+        except TransactionError as error:
+            end(error)
+
+    def _commit(
+        self,
+        records: Sequence[JoinedRecord],
+        on_done: Callable[[MetaqError | None], None],
+    ) -> None:
+        transactions, ids = self._context.transactions, self._context.ids
+        transaction = LocalTransactionId(_SESSION, next(self._numbers))
+        key = format_key(transaction)
+        transactions.begin(key, self, _NO_TIMEOUT)
+        tx = transactions.find_for_put(key, self)
+        for log_id, payload, flag in records:
+            message_id = ids.reserve(1)
+            topic, partition = log_id.topic, log_id.partition
+            put = Put(topic, partition, payload, flag, NO_CHECKSUM, 0, transaction)
+            record = encode_record(payload, id=message_id, flag=flag)
+            journalled = (encode_put(message_id, encode(put)),)
+            transactions.put(
+                tx,
+                PutRun(log_id, (record,), len(record), 1, message_id, journalled),
+                _Written(),
+            )
+        transactions.commit(key, self, on_done, is_two_phase=False)

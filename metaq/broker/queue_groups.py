@@ -1,0 +1,114 @@
+"""One queue group on its broker, and the service that owns it, as its parts see it."""
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from metaq.broker.acks import Answerer
+from metaq.broker.queue_part import ServedQueue
+from metaq.errors import MetaqError
+from metaq.model import LogId, Offset
+from metaq.protocol.commands import Settle, Take
+from metaq.queues.rules import Now
+from metaq.storage.log_state import WaitHandle
+from metaq.zk.group_definitions import QueueGroupDefinition
+
+OnTried: TypeAlias = Callable[[Offset, bool], None]
+"""Called once for each dead letter, after the first try: the offset of its message, and
+whether it is stored."""
+
+
+@dataclass(slots=True, eq=False)
+class Taker:
+    """A `take` that is not answered yet."""
+
+    command: Take
+    answerer: Answerer
+    timer: asyncio.TimerHandle | None = None
+
+
+@dataclass(slots=True, eq=False)
+class QueueGroup:
+    """A queue group on this broker."""
+
+    name: str
+    definition: QueueGroupDefinition
+    queues: dict[int, ServedQueue] = field(default_factory=dict)
+    """By partition; those that were needed."""
+    takers: dict[Taker, None] = field(default_factory=dict)
+    """In the order in which they came."""
+    waits: dict[int, WaitHandle] = field(default_factory=dict)
+    """Partition → its wait for data."""
+    all_queues: list[ServedQueue] | None = None
+    """One for each partition; None: to be found again."""
+    version: int = 0
+    """Of the topics, when they were found."""
+    is_pumping: bool = False
+    turn: int = 0
+    """Counts what was given, so that queues have turns."""
+
+    def stop_waiting(self, partition: int) -> None:
+        """Wait for no data of a partition."""
+        wait = self.waits.pop(partition, None)
+        if wait is not None:
+            wait.cancel()
+
+
+class QueueOwner(Protocol):
+    """The service."""
+
+    @abstractmethod
+    def find_group(self, command: Take | Settle) -> QueueGroup:
+        """Return the group that a command names; raises WireError."""
+
+    @abstractmethod
+    def queues_of(self, group: QueueGroup, partition: int) -> list[ServedQueue]:
+        """Return the queues of one partition, or of all (-1); raises WireError."""
+
+    @abstractmethod
+    def queue_for(self, group: QueueGroup, partition: int) -> ServedQueue:
+        """Return the queue of one partition; raises WireError."""
+
+    @abstractmethod
+    def has(self, queue: ServedQueue) -> bool:
+        """Return whether a queue is still the one in memory."""
+
+    @abstractmethod
+    def note_worker(self, name: str, answerer: Answerer) -> None:
+        """Note that a worker is connected."""
+
+    @abstractmethod
+    def note_taken(self, name: str, queue: ServedQueue) -> None:
+        """Note that a worker has messages of a queue."""
+
+    @abstractmethod
+    def watch(self, queue: ServedQueue) -> None:
+        """Look at a queue when its next lease or delay ends."""
+
+    @abstractmethod
+    def store(self, queue: ServedQueue) -> None:
+        """Store what has changed, for no answer."""
+
+    @abstractmethod
+    def send_letters(self, queue: ServedQueue, on_tried: OnTried) -> int:
+        """Send the dead letters of a queue; return how many there are."""
+
+    @abstractmethod
+    def on_settled(self, queue: ServedQueue) -> None:
+        """Look at a queue of which something was settled."""
+
+    @abstractmethod
+    def fail(self, log_id: LogId, error: MetaqError) -> None:
+        """Drop the queues in a partition of `__queues`."""
+
+    @abstractmethod
+    def now(self) -> Now:
+        """Return both clocks."""
+
+    @abstractmethod
+    def spawn(
+        self, work: Coroutine[Any, Any, None], *, name: str
+    ) -> asyncio.Task[None]:
+        """Run a task of the service."""

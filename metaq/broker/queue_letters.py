@@ -1,0 +1,198 @@
+"""Dead letters of queue groups: there, and the end of the message here, or neither.
+
+A letter and the end of its message are one local transaction (`joined_appends.py`).
+Until it is committed the message is open, and not given out. A letter that its topic
+does not take is tried again, with a growing delay, and the problem names the topic.
+"""
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from metaq.broker.context import BrokerContext
+from metaq.broker.joined_appends import JoinedAppends, JoinedRecord
+from metaq.broker.queue_groups import OnTried, QueueOwner
+from metaq.broker.queue_part import ServedQueue
+from metaq.errors import (
+    ClosedError,
+    CorruptRecordError,
+    MetaqError,
+    StorageError,
+    WireError,
+)
+from metaq.model import (
+    RANDOM_PARTITION,
+    BrokerId,
+    LogId,
+    MessageId,
+    Millis,
+    Offset,
+    TopicPartition,
+)
+from metaq.queues.state import Letter
+from metaq.queues.state_log import Done
+from metaq.record.dead_letters import TEXT_CHARS_MAX, Origin, letter_headers
+from metaq.record.flags import decode_payload, encode_payload
+from metaq.record.layout import Record
+from metaq.record.scan import read_record
+from metaq.retry import Backoff
+
+_log = logging.getLogger(__name__)
+
+AT_ONCE_MAX: Final = 32
+"""Letters on their way at once; the others wait."""
+PATIENCE: Final = Backoff(first_s=0.5, max_s=30.0)
+
+
+@dataclass(slots=True, eq=False)
+class _Sending:
+    """A letter that is not stored yet."""
+
+    queue: ServedQueue
+    letter: Letter
+    topic: str
+    on_first: OnTried | None
+    failure_count: int = 0
+    due_s: float = 0.0
+
+
+class Letters:
+    """The dead letters of one broker. Owner: the service; used on the loop's thread."""
+
+    def __init__(
+        self, service: QueueOwner, context: BrokerContext, joined: JoinedAppends
+    ) -> None:
+        self._service = service
+        self._joined = joined
+        self._context = context
+        self._waiting = deque[_Sending]()
+        self._failed = list[_Sending]()
+        self._open_count = 0
+        self._stuck: dict[str, str] = {}
+
+    def send(
+        self, queue: ServedQueue, topic: str, on_first: OnTried | None = None
+    ) -> int:
+        """Send the letters of a queue.
+
+        Args:
+            queue: its state has them.
+            topic: that takes them.
+            on_first: called for each after its first try.
+
+        Returns:
+            How many there are.
+        """
+        letters = queue.state.drain_letters()
+        for letter in letters:
+            queue.letters_open += 1
+            self._waiting.append(_Sending(queue, letter, topic, on_first))
+        self._begin()
+        return len(letters)
+
+    def retry(self) -> None:
+        """Try those again whose time has come."""
+        now_s = self._context.clock.monotonic_s()
+        due = [each for each in self._failed if each.due_s <= now_s]
+        self._failed = [each for each in self._failed if each.due_s > now_s]
+        self._waiting += due
+        self._begin()
+
+    def problems(self) -> tuple[str, ...]:
+        """Return one sentence for each topic that takes no letters now."""
+        return tuple(
+            f"dead letters wait for topic '{topic}': {text}"
+            for topic, text in sorted(self._stuck.items())
+        )
+
+    def _begin(self) -> None:
+        while self._waiting and self._open_count < AT_ONCE_MAX:
+            self._open_count += 1
+            sending = self._waiting.popleft()
+            self._service.spawn(self._send(sending), name="letter")
+
+    async def _send(self, sending: _Sending) -> None:
+        queue, letter = sending.queue, sending.letter
+        end = Offset(letter.offset + letter.size_bytes)
+        try:
+            if not self._service.has(queue):
+                self._drop(sending)
+                return
+            target = self._target_of(sending.topic)
+            payload, flag = self._make(sending, await queue.read(letter.offset, end))
+        except (StorageError, ClosedError, WireError) as error:
+            self._on_done(sending, error)
+            return
+        change = queue.encode([Done(letter.offset, end)])
+        self._joined.append(
+            [
+                JoinedRecord(target, payload, flag),
+                JoinedRecord(queue.journal_id, change),
+            ],
+            lambda error: self._on_done(sending, error),
+        )
+
+    def _target_of(self, topic: str) -> LogId:
+        topics = self._context.topics
+        partition = topics.resolve_put(topic, RANDOM_PARTITION)
+        return topics.log_for_put(topic, partition).log_id
+
+    def _make(self, sending: _Sending, data: bytes) -> tuple[bytes, int]:
+        """Return payload and flag of a letter.
+
+        Raises:
+            CorruptRecordError: the message contradicts its checksum.
+        """
+        queue, letter = sending.queue, sending.letter
+        record = read_record(data)
+        if not isinstance(record, Record):
+            raise CorruptRecordError(
+                f"partition {queue.log.log_id}: no record at offset {letter.offset}"
+            )
+        message = decode_payload(record.payload, record.flag)
+        error, _, text = letter.cause.partition(": ")
+        log_id, context = queue.log.log_id, self._context
+        broker_id = BrokerId(context.config.system.broker_id)
+        origin = Origin(
+            partition=TopicPartition(log_id.topic, broker_id, log_id.partition),
+            offset=letter.offset,
+            id=MessageId(record.id),
+            error=error,
+            text=text[:TEXT_CHARS_MAX],
+            group=queue.name.group,
+            attempts=letter.deliveries,
+            at_ms=Millis(context.clock.wall_ms()),
+        )
+        headers = letter_headers(message.headers, origin)
+        return encode_payload(message.data, message.attribute, message.key, headers)
+
+    def _on_done(self, sending: _Sending, error: MetaqError | None) -> None:
+        queue, letter = sending.queue, sending.letter
+        self._open_count -= 1
+        on_first, sending.on_first = sending.on_first, None
+        if error is None:
+            queue.letters_open -= 1
+            self._stuck.pop(sending.topic, None)
+            queue.state.letter_stored(letter.offset)
+            self._service.on_settled(queue)
+        else:
+            if self._stuck.get(sending.topic) != str(error):
+                _log.error(
+                    "dead letter not stored: topic=%s error=%s", sending.topic, error
+                )
+            self._stuck[sending.topic] = str(error)
+            sending.failure_count += 1
+            delay_s = PATIENCE.delay_s(sending.failure_count)
+            sending.due_s = self._context.clock.monotonic_s() + delay_s
+            self._failed.append(sending)
+        if on_first is not None:
+            on_first(letter.offset, error is None)
+        self._begin()
+
+    def _drop(self, sending: _Sending) -> None:
+        """Give up a letter of a queue that is not in memory any more."""
+        self._open_count -= 1
+        if sending.on_first is not None:
+            sending.on_first(sending.letter.offset, False)
+        self._begin()

@@ -1,0 +1,305 @@
+"""One queue as its broker serves it: its state, the bytes of its messages, its changes.
+
+    topic's partition ── scan ──> state ── take ──> deliveries, their bytes
+                                    │
+                                    └── changes ──> `__queues` ──> answers
+
+The state (`queues/state.py`) decides; here is the I/O. Bytes in the page cache are read
+on the loop, others by the reader threads of the data directory. A change counts when it
+is applied, and is answered when it is stored, as are answers that rely on an earlier
+change. Deliveries are numbered by *incarnation*: nothing is given out before the record
+of this one is stored, so no earlier life has used a number of this one.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from metaq.broker.queue_log import OnStored, QueueLog, log_of
+from metaq.errors import CorruptRecordError, MetaqError
+from metaq.model import LogId, Offset, SizeBytes
+from metaq.queues.rules import Now
+from metaq.queues.state import QueueState, Taken
+from metaq.queues.state_log import (
+    Change,
+    QueueName,
+    StateKind,
+    StateRecord,
+    encode_state,
+    snapshot_of,
+)
+from metaq.record.flags import HAS_PROPERTIES, decode_payload
+from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.record.runs import RecordRun
+from metaq.storage.partition_log import PartitionLog
+
+WINDOW_BYTES: Final = 256 * 1024
+"""Most bytes that a scan reads at once, but for one larger message."""
+WINDOW_BYTES_MIN: Final = 4 * 1024
+SNAPSHOT_CHANGES: Final = 8192
+"""Changes after which a queue is written as a whole."""
+
+
+class ServedQueue:
+    """One queue. Owner: the service; used on the loop's thread."""
+
+    def __init__(
+        self,
+        name: QueueName,
+        log: PartitionLog,
+        state: QueueState,
+        journal: QueueLog,
+        *,
+        queue_id: int,
+        incarnation: int,
+        given_from_ms: int,
+    ) -> None:
+        """Serve a queue from `given_from_ms` on, on the monotonic clock."""
+        self.name: Final = name
+        self.log: Final = log
+        """Partition with its messages."""
+        self.state: Final = state
+        self.journal_id: Final[LogId] = log_of(name)
+        """Partition with its state."""
+        self.queue_id: Final = queue_id
+        self.incarnation: Final = incarnation
+        self.given_from_ms: Final = given_from_ms
+        self.is_open = False
+        """Whether its incarnation is stored."""
+        self.is_reading = False
+        """A read is under way for it."""
+        self.problem = ""
+        """Why nothing more is found; "" when nothing is wrong."""
+        self.lost_count = 0
+        """Messages that retention took before they were done."""
+        self.letters_open = 0
+        """Dead letters on their way."""
+        self._journal = journal
+        self._window: tuple[Offset, bytes] | None = None
+        self._record_bytes = 512.0
+        self._waiting: list[OnStored] = []
+        self._appends = 0
+        self._changes = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it is being opened or read, and may have something then."""
+        return not self.is_open or self.is_reading
+
+    # -- the state's log
+
+    def open(self, on_open: OnStored) -> None:
+        """Write that this incarnation begins."""
+
+        def stored(error: MetaqError | None) -> None:
+            self.is_open = error is None
+            on_open(error)
+
+        self._append(self._record(StateKind.OPENED), stored)
+
+    def store(self, on_stored: OnStored) -> None:
+        """Store what has changed; report it when that, and all before it, is stored."""
+        changes = self.state.drain_changes()
+        if changes:
+            self._append(self.encode(changes), on_stored)
+        elif self._appends:
+            self._waiting.append(on_stored)
+        else:
+            on_stored(None)
+
+    def encode(self, changes: Sequence[Change]) -> bytes:
+        """Return the record of changes, which is appended next."""
+        self._changes += len(changes)
+        return self._record(StateKind.CHANGES, changes)
+
+    def snapshot(self, now: Now, on_stored: OnStored) -> None:
+        """Write the whole state, unless a dead letter is on its way."""
+        if not self.is_open or self.letters_open:
+            return
+        self.store(lambda _error: None)
+        self._changes = 0
+        record = snapshot_of(self.queue_id, self.name, self.state.image(now))
+        self._append(encode_state(record), on_stored)
+
+    def _record(self, kind: StateKind, changes: Sequence[Change] = ()) -> bytes:
+        floor = self.state.floor
+        name = None if kind is StateKind.CHANGES else self.name
+        return encode_state(
+            StateRecord(kind, self.queue_id, self.incarnation, floor, changes, name)
+        )
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether it has changed often since the last one."""
+        return self._changes >= SNAPSHOT_CHANGES
+
+    def _append(self, payload: bytes, on_stored: OnStored) -> None:
+        self._appends += 1
+        before, self._waiting = self._waiting, []
+
+        def stored(error: MetaqError | None) -> None:
+            self._appends -= 1
+            for each in (*before, on_stored):
+                each(error)
+            if not self._appends:
+                late, self._waiting = self._waiting, []
+                for each in late:
+                    each(error)
+
+        self._journal.append(self.journal_id, payload, stored)
+
+    # -- the topic's log
+
+    def scan(self, count: int, now: Now, *, through: Offset | None = None) -> bool:
+        """Find messages until `count` can be given out, or none is left.
+
+        Args:
+            count: wanted.
+            now: when.
+            through: find this one as well.
+
+        Returns:
+            False: the bytes have to be read from the disk first, see `read_ahead`.
+
+        Raises:
+            StorageError: the partition is damaged there, or its disk is away.
+            ClosedError: it is closed.
+        """
+        state, log = self.state, self.log
+        if log.log_start_offset > state.floor:
+            self.lost_count += state.trim(log.log_start_offset)
+        while state.wants_scan(count) or (
+            through is not None and state.scan_offset <= through and state.has_room
+        ):
+            offset = state.scan_offset
+            if offset >= log.high_watermark:
+                break
+            window = self._window_at(offset, count)
+            if window is None:
+                return False
+            self._walk(offset, window, count, through, now)
+        self.problem = ""
+        return True
+
+    async def read_ahead(self, count: int) -> None:
+        """Read what `scan` needs; raises as `scan`."""
+        offset = self.state.scan_offset
+        part = self.log.read(offset, self._wanted_bytes(offset, count))
+        self._window = (offset, await part.run(part.read))
+
+    def drop_window(self) -> None:
+        """Forget the bytes that were read last."""
+        self._window = None
+
+    def _window_at(self, offset: Offset, count: int) -> bytes | None:
+        """Return bytes from an offset on, at least a header; None: from the disk."""
+        if self._window is not None:
+            start, known = self._window
+            left = known[offset - start :] if offset >= start else b""
+            if len(left) >= HEADER_BYTES and _first_size(left) <= len(left):
+                return left
+        data = self._read_now(offset, self._wanted_bytes(offset, count))
+        if data is not None:
+            self._window = (offset, data)
+        return data
+
+    def _wanted_bytes(self, offset: Offset, count: int) -> SizeBytes:
+        wanted = int(1.25 * count * self._record_bytes)
+        wanted = max(WINDOW_BYTES_MIN, min(wanted, WINDOW_BYTES))
+        if self._window is not None and self._window[0] == offset:
+            # It was there, and its first record is larger.
+            data = self._window[1]
+            wanted = max(2 * wanted, _first_size(data))
+        return SizeBytes(wanted)
+
+    def _read_now(self, offset: Offset, size: int) -> bytes | None:
+        part = self.log.read(offset, SizeBytes(size))
+        try:
+            if part.is_open and part.is_cached(part.position, part.size_bytes):
+                return part.read()
+            return None
+        finally:
+            part.release()
+
+    def _walk(
+        self, base: Offset, data: bytes, count: int, through: Offset | None, now: Now
+    ) -> None:
+        """Find the whole records of a window."""
+        state, position, size = self.state, 0, len(data)
+        unpack, is_ordered = HEADER.unpack_from, self.state.rules.is_ordered
+        while position + HEADER_BYTES <= size and (
+            state.wants_scan(count)
+            or (through is not None and base + position <= through)
+        ):
+            length, _checksum, _id, flag = unpack(data, position)
+            end = position + HEADER_BYTES + length
+            if length < 0:
+                raise CorruptRecordError(
+                    f"partition {self.log.log_id}: length {length} of the record at"
+                    f" offset {base + position}"
+                )
+            if end > size:
+                break
+            key = None
+            if is_ordered and flag & HAS_PROPERTIES:
+                payload = data[position + HEADER_BYTES : end]
+                key = decode_payload(payload, flag).key
+            state.found(Offset(base + position), SizeBytes(end - position), key, now)
+            self._record_bytes += (end - position - self._record_bytes) / 64
+            position = state.scan_offset - base
+
+    # -- bytes of deliveries
+
+    def runs_now(self, taken: Sequence[Taken]) -> list[RecordRun] | None:
+        """Return the records of deliveries; None: they are not all in memory."""
+        runs = list[RecordRun]()
+        for start, end in _ranges(taken):
+            data = self._bytes_at(start, end)
+            if data is None:
+                return None
+            runs.append(RecordRun(start, data))
+        return runs
+
+    async def read_runs(self, taken: Sequence[Taken]) -> list[RecordRun]:
+        """Return the same, from the disk; raises as `scan`."""
+        runs = list[RecordRun]()
+        for start, end in _ranges(taken):
+            runs.append(RecordRun(start, await self.read(start, end)))
+        return runs
+
+    async def read(self, start: Offset, end: Offset) -> bytes:
+        """Return the bytes of a range that holds whole records."""
+        data = b""
+        while len(data) < end - start:
+            part = self.log.read(Offset(start + len(data)), end - start - len(data))
+            data += await part.run(part.read)
+        return data
+
+    def _bytes_at(self, start: Offset, end: Offset) -> bytes | None:
+        if self._window is not None:
+            base, data = self._window
+            if base <= start and end <= base + len(data):
+                return data[start - base : end - base]
+        found = self._read_now(start, end - start)
+        return found if found is not None and len(found) == end - start else None
+
+
+def _first_size(data: bytes) -> int:
+    """Return the size of the record at the start of some bytes."""
+    if len(data) < HEADER_BYTES:
+        return HEADER_BYTES
+    length: int = HEADER.unpack_from(data)[0]
+    return HEADER_BYTES + max(0, length)
+
+
+def _ranges(taken: Sequence[Taken]) -> Iterator[tuple[Offset, Offset]]:
+    """Yield the ranges of deliveries in ascending order, neighbours as one."""
+    start = end = None
+    for each in sorted(taken):
+        if start is not None and end == each.offset:
+            end = Offset(each.offset + each.size_bytes)
+            continue
+        if start is not None and end is not None:
+            yield start, end
+        start, end = each.offset, Offset(each.offset + each.size_bytes)
+    if start is not None and end is not None:
+        yield start, end

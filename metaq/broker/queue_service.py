@@ -1,0 +1,548 @@
+"""Queue groups of a broker: which queues there are, who has what, when a lease ends.
+
+Theory of operation. A group has one `ServedQueue` for each partition of its topic on
+this broker, made when it is needed first (`queue_part.py`), and takers that wait
+(`queue_takers.py`). One timer looks at the queues whose leases or delays end.
+Everything happens on the loop's thread.
+
+    load      the partitions of `__queues` are read; takes and settles are refused
+    reclaim   for queueReclaimMs after that nothing of an older queue is given out:
+              workers that were cut off come back, and extend what they hold
+    serve
+    away      an append to `__queues` failed: the queues in that partition are dropped
+              from memory, and read again until it works
+
+A worker is a name, not a connection. Its leases end queueReclaimMs after its
+last connection, unless it is back by then. A broker that does not lead its set refuses.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from metaq.broker.acks import Answerer
+from metaq.broker.context import BrokerContext
+from metaq.broker.joined_appends import JoinedAppends
+from metaq.broker.queue_groups import OnTried, QueueGroup
+from metaq.broker.queue_letters import Letters
+from metaq.broker.queue_log import QueueLog, all_logs, log_of, read_images
+from metaq.broker.queue_part import ServedQueue
+from metaq.broker.queue_settling import settle
+from metaq.broker.queue_takers import Takers
+from metaq.deadlines import Deadlines
+from metaq.errors import (
+    ClosedError,
+    MetaqError,
+    NotFoundError,
+    ServerError,
+    StorageError,
+    UnavailableError,
+)
+from metaq.lifecycle import Service
+from metaq.model import LogId, Offset
+from metaq.protocol import texts
+from metaq.protocol.commands import Settle, Take
+from metaq.queues.rules import Now, QueueRules
+from metaq.queues.state import QueueState
+from metaq.queues.state_log import (
+    Images,
+    QueueImage,
+    QueueName,
+    StateKind,
+    StateRecord,
+    encode_state,
+)
+from metaq.retry import Backoff, wait_set
+from metaq.storage.partition_log import PartitionLog
+from metaq.zk.group_definitions import QueueGroupDefinition
+
+_log = logging.getLogger(__name__)
+
+PINNED_BYTES_MAX: Final = 64 << 20
+"""Bytes of a partition of `__queues` after which the queues that pin it are written."""
+RELOAD: Final = Backoff(first_s=0.2, max_s=10.0)
+TIMER_S: Final = 0.005
+"""Deadlines that come within this are looked at together."""
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A worker by name: its connections, and the queues that it took of."""
+
+    answerers: set[Answerer] = field(default_factory=set)
+    queues: set[ServedQueue] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Partition:
+    """Content of a partition of `__queues`."""
+
+    images: Images
+    starts: dict[QueueName, Offset]
+    """Offset of the last whole state of each queue."""
+
+
+class QueueService(Service):
+    """Queue groups of one broker. Owner: the app; used on the loop's thread."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        super().__init__("queues", stop_timeout_s=2.0)
+        self._context = context
+        self._journal = QueueLog(context)
+        self._groups: dict[str, QueueGroup] = {}
+        self._partitions: dict[LogId, _Partition] = {}
+        self._failures: dict[LogId, str] = {}
+        self._workers: dict[str, _Worker] = {}
+        self._deadlines: Deadlines[ServedQueue] = Deadlines()
+        self._timer: asyncio.TimerHandle | None = None
+        self._load_due = asyncio.Event()
+        self._reclaims_until_ms = 0
+        self.letters: Final = Letters(self, context, JoinedAppends(context))
+        self.takers: Final = Takers(self, context)
+
+    # -- the start
+
+    async def on_start(self) -> None:
+        """Read the states; nothing is given out before the reclaim time is over."""
+        self.on_way_down("takers", self._end_takers)
+        await self._load()
+        self.spawn(self._run(), name="load")
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            await wait_set(
+                self._load_due, RELOAD.delay_s(failures) if failures else None
+            )
+            self._load_due.clear()
+            await self._load()
+            failures = failures + 1 if self._failures else 0
+
+    async def _load(self) -> None:
+        """Read the partitions of `__queues` that are not in memory."""
+        for log_id in all_logs():
+            if log_id in self._partitions:
+                continue
+            log = self._journal.find(log_id)
+            try:
+                images, starts = (
+                    (Images(), {}) if log is None else await read_images(log)
+                )
+            except (StorageError, ClosedError) as error:
+                if self._failures.get(log_id) != str(error):
+                    _log.error("queue groups are away: %s", error)
+                self._failures[log_id] = str(error)
+                continue
+            self._failures.pop(log_id, None)
+            self._partitions[log_id] = _Partition(images, starts)
+            self.restart_reclaim()
+        for group in self._groups.values():
+            self._open_latest(group)
+
+    def restart_reclaim(self) -> None:
+        """Give workers their time from now on: clients can find this broker."""
+        reclaim_ms = self._context.config.limits.queue_reclaim_ms
+        self._reclaims_until_ms = self.now().mono_ms + reclaim_ms
+        asyncio.get_running_loop().call_later(reclaim_ms / 1000, self._pump_all)
+
+    async def _end_takers(self) -> None:
+        for group in self._groups.values():
+            self.takers.end_all(group)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def fail(self, log_id: LogId, error: MetaqError) -> None:
+        """Drop the queues in a partition of `__queues`: their state is not stored."""
+        if self._partitions.pop(log_id, None) is None:
+            return
+        _log.error("queue groups are read again: partition=%s error=%s", log_id, error)
+        self._failures[log_id] = str(error)
+        for group in self._groups.values():
+            for queue in [*group.queues.values()]:
+                if queue.journal_id == log_id:
+                    self._forget(group, queue)
+        self._load_due.set()
+
+    # -- definitions and topics
+
+    def apply_groups(self, definitions: Mapping[str, QueueGroupDefinition]) -> None:
+        """Put definitions in effect."""
+        for name in self._groups.keys() - definitions.keys():
+            group = self._groups.pop(name)
+            self.takers.end_all(group)
+            for queue in [*group.queues.values()]:
+                self._forget(group, queue)
+            self._delete(lambda each, name=name: each.group == name)
+        for name, definition in definitions.items():
+            group = self._groups.setdefault(name, QueueGroup(name, definition))
+            if group.definition != definition:
+                group.definition = definition
+                for queue in group.queues.values():
+                    queue.state.rules = rules_of(definition)
+            self._open_latest(group)
+
+    def on_new_log(self, log_id: LogId) -> None:
+        """Serve a partition that was just made."""
+        for group in self._groups.values():
+            if group.definition.topic == log_id.topic:
+                group.all_queues = None
+                self._open_latest(group)
+                self.takers.pump(group)
+
+    def drop_topic(self, topic: str) -> None:
+        """Delete the queues of a topic that was deleted."""
+        for group in self._groups.values():
+            for queue in [*group.queues.values()]:
+                if queue.name.topic == topic:
+                    self._forget(group, queue)
+        self._delete(lambda each: each.topic == topic)
+
+    def _open_latest(self, group: QueueGroup) -> None:
+        """Note where a group begins that reads only what comes later."""
+        if group.definition.start == "latest":
+            for log in self._logs_of(group):
+                if log_of(QueueName(group.name, *_place(log))) in self._partitions:
+                    self._queue_of(group, log)
+
+    def _delete(self, is_meant: Any) -> None:
+        for log_id, partition in self._partitions.items():
+            for name in [each for each in partition.images.by_name if is_meant(each)]:
+                queue_id = partition.images.id_of(name)
+                partition.images.remove(name)
+                partition.starts.pop(name, None)
+                gone = StateRecord(StateKind.DELETED, queue_id, 0, Offset(0), name=name)
+                self._journal.append(
+                    log_id, encode_state(gone), partial(self._on_stored, log_id)
+                )
+
+    def _on_stored(self, log_id: LogId, error: MetaqError | None) -> None:
+        if error is not None:
+            self.fail(log_id, error)
+
+    # -- commands
+
+    def take(self, command: Take, answerer: Answerer) -> None:
+        """Answer a `take`; see `Takers.take`."""
+        self.takers.take(command, answerer)
+
+    def settle(self, command: Settle, answerer: Answerer) -> None:
+        """Answer a `settle`; see `queue_settling.py`."""
+        settle(self, command, answerer)
+
+    # -- queues
+
+    def find_group(self, command: Take | Settle) -> QueueGroup:
+        """Return the group that a command names.
+
+        Raises:
+            UnavailableError: it is not known here, or this broker serves none now.
+            ServerError: it is of another topic.
+        """
+        if self._context.topics.refusal is not None:
+            raise self._context.topics.refusal
+        group = self._groups.get(command.group)
+        if group is None:
+            raise UnavailableError(texts.queue_group_unknown(command.group))
+        topic = group.definition.topic
+        if command.topic != topic:
+            raise ServerError(
+                f"queue group '{group.name}' is of topic '{topic}', got"
+                f" '{command.topic}'"
+            )
+        return group
+
+    def queues_of(self, group: QueueGroup, partition: int) -> list[ServedQueue]:
+        """Return the queues that a taker may be given something of, in order.
+
+        Args:
+            group: of the taker.
+            partition: as in `Take`; -1: all that this broker has.
+
+        Raises:
+            UnavailableError: their states cannot be read.
+        """
+        if partition >= 0:
+            log = self._context.topics.find_log(group.definition.topic, partition)
+            return [] if log is None else [self._queue_of(group, log)]
+        version = self._context.topics.version
+        if group.all_queues is None or group.version != version:
+            group.version = version
+            logs = self._logs_of(group)
+            group.all_queues = [self._queue_of(group, log) for log in logs]
+        return group.all_queues
+
+    def queue_for(self, group: QueueGroup, partition: int) -> ServedQueue:
+        """Return the queue of one partition; raises as `queues_of`.
+
+        Raises:
+            NotFoundError: there is no such partition.
+        """
+        found = self.queues_of(group, partition) if partition >= 0 else []
+        if not found:
+            topic = group.definition.topic
+            raise NotFoundError(texts.no_such_log(topic, partition))
+        return found[0]
+
+    def _logs_of(self, group: QueueGroup) -> list[PartitionLog]:
+        topics, topic = self._context.topics, group.definition.topic
+        count = self._context.config.topic(topic).partition_count
+        found = [topics.find_log(topic, partition) for partition in range(count)]
+        return [log for log in found if log is not None]
+
+    def _queue_of(self, group: QueueGroup, log: PartitionLog) -> ServedQueue:
+        queue = group.queues.get(log.log_id.partition)
+        if queue is not None and queue.log is log:
+            return queue
+        name = QueueName(group.name, *_place(log))
+        log_id = log_of(name)
+        partition = self._partitions.get(log_id)
+        if partition is None:
+            cause = self._failures.get(log_id, "they are being read")
+            raise UnavailableError(f"queue groups are away: {cause}")
+        is_new = name not in partition.images.by_name
+        image = partition.images.by_name.get(name)
+        if image is None:
+            is_late = group.definition.start == "latest"
+            floor = log.high_watermark if is_late else log.log_start_offset
+            image = QueueImage(floor)
+        incarnation = image.incarnation + 1
+        image.incarnation = incarnation
+        queue_id = partition.images.id_of(name)
+        partition.images.by_name[name] = image
+        limits = self._context.config.limits
+        rules = rules_of(group.definition)
+        state = QueueState(rules, image, open_max=limits.queue_open_max)
+        queue = ServedQueue(
+            name,
+            log,
+            state,
+            self._journal,
+            queue_id=queue_id,
+            incarnation=incarnation,
+            given_from_ms=0 if is_new else self._reclaims_until_ms,
+        )
+        group.queues[log.log_id.partition] = queue
+        journal = self._journal.find(log_id)
+        if is_new:
+            partition.starts[name] = (
+                Offset(0) if journal is None else journal.next_offset
+            )
+
+        def opened(error: MetaqError | None) -> None:
+            if error is not None:
+                self.fail(log_id, error)
+            else:
+                self.takers.pump(group)
+
+        queue.open(opened)
+        return queue
+
+    def _forget(self, group: QueueGroup, queue: ServedQueue) -> None:
+        """Drop a queue from memory."""
+        if group.queues.get(queue.name.partition) is queue:
+            del group.queues[queue.name.partition]
+        group.all_queues = None
+        group.stop_waiting(queue.name.partition)
+        self._deadlines.clear(queue)
+        for worker in self._workers.values():
+            worker.queues.discard(queue)
+
+    def has(self, queue: ServedQueue) -> bool:
+        """Return whether a queue is still the one in memory."""
+        group = self._groups.get(queue.name.group)
+        return group is not None and (group.queues.get(queue.name.partition) is queue)
+
+    def store(self, queue: ServedQueue) -> None:
+        """Store what has changed in a queue, for no answer."""
+        queue.store(partial(self._on_stored, queue.journal_id))
+
+    def send_letters(self, queue: ServedQueue, on_tried: OnTried | None = None) -> int:
+        """Send the dead letters of a queue; return how many there are."""
+        group = self._groups.get(queue.name.group)
+        topic = None if group is None else group.definition.dead_letter_topic
+        return 0 if topic is None else self.letters.send(queue, topic, on_tried)
+
+    def on_settled(self, queue: ServedQueue) -> None:
+        """Look when the next lease ends, and give out what there is now."""
+        self.watch(queue)
+        group = self._groups.get(queue.name.group)
+        if group is not None:
+            self.takers.pump(group)
+
+    # -- workers
+
+    def note_worker(self, name: str, answerer: Answerer) -> None:
+        """Note that a worker is connected."""
+        worker = self._workers.setdefault(name, _Worker())
+        if answerer not in worker.answerers:
+            worker.answerers.add(answerer)
+            for queue in worker.queues:
+                queue.state.worker_seen(name)
+
+    def note_taken(self, name: str, queue: ServedQueue) -> None:
+        """Note that a worker has messages of a queue."""
+        worker = self._workers.get(name)
+        if worker is not None:
+            worker.queues.add(queue)
+
+    def drop(self, answerer: Answerer) -> None:
+        """Forget a connection that has ended: its takers, and when its leases end."""
+        for group in self._groups.values():
+            self.takers.drop(group, answerer)
+        now, reclaim_ms = self.now(), self._context.config.limits.queue_reclaim_ms
+        for name, worker in [*self._workers.items()]:
+            if answerer not in worker.answerers:
+                continue
+            worker.answerers.discard(answerer)
+            if worker.answerers:
+                continue
+            for queue in worker.queues:
+                queue.state.worker_left(name, now, reclaim_ms)
+                self.watch(queue)
+            if not worker.queues:
+                del self._workers[name]
+
+    # -- time
+
+    def now(self) -> Now:
+        """Return both clocks."""
+        clock = self._context.clock
+        return Now(int(clock.monotonic_s() * 1000), clock.wall_ms())
+
+    def watch(self, queue: ServedQueue) -> None:
+        """Look at a queue when its next lease or delay ends."""
+        due_ms = queue.state.next_due_ms()
+        if due_ms is None:
+            return
+        due_s, known_s = due_ms / 1000, self._deadlines.get(queue)
+        if known_s is None or due_s < known_s:
+            self._deadlines.set(queue, due_s)
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        first_s = self._deadlines.first_s
+        if first_s is None:
+            return
+        loop = asyncio.get_running_loop()
+        wait_s = max(0.0, first_s - self._context.clock.monotonic_s())
+        at_s = loop.time() + max(wait_s, TIMER_S)
+        if self._timer is not None:
+            if self._timer.when() <= at_s:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(at_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = self.now()
+        groups = set[QueueGroup]()
+        for queue in self._deadlines.take_due(now.mono_ms / 1000):
+            queue.state.on_time(now)
+            self.send_letters(queue)
+            self.store(queue)
+            self.watch(queue)
+            group = self._groups.get(queue.name.group)
+            if group is not None:
+                groups.add(group)
+        for group in groups:
+            self.takers.pump(group)
+        self._set_timer()
+
+    def _pump_all(self) -> None:
+        for group in [*self._groups.values()]:
+            self.takers.pump(group)
+
+    def tick(self) -> None:
+        """Write whole states where that is due, trim, forget workers; once a second."""
+        self.letters.retry()
+        worn = list[tuple[QueueGroup, ServedQueue]]()
+        for log_id, partition in self._partitions.items():
+            log = self._journal.find(log_id)
+            if log is None:
+                continue
+            oldest = log.next_offset - PINNED_BYTES_MAX
+            for group in self._groups.values():
+                for queue in group.queues.values():
+                    if queue.journal_id != log_id:
+                        continue
+                    start = partition.starts.get(queue.name, log.next_offset)
+                    if queue.wants_snapshot or start < oldest:
+                        self._snapshot(partition, queue, log.next_offset)
+                    elif queue.state.is_worn and not queue.letters_open:
+                        image = queue.state.image(self.now())
+                        partition.images.by_name[queue.name] = image
+                        worn.append((group, queue))
+            log.trim_offset = min(partition.starts.values(), default=log.high_watermark)
+        for group, queue in worn:
+            self._forget(group, queue)  # another life begins with the next command
+        for name, worker in [*self._workers.items()]:
+            worker.queues = {each for each in worker.queues if each.state.holds(name)}
+            if not worker.answerers and not worker.queues:
+                del self._workers[name]
+
+    @property
+    def wants_trim(self) -> bool:
+        """Whether a segment of `__queues` is needed no more."""
+        logs = [log for each in all_logs() if (log := self._journal.find(each))]
+        return any(
+            log.segments.sealed
+            and log.trim_offset is not None
+            and log.segments.first.end_offset <= log.trim_offset
+            for log in logs
+        )
+
+    def _snapshot(
+        self, partition: _Partition, queue: ServedQueue, start: Offset
+    ) -> None:
+        def stored(error: MetaqError | None) -> None:
+            if error is not None:
+                self.fail(queue.journal_id, error)
+            else:
+                partition.starts[queue.name] = start
+
+        queue.snapshot(self.now(), stored)
+
+    # -- what operators see
+
+    def problems(self) -> tuple[str, ...]:
+        """Return one sentence for each thing that needs an operator's attention."""
+        away = [
+            f"queue groups in {each}: {text}" for each, text in self._failures.items()
+        ]
+        stopped = [
+            f"queue group '{name}' of {queue.log.log_id}: {queue.problem}"
+            for name, group in self._groups.items()
+            for queue in group.queues.values()
+            if queue.problem
+        ]
+        return (*away, *stopped, *self.letters.problems())
+
+    def lines(self) -> list[str]:
+        """Return the lines of `stats queues`: one for each queue in memory."""
+        return [
+            f"{name} {queue.log.log_id.topic} part {queue.log.log_id.partition}"
+            f" floor {queue.state.floor} scanned {queue.state.scan_offset}"
+            f" end {queue.log.high_watermark} open {queue.state.open_count}"
+            f" ready {queue.state.ready_count} lost {queue.lost_count}"
+            f" workers {len(queue.state.holders())} takers {len(group.takers)}"
+            for name, group in sorted(self._groups.items())
+            for queue in group.queues.values()
+        ]
+
+
+def rules_of(definition: QueueGroupDefinition) -> QueueRules:
+    """Return the rules that a definition asks for."""
+    return QueueRules(
+        lease_ms=definition.lease_ms,
+        deliveries_max=definition.deliveries_max,
+        retry_delays_ms=definition.retry_delays_ms,
+        is_ordered=definition.ordered_by is not None,
+        takes_letters=definition.dead_letter_topic is not None,
+    )
+
+
+def _place(log: PartitionLog) -> tuple[str, int]:
+    return log.log_id.topic, log.log_id.partition

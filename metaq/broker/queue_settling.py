@@ -1,0 +1,143 @@
+"""`settle`: what became of deliveries of a queue group.
+
+It is answered when every change of it is stored, and every dead letter was tried.
+"""
+
+from typing import Final
+
+from metaq.broker.acks import Answerer
+from metaq.broker.context import BrokerContext
+from metaq.broker.queue_groups import QueueOwner
+from metaq.broker.queue_part import ServedQueue
+from metaq.errors import (
+    ClosedError,
+    MetaqError,
+    RemoteProtocolError,
+    ServerError,
+    StorageError,
+)
+from metaq.model import Offset
+from metaq.protocol import texts
+from metaq.protocol.codec import encode_result
+from metaq.protocol.commands import Settle, Status
+from metaq.protocol.queue_frames import (
+    Settlement,
+    SettleVerb,
+    Word,
+    decode_settlements,
+    encode_words,
+)
+
+DELAY_MS_MAX: Final = 24 * 3600 * 1000
+"""Longest delay of a nack, and longest lease of an extend."""
+
+
+def settle(service: QueueOwner, command: Settle, answerer: Answerer) -> None:
+    """Change the states of deliveries; answered when that is stored.
+
+    Raises:
+        WireError: refused, nothing was changed; the text is the answer.
+    """
+    group = service.find_group(command)
+    queue = service.queue_for(group, command.partition)
+    try:
+        entries = decode_settlements(command.payload, command.count)
+    except RemoteProtocolError as error:
+        raise ServerError(str(error)) from error
+    for each in entries:
+        if (
+            each.verb in {SettleVerb.NACK, SettleVerb.EXTEND}
+            and each.argument > DELAY_MS_MAX
+        ):
+            raise ServerError(
+                f"settle: expected at most {DELAY_MS_MAX} ms, got {each.argument} for"
+                f" offset {each.offset}"
+            )
+    service.note_worker(command.worker, answerer)
+    answerer.hold(count=1, size_bytes=0)
+    _Settling(service, command, answerer, queue, entries).go_on()
+
+
+class _Settling:
+    """A settle on its way to its answer. Owner: the event loop's thread."""
+
+    def __init__(
+        self,
+        service: QueueOwner,
+        command: Settle,
+        answerer: Answerer,
+        queue: ServedQueue,
+        entries: list[Settlement],
+    ) -> None:
+        self._service = service
+        self._command = command
+        self._answerer = answerer
+        self._context: BrokerContext = answerer.context
+        self._queue = queue
+        self._entries = entries
+        self._words = list[Word]()
+        self._waits = 1
+        self._error: MetaqError | None = None
+
+    def go_on(self) -> None:
+        """Find the messages, settle them, and answer when that is stored."""
+        queue, service = self._queue, self._service
+        if not service.has(queue):
+            # Its state is read again, and would not have what is settled here.
+            self._end(ClosedError("the queue is read again"))
+            return
+        last = max(each.offset for each in self._entries)
+        try:
+            is_found = queue.scan(0, service.now(), through=last)
+        except (StorageError, ClosedError) as error:
+            self._end(error)
+            return
+        if not is_found:
+            service.spawn(self._read(), name="settle")
+            return
+        queue.drop_window()
+        now, worker = service.now(), self._command.worker
+        settle = queue.state.settle
+        self._words = [settle(worker, each, now) for each in self._entries]
+        service.note_taken(worker, queue)
+        self._waits += service.send_letters(queue, self._on_letter)
+        queue.store(self._on_stored)
+        service.on_settled(queue)
+
+    async def _read(self) -> None:
+        try:
+            await self._queue.read_ahead(1)
+        except (StorageError, ClosedError) as error:
+            self._end(error)
+        else:
+            self.go_on()
+
+    def _on_letter(self, offset: Offset, is_stored: bool) -> None:
+        if not is_stored:
+            for at, each in enumerate(self._entries):
+                if each.offset == offset and self._words[at] is Word.OK:
+                    self._words[at] = Word.LATER
+        self._end(None)
+
+    def _on_stored(self, error: MetaqError | None) -> None:
+        if error is not None:
+            self._service.fail(self._queue.journal_id, error)
+        self._end(error)
+
+    def _end(self, error: MetaqError | None) -> None:
+        self._error = self._error or error
+        self._waits -= 1
+        if self._waits:
+            return
+        command = self._command
+        if self._error is None:
+            reply = encode_result(Status.OK, encode_words(self._words), command.opaque)
+        else:
+            text = texts.put_failed(
+                self._context.address,
+                command.topic,
+                command.partition,
+                str(self._error),
+            )
+            reply = encode_result(Status.SERVER_ERROR, text.encode(), command.opaque)
+        self._answerer.answer(reply, count=1, size_bytes=0)

@@ -1,0 +1,302 @@
+"""Takers of a queue group: `take` commands, answered now or when there is something.
+
+They wait in the order in which they came. `pump` gives out what there is: the next
+taker gets messages of one queue, and the queues have turns. Bytes that are not in the
+page cache are read by the reader threads; the pump goes on when they are there.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from typing import Any, Final
+
+from metaq.broker.acks import Answerer
+from metaq.broker.context import BrokerContext
+from metaq.broker.load import TURN_S
+from metaq.broker.queue_groups import QueueGroup, QueueOwner, Taker
+from metaq.broker.queue_part import ServedQueue
+from metaq.errors import (
+    ClosedError,
+    MetaqError,
+    ServerError,
+    StorageError,
+    WireError,
+)
+from metaq.protocol import texts
+from metaq.protocol.codec import encode_result, encode_value_line
+from metaq.protocol.commands import Take
+from metaq.protocol.queue_frames import QueueDelivery, encode_taken
+from metaq.queues.state import Taken
+from metaq.record.runs import RecordRun, encode_runs
+
+_log = logging.getLogger(__name__)
+
+TAKE_COUNT_MAX: Final = 1000
+"""Most messages that one `take` gives."""
+TAKE_BYTES_MAX: Final = 1 << 20
+"""Most bytes of their records; one larger message is given alone."""
+BUSY_MS_MAX: Final = 5_000
+"""Longest wait of a `take` without one, for a queue that is being opened or read."""
+LEASE_MS_MAX: Final = 12 * 3600 * 1000
+
+
+class Takers:
+    """Gives out messages. Owner: the service; used on the loop's thread."""
+
+    def __init__(self, service: QueueOwner, context: BrokerContext) -> None:
+        self._service = service
+        self._context = context
+        self.count = 0
+        """Takes that wait."""
+
+    def take(self, command: Take, answerer: Answerer) -> None:
+        """Answer a `take` now, or when there is something or its wait is over.
+
+        Raises:
+            WireError: refused; the text is the answer.
+        """
+        group = self._service.find_group(command)
+        if command.count < 0 or command.max_size < 1:
+            raise ServerError(
+                "take: expected 0 messages and 1 byte or more, got"
+                f" {command.count} and {command.max_size}"
+            )
+        self._service.queues_of(group, command.partition)
+        self._service.note_worker(command.worker, answerer)
+        taker = Taker(command, answerer)
+        answerer.hold(count=1, size_bytes=0)
+        group.takers[taker] = None
+        self.count += 1
+        if not command.count:
+            for each in [*group.takers]:
+                if each.command.worker == command.worker:
+                    self._answer_empty(group, each)
+            return
+        self.pump(group)
+        limits = self._context.config.limits
+        if taker not in group.takers:
+            return
+        wait_ms = min(command.wait_ms, limits.wait_ms_max)
+        if self.count > limits.waiters_max:
+            self._answer_empty(group, taker)
+            return
+        if wait_ms <= 0:
+            # The pump answers it, as soon as no queue is being opened or read.
+            wait_ms = BUSY_MS_MAX
+        loop = asyncio.get_running_loop()
+        taker.timer = loop.call_later(wait_ms / 1000, self._answer_empty, group, taker)
+
+    def end_all(self, group: QueueGroup) -> None:
+        """Answer all takers of a group with nothing."""
+        for taker in [*group.takers]:
+            self._answer_empty(group, taker)
+        for partition in [*group.waits]:
+            group.stop_waiting(partition)
+
+    def drop(self, group: QueueGroup, answerer: Answerer) -> None:
+        """End the takers of a connection."""
+        for taker in [each for each in group.takers if each.answerer is answerer]:
+            self._answer_empty(group, taker)
+
+    # -- giving
+
+    def pump(self, group: QueueGroup) -> None:
+        """Give out what there is, for as long as one turn of the loop has time."""
+        if group.is_pumping or not group.takers:
+            return
+        group.is_pumping = True
+        try:
+            self._pump(group)
+        finally:
+            group.is_pumping = False
+
+    def _pump(self, group: QueueGroup) -> None:
+        now_s = self._context.clock.monotonic_s
+        ends_s = now_s() + TURN_S
+        given = True
+        while given and group.takers:
+            given = False
+            for queue in self._in_turn(group):
+                taker = _first_for(group, queue.name.partition)
+                if taker is not None and self._serve(group, queue, taker):
+                    given = True
+                if now_s() >= ends_s:
+                    self._context.turns.ask(partial(self.pump, group))
+                    return
+        for queue in group.queues.values():
+            queue.drop_window()
+            self._wait_for_data(group, queue)
+        if not any(each.is_busy for each in group.queues.values()):
+            for taker in [each for each in group.takers if not each.command.wait_ms]:
+                self._answer_empty(group, taker)
+
+    def _in_turn(self, group: QueueGroup) -> list[ServedQueue]:
+        try:
+            queues = self._service.queues_of(group, -1)
+        except WireError as error:
+            self._refuse_all(group, error)
+            return []
+        group.turn += 1
+        middle = group.turn % len(queues) if queues else 0
+        return queues[middle:] + queues[:middle]
+
+    def _serve(self, group: QueueGroup, queue: ServedQueue, taker: Taker) -> bool:
+        """Give a taker what a queue has; return whether it got an answer."""
+        now, command = self._service.now(), taker.command
+        if not queue.is_open or queue.is_reading or now.mono_ms < queue.given_from_ms:
+            return False
+        count = min(command.count, TAKE_COUNT_MAX)
+        try:
+            if not queue.scan(count, now):
+                self._read(queue, queue.read_ahead(count), group)
+                return False
+        except (StorageError, ClosedError) as error:
+            self._refuse(group, taker, queue, error)
+            return True
+        lease_ms = min(command.lease_ms or queue.state.rules.lease_ms, LEASE_MS_MAX)
+        size_max = min(command.max_size, TAKE_BYTES_MAX)
+        taken = queue.state.take(command.worker, count, size_max, lease_ms, now)
+        if not taken:
+            return False
+        self._end(group, taker)
+        self._service.note_taken(command.worker, queue)
+        self._service.watch(queue)
+        self._service.store(queue)
+        self._give(queue, taker, taken, lease_ms)
+        return True
+
+    def _give(
+        self,
+        queue: ServedQueue,
+        taker: Taker,
+        taken: Sequence[Taken],
+        lease_ms: int,
+    ) -> None:
+        """Answer with the records; what cannot be read is given back."""
+        try:
+            runs = queue.runs_now(taken)
+        except (StorageError, ClosedError) as error:
+            self._give_back(queue, taker, taken, error)
+            return
+        if runs is not None:
+            self._answer(queue, taker, taken, lease_ms, runs)
+            return
+
+        async def read() -> None:
+            try:
+                runs = await queue.read_runs(taken)
+            except (StorageError, ClosedError) as error:
+                self._give_back(queue, taker, taken, error)
+            else:
+                self._answer(queue, taker, taken, lease_ms, runs)
+
+        self._service.spawn(read(), name="read")
+
+    def _answer(
+        self,
+        queue: ServedQueue,
+        taker: Taker,
+        taken: Sequence[Taken],
+        lease_ms: int,
+        runs: Sequence[RecordRun],
+    ) -> None:
+        deliveries = [
+            QueueDelivery(each.offset, each.delivery, each.deliveries) for each in taken
+        ]
+        head = encode_taken(queue.name.partition, lease_ms, deliveries)
+        payload = head + encode_runs(runs)
+        line = encode_value_line(
+            len(payload), taker.command.opaque, next_offset=queue.state.scan_offset
+        )
+        taker.answerer.answer(line + payload, count=1, size_bytes=0)
+
+    def _read(
+        self, queue: ServedQueue, work: Coroutine[Any, Any, None], group: QueueGroup
+    ) -> None:
+        """Have bytes read, and pump then."""
+        queue.is_reading = True
+
+        async def run() -> None:
+            try:
+                await work
+            except (StorageError, ClosedError) as error:
+                queue.problem = str(error)
+                taker = _first_for(group, queue.name.partition)
+                if taker is not None:
+                    self._refuse(group, taker, queue, error)
+            finally:
+                queue.is_reading = False
+            self.pump(group)
+
+        self._service.spawn(run(), name="read")
+
+    def _wait_for_data(self, group: QueueGroup, queue: ServedQueue) -> None:
+        partition, log = queue.name.partition, queue.log
+        if (
+            not group.takers
+            or partition in group.waits
+            or queue.state.scan_offset < log.high_watermark
+        ):
+            return
+
+        def wake() -> None:
+            group.waits.pop(partition, None)
+            self.pump(group)
+
+        group.waits[partition] = log.wait(log.high_watermark, wake)
+
+    # -- answers without messages
+
+    def _give_back(
+        self,
+        queue: ServedQueue,
+        taker: Taker,
+        taken: Sequence[Taken],
+        error: MetaqError,
+    ) -> None:
+        queue.problem = str(error)
+        queue.state.give_back(taken)
+        self._answer_error(taker, self._error_of(queue, error))
+
+    def _refuse(
+        self, group: QueueGroup, taker: Taker, queue: ServedQueue, error: MetaqError
+    ) -> None:
+        queue.problem = str(error)
+        self._end(group, taker)
+        self._answer_error(taker, self._error_of(queue, error))
+
+    def _refuse_all(self, group: QueueGroup, error: WireError) -> None:
+        for taker in [*group.takers]:
+            self._end(group, taker)
+            self._answer_error(taker, error)
+
+    def _error_of(self, queue: ServedQueue, error: MetaqError) -> WireError:
+        topic, partition = queue.log.log_id.topic, queue.log.log_id.partition
+        address = self._context.address
+        return ServerError(texts.put_failed(address, topic, partition, str(error)))
+
+    def _answer_error(self, taker: Taker, error: WireError) -> None:
+        reply = encode_result(error.status, str(error).encode(), taker.command.opaque)
+        taker.answerer.answer(reply, count=1, size_bytes=0)
+
+    def _answer_empty(self, group: QueueGroup, taker: Taker) -> None:
+        self._end(group, taker)
+        payload = encode_taken(taker.command.partition, 0, ())
+        line = encode_value_line(len(payload), taker.command.opaque)
+        taker.answerer.answer(line + payload, count=1, size_bytes=0)
+
+    def _end(self, group: QueueGroup, taker: Taker) -> None:
+        """Let a taker wait no more."""
+        del group.takers[taker]
+        self.count -= 1
+        if taker.timer is not None:
+            taker.timer.cancel()
+
+
+def _first_for(group: QueueGroup, partition: int) -> Taker | None:
+    """Return the taker that waits longest for something of a partition."""
+    for taker in group.takers:
+        if taker.command.partition in (-1, partition):
+            return taker
+    return None

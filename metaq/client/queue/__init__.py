@@ -1,0 +1,1 @@
+"""Queue groups: messages that are taken from brokers, handed out, and settled."""

@@ -1,0 +1,157 @@
+"""Messages that a worker was given: those that wait here, and who waits for them."""
+
+import asyncio
+import contextlib
+import enum
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from metaq.client.timeouts import finish, wait_for
+from metaq.clock import Clock
+from metaq.errors import MetaqError
+from metaq.model import Offset, TopicPartition
+
+
+class HeldState(enum.Enum):
+    """State of a message that this worker was given."""
+
+    WAITING = "waiting"
+    """In the prefetch."""
+    BEGUN = "begun"
+    """Handed out."""
+    SETTLED = "settled"
+    """Given back or done: its settle is on its way, or answered."""
+    LOST = "lost"
+    """Not this worker's any more: another delivery has it, or it was given up here."""
+
+
+@dataclass(slots=True, eq=False)
+class HeldMessage:
+    """One message that the broker gave to this worker."""
+
+    row: Sequence[Any]
+    """Fields of its `Message`."""
+    partition: TopicPartition
+    offset: Offset
+    delivery: int
+    deliveries: int
+    lease_s: float
+    """As the broker gave it."""
+    lease_end_s: float
+    """Monotonic; later after each renewal."""
+    since_s: float
+    """When it came, and later when it was handed out."""
+    size_bytes: int = 0
+    state: HeldState = HeldState.WAITING
+    is_renewing: bool = False
+    """An `extend` is on its way."""
+
+    def __str__(self) -> str:
+        return f"{self.partition}: message at offset {self.offset}"
+
+
+class Prefetch:
+    """The messages that wait. Any thread takes; the rest is called on the loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Start with none."""
+        self._clock = clock
+        self._ready: deque[HeldMessage] = deque()
+        self._sleepers: deque[asyncio.Future[None]] = deque()
+        self.lock = threading.Lock()
+        """Guards the state of every message."""
+        self._arrival = threading.Condition(self.lock)
+        self.error: MetaqError | None = None
+        """Raised when the messages that wait are handed out."""
+
+    def put(self, messages: Sequence[HeldMessage]) -> None:
+        """Let messages be handed out, in this order, after the others."""
+        with self.lock:
+            while self._ready and self._ready[0].state is not HeldState.WAITING:
+                self._ready.popleft()
+            self._ready.extend(messages)
+            self._wake(len(messages))
+
+    def fail(self, error: MetaqError) -> None:
+        """Raise `error` for all who take, after the messages that wait."""
+        with self.lock:
+            self.error = self.error or error
+            self._wake(len(self._sleepers))
+            self._arrival.notify_all()
+
+    def drain(self) -> list[HeldMessage]:
+        """Return what waits, and hand nothing of it out."""
+        with self.lock:
+            left = [one for one in self._ready if one.state is HeldState.WAITING]
+            self._ready.clear()
+        return left
+
+    def take_nowait(self) -> HeldMessage | None:
+        """Hand out the next message; None: there is none now.
+
+        One whose lease is over by now is passed over: another worker gets it.
+
+        Raises:
+            MetaqError: what `fail` was given.
+        """
+        now_s = self._clock.monotonic_s()
+        with self.lock:
+            while self._ready:
+                held = self._ready.popleft()
+                if held.state is HeldState.WAITING:
+                    is_over = held.lease_end_s <= now_s
+                    held.state = HeldState.LOST if is_over else HeldState.BEGUN
+                    if not is_over:
+                        held.since_s = now_s
+                        return held
+            if self.error is not None:
+                raise self.error
+        return None
+
+    def with_others(self, first: HeldMessage, count_max: int) -> list[HeldMessage]:
+        """Return a message, and those that can be handed out with it now."""
+        many = [first]
+        with contextlib.suppress(MetaqError):  # raised for the next one
+            while len(many) < count_max and (held := self.take_nowait()):
+                many.append(held)
+        return many
+
+    async def take_async(self) -> HeldMessage:
+        """Wait for a message, on the loop. Cancellation: nothing is taken."""
+        while (held := self.take_nowait()) is None:
+            sleeper: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._sleepers.append(sleeper)
+            try:
+                await sleeper
+            except BaseException:
+                with self.lock:
+                    if sleeper in self._sleepers:
+                        self._sleepers.remove(sleeper)
+                    # The wake-up may have been meant for this one: pass it on.
+                    self._wake(len(self._ready))
+                raise
+        return held
+
+    def take(self, timeout_s: float | None) -> HeldMessage | None:
+        """Wait for a message, in a thread; None: there was none in time."""
+        end_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
+        while (held := self.take_nowait()) is None:
+            with self.lock:
+                wait_for(self._arrival, self._has_something, timeout_s)
+            if end_s is not None:
+                timeout_s = max(0.0, end_s - self._clock.monotonic_s())
+                if not timeout_s:
+                    return self.take_nowait()
+        return held
+
+    def _has_something(self) -> bool:
+        return bool(self._ready) or self.error is not None
+
+    def _wake(self, count: int) -> None:
+        self._arrival.notify(count)
+        while count and self._sleepers:
+            finish(self._sleepers.popleft(), None)
+            count -= 1

@@ -1,0 +1,219 @@
+"""Settles of one partition: one request is in flight, and the others gather.
+
+What gathers is the next request: the broker writes one record for it, and syncs once.
+A request without a known outcome is sent again, over the next connection if need be,
+until the deadline of each of its entries. A broker says `done` of what it did before,
+so an entry that is sent twice counts once.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from metaq.client.cluster.context import ClientContext
+from metaq.client.errors import OutcomeUnknownError
+from metaq.client.queue.prefetch import HeldMessage
+from metaq.errors import (
+    ClosedError,
+    MetaqError,
+    NotSentError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+)
+from metaq.model import TopicPartition
+from metaq.peer.connection import BrokerConnection
+from metaq.peer.options import READ_BACKOFF
+from metaq.peer.replies import require_ok
+from metaq.protocol.codec import encode
+from metaq.protocol.commands import Reply, Settle
+from metaq.protocol.queue_frames import (
+    Settlement,
+    SettleVerb,
+    Word,
+    decode_words,
+    encode_settlements,
+)
+
+ENTRIES_MAX: Final = 1_000
+"""Most entries of one request: a broker looks at them in one turn."""
+GRACE_S: Final = 5.0
+"""A settle is tried until its lease is over, and so long after it: a late ack is taken
+while no other worker has the message."""
+
+
+class SettleFuture(Protocol):
+    """A future of either world."""
+
+    def done(self) -> bool:
+        """Return whether it has an outcome."""
+
+    def set_result(self, result: Any, /) -> None:
+        """Set the outcome."""
+
+    def set_exception(self, error: Any, /) -> None:
+        """Set the outcome to an error."""
+
+
+@dataclass(slots=True, eq=False)
+class Settling:
+    """One message, and what is said about it."""
+
+    held: HeldMessage
+    verb: SettleVerb
+    since_s: float
+    """Monotonic; when it was said."""
+    argument: int = 0
+    text: str = ""
+    future: SettleFuture | None = None
+    """Of who waits for it; None: no one."""
+    is_in_doubt: bool = False
+    """It was sent, and no answer came."""
+    deadline_s: float = field(init=False)
+    """Monotonic; from then on it is not tried any more."""
+
+    def __post_init__(self) -> None:
+        """Take the deadline from the lease that the message has now."""
+        self.deadline_s = max(self.held.lease_end_s, self.since_s) + GRACE_S
+
+
+OnSettled = Callable[[Settling, Word | MetaqError], None]
+
+
+class PartitionSettler:
+    """The settles of one partition. Owner: the link to its broker; on the loop."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        partition: TopicPartition,
+        *,
+        group: str,
+        worker: str,
+        connection: Callable[[], BrokerConnection | None],
+        on_settled: OnSettled,
+    ) -> None:
+        """Begin with nothing to settle.
+
+        Args:
+            context: the client's parts.
+            partition: of all messages.
+            group: the queue group.
+            worker: the worker that has them.
+            connection: returns the open connection to the broker, if there is one.
+            on_settled: called with each entry, and the broker's word or an error.
+        """
+        self._context = context
+        self.partition = partition
+        self._group = group
+        self._worker = worker
+        self._connection = connection
+        self._on_settled = on_settled
+        self._pending: list[Settling] = []
+        self._sent: list[Settling] = []
+        self._failures = 0
+        self._alone_left = 0
+        """Entries that leave one by one: the broker refused them together."""
+
+    def add(self, entry: Settling) -> None:
+        """Have an entry sent by the next `flush`, after all others."""
+        self._pending.append(entry)
+
+    def flush(self) -> None:
+        """Send what has gathered, unless a request is in flight, or there is no way."""
+        connection = self._connection()
+        if self._sent or not self._pending or connection is None:
+            return
+        count = 1 if self._alone_left else ENTRIES_MAX
+        self._sent, self._pending = self._pending[:count], self._pending[count:]
+        sent = self._sent
+        entries = [
+            Settlement(
+                one.held.offset, one.held.delivery, one.verb, one.argument, one.text
+            )
+            for one in sent
+        ]
+        command = Settle(
+            self.partition.topic,
+            self._group,
+            self.partition.partition,
+            len(entries),
+            encode_settlements(entries),
+            connection.next_opaque(),
+            self._worker,
+        )
+        try:
+            connection.submit(
+                encode(command),
+                command.opaque,
+                lambda reply: self._on_reply(reply, sent, connection),
+                deadline_s=self._context.deadline_s(),
+                is_alone=True,
+            )
+        except MetaqError as error:
+            self._on_failure(error)
+
+    def expire(self, now_s: float) -> None:
+        """End the entries that wait, and whose time is over."""
+        late = [one for one in self._pending if one.deadline_s <= now_s]
+        self._pending = [one for one in self._pending if one.deadline_s > now_s]
+        for one in late:
+            what = f"{one.held}: its {one.verb.name.lower()}"
+            error: MetaqError = NotSentError(
+                f"{what} could not be sent in time to broker {self.partition.broker_id}"
+            )
+            if one.is_in_doubt:
+                error = OutcomeUnknownError(f"{what} was not answered in time")
+            self._on_settled(one, error)
+
+    def give_up(self) -> None:
+        """End all entries, also those in flight; later ones may be added."""
+        for one in self._sent:
+            one.is_in_doubt = True
+        self._pending, self._sent = [*self._sent, *self._pending], []
+        self.expire(math.inf)
+
+    def _on_reply(
+        self,
+        reply: Reply | MetaqError,
+        sent: list[Settling],
+        connection: BrokerConnection,
+    ) -> None:
+        if sent is not self._sent:
+            return  # given up
+        try:
+            if isinstance(reply, MetaqError):
+                raise reply
+            words = decode_words(require_ok(reply).text, len(sent))
+        except MetaqError as error:
+            if isinstance(error, RemoteProtocolError):
+                connection.close_for(error)
+            self._on_failure(error)
+            return
+        self._failures = 0
+        self._alone_left = max(0, self._alone_left - len(sent))
+        self._sent = []
+        for one, word in zip(sent, words, strict=True):
+            self._on_settled(one, word)
+        self.flush()
+
+    def _on_failure(self, error: MetaqError) -> None:
+        """Send it again, one by one where the broker refuses one of several."""
+        sent, self._sent = self._sent, []
+        if error.retriable or isinstance(error, ClosedError | RemoteProtocolError):
+            self._failures += 1
+            if isinstance(error, RequestTimeoutError | RemoteProtocolError):
+                for one in sent:
+                    one.is_in_doubt = True
+            self._pending = [*sent, *self._pending]
+            delay_s = READ_BACKOFF.delay_s(self._failures)
+            asyncio.get_running_loop().call_later(delay_s, self.flush)
+            return
+        if len(sent) > 1:
+            self._alone_left = len(sent)
+            self._pending = [*sent, *self._pending]
+        else:
+            self._alone_left = max(0, self._alone_left - 1)
+            self._on_settled(sent[0], error)
+        self.flush()

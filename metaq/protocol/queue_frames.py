@@ -1,0 +1,229 @@
+"""Payloads of the commands of queue groups. Pure.
+
+Reply to `take`, in a `value`:
+
+    byte  0           4          8         12
+          +-----------+----------+---------+--------------+----------------------+
+          | partition | lease    | count   | 18 x count   | the records, as runs |
+          | i32       | u32, ms  | u32     | deliveries   | (`record/runs.py`)   |
+          +-----------+----------+---------+--------------+----------------------+
+
+    delivery      offset i64 | delivery u64 | deliveries so far u16
+
+Payload of `settle`; the texts follow the last entry, in the order of their entries:
+
+    entry         offset i64 | delivery u64 | verb u8 | argument i64
+
+    verb     1 ack     2 nack            3 release  4 extend         5 reject
+    argument 0         delay, ms; -1: as 0          lease from now,  bytes of its
+                       the group has it             ms, 1 or more    text, UTF-8
+
+The 200 has one word for each entry, with a space between: `ok`, `done` (the message was
+done before), `lost` (another delivery has it), `later` (its dead letter is not stored
+yet).
+"""
+
+import enum
+from collections.abc import Sequence
+from struct import Struct
+from typing import Final, NamedTuple
+
+from metaq.errors import RemoteProtocolError
+from metaq.model import Offset
+from metaq.protocol.decimals import I64_MAX
+
+_TAKEN: Final = Struct(">iII")
+_DELIVERY: Final = Struct(">qQH")
+_ENTRY: Final = Struct(">qQBq")
+
+SETTLE_COUNT_MAX: Final = 10_000
+"""Most entries of one `settle`."""
+REASON_BYTES_MAX: Final = 1024
+"""Longest text of a reject, bytes."""
+GROUP_DELAY: Final = -1
+"""Argument of a nack: the delay is that of the group's schedule."""
+
+
+class SettleVerb(enum.IntEnum):
+    """Kinds of settlements."""
+
+    ACK = 1
+    """Done."""
+    NACK = 2
+    """Give it out again, after a delay; the delivery counts."""
+    RELEASE = 3
+    """Give it out again: it was not begun, and does not count."""
+    EXTEND = 4
+    """The lease goes on."""
+    REJECT = 5
+    """Never give it out again: to the dead letters, or dropped."""
+
+
+class Word(enum.Enum):
+    """Outcome of one entry of a `settle`."""
+
+    OK = "ok"
+    DONE = "done"
+    """The message was done before."""
+    LOST = "lost"
+    """Another delivery has the message; nothing was changed."""
+    LATER = "later"
+    """The message is given out no more; its dead letter is tried again."""
+
+
+class QueueDelivery(NamedTuple):
+    """One message that a worker was given."""
+
+    offset: Offset
+    delivery: int
+    """Number of this delivery, u64: no other one of the queue has it."""
+    deliveries: int
+    """Times that the message was given out, this one included, 1 or more."""
+
+
+class Settlement(NamedTuple):
+    """One entry of a `settle`."""
+
+    offset: Offset
+    delivery: int
+    verb: SettleVerb
+    argument: int = 0
+    """Milliseconds of a nack (GROUP_DELAY: the group's) or extend."""
+    text: str = ""
+    """Reason of a reject."""
+
+
+class TakenReply(NamedTuple):
+    """Reply to a `take`."""
+
+    partition: int
+    lease_ms: int
+    """Milliseconds from the broker's answer on for which the messages are taken."""
+    deliveries: Sequence[QueueDelivery]
+    """In the order in which they are to be handled; none: there was nothing in time."""
+    records_at: int
+    """Position of the runs in the payload."""
+
+
+def encode_taken(
+    partition: int, lease_ms: int, deliveries: Sequence[QueueDelivery]
+) -> bytes:
+    """Return the payload of a reply up to the runs."""
+    head = _TAKEN.pack(partition, lease_ms, len(deliveries))
+    return head + b"".join([_DELIVERY.pack(*each) for each in deliveries])
+
+
+def decode_taken(payload: bytes) -> TakenReply:
+    """Read the payload of a reply up to the runs.
+
+    Raises:
+        RemoteProtocolError: it is cut, or a number is out of range.
+    """
+    if len(payload) < _TAKEN.size:
+        raise RemoteProtocolError(
+            f"take: expected {_TAKEN.size} bytes or more, got {len(payload)}"
+        )
+    partition, lease_ms, count = _TAKEN.unpack_from(payload)
+    end = _TAKEN.size + count * _DELIVERY.size
+    if end > len(payload):
+        raise RemoteProtocolError(
+            f"take: expected {count} deliveries in {end} bytes, got {len(payload)}"
+        )
+    found = [
+        QueueDelivery(*each)
+        for each in _DELIVERY.iter_unpack(payload[_TAKEN.size : end])
+    ]
+    for each in found:
+        if each.offset < 0 or each.deliveries < 1:
+            raise RemoteProtocolError(f"take: no delivery is {each}")
+    return TakenReply(partition, lease_ms, found, end)
+
+
+def encode_settlements(entries: Sequence[Settlement]) -> bytes:
+    """Return the payload of a `settle`; a reason is cut at REASON_BYTES_MAX."""
+    heads, texts = list[bytes](), list[bytes]()
+    for offset, delivery, verb, argument, text in entries:
+        if verb is SettleVerb.REJECT:
+            raw = text.encode(errors="replace")[:REASON_BYTES_MAX]
+            # A character that was cut is left out.
+            texts.append(raw.decode(errors="ignore").encode())
+            argument = len(texts[-1])
+        heads.append(_ENTRY.pack(offset, delivery, verb, argument))
+    return b"".join(heads + texts)
+
+
+def decode_settlements(payload: bytes, count: int) -> list[Settlement]:
+    """Read the payload of a `settle` with `count` entries.
+
+    Raises:
+        RemoteProtocolError: it is cut or too long, there are too many entries, or one
+            makes no sense.
+    """
+    if not 1 <= count <= SETTLE_COUNT_MAX:
+        raise RemoteProtocolError(
+            f"settle: expected 1 to {SETTLE_COUNT_MAX} deliveries, got {count}"
+        )
+    at = count * _ENTRY.size
+    if len(payload) < at:
+        raise RemoteProtocolError(
+            f"settle: expected {at} bytes for {count} deliveries, got {len(payload)}"
+        )
+    entries = list[Settlement]()
+    for offset, delivery, verb, argument in _ENTRY.iter_unpack(payload[:at]):
+        _require_sense(offset, verb, argument)
+        text = ""
+        if verb == SettleVerb.REJECT:
+            end = at + argument
+            if end > len(payload):
+                raise RemoteProtocolError(
+                    f"settle: expected a text of {argument} bytes, got"
+                    f" {len(payload) - at}"
+                )
+            text, at = payload[at:end].decode(errors="replace"), end
+        entries.append(
+            Settlement(Offset(offset), delivery, SettleVerb(verb), argument, text)
+        )
+    if at != len(payload):
+        raise RemoteProtocolError(
+            f"settle: expected {at} bytes for {count} deliveries, got {len(payload)}"
+        )
+    return entries
+
+
+_RANGES: Final[dict[int, tuple[int, int]]] = {
+    SettleVerb.ACK: (0, 0),
+    SettleVerb.NACK: (GROUP_DELAY, I64_MAX),
+    SettleVerb.RELEASE: (0, 0),
+    SettleVerb.EXTEND: (1, I64_MAX),
+    SettleVerb.REJECT: (0, REASON_BYTES_MAX),
+}
+"""Least and greatest argument of each verb."""
+
+
+def _require_sense(offset: int, verb: int, argument: int) -> None:
+    low, high = _RANGES.get(verb, (0, -1))
+    if offset < 0 or not low <= argument <= high:
+        raise RemoteProtocolError(
+            f"settle: no entry is offset {offset}, verb {verb}, argument {argument}"
+        )
+
+
+def encode_words(words: Sequence[Word]) -> bytes:
+    """Return the body of the 200 to a `settle`."""
+    return " ".join([each.value for each in words]).encode()
+
+
+def decode_words(body: str, count: int) -> list[Word]:
+    """Read the body of the 200 to a `settle` of `count` entries.
+
+    Raises:
+        RemoteProtocolError: it has another number of words, or an unknown one.
+    """
+    words = body.split(" ")
+    try:
+        found = [Word(each) for each in words]
+    except ValueError:
+        found = []
+    if len(found) != count:
+        raise RemoteProtocolError(f"settle: expected {count} words, got {body[:80]!r}")
+    return found

@@ -1,0 +1,508 @@
+"""The state of one queue: what is open, who has it, what is done. Pure.
+
+    floor ........ open, done, done, open ........ scan offset ........ end of the log
+      |-- every message is open, or in a done range --|-- not looked at yet --|
+
+    READY ── take ──> LEASED ── ack ─────────────────────────> done
+      ^                 │ ├── nack, lease over ──> DELAYED or READY; too often: DEAD
+      └── due, release ─┘ └── reject ──> DEAD ── its letter is stored ──> done
+
+Messages are found in the order of the log (`found`), given out in that order, and
+settled in any. A delivery has a number; a settle is good while no later delivery has
+the message (table in docs/messaging.md). What a restart must know is collected as
+changes (`state_log.py`), and counts at once. Deliveries are not kept: after a restart a
+worker's message is READY, and a settle of the earlier life's delivery is good until it
+is given out again.
+
+With order by key a message is READY, and not *queued* to be given out, while an earlier
+open one has its key. A message that was returned twice or more goes out alone.
+
+    Invariant: below the scan offset every message is open or in a done range; the floor
+    passes no open one.
+"""
+
+import enum
+import heapq
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from metaq.deadlines import Deadlines
+from metaq.model import Offset, SizeBytes
+from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, SettleVerb, Word
+from metaq.queues.rules import INCARNATION_SHIFT, Now, QueueRules
+from metaq.queues.state_log import Change, Done, DoneRanges, QueueImage, Returned
+
+ALONE_COUNT: Final = 2
+"""A message that was returned so often goes out alone."""
+
+
+class Taken(NamedTuple):
+    """A message that was given out."""
+
+    offset: Offset
+    size_bytes: SizeBytes
+    delivery: int
+    deliveries: int
+
+
+class Letter(NamedTuple):
+    """A message that is to be a dead letter."""
+
+    offset: Offset
+    size_bytes: SizeBytes
+    deliveries: int
+    cause: str
+
+
+class _At(enum.IntEnum):
+    """Place of an open message."""
+
+    READY = 0
+    LEASED = 1
+    DELAYED = 2
+    DEAD = 3
+
+
+_ENDED: Final = frozenset({SettleVerb.NACK, SettleVerb.RELEASE})
+"""Verbs that end a lease, and say nothing when it has ended."""
+
+
+class _Open:
+    """An open message. Owner: the state."""
+
+    __slots__ = (
+        "at", "count", "delivery", "is_queued", "key", "lease_end_ms", "offset",
+        "size_bytes", "worker",
+    )  # fmt: skip
+
+    def __init__(
+        self, offset: Offset, size_bytes: SizeBytes, count: int, key: int | None
+    ) -> None:
+        self.offset = offset
+        self.size_bytes = size_bytes
+        self.count = count
+        self.key = key
+        self.at = _At.READY
+        self.delivery = 0
+        """The last one of this life, or one that goes on from an earlier; 0: none."""
+        self.worker = ""
+        self.lease_end_ms = 0
+        """Also where a lease was cut short, because its worker is away."""
+        self.is_queued = False
+
+    @property
+    def end(self) -> Offset:
+        return Offset(self.offset + self.size_bytes)
+
+
+class QueueState:
+    """One queue. Owner: its service; not for two threads."""
+
+    def __init__(self, rules: QueueRules, image: QueueImage, *, open_max: int) -> None:
+        """Begin a life of a queue.
+
+        Args:
+            rules: options of the group.
+            image: what earlier lives left, with the incarnation of this one; owned.
+            open_max: nothing more is found while so many messages are open.
+        """
+        self.rules = rules
+        self.floor = image.floor
+        """Every message below it is done."""
+        self.scan_offset = image.floor
+        """The first message that was not looked at."""
+        self.ready_count = 0
+        """Messages that can be given out now."""
+        self.dropped_count = 0
+        """Messages that were given up without a dead letter."""
+        self.lost_bytes = 0
+        """Bytes that retention took before they were looked at."""
+        self._open_max = open_max
+        self.incarnation: Final = image.incarnation
+        """Number of this life, 1 or more."""
+        self._counter = 0
+        self._done = image.done
+        self._returned = image.open_returned()
+        self._open: dict[Offset, _Open] = {}
+        self._queued: list[Offset] = []
+        self._deadlines: Deadlines[Offset] = Deadlines()
+        self._keys: dict[int, list[Offset]] = {}
+        self._held: dict[str, set[Offset]] = {}
+        self._changes = list[Change]()
+        self._letters = list[Letter]()
+        self._skip_done()
+
+    # -- figures
+
+    @property
+    def open_count(self) -> int:
+        """Return how many messages are open."""
+        return len(self._open)
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether another message may be open."""
+        return len(self._open) < self._open_max
+
+    def holders(self) -> dict[str, int]:
+        """Return worker → how many messages it has."""
+        return {worker: len(offsets) for worker, offsets in self._held.items()}
+
+    def holds(self, worker: str) -> bool:
+        """Return whether a worker has any."""
+        return worker in self._held
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether this life has used half of its delivery numbers."""
+        return self._counter >> (INCARNATION_SHIFT - 1) > 0
+
+    def is_done(self, offset: Offset) -> bool:
+        """Return whether the message at an offset is done."""
+        return offset < self.floor or self._done.end_at(offset) is not None
+
+    def next_due_ms(self) -> int | None:
+        """Return a time before which no lease and no delay ends; None: never."""
+        first = self._deadlines.first_s
+        return None if first is None else int(first)
+
+    # -- finding
+
+    def wants_scan(self, count: int) -> bool:
+        """Return whether more is to be found for a taker of `count`."""
+        return self.ready_count < count and len(self._open) < self._open_max
+
+    def found(
+        self, offset: Offset, size_bytes: SizeBytes, key: bytes | None, now: Now
+    ) -> None:
+        """Add the message at the scan offset.
+
+        Args:
+            offset: of its record, the scan offset or, after a gap, a later one.
+            size_bytes: of its record.
+            key: its key where the group is ordered; None: it waits for no other.
+            now: for one that was returned with a delay.
+        """
+        if offset > self.scan_offset:
+            self._done.add(self.scan_offset, offset)
+            self._skip_done()
+            if self.scan_offset != offset:
+                return
+        before = self._returned.pop(offset, None)
+        lock = None if key is None else zlib.crc32(key)
+        count = 0 if before is None else before.deliveries
+        message = _Open(offset, size_bytes, count, lock)
+        self._open[offset] = message
+        if lock is not None:
+            self._keys.setdefault(lock, []).append(offset)
+        if before is not None and before.due_ms > now.wall_ms:
+            message.at = _At.DELAYED
+            left_ms = before.due_ms - now.wall_ms
+            self._deadlines.set(offset, now.mono_ms + left_ms)
+        else:
+            self._queue(message)
+        self.scan_offset = message.end
+        self._skip_done()
+
+    def _skip_done(self) -> None:
+        while (end := self._done.end_at(self.scan_offset)) is not None:
+            self.scan_offset = end
+        if not self._open:
+            self._rise(self.scan_offset)
+
+    def trim(self, log_start: Offset) -> int:
+        """Give up what retention took; return how many open messages that were."""
+        if log_start <= self.floor:
+            return 0
+        self._changes.append(Done(self.floor, log_start))
+        lost = [each for each in self._open.values() if each.offset < log_start]
+        for message in lost:
+            self._end(message)
+        for offset in [each for each in self._returned if each < log_start]:
+            del self._returned[offset]
+        self.lost_bytes += max(0, log_start - self.scan_offset)
+        self.scan_offset = max(self.scan_offset, log_start)
+        self._skip_done()
+        self._rise(max(self.floor, log_start))
+        return len(lost)
+
+    # -- giving out
+
+    def take(
+        self, worker: str, count: int, bytes_max: int, lease_ms: int, now: Now
+    ) -> list[Taken]:
+        """Give out messages that are ready, those of lower offsets first.
+
+        Args:
+            worker: that gets them.
+            count: at most.
+            bytes_max: of them together; the first may be larger.
+            lease_ms: for how long they are the worker's.
+            now: when.
+        """
+        taken = list[Taken]()
+        left_bytes, queued = bytes_max, self._queued
+        lease_end_ms = now.mono_ms + lease_ms
+        while queued and len(taken) < count:
+            message = self._open.get(queued[0])
+            if message is None or not message.is_queued:
+                heapq.heappop(queued)  # it was settled, or taken back, in the heap
+                continue
+            is_alone = message.count >= ALONE_COUNT
+            if taken and (is_alone or message.size_bytes > left_bytes):
+                break
+            self._counter += 1
+            message.delivery = self.incarnation << INCARNATION_SHIFT | self._counter
+            message.count += 1
+            self._lease(message, worker, lease_end_ms)
+            left_bytes -= message.size_bytes
+            taken.append(
+                Taken(
+                    message.offset, message.size_bytes, message.delivery, message.count
+                )
+            )
+            if is_alone:
+                break
+        return taken
+
+    def give_back(self, taken: Sequence[Taken]) -> None:
+        """Take back what never reached its worker; it does not count."""
+        for each in taken:
+            message = self._open.get(each.offset)
+            if message is not None and message.delivery == each.delivery:
+                self._release(message)
+
+    # -- settling
+
+    def settle(self, worker: str, entry: Settlement, now: Now) -> Word:
+        """Settle one delivery: a row of the table.
+
+        Args:
+            worker: that has it from now on, where it extends the lease.
+            entry: its arguments are in range.
+            now: when.
+
+        Returns:
+            DONE and LOST changed nothing.
+        """
+        message = self._open.get(entry.offset)
+        if message is None:
+            return Word.DONE if self.is_done(entry.offset) else Word.LOST
+        if message.at is _At.DEAD:
+            is_same = entry.delivery == message.delivery
+            return (
+                Word.LATER
+                if is_same and entry.verb is not SettleVerb.ACK
+                else Word.LOST
+            )
+        if not self._is_good(message, entry.delivery):
+            return Word.LOST
+        if entry.verb is not SettleVerb.ACK and not self._is_first(message):
+            # A crash has brought back an earlier message of its key.
+            return Word.LOST
+        is_over = message.at is not _At.LEASED
+        if is_over and message.delivery == entry.delivery and entry.verb in _ENDED:
+            return Word.OK  # it was said before, or the lease has ended
+        if message.delivery != entry.delivery:
+            # Of an earlier life, of which no start knows how often it was given out.
+            message.delivery = entry.delivery
+            message.count += message.at is not _At.LEASED
+        match entry.verb:
+            case SettleVerb.ACK:
+                self._finish(message)
+            case SettleVerb.NACK:
+                self._nack(message, entry.argument, now)
+            case SettleVerb.RELEASE:
+                self._release(message)
+            case SettleVerb.EXTEND:
+                self._lease(message, worker, now.mono_ms + entry.argument)
+            case SettleVerb.REJECT:
+                self._give_up(message, f"rejected: {entry.text}")
+        return Word.OK
+
+    def _is_good(self, message: _Open, delivery: int) -> bool:
+        """Return whether a message was not given out after a delivery."""
+        if not delivery:
+            return False
+        if message.delivery == delivery:
+            return True
+        life = delivery >> INCARNATION_SHIFT
+        if not 0 < life < self.incarnation:
+            return False
+        return message.delivery < delivery
+
+    def _nack(self, message: _Open, delay_ms: int, now: Now) -> None:
+        if message.count >= self.rules.deliveries_max:
+            self._give_up(message, f"deliveries: {message.count}")
+            return
+        if delay_ms == GROUP_DELAY:
+            delay_ms = self.rules.retry_delay_ms(message.count)
+        self._return(message, delay_ms, now)
+
+    def letter_stored(self, offset: Offset) -> None:
+        """Note that a dead letter is stored, and with it that its message is done."""
+        message = self._open.get(offset)
+        if message is not None:
+            self._end(message)
+
+    def drain_changes(self) -> list[Change]:
+        """Return what was changed since the last call, neighbours as one."""
+        changes, self._changes = self._changes, []
+        joined = list[Change]()
+        for each in changes:
+            last = joined[-1] if joined else None
+            if (
+                isinstance(each, Done)
+                and isinstance(last, Done)
+                and each.start == last.end
+            ):
+                joined[-1] = Done(last.start, each.end)
+            else:
+                joined.append(each)
+        return joined
+
+    def drain_letters(self) -> list[Letter]:
+        """Return the letters since the last call, to be stored."""
+        letters, self._letters = self._letters, []
+        return letters
+
+    # -- time, workers
+
+    def on_time(self, now: Now) -> None:
+        """End the leases and delays that are over."""
+        for offset in self._deadlines.take_due(now.mono_ms):
+            message = self._open[offset]
+            if message.at is _At.DELAYED:
+                message.at = _At.READY
+                self._queue(message)
+            elif message.count >= self.rules.deliveries_max:
+                self._give_up(message, f"deliveries: {message.count}")
+            else:
+                self._return(message, 0, now)
+
+    def worker_left(self, worker: str, now: Now, reclaim_ms: int) -> None:
+        """Cut the leases of a worker short: it has no connection for now."""
+        end_ms = now.mono_ms + reclaim_ms
+        for message in self._of(worker):
+            self._deadlines.set(message.offset, min(end_ms, message.lease_end_ms))
+
+    def worker_seen(self, worker: str) -> None:
+        """Let the leases of a worker go on: it is back."""
+        for message in self._of(worker):
+            self._deadlines.set(message.offset, message.lease_end_ms)
+
+    def _of(self, worker: str) -> Iterable[_Open]:
+        return [self._open[offset] for offset in self._held.get(worker, ())]
+
+    # -- for a restart
+
+    def image(self, now: Now) -> QueueImage:
+        """Return what a restart is to know; what is given out counts as before that."""
+        returned = dict(self._returned)
+        for offset, message in self._open.items():
+            count = message.count - (message.at is _At.LEASED)
+            due_s = self._deadlines.get(offset)
+            due_ms = 0
+            if message.at is _At.DELAYED and due_s is not None:
+                due_ms = now.wall_ms + int(due_s) - now.mono_ms
+            if count > 0 or due_ms:
+                size = message.size_bytes
+                returned[offset] = Returned(offset, size, count, max(0, due_ms))
+        done = DoneRanges(self._done.ranges())
+        return QueueImage(self.floor, done, returned, self.incarnation)
+
+    # -- changes of one message
+
+    def _queue(self, message: _Open) -> None:
+        """Have a message that is ready given out, unless an earlier one has its key."""
+        if self._is_first(message) and not message.is_queued:
+            message.is_queued = True
+            self.ready_count += 1
+            heapq.heappush(self._queued, message.offset)
+
+    def _is_first(self, message: _Open) -> bool:
+        """Return whether no earlier open message has its key."""
+        key = message.key
+        return key is None or self._keys[key][0] == message.offset
+
+    def _unqueue(self, message: _Open) -> None:
+        """Give a message out no more; its place in the heap stays, unheeded."""
+        if message.is_queued:
+            message.is_queued = False
+            self.ready_count -= 1
+
+    def _leave(self, message: _Open) -> None:
+        """Take a message from where it is: heap, deadline, worker."""
+        self._unqueue(message)
+        self._deadlines.clear(message.offset)
+        if message.at is _At.LEASED:
+            held = self._held[message.worker]
+            held.discard(message.offset)
+            if not held:
+                del self._held[message.worker]
+
+    def _lease(self, message: _Open, worker: str, end_ms: int) -> None:
+        self._leave(message)
+        message.at, message.worker, message.lease_end_ms = _At.LEASED, worker, end_ms
+        self._held.setdefault(worker, set()).add(message.offset)
+        self._deadlines.set(message.offset, end_ms)
+
+    def _return(self, message: _Open, delay_ms: int, now: Now) -> None:
+        """Have a message given out again; a restart knows how often it was."""
+        self._leave(message)
+        due_ms = now.wall_ms + delay_ms if delay_ms else 0
+        offset, size_bytes = message.offset, message.size_bytes
+        self._changes.append(Returned(offset, size_bytes, message.count, due_ms))
+        if delay_ms:
+            message.at = _At.DELAYED
+            self._deadlines.set(offset, now.mono_ms + delay_ms)
+        else:
+            message.at = _At.READY
+            self._queue(message)
+
+    def _release(self, message: _Open) -> None:
+        """Have a message given out again that was not begun."""
+        # Nothing is kept: a restart knows the count of before.
+        message.count -= 1
+        message.delivery = 0
+        self._leave(message)
+        message.at = _At.READY
+        self._queue(message)
+
+    def _give_up(self, message: _Open, cause: str) -> None:
+        """Give a message out no more: a dead letter, or none."""
+        if not self.rules.takes_letters:
+            self.dropped_count += 1
+            self._finish(message)
+            return
+        self._leave(message)
+        message.at = _At.DEAD
+        self._letters.append(
+            Letter(message.offset, message.size_bytes, message.count, cause)
+        )
+
+    def _finish(self, message: _Open) -> None:
+        self._changes.append(Done(message.offset, message.end))
+        self._end(message)
+
+    def _end(self, message: _Open) -> None:
+        """Count a message as done."""
+        self._leave(message)
+        del self._open[message.offset]
+        self._done.add(message.offset, message.end)
+        self._rise(self.floor)
+        key = message.key
+        if key is None:
+            return
+        waiting = self._keys[key]
+        waiting.remove(message.offset)
+        if not waiting:
+            del self._keys[key]
+            return
+        first = self._open[waiting[0]]
+        if first.at is _At.READY:
+            self._queue(first)
+
+    def _rise(self, floor: Offset) -> None:
+        self.floor = self._done.take_below(floor)

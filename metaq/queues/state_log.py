@@ -1,0 +1,340 @@
+"""Records of `__queues`: what a restart must know of queues. Pure.
+
+The payload of a record, all numbers big-endian:
+
+    byte  0         1      2          6             10       18
+          +---------+------+----------+-------------+--------+-----+-----------+------+
+          | version | kind | queue id | incarnation | floor  | n   | n entries | name |
+          | u8 = 1  | u8   | u32      | u32         | i64    | u32 |           |      |
+          +---------+------+----------+-------------+--------+-----+-----------+------+
+
+    entry 1, done       1 u8 | start i64 | end i64            of messages that are done
+    entry 2, returned   2 u8 | offset i64 | size i32 | count u16 | due i64
+    name                partition i32 | topic u16 + UTF-8 | group u16 + UTF-8
+
+| kind | entries | name | means |
+|---|---|---|---|
+| 1 opened | none | yes | a new incarnation begins: earlier leases are over |
+| 2 changes | what changed | no | applied in the order of the log |
+| 3 snapshot | all | yes | the whole state, in place of what was known |
+| 4 deleted | none | yes | the queue is gone |
+
+Every message below the floor is done. `due` is the wall clock in milliseconds, 0 for at
+once. Neighbours among done ranges are one range.
+"""
+
+import enum
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Final, NamedTuple, TypeAlias
+
+from metaq.errors import CorruptRecordError
+from metaq.model import Offset, SizeBytes
+
+_VERSION: Final = 1
+_HEAD: Final = Struct(">BBIIqI")
+_DONE: Final = Struct(">Bqq")
+_RETURNED: Final = Struct(">BqiHq")
+_PARTITION: Final = Struct(">i")
+_LENGTH: Final = Struct(">H")
+COUNT_MAX: Final = 2**16 - 1
+"""A higher count of deliveries is kept as this."""
+
+
+class StateKind(enum.IntEnum):
+    """StateKind of a record."""
+
+    OPENED = 1
+    CHANGES = 2
+    SNAPSHOT = 3
+    DELETED = 4
+
+
+class QueueName(NamedTuple):
+    """One queue: a group on one partition of a broker."""
+
+    group: str
+    topic: str
+    partition: int
+
+
+class Done(NamedTuple):
+    """Messages that are done: all that begin in a range of offsets."""
+
+    start: Offset
+    end: Offset
+
+
+class Returned(NamedTuple):
+    """A message that was given out, and is to be given out again."""
+
+    offset: Offset
+    size_bytes: SizeBytes
+    deliveries: int
+    """So far."""
+    due_ms: int
+    """Wall clock before which it is not given out; 0: at once."""
+
+
+Change: TypeAlias = Done | Returned
+
+
+class DoneRanges:
+    """Disjoint ranges of offsets, ascending; neighbours are one."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self, ranges: Iterable[Done] = ()) -> None:
+        """Begin with some, in any order."""
+        self._starts: list[Offset] = []
+        self._ends: list[Offset] = []
+        for start, end in ranges:
+            self.add(start, end)
+
+    def __len__(self) -> int:
+        """Return how many ranges there are."""
+        return len(self._starts)
+
+    def add(self, start: Offset, end: Offset) -> None:
+        """Add a range; what it overlaps or touches becomes one with it."""
+        first = bisect_left(self._ends, start)
+        last = bisect_right(self._starts, end)
+        if first < last:
+            start = min(start, self._starts[first])
+            end = max(end, self._ends[last - 1])
+        self._starts[first:last] = [start]
+        self._ends[first:last] = [end]
+
+    def end_at(self, offset: Offset) -> Offset | None:
+        """Return the end of the range that holds an offset, or None."""
+        at = bisect_right(self._starts, offset) - 1
+        return self._ends[at] if at >= 0 and offset < self._ends[at] else None
+
+    def take_below(self, floor: Offset) -> Offset:
+        """Forget what is below or at a floor; return the floor that follows from it."""
+        count = 0
+        for start, end in zip(self._starts, self._ends, strict=True):
+            if start > floor:
+                break
+            floor, count = max(floor, end), count + 1
+        del self._starts[:count], self._ends[:count]
+        return floor
+
+    def ranges(self) -> list[Done]:
+        """Return all of them, ascending."""
+        return list(map(Done, self._starts, self._ends))
+
+
+@dataclass(slots=True)
+class QueueImage:
+    """A queue as a restart knows it."""
+
+    floor: Offset
+    """Every message below it is done."""
+    done: DoneRanges = field(default_factory=DoneRanges)
+    """Above the floor."""
+    returned: dict[Offset, Returned] = field(default_factory=dict)
+    """By offset; some may be done since, see `open_returned`."""
+    incarnation: int = 0
+    """Of the last life; 0: it had none."""
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Apply changes in their order."""
+        for change in changes:
+            if isinstance(change, Returned):
+                self.returned[change.offset] = change
+                continue
+            self.done.add(*change)
+        self.rise(self.floor)
+
+    def rise(self, floor: Offset) -> None:
+        """Move the floor, and over the done ranges that it touches."""
+        self.floor = self.done.take_below(max(floor, self.floor))
+
+    def open_returned(self) -> dict[Offset, Returned]:
+        """Return those of `returned` that are not done."""
+        return {
+            offset: each
+            for offset, each in self.returned.items()
+            if offset >= self.floor and self.done.end_at(offset) is None
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StateRecord:
+    """A record of `__queues`."""
+
+    kind: StateKind
+    queue_id: int
+    incarnation: int
+    floor: Offset
+    entries: Sequence[Change] = ()
+    name: QueueName | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing before it matters for its queue."""
+        return self.kind is StateKind.SNAPSHOT
+
+
+def encode_state(record: StateRecord) -> bytes:
+    """Return the payload of a record."""
+    head = _HEAD.pack(
+        _VERSION,
+        record.kind,
+        record.queue_id,
+        record.incarnation,
+        record.floor,
+        len(record.entries),
+    )
+    pieces = [head]
+    for each in record.entries:
+        if isinstance(each, Done):
+            pieces.append(_DONE.pack(1, *each))
+        else:
+            offset, size, count, due_ms = each
+            pieces.append(
+                _RETURNED.pack(2, offset, size, min(count, COUNT_MAX), due_ms)
+            )
+    if record.name is not None:
+        pieces.append(_PARTITION.pack(record.name.partition))
+        for text in (record.name.topic, record.name.group):
+            raw = text.encode()
+            pieces += (_LENGTH.pack(len(raw)), raw)
+    return b"".join(pieces)
+
+
+def snapshot_of(queue_id: int, name: QueueName, image: QueueImage) -> StateRecord:
+    """Return the record of a whole state."""
+    entries: list[Change] = [*image.done.ranges(), *image.open_returned().values()]
+    return StateRecord(
+        StateKind.SNAPSHOT, queue_id, image.incarnation, image.floor, entries, name
+    )
+
+
+def decode_state(payload: bytes) -> StateRecord:
+    """Read the payload of a record.
+
+    Raises:
+        CorruptRecordError: it is cut, too long, or makes no sense.
+    """
+    try:
+        version, kind, queue_id, incarnation, floor, count = _HEAD.unpack_from(payload)
+        _require_version(version)
+        entries, position = _read_entries(payload, _HEAD.size, count)
+        name = None
+        if StateKind(kind) is not StateKind.CHANGES:
+            name, position = _read_name(payload, position)
+        is_sound = position == len(payload) and floor >= 0
+    except (struct.error, ValueError) as error:
+        raise _nonsense(payload) from error
+    if not is_sound:
+        raise _nonsense(payload)
+    return StateRecord(
+        StateKind(kind), queue_id, incarnation, Offset(floor), entries, name
+    )
+
+
+def _require_version(version: int) -> None:
+    if version != _VERSION:
+        raise CorruptRecordError(
+            f"state of a queue: expected version {_VERSION}, got {version}"
+        )
+
+
+def _nonsense(payload: bytes) -> CorruptRecordError:
+    return CorruptRecordError(
+        f"state of a queue: {len(payload)} bytes that make no sense"
+    )
+
+
+def _read_entries(
+    payload: bytes, position: int, count: int
+) -> tuple[list[Change], int]:
+    entries = list[Change]()
+    for _ in range(count):
+        word = payload[position : position + 1]
+        if word == b"\1":
+            _, start, end = _DONE.unpack_from(payload, position)
+            if not 0 <= start < end:
+                raise ValueError
+            entries.append(Done(Offset(start), Offset(end)))
+            position += _DONE.size
+        elif word == b"\2":
+            _, offset, size, times, due_ms = _RETURNED.unpack_from(payload, position)
+            if offset < 0 or size < 1 or due_ms < 0:
+                raise ValueError
+            entries.append(Returned(Offset(offset), SizeBytes(size), times, due_ms))
+            position += _RETURNED.size
+        else:
+            raise ValueError
+    return entries, position
+
+
+def _read_name(payload: bytes, position: int) -> tuple[QueueName, int]:
+    (partition,) = _PARTITION.unpack_from(payload, position)
+    position += _PARTITION.size
+    texts = list[str]()
+    for _ in range(2):
+        (length,) = _LENGTH.unpack_from(payload, position)
+        position += _LENGTH.size
+        raw = payload[position : position + length]
+        if len(raw) != length:
+            raise ValueError
+        texts.append(raw.decode())
+        position += length
+    topic, group = texts
+    return QueueName(group, topic, partition), position
+
+
+class Images:
+    """The queues of one partition of `__queues`, from its records in their order."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self.by_name: dict[QueueName, QueueImage] = {}
+        self._ids: dict[QueueName, int] = {}
+        self._names: dict[int, QueueName] = {}
+
+    def id_of(self, name: QueueName) -> int:
+        """Return the number of a queue, a new one where it has none."""
+        found = self._ids.get(name)
+        if found is None:
+            found = max(self._names, default=0) + 1
+            self._ids[name], self._names[found] = found, name
+        return found
+
+    def remove(self, name: QueueName) -> None:
+        """Forget a queue."""
+        self.by_name.pop(name, None)
+        self._names.pop(self._ids.pop(name, 0), None)
+
+    def apply(self, record: StateRecord) -> QueueName | None:
+        """Apply a record; return its queue, None where that is not known any more.
+
+        Raises:
+            CorruptRecordError: its number is another queue's.
+        """
+        name = record.name or self._names.get(record.queue_id)
+        if name is None:
+            # Its beginning was trimmed, because it was deleted.
+            return None
+        if self._names.setdefault(record.queue_id, name) != name:
+            raise CorruptRecordError(
+                f"state of a queue: number {record.queue_id} is of"
+                f" {self._names[record.queue_id]}, got {name}"
+            )
+        if record.kind is StateKind.DELETED:
+            self.remove(name)
+            return name
+        self._ids[name] = record.queue_id
+        image = self.by_name.get(name)
+        if image is None or record.is_whole:
+            image = self.by_name[name] = QueueImage(record.floor)
+        image.incarnation = record.incarnation
+        image.apply(record.entries)
+        image.rise(record.floor)
+        return name

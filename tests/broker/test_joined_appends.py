@@ -1,0 +1,56 @@
+"""Appends to several partitions by one transaction of the broker: all or none."""
+
+import asyncio
+from pathlib import Path
+
+from metaq.broker.joined_appends import OPEN_MAX, JoinedAppends, JoinedRecord
+from metaq.broker.queue_log import TOPIC
+from metaq.errors import MetaqError, TransactionError
+from metaq.model import LogId
+from tests.broker.queue_worker import stored
+from tests.rigs.broker import running_broker
+from tests.rigs.waiting import until
+
+RECORDS = (
+    JoinedRecord(LogId("test", 0), b"letter"),
+    JoinedRecord(LogId(TOPIC, 1), b"x"),
+)
+
+
+def test_all_are_stored_when_it_is_reported(tmp_path: Path) -> None:
+    """In the topic's partition, and in one of the broker's own; also after a start."""
+
+    async def main() -> None:
+        async with running_broker(tmp_path) as broker:
+            outcomes: list[MetaqError | None] = []
+            JoinedAppends(broker.context).append(RECORDS, outcomes.append)
+            await until(lambda: outcomes)
+            assert outcomes == [None]
+            (letter,) = await stored(broker, "test")
+            assert letter.payload == b"letter"
+        async with running_broker(tmp_path) as broker:
+            own = broker.context.topics.find_internal(LogId(TOPIC, 1))
+            assert own is not None
+            assert own.high_watermark > 0
+            assert len(await stored(broker, "test")) == 1
+
+    asyncio.run(main())
+
+
+def test_more_than_the_bound_are_refused(tmp_path: Path) -> None:
+    """To be tried again; nothing of them is stored."""
+
+    async def main() -> None:
+        async with running_broker(tmp_path) as broker:
+            joined, outcomes = JoinedAppends(broker.context), list[MetaqError | None]()
+            for _ in range(OPEN_MAX + 1):
+                joined.append(RECORDS, outcomes.append)
+            assert [type(each) for each in outcomes] == [TransactionError]
+            await until(lambda: len(outcomes) == OPEN_MAX + 1)
+            assert outcomes.count(None) == OPEN_MAX
+            assert len(await stored(broker, "test")) == OPEN_MAX
+            joined.append(RECORDS, outcomes.append)
+            await until(lambda: len(outcomes) == OPEN_MAX + 2)
+            assert outcomes[-1] is None
+
+    asyncio.run(main())

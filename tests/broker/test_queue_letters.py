@@ -1,0 +1,69 @@
+"""Dead letters: there, and the end of the message here, or neither."""
+
+from pathlib import Path
+
+from metaq.broker.app import Broker
+from metaq.protocol.queue_frames import SettleVerb, Word
+from metaq.record.flags import decode_payload
+from tests.broker.queue_worker import Worker, put, run, stored
+from tests.rigs.broker import Peer
+from tests.rigs.waiting import until
+
+
+def test_a_rejected_message_is_a_dead_letter_and_done_or_neither(
+    tmp_path: Path,
+) -> None:
+    """The letter has the message, its origin and the reason."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await put(peer, b"bad", b"good")
+        worker = Worker(peer)
+        bad, _good = await worker.take(2)
+        assert await worker.say(bad, SettleVerb.REJECT, text="no number") is Word.OK
+        (letter,) = await stored(broker, "meta-test", 1)
+        message = decode_payload(letter.payload, letter.flag)
+        assert message.data == b"bad"
+        headers = dict(message.headers)
+        assert headers["dead-letter.cause"] == b"rejected: no number"
+        assert headers["dead-letter.origin"] == b"test/0-0@0"
+        assert headers["dead-letter.group"] == b"workers"
+        assert await worker.ack(bad) is Word.DONE
+
+    run(tmp_path, scenario, dead_letter_topic="meta-test")
+
+
+def test_a_message_that_fails_too_often_is_a_dead_letter(tmp_path: Path) -> None:
+    """The last delivery that is allowed ends there."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await put(peer, b"bad")
+        worker = Worker(peer)
+        for number in (1, 2):
+            (got,) = await worker.take(1, wait_ms=20_000)
+            assert got.deliveries == number
+            assert await worker.say(got, SettleVerb.NACK, 0) is Word.OK
+        assert await worker.take(1) == []
+        (letter,) = await stored(broker, "meta-test", 1)
+        headers = dict(decode_payload(letter.payload, letter.flag).headers)
+        assert headers["dead-letter.cause"] == b"deliveries: 2"
+
+    run(tmp_path, scenario, dead_letter_topic="meta-test", deliveries_max=2)
+
+
+def test_a_dead_letter_that_its_topic_refuses_is_tried_again(tmp_path: Path) -> None:
+    """Until then the message is open and not given out, and a problem says so."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        topics, queues = broker.context.topics, broker.context.queues
+        await put(peer, b"bad")
+        worker = Worker(peer)
+        (bad,) = await worker.take(1)
+        topics.close_partitions("meta-test", start=0, end=None)
+        assert await worker.say(bad, SettleVerb.REJECT, text="x") is Word.LATER
+        assert "meta-test" in queues.problems()[0]
+        assert await worker.take(1) == []
+        topics.open_partitions("meta-test")
+        await until(lambda: not queues.problems())
+        assert len(await stored(broker, "meta-test", 1)) == 1
+
+    run(tmp_path, scenario, dead_letter_topic="meta-test")

@@ -1,0 +1,154 @@
+"""`__queues`: what a restart knows, snapshots, trimming, a disk that is full."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from metaq.model import Position
+from metaq.protocol.commands import Value
+from metaq.protocol.queue_frames import SettleVerb, Word
+from metaq.record.layout import Record
+from metaq.record.scan import read_record
+from tests.broker.queue_worker import QUICK, Worker, define, got_of, put, queue_of
+from tests.rigs.broker import Peer, running_broker
+from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.waiting import until
+
+
+def test_a_restart_knows_what_is_done_and_how_often_the_rest_was_given(
+    tmp_path: Path,
+) -> None:
+    """Acked messages are never given out again; counts go on."""
+
+    async def before() -> tuple[Any, Any]:
+        async with running_broker(tmp_path, QUICK) as broker, Peer(broker) as peer:
+            define(broker)
+            await put(peer, b"a", b"b", b"c", b"d")
+            worker = Worker(peer)
+            a, b, c, d = await worker.take(4)
+            assert (
+                await worker.settle(
+                    0,
+                    [
+                        a.says(SettleVerb.ACK),
+                        c.says(SettleVerb.ACK),
+                        b.says(SettleVerb.NACK, 0),
+                    ],
+                )
+                == [Word.OK] * 3
+            )
+            return b, d
+
+    async def after(b: Any, d: Any) -> None:
+        async with running_broker(tmp_path, QUICK) as broker, Peer(broker) as peer:
+            define(broker)
+            worker = Worker(peer)
+            assert await worker.take(9) == []  # the reclaim time
+            assert await worker.say(d, SettleVerb.EXTEND, 30_000) is Word.OK
+            (again,) = await worker.take(9, wait_ms=20_000)
+            assert (again.data, again.deliveries) == (b"b", 2)
+            assert again.delivery > max(b.delivery, d.delivery)
+            assert await worker.ack(b) is Word.LOST
+            assert await worker.ack(d) is Word.OK
+            assert await worker.ack(again) is Word.OK
+            assert await worker.take(9, wait_ms=50) == []
+
+    b, d = asyncio.run(before())
+    asyncio.run(after(b, d))
+
+
+def test_a_snapshot_is_all_that_a_restart_needs(tmp_path: Path) -> None:
+    """The records before it may go."""
+
+    async def before() -> None:
+        async with running_broker(tmp_path, QUICK) as broker, Peer(broker) as peer:
+            define(broker)
+            await put(peer, *[b"%d" % n for n in range(20)])
+            worker = Worker(peer)
+            got = await worker.take(20)
+            acks = [each.says(SettleVerb.ACK) for each in got if int(each.data) % 2]
+            assert await worker.settle(0, acks) == [Word.OK] * 10
+            nack = got[4].says(SettleVerb.NACK, 0)
+            assert await worker.settle(0, [nack]) == [Word.OK]
+            queue, outcomes = queue_of(broker), list[object]()
+            queue.snapshot(broker.context.queues.now(), outcomes.append)
+            await until(lambda: outcomes)
+            assert outcomes == [None]
+
+    async def after() -> None:
+        async with running_broker(tmp_path, QUICK) as broker, Peer(broker) as peer:
+            define(broker)
+            worker, found = Worker(peer), list[tuple[bytes, int]]()
+            while len(found) < 10:
+                for each in await worker.take(20, wait_ms=20_000):
+                    found.append((each.data, each.deliveries))
+            assert found == [(b"%d" % n, 2 if n == 4 else 1) for n in range(0, 20, 2)]
+
+    asyncio.run(before())
+    only_last_record(tmp_path)
+    asyncio.run(after())
+
+
+def only_last_record(data: Path) -> None:
+    """Leave nothing of `__queues` but the last record of its partition."""
+    (path,) = data.glob("__queues-*/*.meta")
+    raw, position = path.read_bytes(), 0
+    while isinstance(found := read_record(raw, Position(position)), Record):
+        last, position = position, position + found.size_bytes
+    kept = raw[last:position]
+    for each in path.parent.iterdir():
+        each.unlink()
+    path.with_name(f"{0:020d}.meta").write_bytes(kept)
+    (data / "holdings").unlink()
+
+
+def test_a_state_that_is_not_stored_is_no_answer(fs: FaultyFileSystem) -> None:
+    """The queue is read again, and what was refused is given out again."""
+
+    async def main() -> None:
+        async with running_broker(Path("/data"), QUICK, fs=fs) as broker:
+            define(broker)
+            async with Peer(broker) as peer:
+                await put(peer, b"a")
+                worker = Worker(peer)
+                (a,) = await worker.take(1)
+                fs.set_capacity(fs.used_bytes())
+                reply = await worker.ask(worker.settling(0, [a.says(SettleVerb.ACK)]))
+                assert reply.status == 500, reply
+                fs.set_capacity(1 << 40)
+                again = []
+                while not again:
+                    reply = await worker.ask(worker.taking(1, wait_ms=1_000))
+                    again = got_of(reply) if isinstance(reply, Value) else []
+                    await asyncio.sleep(0.05)
+                assert (again[0].data, again[0].offset) == (b"a", a.offset)
+                assert await worker.ack(again[0]) is Word.OK
+
+    asyncio.run(main())
+
+
+def test_a_damaged_state_refuses_its_groups_and_no_others(tmp_path: Path) -> None:
+    """With a sentence that names the partition; it is never taken for an empty one."""
+
+    async def before() -> None:
+        async with running_broker(tmp_path, QUICK) as broker, Peer(broker) as peer:
+            define(broker)
+            await put(peer, b"a")
+            worker = Worker(peer)
+            assert await worker.ack((await worker.take(1))[0]) is Word.OK
+
+    async def after() -> None:
+        async with running_broker(tmp_path, QUICK) as broker, Peer(broker) as peer:
+            define(broker)
+            worker = Worker(peer)
+            reply = await worker.ask(worker.taking(1, wait_ms=20_000))
+            assert reply.status == 503
+            assert "__queues-" in reply.text
+            assert "__queues-" in broker.context.queues.problems()[0]
+
+    asyncio.run(before())
+    (path,) = tmp_path.glob("__queues-*/*.meta")
+    raw = bytearray(path.read_bytes())
+    raw[30] ^= 1
+    path.write_bytes(raw)
+    asyncio.run(after())

@@ -1,0 +1,64 @@
+"""Queue groups of a broker: workers, starts, topics, definitions."""
+
+import asyncio
+from pathlib import Path
+
+from metaq.broker.app import Broker
+from metaq.protocol.queue_frames import SettleVerb, Word
+from tests.broker.queue_worker import QUICK, Worker, define, put, run
+from tests.rigs.broker import Peer, running_broker
+from tests.rigs.waiting import until
+
+
+def test_a_worker_that_is_cut_off_keeps_its_messages_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    """Its leases end a moment after its connection; a new one in time keeps them."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await put(peer, b"kept", b"lost")
+        async with Peer(broker) as gone:
+            (kept,) = await Worker(gone, "w1").take(1)
+        async with Peer(broker) as back:
+            worker = Worker(back, "w1")
+            assert await worker.say(kept, SettleVerb.EXTEND, 30_000) is Word.OK
+            assert [g.data for g in await worker.take(9, wait_ms=300)] == [b"lost"]
+            assert await worker.ack(kept) is Word.OK
+        async with Peer(broker) as other:
+            (again,) = await Worker(other, "w2").take(9, wait_ms=20_000)
+            assert (again.data, again.deliveries) == (b"lost", 2)
+
+    run(tmp_path, scenario)
+
+
+def test_a_group_that_starts_at_the_end_gets_what_comes_later(tmp_path: Path) -> None:
+    """As of its definition, not of the first take; also after a restart."""
+
+    async def main() -> None:
+        async with running_broker(tmp_path, QUICK) as broker, Peer(broker) as peer:
+            await put(peer, b"before")
+            define(broker, start="latest")
+            await put(peer, b"after")
+        async with running_broker(tmp_path, QUICK) as broker, Peer(broker) as peer:
+            define(broker, start="latest")
+            got = await Worker(peer).take(9, wait_ms=20_000)
+            assert [each.data for each in got] == [b"after"]
+
+    asyncio.run(main())
+
+
+def test_a_deleted_topic_takes_its_queues_along(tmp_path: Path) -> None:
+    """A topic that is made again has none of what was done."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        queues = broker.context.queues
+        await put(peer, b"a")
+        worker = Worker(peer)
+        (got,) = await worker.take(1)
+        assert await worker.ack(got) is Word.OK
+        queues.drop_topic("test")
+        await until(lambda: not queues.lines())
+        (again,) = await worker.take(1, wait_ms=20_000)
+        assert (again.data, again.deliveries) == (b"a", 1)
+
+    run(tmp_path, scenario)

@@ -1,0 +1,83 @@
+"""Settles over a connection: acks, nacks, leases."""
+
+from pathlib import Path
+
+from metaq.broker.app import Broker
+from metaq.protocol.queue_frames import SettleVerb, Word
+from tests.broker.queue_worker import Worker, put, run
+from tests.rigs.broker import Peer
+from tests.rigs.waiting import until
+
+
+def test_a_message_is_taken_once_and_done_when_it_is_acked(tmp_path: Path) -> None:
+    """Two workers share a partition; what was acked is not given out again."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await put(peer, b"a", b"b", b"c")
+        async with Peer(broker) as other:
+            one, two = Worker(peer, "w1"), Worker(other, "w2")
+            first, second = await one.take(2), await two.take(2)
+            assert [each.data for each in (*first, *second)] == [b"a", b"b", b"c"]
+            assert {each.deliveries for each in first} == {1}
+            assert [await one.ack(each) for each in first] == [Word.OK, Word.OK]
+            assert await two.say(second[0], SettleVerb.RELEASE) is Word.OK
+            again = await one.take(9)
+            assert [(each.data, each.deliveries) for each in again] == [(b"c", 1)]
+            assert await two.ack(second[0]) is Word.LOST
+            assert await one.ack(again[0]) is Word.OK
+            assert await one.ack(again[0]) is Word.DONE
+            assert await one.take(9) == []
+
+    run(tmp_path, scenario)
+
+
+def test_a_nack_gives_a_message_out_again_after_its_delay(tmp_path: Path) -> None:
+    """The delivery counts, and a waiting take gets it when it is due."""
+
+    async def scenario(_broker: Broker, peer: Peer) -> None:
+        await put(peer, b"a")
+        worker = Worker(peer)
+        (got,) = await worker.take(1)
+        assert await worker.say(got, SettleVerb.NACK, 60) is Word.OK
+        assert await worker.take(1) == []
+        (again,) = await worker.take(1, wait_ms=20_000)
+        assert (again.data, again.deliveries) == (b"a", 2)
+        assert again.delivery > got.delivery
+
+    run(tmp_path, scenario)
+
+
+def test_a_lease_that_ends_gives_a_message_out_again(tmp_path: Path) -> None:
+    """A late ack is good while nobody else has the message, and lost after that."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await put(peer, b"a", b"b")
+        slow = Worker(peer, "slow")
+        one, two = await slow.take(2, lease_ms=50)
+        queue = broker.context.queues.queue_for(
+            broker.context.queues.find_group(slow.taking()), 0
+        )
+        await until(lambda: queue.state.ready_count == 2)
+        assert await slow.ack(one) is Word.OK
+        async with Peer(broker) as other:
+            quick = Worker(other, "quick")
+            (again,) = await quick.take(5, wait_ms=20_000)
+            assert (again.data, again.deliveries) == (b"b", 2)
+            assert await slow.ack(two) is Word.LOST
+            assert await quick.ack(again) is Word.OK
+
+    run(tmp_path, scenario)
+
+
+def test_an_extended_lease_goes_on(tmp_path: Path) -> None:
+    """A handler that takes long keeps its message."""
+
+    async def scenario(_broker: Broker, peer: Peer) -> None:
+        await put(peer, b"a")
+        worker = Worker(peer)
+        (got,) = await worker.take(1, lease_ms=80)
+        assert await worker.say(got, SettleVerb.EXTEND, 60_000) is Word.OK
+        assert await worker.take(1, wait_ms=200) == []
+        assert await worker.ack(got) is Word.OK
+
+    run(tmp_path, scenario)

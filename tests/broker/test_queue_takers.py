@@ -1,0 +1,114 @@
+"""Takes: what they get, how long they wait, what is refused."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from metaq.broker.app import Broker
+from metaq.protocol.queue_frames import SettleVerb, Word
+from tests.broker.queue_worker import Worker, put, run
+from tests.rigs.broker import Peer
+from tests.rigs.waiting import until
+
+
+def test_a_take_waits_for_a_message_and_the_one_that_came_first_gets_it(
+    tmp_path: Path,
+) -> None:
+    """Long polls end with data, in the order in which they came."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await put(peer, b"old")
+        async with Peer(broker) as p1, Peer(broker) as p2:
+            one, two = Worker(p1, "w1"), Worker(p2, "w2")
+            (old,) = await one.take(1)
+            assert await one.ack(old) is Word.OK
+            first = asyncio.create_task(one.take(5, wait_ms=20_000))
+            await until(lambda: broker.context.queues.takers.count == 1)
+            second = asyncio.create_task(two.take(5, wait_ms=20_000))
+            await until(lambda: broker.context.queues.takers.count == 2)
+            await put(peer, b"new")
+            assert [each.data for each in await first] == [b"new"]
+            assert not second.done()
+            await put(peer, b"newer")
+            assert [each.data for each in await second] == [b"newer"]
+
+    run(tmp_path, scenario)
+
+
+def test_a_wait_that_is_over_is_answered_with_nothing(tmp_path: Path) -> None:
+    """No message came in time."""
+
+    async def scenario(_broker: Broker, peer: Peer) -> None:
+        await put(peer, b"a")
+        worker = Worker(peer)
+        (got,) = await worker.take(1)
+        assert await worker.take(1, wait_ms=30) == []
+        assert await worker.ack(got) is Word.OK
+
+    run(tmp_path, scenario)
+
+
+def test_keys_are_in_order_over_all_workers(tmp_path: Path) -> None:
+    """The second message of a key waits until the first one is done."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await put(peer, b"a1", key="a")
+        await put(peer, b"a2", key="a")
+        await put(peer, b"b1", key="b")
+        async with Peer(broker) as other:
+            one, two = Worker(peer, "w1"), Worker(other, "w2")
+            a1, b1 = await one.take(9)
+            assert [a1.data, b1.data] == [b"a1", b"b1"]
+            assert await two.take(9) == []
+            waiting = asyncio.create_task(two.take(9, wait_ms=20_000))
+            await until(lambda: broker.context.queues.takers.count == 1)
+            assert await one.ack(a1) is Word.OK
+            assert [each.data for each in await waiting] == [b"a2"]
+
+    run(tmp_path, scenario, ordered_by="key")
+
+
+@pytest.mark.parametrize(
+    ("group", "topic", "status", "text"),
+    [
+        (
+            "nobody",
+            "test",
+            503,
+            "queue group 'nobody' is not defined here [not-defined]",
+        ),
+        ("workers", "meta-test", 500, "is of topic 'test', got 'meta-test'"),
+    ],
+)
+def test_a_wrong_take_is_refused_in_one_sentence(
+    tmp_path: Path, group: str, topic: str, status: int, text: str
+) -> None:
+    """Unknown groups, and groups of other topics."""
+
+    async def scenario(_broker: Broker, peer: Peer) -> None:
+        line = f"take {topic} {group} -1 1 100 5 worker=w1\r\n".encode()
+        reply = (await peer.ask(line)).decode()
+        assert reply.startswith(f"result {status} "), reply
+        assert text in reply
+
+    run(tmp_path, scenario)
+
+
+def test_a_worker_that_goes_ends_its_takes(tmp_path: Path) -> None:
+    """The messages that it gives back come to others alone."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await put(peer, b"a")
+        async with Peer(broker) as other:
+            worker = Worker(peer)
+            (got,) = await worker.take(1)
+            second = Worker(other)  # the same worker, over another connection
+            waiting = asyncio.create_task(second.take(1, wait_ms=20_000))
+            await until(lambda: broker.context.queues.takers.count == 1)
+            assert await worker.take(0) == []
+            assert await waiting == []
+            assert await worker.say(got, SettleVerb.RELEASE) is Word.OK
+            assert (await Worker(other, "w2").take(1))[0].deliveries == 1
+
+    run(tmp_path, scenario)

@@ -1,0 +1,336 @@
+"""One broker of a queue, at its other end a script: takes, leases, connections."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from metaq.client.options import ClientOptions, QueueOptions
+from metaq.client.queue.broker_link import NOT_DEFINED_S, BrokerLink, QueueParts
+from metaq.client.queue.prefetch import HeldMessage
+from metaq.client.queue.settling import Settling
+from metaq.clock import SystemClock
+from metaq.cluster_snapshot import BrokerCopies
+from metaq.errors import MetaqError
+from metaq.model import BrokerId, MessageId, Offset
+from metaq.peer.pool import ConnectionPool
+from metaq.protocol.codec import encode
+from metaq.protocol.commands import Command, Reply, Result, Settle, Take, Value, Version
+from metaq.protocol.queue_frames import (
+    GROUP_DELAY,
+    QueueDelivery,
+    Settlement,
+    SettleVerb,
+    Word,
+    decode_settlements,
+    encode_taken,
+    encode_words,
+)
+from metaq.protocol.version import Capabilities, encode_version_body
+from metaq.record.layout import encode_record
+from metaq.record.runs import RecordRun, encode_runs
+from tests.client.scripted import CLOCK, ScriptedBroker
+from tests.client.worlds import QUICK
+from tests.rigs.waiting import until
+
+OURS = Capabilities("test", queues=True, wait_ms_max=10_000)
+RECORD = encode_record(b"payload", id=MessageId(1), flag=0)
+SIZE = len(RECORD)
+
+
+class Script:
+    """A broker that keeps takes until the test gives them something."""
+
+    def __init__(self) -> None:
+        self.capabilities = OURS
+        self.takes: list[Take] = []
+        self.said: list[Settlement] = []
+        self.refusal: bytes | None = None
+
+    def answer(self, command: Command) -> Reply | None:
+        if isinstance(command, Version):
+            body = encode_version_body(self.capabilities)
+            return Result(200, body.encode(), command.opaque)
+        if isinstance(command, Take):
+            self.takes.append(command)
+            if self.refusal is not None:
+                return Result(503, self.refusal, command.opaque)
+            return None
+        assert isinstance(command, Settle)
+        entries = decode_settlements(command.payload, command.count)
+        self.said += entries
+        words = encode_words([Word.OK] * len(entries))
+        return Result(200, words, command.opaque)
+
+
+class SkippingClock(SystemClock):
+    """The machine's clock, some time ahead."""
+
+    ahead_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() + self.ahead_s
+
+
+class Rig:
+    """A link to a scripted broker, and what it hands over."""
+
+    def __init__(self, broker: ScriptedBroker, **options: Any) -> None:
+        self.broker = broker
+        self.script = Script()
+        broker.answer = self.script.answer
+        self.taken: list[HeldMessage] = []
+        self.damaged: list[HeldMessage] = []
+        self.fatal: list[MetaqError] = []
+        self.is_closed = False
+        self.clock = SkippingClock()
+        settings = ClientOptions(**QUICK)
+        pool = ConnectionPool(
+            clock=CLOCK, options=settings, loop=asyncio.get_running_loop()
+        )
+        self.pool = pool
+        copies = {BrokerId(0): BrokerCopies(leader=broker.address, followers={})}
+        context: Any = SimpleNamespace(
+            clock=self.clock,
+            pool=pool,
+            metadata=SimpleNamespace(
+                snapshot=SimpleNamespace(brokers=copies), request_refresh=lambda: None
+            ),
+            deadline_s=lambda: CLOCK.monotonic_s() + 30,
+        )
+        parts = QueueParts(
+            context,
+            "orders",
+            "workers",
+            "w-1",
+            QueueOptions(**options),
+            self._on_taken,
+            self.damaged.append,
+            lambda _held, _is_late: False,
+            self._on_settled,
+            self.fatal.append,
+        )
+        self.link = BrokerLink(BrokerId(0), parts)
+        self.task = asyncio.create_task(self.link.run())
+
+    def _on_taken(self, messages: Sequence[HeldMessage]) -> bool:
+        if not self.is_closed:
+            self.taken += messages
+        return not self.is_closed
+
+    def _on_settled(self, entry: Settling, _end: object) -> None:
+        if entry.verb is SettleVerb.EXTEND:
+            entry.held.is_renewing = False
+
+    async def take(self, number: int) -> Take:
+        """Return the take of this number, as soon as it has come."""
+        await until(lambda: len(self.script.takes) > number)
+        return self.script.takes[number]
+
+    def give(self, take: Take, offsets: Sequence[int], records: bytes = b"") -> None:
+        """Answer a take with messages."""
+        deliveries = [QueueDelivery(Offset(one), 100 + one, 1) for one in offsets]
+        data = records or RECORD * len(offsets)
+        runs = encode_runs([RecordRun(Offset(offsets[0]), data)] if offsets else [])
+        payload = encode_taken(0, 30_000, deliveries) + runs
+        self.broker.talks[-1].transport.write(encode(Value(payload, take.opaque)))
+
+    async def close(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        await self.pool.close(deadline_s=CLOCK.monotonic_s())
+
+
+def run(scenario: Callable[[Rig], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        async with ScriptedBroker() as broker:
+            rig = Rig(broker, **options)
+            try:
+                await scenario(rig)
+            finally:
+                await rig.close()
+
+    asyncio.run(main())
+
+
+def test_a_take_asks_for_what_there_is_room_for_and_again_at_half() -> None:
+    """One in flight at a time, from any partition, with a wait."""
+
+    async def scenario(rig: Rig) -> None:
+        first = await rig.take(0)
+        assert (first.count, first.partition, first.worker) == (4, -1, "w-1")
+        assert first.wait_ms > 0
+        rig.give(first, [0, SIZE, 2 * SIZE])
+        await until(lambda: len(rig.taken) == 3)
+        # Three of four are here: none is asked for before half are gone.
+        await asyncio.sleep(0.02)
+        assert len(rig.script.takes) == 1
+        rig.link.settle(Settling(rig.taken[0], SettleVerb.ACK, 0.0))
+        rig.link.flush()
+        second = await rig.take(1)
+        assert second.count == 2
+
+    run(scenario, prefetch=4)
+
+
+def test_a_worker_with_a_prefetch_of_one_has_one_message() -> None:
+    """A busy one holds nothing that another could handle."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.give(await rig.take(0), [0])
+        await until(lambda: bool(rig.taken))
+        await asyncio.sleep(0.02)
+        assert [one.count for one in rig.script.takes] == [1]
+        rig.link.settle(Settling(rig.taken[0], SettleVerb.ACK, 0.0))
+        rig.link.flush()
+        await rig.take(1)
+
+    run(scenario, prefetch=1)
+
+
+def test_bytes_are_bounded_as_messages_are() -> None:
+    async def scenario(rig: Rig) -> None:
+        first = await rig.take(0)
+        assert first.max_size == 2 * SIZE
+        rig.give(first, [0, SIZE])
+        await until(lambda: len(rig.taken) == 2)
+        await asyncio.sleep(0.02)
+        assert len(rig.script.takes) == 1
+
+    run(scenario, prefetch_bytes=2 * SIZE)
+
+
+def test_a_message_against_its_checksum_is_given_back_and_no_other() -> None:
+    """With the delay of the group; those before and after it are handed out."""
+
+    async def scenario(rig: Rig) -> None:
+        damaged = RECORD[:-1] + bytes([RECORD[-1] ^ 1])
+        records = RECORD + damaged + RECORD
+        rig.give(await rig.take(0), [0, SIZE, 2 * SIZE], records)
+        await until(lambda: len(rig.script.said) == 1)
+        assert [one.offset for one in rig.taken] == [0, 2 * SIZE]
+        assert [one.offset for one in rig.damaged] == [SIZE]
+        (said,) = rig.script.said
+        assert (said.offset, said.verb, said.argument) == (
+            SIZE,
+            SettleVerb.NACK,
+            GROUP_DELAY,
+        )
+
+    run(scenario)
+
+
+def test_what_comes_after_the_end_of_the_queue_is_released() -> None:
+    """Its take was on its way then: nobody waits for the end of a lease."""
+
+    async def scenario(rig: Rig) -> None:
+        take = await rig.take(0)
+        rig.is_closed = True
+        rig.task.cancel()
+        rig.give(take, [0, SIZE])
+        await until(lambda: len(rig.script.said) == 2)
+        assert {one.verb for one in rig.script.said} == {SettleVerb.RELEASE}
+        assert not rig.link.held
+
+    run(scenario)
+
+
+def test_a_new_connection_hears_first_what_is_held() -> None:
+    """Before the leases of the lost one end, also where there is no room for more."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.give(await rig.take(0), [0, SIZE])
+        await until(lambda: len(rig.taken) == 2)
+        rig.broker.commands.clear()
+        rig.broker.cut()
+        await until(lambda: len(rig.script.said) == 2)
+        assert {(one.offset, one.verb) for one in rig.script.said} == {
+            (0, SettleVerb.EXTEND),
+            (SIZE, SettleVerb.EXTEND),
+        }
+        kinds = [type(one) for one in rig.broker.commands]
+        assert kinds[:2] == [Version, Settle]
+
+    run(scenario, prefetch=2)
+
+
+def test_a_lease_is_renewed_when_a_third_of_it_is_over() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.give(await rig.take(0), [0])
+        await until(lambda: bool(rig.taken))
+        (one,) = rig.taken
+        rig.link.keep_up(one.lease_end_s - 21)
+        assert not one.is_renewing
+        rig.link.keep_up(one.lease_end_s - 19)
+        rig.link.keep_up(one.lease_end_s - 18)
+        await until(lambda: not one.is_renewing)
+        (said,) = rig.script.said
+        assert (said.verb, said.argument) == (SettleVerb.EXTEND, 30_000)
+
+    run(scenario)
+
+
+def test_a_broker_without_queue_groups_is_named() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.script.capabilities = Capabilities("0.9")
+        await until(lambda: bool(rig.fatal))
+        text = f"broker 0 at {rig.broker.address} has no queue groups: its version is"
+        assert str(rig.fatal[0]).startswith(text)
+        assert not rig.script.takes
+
+    run(scenario)
+
+
+def test_a_group_that_a_broker_does_not_know_is_asked_for_some_seconds() -> None:
+    """It may not have heard of it yet; then the queue ends with its sentence."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.script.refusal = b"no queue group 'workers' here [not-defined]"
+        await rig.take(1)
+        assert not rig.fatal
+        rig.clock.ahead_s = NOT_DEFINED_S
+        await until(lambda: bool(rig.fatal))
+        assert "no queue group 'workers' here" in str(rig.fatal[0])
+
+    run(scenario)
+
+
+def test_a_group_that_becomes_known_in_time_is_taken_from() -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.script.refusal = b"no queue group 'workers' here [not-defined]"
+        await rig.take(0)
+        rig.script.refusal = None
+        rig.give(await rig.take(1), [0])
+        await until(lambda: len(rig.taken) == 1)
+        assert not rig.fatal
+
+    run(scenario)
+
+
+def test_a_refusal_for_good_ends_the_queue_with_the_sentence_of_the_broker() -> None:
+    async def scenario(rig: Rig) -> None:
+        take = await rig.take(0)
+        text = b"group 'workers' is of topic 'other', not of 'orders'"
+        reply = Result(500, text, take.opaque)
+        rig.broker.talks[-1].transport.write(encode(reply))
+        await until(lambda: bool(rig.fatal))
+        assert str(rig.fatal[0]) == text.decode()
+
+    run(scenario)
+
+
+def test_empty_answers_that_come_at_once_do_not_make_it_spin() -> None:
+    async def scenario(rig: Rig) -> None:
+        answer = rig.script.answer
+
+        def empty(command: Command) -> Reply | None:
+            reply = answer(command)
+            if isinstance(command, Take):
+                return Value(encode_taken(0, 30_000, []), command.opaque)
+            return reply
+
+        rig.broker.answer = empty
+        await asyncio.sleep(0.3)
+        assert 1 <= len(rig.script.takes) < 10
+
+    run(scenario)

@@ -1,0 +1,95 @@
+"""Begin and end of a worker, and what a restart of its broker leaves it."""
+
+from typing import Any
+
+import pytest
+
+from metaq.client.errors import NoTopicError, QueueGroupError
+from metaq.errors import ClosedError, ConfigError
+from metaq.testing.embedded import EmbeddedBroker
+from tests.client.queue.conftest import send
+from tests.client.worlds import QUICK, WORLDS
+
+DROP: dict[str, Any] = {"group": "g", "then": "drop"}
+WAIT_S = 20.0
+
+
+def test_the_end_of_the_block_gives_everything_back(client: Any) -> None:
+    """A message that was not handed out is released; one that was is returned."""
+    send(client, "single", b"a", b"b")
+    with client.queue("single", retry_delays_s=[], **DROP) as queue:
+        assert queue.receive(WAIT_S).data == b"a"
+    with client.queue("single", group="g") as queue:
+        found = {}
+        while len(found) < 2:
+            message = queue.receive(WAIT_S)
+            found[message.data] = message.deliveries
+            message.ack()
+        assert found == {b"a": 2, b"b": 1}
+
+
+def test_a_queue_is_started_once_and_not_used_before(client: Any) -> None:
+    """Nor after its end."""
+    queue = client.queue("single", **DROP)
+    with pytest.raises(ClosedError, match="not started"):
+        queue.receive(0)
+    with queue:
+        pass
+    with pytest.raises(ClosedError):
+        queue.start()
+
+
+def test_a_group_that_is_defined_otherwise_is_refused(client: Any) -> None:
+    """With the difference; and so is a group that says nothing of dead letters."""
+    with (
+        pytest.raises(ConfigError, match="say dead_letter_topic"),
+        client.queue("single", group="new"),
+    ):
+        pass
+    with client.queue("single", **DROP):
+        pass
+    with (
+        pytest.raises(QueueGroupError, match="lease_ms is 30000, got 5000"),
+        client.queue("single", group="g", lease_s=5),
+    ):
+        pass
+    with pytest.raises(NoTopicError), client.queue("nowhere", **DROP):
+        pass
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prefetch": 0},
+        {"lease_s": 0.5},
+        {"deliveries_max": 0},
+        {"then": "keep"},
+        {"then": "drop", "dead_letter_topic": "dead"},
+        {"retry_delays_s": [-1]},
+        {"ordered_by": "tag"},
+        {"start": "middle"},
+    ],
+)
+def test_an_option_that_cannot_be_is_named(client: Any, options: Any) -> None:
+    """Before anything is asked."""
+    with pytest.raises(ConfigError, match=next(iter(options))[:4]):
+        client.queue("single", group="g", **options)
+
+
+@pytest.mark.parametrize("world", ["sync", "async"])
+def test_a_worker_keeps_what_it_has_over_a_restart(
+    world: str, broker: EmbeddedBroker
+) -> None:
+    """It says so first; the rest of the messages comes after that."""
+    with WORLDS[world](**broker.client_options, **QUICK) as client:
+        send(client, "single", b"a", b"b")
+        with client.queue("single", prefetch=1, **DROP) as queue:
+            first = queue.receive(WAIT_S)
+            broker.restart()
+            second = None
+            first.ack()
+            while second is None:
+                second = queue.receive(WAIT_S)
+            assert (second.data, second.deliveries) == (b"b", 1)
+            second.ack()
+            assert queue.statistics().lost_count == 0

@@ -1,0 +1,105 @@
+"""Settles of one message: what each says, once, and to whom."""
+
+import time
+from typing import Any
+
+import pytest
+
+from metaq.client.errors import AlreadySettledError, LeaseLostError
+from metaq.errors import ClosedError, ConfigError
+from tests.client.queue.conftest import send
+
+DROP: dict[str, Any] = {"group": "g", "then": "drop"}
+WAIT_S = 20.0
+
+
+def test_a_nack_comes_again_and_a_release_does_not_count(client: Any) -> None:
+    """After the delay, with its number."""
+    send(client, "single", b"a")
+    with client.queue("single", **DROP) as queue:
+        queue.receive(WAIT_S).nack(delay=0.05)
+        again = queue.receive(WAIT_S)
+        assert again.deliveries == 2
+        again.release()
+        third = queue.receive(WAIT_S)
+        assert third.deliveries == 2
+        third.ack()
+
+
+def test_a_message_is_settled_once_and_by_its_queue(client: Any) -> None:
+    """The error names the message."""
+    send(client, "single", b"a", b"b")
+    other = client.queue("single", group="g")
+    with client.queue("single", **DROP) as queue:
+        first = queue.receive(WAIT_S)
+        first.ack()
+        for settle in (first.ack, first.release, lambda: first.extend(5)):
+            with pytest.raises(AlreadySettledError, match="single/0-0"):
+                settle()
+        second = queue.receive(WAIT_S)
+        with pytest.raises(AlreadySettledError, match="another queue object"):
+            other.ack_many([second])
+        queue.ack_many([second])
+    with pytest.raises(ClosedError):
+        second.nack()
+
+
+def test_ack_nowait_has_its_outcome_later(client: Any) -> None:
+    """Many of them are one request."""
+    send(client, "single", *[b"%d" % n for n in range(30)])
+    with client.queue("single", **DROP) as queue:
+        futures = []
+        while len(futures) < 30:
+            many = queue.receive_many(30, WAIT_S)
+            futures += [one.ack_nowait() for one in many]
+        for future in futures:
+            future.result(WAIT_S)
+        assert queue.statistics().acked_count == 30
+
+
+def test_a_lease_is_renewed_while_a_message_is_here(client: Any) -> None:
+    """For longer than it is; another worker does not get it."""
+    send(client, "single", b"a")
+    with client.queue("single", lease_s=1.0, **DROP) as queue:
+        message = queue.receive(WAIT_S)
+        before = message.lease_until
+        with client.queue("single", group="g") as other:
+            assert other.receive(1.8) is None
+        assert message.lease_until > before
+        message.ack()
+
+
+def test_a_lease_that_is_not_renewed_is_lost(client: Any) -> None:
+    """After `handle_s_max`: the next worker has the message."""
+    send(client, "single", b"a")
+    with client.queue("single", lease_s=1.0, handle_s_max=0.1, **DROP) as queue:
+        message = queue.receive(WAIT_S)
+        with client.queue("single", group="g") as other:
+            again = other.receive(WAIT_S)
+            assert again.deliveries == 2
+            with pytest.raises(LeaseLostError, match="another delivery has it"):
+                message.ack()
+            again.ack()
+
+
+def test_arguments_have_their_ranges(client: Any) -> None:
+    """Refused before anything is said."""
+    send(client, "single", b"a")
+    with client.queue("single", **DROP) as queue:
+        message = queue.receive(WAIT_S)
+        with pytest.raises(ConfigError, match="delay"):
+            message.nack(delay=86_401)
+        with pytest.raises(ConfigError, match="seconds"):
+            message.extend(0.5)
+        with pytest.raises(TypeError, match="reason"):
+            message.reject(5)
+        message.ack()
+
+
+def test_the_lease_is_on_the_monotonic_clock(client: Any) -> None:
+    """As the docstring says."""
+    send(client, "single", b"a")
+    with client.queue("single", **DROP) as queue:
+        message = queue.receive(WAIT_S)
+        assert 0 < message.lease_until - time.monotonic() <= 30.5
+        message.ack()

@@ -1,0 +1,246 @@
+"""Settles of one partition: what gathers is one request, and doubt is asked again."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from metaq.client.errors import OutcomeUnknownError
+from metaq.client.queue.prefetch import HeldMessage
+from metaq.client.queue.settling import GRACE_S, PartitionSettler, Settling
+from metaq.errors import (
+    ConnectionLostError,
+    MetaqError,
+    NotSentError,
+    RemoteProtocolError,
+    ServerError,
+)
+from metaq.model import BrokerId, Offset, TopicPartition
+from metaq.protocol.commands import Result, Settle
+from metaq.protocol.connection import Connection, Role, WireLimits
+from metaq.protocol.queue_frames import (
+    Settlement,
+    SettleVerb,
+    Word,
+    decode_settlements,
+    encode_words,
+)
+from tests.rigs.waiting import until
+
+PARTITION = TopicPartition("orders", BrokerId(3), 1)
+LEASE_END_S = 100.0
+
+
+def held(offset: int) -> HeldMessage:
+    return HeldMessage(
+        (), PARTITION, Offset(offset), 7, 1, 30.0, LEASE_END_S, since_s=70.0
+    )
+
+
+def entry(offset: int, verb: SettleVerb = SettleVerb.ACK, **more: Any) -> Settling:
+    return Settling(held(offset), verb, 80.0, **more)
+
+
+class FakeConnection:
+    """Keeps what is submitted until the test answers it."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[Settle, Callable[[Any], None]]] = []
+        self.faults: list[RemoteProtocolError] = []
+        self._opaque = 0
+
+    def next_opaque(self) -> int:
+        self._opaque += 1
+        return self._opaque
+
+    def submit(
+        self, frame: bytes, _opaque: int, on_reply: Callable[[Any], None], **_more: Any
+    ) -> None:
+        reader = Connection(Role.SERVER, WireLimits())
+        reader.receive_data(frame)
+        command = reader.next_event()
+        assert isinstance(command, Settle)
+        self.requests.append((command, on_reply))
+
+    def close_for(self, error: RemoteProtocolError) -> None:
+        self.faults.append(error)
+
+    @property
+    def entries(self) -> list[Settlement]:
+        """Entries of the last request."""
+        command, _ = self.requests[-1]
+        return decode_settlements(command.payload, command.count)
+
+    @property
+    def offsets(self) -> list[int]:
+        return [one.offset for one in self.entries]
+
+    def answer(self, *words: Word) -> None:
+        self.reply(Result(200, encode_words(words), self.requests[-1][0].opaque))
+
+    def reply(self, reply: Result | MetaqError) -> None:
+        self.requests[-1][1](reply)
+
+
+class Rig:
+    """A settler over a fake connection, and what became of its entries."""
+
+    def __init__(self) -> None:
+        self.connection: FakeConnection | None = FakeConnection()
+        self.ends: list[tuple[int, Word | MetaqError]] = []
+        context: Any = type("Context", (), {"deadline_s": lambda _self: 90.0})()
+        self.settler = PartitionSettler(
+            context,
+            PARTITION,
+            group="workers",
+            worker="w-1",
+            connection=lambda: self.connection,  # type: ignore[arg-type,return-value]
+            on_settled=lambda one, end: self.ends.append((one.held.offset, end)),
+        )
+
+    @property
+    def wire(self) -> FakeConnection:
+        assert self.connection is not None
+        return self.connection
+
+    def say(self, *entries: Settling) -> None:
+        for one in entries:
+            self.settler.add(one)
+        self.settler.flush()
+
+
+def test_what_gathers_while_one_request_is_in_flight_is_the_next_one() -> None:
+    """One request at a time; the order of what is said is kept."""
+    rig = Rig()
+    rig.say(entry(0))
+    rig.say(entry(10), entry(20))
+    rig.say(entry(30))
+    assert len(rig.wire.requests) == 1
+    rig.wire.answer(Word.OK)
+    assert len(rig.wire.requests) == 2
+    assert rig.wire.offsets == [10, 20, 30]
+    rig.wire.answer(Word.OK, Word.DONE, Word.LOST)
+    assert rig.ends == [(0, Word.OK), (10, Word.OK), (20, Word.DONE), (30, Word.LOST)]
+
+
+def test_a_request_says_who_settles_what() -> None:
+    """Worker, group, partition, delivery, verb and text."""
+    rig = Rig()
+    rig.say(entry(0, SettleVerb.REJECT, text="broken"))
+    command, _ = rig.wire.requests[-1]
+    assert (command.topic, command.group, command.partition, command.worker) == (
+        "orders",
+        "workers",
+        1,
+        "w-1",
+    )
+    (said,) = rig.wire.entries
+    assert (said.delivery, said.verb, said.text) == (7, SettleVerb.REJECT, "broken")
+
+
+def test_a_request_without_an_answer_is_sent_again_before_what_is_newer() -> None:
+    """Over the next connection; the entry is in doubt from then on."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        first = entry(0)
+        rig.say(first)
+        rig.say(entry(10))
+        lost = rig.wire
+        rig.connection = None
+        lost.reply(ConnectionLostError("lost"))
+        assert first.is_in_doubt
+        assert rig.ends == []
+        rig.connection = FakeConnection()
+        rig.settler.flush()
+        assert rig.wire.offsets == [0, 10]
+        rig.wire.answer(Word.DONE, Word.OK)
+        assert rig.ends == [(0, Word.DONE), (10, Word.OK)]
+
+    asyncio.run(scenario())
+
+
+def test_a_refusal_that_passes_is_tried_again_by_itself() -> None:
+    """A broker that starts, say; nothing was done, so nothing is in doubt."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        one = entry(0)
+        rig.say(one)
+        rig.wire.reply(Result(503, b"starting", 1))
+        await until(lambda: len(rig.wire.requests) == 2)
+        assert not one.is_in_doubt
+        rig.wire.answer(Word.OK)
+        assert rig.ends == [(0, Word.OK)]
+
+    asyncio.run(scenario())
+
+
+def test_what_is_refused_together_is_said_one_by_one() -> None:
+    """A wrong entry takes no other with it, and what comes later goes together."""
+    rig = Rig()
+    rig.say(entry(0), entry(10), entry(20))
+    rig.wire.reply(Result(500, b"delay too long", 1))
+    assert rig.wire.offsets == [0]
+    rig.wire.answer(Word.OK)
+    rig.wire.reply(Result(500, b"delay too long", 1))
+    assert rig.wire.offsets == [20]
+    rig.wire.answer(Word.OK)
+    ok, refused, last = rig.ends
+    assert (ok, last) == ((0, Word.OK), (20, Word.OK))
+    assert isinstance(refused[1], ServerError)
+    assert str(refused[1]) == "delay too long"
+    rig.say(entry(30), entry(40))
+    assert rig.wire.offsets == [30, 40]
+
+
+def test_an_answer_that_makes_no_sense_closes_the_connection() -> None:
+    """Its entries are in doubt, and said again."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        one = entry(0)
+        rig.say(one)
+        rig.wire.answer(Word.OK, Word.OK)
+        assert [type(each) for each in rig.wire.faults] == [RemoteProtocolError]
+        assert one.is_in_doubt
+        assert rig.ends == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("is_in_doubt", "kind"), [(True, OutcomeUnknownError), (False, NotSentError)]
+)
+def test_an_entry_ends_some_seconds_after_the_lease(
+    is_in_doubt: bool, kind: type[MetaqError]
+) -> None:
+    """With an error that says whether it may have been done."""
+    rig = Rig()
+    rig.connection = None
+    rig.say(entry(0, is_in_doubt=is_in_doubt))
+    rig.settler.expire(LEASE_END_S + GRACE_S - 0.1)
+    assert rig.ends == []
+    rig.settler.expire(LEASE_END_S + GRACE_S)
+    ((_offset, error),) = rig.ends
+    assert isinstance(error, kind)
+    assert "orders/3-1: message at offset 0: its ack" in str(error)
+    rig.settler.expire(math.inf)
+    assert len(rig.ends) == 1
+
+
+def test_what_is_given_up_in_flight_is_in_doubt_and_its_answer_is_late() -> None:
+    """A later settle is not taken for it."""
+    rig = Rig()
+    rig.say(entry(0))
+    rig.say(entry(10))
+    late = rig.wire.requests[-1]
+    rig.settler.give_up()
+    assert [type(error) for _, error in rig.ends] == [OutcomeUnknownError, NotSentError]
+    rig.say(entry(20))
+    late[1](Result(200, encode_words([Word.OK]), late[0].opaque))
+    assert len(rig.ends) == 2
+    rig.wire.answer(Word.OK)
+    assert rig.ends[2] == (20, Word.OK)

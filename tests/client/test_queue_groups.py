@@ -1,0 +1,150 @@
+"""Queue groups of a client: made by the first user, refused where another differs."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+
+from metaq.client import AsyncClient
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.queue_groups import (
+    delete_queue_group,
+    ensure_queue_group,
+    read_queue_groups,
+)
+from metaq.client.errors import QueueGroupError
+from metaq.errors import ConfigError
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from metaq.zk.group_definitions import QueueGroupDefinition
+from tests.client.worlds import parts_of
+from tests.rigs.waiting import wait_until
+
+T = TypeVar("T")
+ONE_BROKER = {
+    "ask": "MetaQ has none",
+    "test_the_first_user_defines_a_group_and_others_may_say_less": "MetaQ has none",
+    "test_another_definition_is_refused_with_the_difference": "MetaQ has none",
+    "test_a_new_group_says_where_dead_letters_go": "MetaQ has none",
+    "test_without_zookeeper_there_are_no_queue_groups": "MetaQ has none",
+    "test_a_name_is_a_log_group_or_a_queue_group": "MetaQ has none",
+    "test_a_broker_keeps_its_groups_without_zookeeper": "MetaQ has none",
+}
+DROP = {"then": "drop"}
+
+
+def ask(
+    broker: EmbeddedBroker, work: Callable[[ClientContext], Awaitable[T]], **options
+) -> T:
+    async def main() -> T:
+        async with AsyncClient(**(options or broker.client_options)) as client:
+            return await work(parts_of(client))
+
+    return asyncio.run(main())
+
+
+def test_the_first_user_defines_a_group_and_others_may_say_less() -> None:
+    """The rest is as it is."""
+
+    async def work(context: ClientContext) -> None:
+        wanted = {"dead_letter_topic": "dead", "lease_ms": 5_000}
+        first = await ensure_queue_group(context, "g", "orders", wanted)
+        assert first == QueueGroupDefinition(
+            topic="orders", dead_letter_topic="dead", lease_ms=5_000
+        )
+        assert await ensure_queue_group(context, "g", "orders", {}) == first
+        found = await read_queue_groups(context, deadline_s=context.deadline_s())
+        assert found == {"g": first}
+        assert await delete_queue_group(context, "g", deadline_s=context.deadline_s())
+        assert not await delete_queue_group(
+            context, "g", deadline_s=context.deadline_s()
+        )
+
+    with embedded_broker(topics={"orders": 1, "dead": 1}) as broker:
+        ask(broker, work)
+
+
+@pytest.mark.parametrize(
+    ("topic", "wanted", "text"),
+    [
+        ("orders", {"lease_ms": 1_000}, "lease_ms is 30000, got 1000"),
+        ("dead", {}, "topic is 'orders', got 'dead'"),
+        ("orders", {"dead_letter_topic": "dead"}, "dead_letter_topic is None, got"),
+    ],
+)
+def test_another_definition_is_refused_with_the_difference(
+    topic: str, wanted: dict[str, object], text: str
+) -> None:
+    """Theirs, and ours."""
+
+    async def work(context: ClientContext) -> None:
+        await ensure_queue_group(context, "g", "orders", DROP)
+        with pytest.raises(QueueGroupError, match=text):
+            await ensure_queue_group(context, "g", topic, wanted)
+
+    with embedded_broker(topics={"orders": 1, "dead": 1}) as broker:
+        ask(broker, work)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        ({}, "say dead_letter_topic"),
+        ({"dead_letter_topic": "nowhere"}, "there is no topic 'nowhere'"),
+        ({"dead_letter_topic": "orders"}, "another topic than 'orders' itself"),
+    ],
+)
+def test_a_new_group_says_where_dead_letters_go(
+    wanted: dict[str, object], text: str
+) -> None:
+    """To a topic that is there, or nowhere."""
+
+    async def work(context: ClientContext) -> None:
+        with pytest.raises(ConfigError, match=text):
+            await ensure_queue_group(context, "g", "orders", wanted)
+
+    with embedded_broker(topics={"orders": 1}) as broker:
+        ask(broker, work)
+
+
+def test_without_zookeeper_there_are_no_queue_groups() -> None:
+    """The sentence says what is expected."""
+
+    async def work(context: ClientContext) -> None:
+        with pytest.raises(ConfigError, match="queue groups are kept in ZooKeeper"):
+            await ensure_queue_group(context, "g", "orders", DROP)
+
+    with embedded_broker(topics={"orders": 1}) as broker:
+        ask(broker, work, brokers=[broker.address])
+
+
+def test_a_name_is_a_log_group_or_a_queue_group() -> None:
+    """Whichever came first."""
+
+    async def main(broker: EmbeddedBroker) -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            context = parts_of(client)
+            async with client.consumer("log", ["orders"]):
+                pass
+            with pytest.raises(QueueGroupError, match="group 'log' is a log group"):
+                await ensure_queue_group(context, "log", "orders", DROP)
+            await ensure_queue_group(context, "queue", "orders", DROP)
+            with pytest.raises(QueueGroupError, match="'queue' is a queue group"):
+                async with client.consumer("queue", ["orders"]):
+                    pass
+
+    with embedded_broker(topics={"orders": 1}) as broker:
+        asyncio.run(main(broker))
+
+
+def test_a_broker_keeps_its_groups_without_zookeeper() -> None:
+    """From the copy on its disk."""
+
+    async def work(context: ClientContext) -> None:
+        await ensure_queue_group(context, "g", "orders", DROP)
+
+    with embedded_broker(topics={"orders": 1}) as broker:
+        ask(broker, work)
+        copy = broker.data_path / "groups.json"
+        wait_until(copy.exists)
+        assert '"topic": "orders"' in copy.read_text()

@@ -1,0 +1,20 @@
+"""The blocks of docs/messaging.md run as they stand, one after the other."""
+
+from typing import Any
+
+from metaq.testing.embedded import embedded_broker
+from tests.docs.blocks import ROOT, blocks_of
+
+PAGE = ROOT / "docs" / "messaging.md"
+
+
+def test_the_blocks_of_the_page_run() -> None:
+    """With a broker in the process, as in tests of users."""
+    blocks = [each for each in blocks_of(PAGE) if each.language == "python"]
+    assert len(blocks) == 2
+    with embedded_broker(topics={"orders": 2, "orders-dead": 1}) as broker:
+        names: dict[str, Any] = {"broker": broker}
+        for block in blocks:
+            exec(
+                compile(block.text, f"{PAGE}:{block.line}", "exec"), names
+            )  # the page's own code

@@ -1,0 +1,146 @@
+"""A queue over a log of numbered messages, its records, and a clock of its own."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from metaq.model import Offset, SizeBytes
+from metaq.protocol.queue_frames import Settlement, SettleVerb, Word
+from metaq.queues.rules import Now, QueueRules
+from metaq.queues.state import Letter, QueueState, Taken
+from metaq.queues.state_log import (
+    Change,
+    Done,
+    Images,
+    QueueImage,
+    QueueName,
+    StateKind,
+    StateRecord,
+    decode_state,
+    encode_state,
+    snapshot_of,
+)
+
+NAME = QueueName("g", "t", 0)
+
+
+class Stored(NamedTuple):
+    """A message of the log."""
+
+    offset: Offset
+    size_bytes: SizeBytes
+    key: bytes | None
+
+
+class Rig:
+    """One queue on one log, which may crash."""
+
+    def __init__(
+        self,
+        rules: QueueRules | None = None,
+        *,
+        open_max: int = 1000,
+        make_state: type[QueueState] = QueueState,
+    ) -> None:
+        self.make_state = make_state
+        self.rules = rules or QueueRules(retry_delays_ms=())
+        self.open_max = open_max
+        self.messages: list[Stored] = []
+        self.end = Offset(0)
+        self.records: list[bytes] = []
+        self.now = Now(1_000_000, 1_700_000_000_000)
+        self.letters: list[Letter] = []
+        image = QueueImage(Offset(0), incarnation=1)
+        self.state = make_state(self.rules, image, open_max=open_max)
+        self._begin()
+
+    def put(self, count: int = 1, *, size: int = 100, key: bytes | None = None) -> None:
+        for _ in range(count):
+            self.messages.append(Stored(self.end, SizeBytes(size), key))
+            self.end = Offset(self.end + size)
+
+    def scan(self, count: int) -> None:
+        while self.state.wants_scan(count) and self.state.scan_offset < self.end:
+            self._find()
+
+    def _find(self) -> None:
+        at = self.state.scan_offset
+        offset, size, key = next(m for m in self.messages if m.offset >= at)
+        key = key if self.rules.is_ordered else None
+        self.state.found(offset, size, key, self.now)
+
+    def scan_through(self, offset: Offset) -> None:
+        """Find everything up to an offset, as far as there is room."""
+        while self.state.scan_offset <= offset < self.end and self.state.has_room:
+            self._find()
+
+    def take(
+        self,
+        count: int = 1,
+        worker: str = "w",
+        lease_ms: int = 30_000,
+        size: int = 10**6,
+    ) -> list[Taken]:
+        self.scan(count)
+        return self.state.take(worker, count, size, lease_ms, self.now)
+
+    def settle(
+        self,
+        taken: Taken,
+        verb: SettleVerb,
+        argument: int = 0,
+        text: str = "",
+        *,
+        worker: str = "w",
+    ) -> Word:
+        entry = Settlement(taken.offset, taken.delivery, verb, argument, text)
+        word = self.state.settle(worker, entry, self.now)
+        self.store()
+        return word
+
+    def ack(self, taken: Taken) -> Word:
+        return self.settle(taken, SettleVerb.ACK)
+
+    def store(self) -> None:
+        """Append what has changed, as the service does before it answers."""
+        changes = self.state.drain_changes()
+        self.letters += self.state.drain_letters()
+        if changes:
+            self._record(StateKind.CHANGES, changes)
+
+    def snapshot(self) -> None:
+        self.store()
+        record = snapshot_of(1, NAME, self.state.image(self.now))
+        self.records = [encode_state(record)]
+
+    def pass_time(self, ms: int) -> None:
+        self.now = Now(self.now.mono_ms + ms, self.now.wall_ms + ms)
+        self.state.on_time(self.now)
+        self.store()
+
+    def store_letter(self, letter: Letter) -> None:
+        """Commit a dead letter: the message is done by the same transaction."""
+        self.letters.remove(letter)
+        end = Offset(letter.offset + letter.size_bytes)
+        self._record(StateKind.CHANGES, [Done(letter.offset, end)])
+        self.state.letter_stored(letter.offset)
+
+    def crash(self) -> None:
+        """Begin another life with what is stored."""
+        images = Images()
+        for each in self.records:
+            images.apply(decode_state(each))
+        image = images.by_name[NAME]
+        image.incarnation += 1
+        self.letters = []
+        self.state = self.make_state(self.rules, image, open_max=self.open_max)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._record(StateKind.OPENED, ())
+
+    def _record(self, kind: StateKind, changes: Sequence[Change]) -> None:
+        name = None if kind is StateKind.CHANGES else NAME
+        record = StateRecord(
+            kind, 1, self.state.incarnation, self.state.floor, list(changes), name
+        )
+        self.records.append(encode_state(record))

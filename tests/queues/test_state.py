@@ -1,0 +1,423 @@
+"""The table of a queue: each row, and that a refusal changes nothing."""
+
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from metaq.model import Offset
+from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, SettleVerb, Word
+from metaq.queues.rules import INCARNATION_SHIFT, QueueRules
+from metaq.queues.state import Letter, QueueState, Taken
+from metaq.queues.state_log import Done
+from tests.queues.rig import Rig
+
+LEASE_MS = 1_000
+RECLAIM_MS = 2_000
+
+
+def numbers(taken: list[Taken]) -> list[int]:
+    return [each.offset // 100 for each in taken]
+
+
+def test_messages_are_given_out_in_their_order_and_once() -> None:
+    """Each with a number of its own."""
+    rig = Rig()
+    rig.put(5)
+    first, second = rig.take(2), rig.take(9)
+    assert numbers(first) == [0, 1]
+    assert numbers(second) == [2, 3, 4]
+    deliveries = [each.delivery for each in (*first, *second)]
+    assert deliveries == sorted(set(deliveries))
+    assert rig.take(9) == []
+
+
+def test_an_ack_is_done_and_the_floor_follows() -> None:
+    """The floor passes no open message."""
+    rig = Rig()
+    rig.put(3)
+    a, b, c = rig.take(3)
+    assert rig.ack(b) is Word.OK
+    assert (rig.state.floor, rig.state.open_count) == (0, 2)
+    assert rig.ack(a) is Word.OK
+    assert rig.state.floor == 200
+    assert rig.ack(c) is Word.OK
+    assert (rig.state.floor, rig.state.open_count) == (300, 0)
+    assert rig.ack(a) is Word.DONE
+
+
+def test_an_ack_after_the_lease_is_good_while_nobody_else_has_the_message() -> None:
+    """Rows two and three."""
+    rig = Rig()
+    rig.put(2)
+    a, b = rig.take(2, lease_ms=LEASE_MS)
+    rig.pass_time(LEASE_MS)
+    assert rig.ack(a) is Word.OK
+    (again,) = rig.take(1, "other")
+    assert (again.offset, again.deliveries) == (b.offset, 2)
+    for verb in SettleVerb:
+        assert rig.settle(b, verb, 1) is Word.LOST
+    assert rig.ack(again) is Word.OK
+
+
+def test_a_nack_waits_for_its_delay_and_counts() -> None:
+    """Due on the clock; the group's delay goes by the number of deliveries."""
+    rig = Rig(QueueRules(retry_delays_ms=(10, 500)))
+    rig.put(1)
+    (a,) = rig.take()
+    assert rig.settle(a, SettleVerb.NACK, GROUP_DELAY) is Word.OK
+    rig.pass_time(9)
+    assert rig.take() == []
+    rig.pass_time(1)
+    (b,) = rig.take()
+    assert b.deliveries == 2
+    assert rig.settle(b, SettleVerb.NACK, GROUP_DELAY) is Word.OK
+    rig.pass_time(499)
+    assert rig.take() == []
+    rig.pass_time(1)
+    (c,) = rig.take()
+    assert rig.settle(c, SettleVerb.NACK, 0) is Word.OK
+    assert rig.take()[0].deliveries == 4
+
+
+def test_a_released_message_does_not_count() -> None:
+    """It was not begun."""
+    rig = Rig()
+    rig.put(1)
+    for _ in range(5):
+        (a,) = rig.take()
+        assert a.deliveries == 1
+        assert rig.settle(a, SettleVerb.RELEASE) is Word.OK
+
+
+def test_an_extended_lease_goes_on_also_after_it_was_over() -> None:
+    """From now on, while nobody else has the message."""
+    rig = Rig()
+    rig.put(1)
+    (a,) = rig.take(lease_ms=LEASE_MS)
+    rig.pass_time(LEASE_MS - 1)
+    assert rig.settle(a, SettleVerb.EXTEND, LEASE_MS) is Word.OK
+    rig.pass_time(LEASE_MS - 1)
+    assert rig.take() == []
+    rig.pass_time(1)
+    assert rig.settle(a, SettleVerb.EXTEND, LEASE_MS) is Word.OK
+    assert rig.take() == []
+    assert rig.ack(a) is Word.OK
+
+
+@pytest.mark.parametrize("end", ["nack", "lease"])
+def test_the_last_delivery_ends_in_a_dead_letter(end: str) -> None:
+    """The message stays open, and is given to nobody, until the letter is stored."""
+    rig = Rig(QueueRules(deliveries_max=2, retry_delays_ms=()))
+    rig.put(2)
+    for number in (1, 2):
+        (a,) = rig.take(lease_ms=LEASE_MS)
+        assert (a.offset, a.deliveries) == (0, number)
+        if end == "nack":
+            assert rig.settle(a, SettleVerb.NACK, 0) is Word.OK
+        else:
+            rig.pass_time(LEASE_MS)
+    (letter,) = rig.letters
+    assert letter == Letter(Offset(0), letter.size_bytes, 2, "deliveries: 2")
+    assert numbers(rig.take(9)) == [1]
+    assert rig.settle(a, SettleVerb.ACK) is Word.LOST
+    assert rig.settle(a, SettleVerb.NACK, 0) is Word.LATER
+    assert rig.state.floor == 0
+    rig.store_letter(letter)
+    assert rig.state.floor == 100
+    assert rig.ack(a) is Word.DONE
+
+
+def test_without_dead_letters_what_is_given_up_is_dropped() -> None:
+    """And counted."""
+    rig = Rig(QueueRules(takes_letters=False))
+    rig.put(1)
+    (a,) = rig.take()
+    assert rig.settle(a, SettleVerb.REJECT, text="x") is Word.OK
+    assert (rig.state.dropped_count, rig.state.open_count, rig.letters) == (1, 0, [])
+
+
+def test_a_rejected_message_has_its_reason() -> None:
+    """As the cause of the letter."""
+    rig = Rig()
+    rig.put(1)
+    assert rig.settle(rig.take()[0], SettleVerb.REJECT, text="no number") is Word.OK
+    assert rig.letters[0].cause == "rejected: no number"
+
+
+def test_a_message_that_was_returned_twice_goes_alone() -> None:
+    """Its neighbours do not fail with it."""
+    rig = Rig()
+    rig.put(3)
+    for _ in range(2):
+        (a,) = rig.take(1)
+        rig.settle(a, SettleVerb.NACK, 0)
+    assert numbers(rig.take(9)) == [0]
+    assert numbers(rig.take(9)) == [1, 2]
+    rig = Rig()
+    rig.put(3)
+    a, b, c = rig.take(3)
+    rig.settle(b, SettleVerb.NACK, 0)
+    (b,) = rig.take(1)
+    rig.settle(b, SettleVerb.NACK, 0)
+    rig.settle(a, SettleVerb.RELEASE)
+    rig.settle(c, SettleVerb.RELEASE)
+    assert [numbers(rig.take(9)) for _ in range(3)] == [[0], [1], [2]]
+
+
+def test_bytes_bound_a_take_but_for_its_first_message() -> None:
+    """One large message is given alone."""
+    rig = Rig()
+    rig.put(1, size=500)
+    rig.put(3)
+    assert len(rig.take(9, size=450)) == 1
+    assert len(rig.take(9, size=250)) == 2
+
+
+def test_keys_are_given_out_one_at_a_time_in_order() -> None:
+    """Until the earlier message is done, or its letter is stored."""
+    rig = Rig(QueueRules(is_ordered=True, retry_delays_ms=()))
+    for key in (b"a", b"a", b"b", None, b"a"):
+        rig.put(1, key=key)
+    first = rig.take(9)
+    assert numbers(first) == [0, 2, 3]
+    assert rig.settle(first[0], SettleVerb.NACK, 50) is Word.OK
+    assert rig.take(9) == []
+    rig.pass_time(50)
+    (again,) = rig.take(9)
+    assert again.offset == 0
+    assert rig.settle(again, SettleVerb.REJECT, text="x") is Word.OK
+    assert rig.take(9) == []
+    rig.store_letter(rig.letters[0])
+    (second,) = rig.take(9)
+    assert numbers([second]) == [1]
+    assert rig.ack(second) is Word.OK
+    assert numbers(rig.take(9)) == [4]
+
+
+def test_at_the_bound_nothing_more_is_found_before_something_is_done() -> None:
+    """Nothing is dropped."""
+    rig = Rig(open_max=3)
+    rig.put(5)
+    taken = rig.take(9)
+    assert numbers(taken) == [0, 1, 2]
+    assert (rig.take(9), rig.state.has_room) == ([], False)
+    rig.ack(taken[1])
+    assert numbers(rig.take(9)) == [3]
+
+
+def test_a_worker_that_is_gone_gives_its_messages_back_in_a_moment() -> None:
+    """One that is back in time keeps them, until its lease ends."""
+    rig = Rig()
+    rig.put(2)
+    rig.take(1, "stays"), rig.take(1, "goes")
+    rig.state.worker_left("goes", rig.now, RECLAIM_MS)
+    rig.pass_time(RECLAIM_MS - 1)
+    assert rig.take(9) == []
+    rig.state.worker_seen("goes")
+    rig.pass_time(RECLAIM_MS)
+    assert rig.take(9) == []
+    rig.state.worker_left("goes", rig.now, RECLAIM_MS)
+    rig.pass_time(RECLAIM_MS)
+    assert numbers(rig.take(9)) == [1]
+    assert rig.state.holders() == {"stays": 1, "w": 1}
+
+
+def test_retention_ends_what_it_takes() -> None:
+    """Open messages are counted as lost; so are bytes that nobody looked at."""
+    rig = Rig()
+    rig.put(6)
+    a, b = rig.take(2)
+    rig.ack(b)
+    assert rig.state.trim(Offset(100)) == 1
+    assert (rig.state.floor, rig.state.lost_bytes) == (200, 0)
+    assert rig.ack(a) is Word.DONE
+    assert rig.state.trim(Offset(400)) == 0
+    assert (rig.state.scan_offset, rig.state.lost_bytes) == (400, 200)
+    assert numbers(rig.take(9)) == [4, 5]
+
+
+def test_a_restart_forgets_leases_and_keeps_counts() -> None:
+    """A message in flight has the count of its last return."""
+    rig = Rig()
+    rig.put(3)
+    a, b, c = rig.take(3)
+    rig.settle(a, SettleVerb.NACK, 60_000)
+    rig.settle(b, SettleVerb.NACK, 0)
+    rig.ack(c)
+    rig.take(1)  # b, its second delivery
+    rig.crash()
+    (again,) = rig.take(9)
+    assert (again.offset, again.deliveries) == (b.offset, 2)
+    rig.pass_time(60_000)
+    (late,) = rig.take(9)
+    assert (late.offset, late.deliveries) == (a.offset, 2)
+    assert rig.ack(c) is Word.DONE
+
+
+def test_a_delivery_of_an_earlier_life_is_good_until_the_message_is_given_out() -> None:
+    """So a worker that comes back after a restart goes on."""
+    rig = Rig()
+    rig.put(3)
+    a, b, c = rig.take(3)
+    rig.crash()
+    rig.scan(9)
+    assert rig.settle(a, SettleVerb.EXTEND, LEASE_MS) is Word.OK
+    assert numbers(rig.take(1)) == [1]
+    assert rig.ack(b) is Word.LOST
+    assert rig.ack(a) is Word.OK
+    assert rig.settle(c, SettleVerb.NACK, 0) is Word.OK
+    assert rig.take(1)[0].deliveries == 2
+    unknown = a._replace(delivery=99 << INCARNATION_SHIFT)
+    assert rig.ack(unknown) is Word.DONE
+    assert rig.ack(b._replace(delivery=99 << INCARNATION_SHIFT)) is Word.LOST
+
+
+def test_of_two_workers_of_an_earlier_life_the_later_one_wins() -> None:
+    """Both come back; the first one had lost the message to the second."""
+    rig = Rig()
+    rig.put(1)
+    (first,) = rig.take(1, "w1", lease_ms=LEASE_MS)
+    rig.pass_time(LEASE_MS)
+    (second,) = rig.take(1, "w2")
+    rig.crash()
+    rig.scan(9)
+    assert rig.settle(first, SettleVerb.EXTEND, LEASE_MS, worker="w1") is Word.OK
+    assert rig.settle(second, SettleVerb.EXTEND, LEASE_MS, worker="w2") is Word.OK
+    assert rig.ack(first) is Word.LOST
+    assert rig.ack(second) is Word.OK
+
+
+def test_a_delivery_that_never_was_changes_nothing() -> None:
+    """It may be forged."""
+    rig = Rig()
+    rig.put(1)
+    rig.scan(1)
+    forged = Taken(Offset(0), rig.messages[0].size_bytes, 0, 1)
+    for verb in SettleVerb:
+        assert rig.settle(forged, verb, 1) is Word.LOST
+    assert rig.take(1)[0].deliveries == 1
+
+
+def test_a_released_message_is_ready_for_all() -> None:
+    """Its worker can say nothing more of it."""
+    rig = Rig()
+    rig.put(1)
+    (a,) = rig.take()
+    assert rig.settle(a, SettleVerb.RELEASE) is Word.OK
+    for verb in (*SettleVerb, *SettleVerb):
+        assert rig.settle(a, verb, 1) is Word.LOST
+    assert rig.take()[0].deliveries == 1
+
+
+def test_a_nack_that_is_said_twice_is_one() -> None:
+    """Its delay goes on; nothing is written again."""
+    rig = Rig()
+    rig.put(1)
+    (a,) = rig.take()
+    assert rig.settle(a, SettleVerb.NACK, 100) is Word.OK
+    rig.pass_time(99)
+    count = len(rig.records)
+    assert rig.settle(a, SettleVerb.NACK, 100) is Word.OK
+    assert rig.settle(a, SettleVerb.RELEASE) is Word.OK
+    assert len(rig.records) == count
+    assert rig.take() == []
+    rig.pass_time(1)
+    assert rig.take()[0].deliveries == 2
+
+
+def test_a_gap_in_the_log_is_done() -> None:
+    """The floor passes it, now and after a restart."""
+    rig = Rig()
+    rig.put(1)
+    rig.end = Offset(150)
+    rig.put(1)
+    taken = rig.take(9)
+    assert [each.offset for each in taken] == [0, 150]
+    assert [rig.ack(each) for each in taken] == [Word.OK] * 2
+    assert rig.state.floor == 250
+    rig.crash()
+    assert rig.take(9) == []
+
+
+def test_an_earlier_message_of_a_key_that_a_crash_brought_back_comes_first() -> None:
+    """The worker of the later one may only say that it is done."""
+    rig = Rig(QueueRules(is_ordered=True))
+    rig.put(2, key=b"a")
+    (first,) = rig.take(1)
+    rig.state.settle("w", _ack(first), rig.now)
+    (second,) = rig.take(1)
+    rig.state.drain_changes()  # the crash comes before the ack of the first is stored
+    rig.crash()
+    rig.scan_through(Offset(100))
+    assert rig.settle(second, SettleVerb.EXTEND, LEASE_MS) is Word.LOST
+    assert numbers(rig.take(9)) == [0]
+    assert rig.ack(second) is Word.OK
+
+
+def test_a_life_ends_long_before_its_numbers_do() -> None:
+    """A delivery number is never used twice."""
+    assert not Rig().state.is_worn
+    assert Rig(make_state=OldState).state.is_worn
+
+
+class OldState(QueueState):
+    """A life that has given out half a million million messages."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._counter = 1 << (INCARNATION_SHIFT - 1)
+
+
+def test_a_snapshot_is_what_a_restart_would_know() -> None:
+    """Ranges, counts and delays; not who has what."""
+    rig = Rig()
+    rig.put(6)
+    taken = rig.take(6)
+    rig.ack(taken[1]), rig.ack(taken[4])
+    rig.settle(taken[2], SettleVerb.NACK, 70)
+    rig.snapshot()
+    rig.crash()
+    assert numbers(rig.take(9)) == [0, 3, 5]
+    rig.pass_time(70)
+    (late,) = rig.take(9)
+    assert (numbers([late]), late.deliveries) == ([2], 2)
+
+
+def test_what_never_reached_its_worker_is_given_out_again() -> None:
+    """It does not count."""
+    rig = Rig()
+    rig.put(2)
+    rig.state.give_back(rig.take(2))
+    again = rig.take(2)
+    assert [each.deliveries for each in again] == [1, 1]
+
+
+def test_neighbours_that_are_done_are_one_change() -> None:
+    """One settle of many is a few bytes."""
+    rig = Rig()
+    rig.put(100)
+    for each in rig.take(100):
+        rig.state.settle("w", _ack(each), rig.now)
+    assert rig.state.drain_changes() == [Done(Offset(0), Offset(10_000))]
+
+
+def _ack(taken: Taken) -> Settlement:
+    return Settlement(taken.offset, taken.delivery, SettleVerb.ACK)
+
+
+def test_an_open_message_takes_little_memory() -> None:
+    """Twenty thousand of them are some megabytes."""
+    rig = Rig(open_max=20_000)
+    rig.put(20_000)
+    stored = rig.messages
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for offset, size, _key in stored:
+            rig.state.found(offset, size, None, rig.now)
+        rig.state.take("w", 20_000, 10**9, 30_000, rig.now)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (after - before) / 20_000 < 700

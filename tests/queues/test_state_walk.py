@@ -1,0 +1,259 @@
+"""Random walks of many workers over one queue, with crashes, against dictionaries.
+
+The model knows what was acknowledged and who was given what; it does not know how a
+queue works. Broken rules, by a switch, are found.
+"""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from metaq.model import Offset
+from metaq.protocol.queue_frames import Settlement, SettleVerb, Word
+from metaq.queues.rules import QueueRules
+from metaq.queues.state import QueueState, Taken
+from tests.queues.rig import Rig
+
+WORKERS = ("w1", "w2", "w3")
+LEASE_MS = 5_000
+RECLAIM_MS = 2_000
+STEPS = 400
+
+
+class Walk:
+    """One walk. A violation is an AssertionError that names the step."""
+
+    def __init__(self, seed: int, make_state: type[QueueState] = QueueState) -> None:
+        self.rng = rng = random.Random(seed)
+        self.rig = Rig(
+            QueueRules(
+                deliveries_max=rng.choice((2, 4, 16)),
+                retry_delays_ms=rng.choice(((), (10, 3_000))),
+                is_ordered=rng.random() < 0.5,
+                takes_letters=rng.random() < 0.7,
+            ),
+            open_max=rng.choice((3, 20, 1000)),
+            make_state=make_state,
+        )
+        self.given: list[tuple[str, Taken]] = []
+        """All deliveries ever, with their workers."""
+        self.last: dict[Offset, Taken] = {}
+        """The latest delivery of each message."""
+        self.held: dict[Offset, tuple[Taken, int]] = {}
+        """Deliveries that nobody else may get, and until when."""
+        self.done: set[Offset] = set()
+        """Acknowledged to a worker, or ended by a letter, a drop or retention."""
+        self.present = set(WORKERS)
+
+    def run(self) -> None:
+        moves: list[Callable[[], None]] = [
+            self.put, self.put, self.take, self.take, self.take, self.settle,
+            self.settle, self.settle, self.settle, self.pass_time, self.letter,
+            self.leave, self.come_back, self.snapshot,
+        ]  # fmt: skip
+        for _ in range(STEPS):
+            chance = self.rng.random()
+            if chance < 0.02:
+                self.crash()
+            elif chance < 0.025:
+                self.cut_power()
+            elif chance < 0.03:
+                self.trim()
+            else:
+                self.rng.choice(moves)()
+            self.check()
+        self.drain()
+
+    # -- moves
+
+    def put(self) -> None:
+        key = self.rng.choice((None, b"a", b"b", b"c"))
+        self.rig.put(self.rng.randrange(1, 4), size=self.rng.randrange(1, 99), key=key)
+
+    def take(self) -> None:
+        worker = self.rng.choice(sorted(self.present) or ["w1"])
+        count = self.rng.choice((1, 2, 9))
+        for taken in self.rig.take(count, worker, LEASE_MS, self.rng.choice((60, 900))):
+            at = taken.offset
+            assert at not in self.done, f"{at} was acknowledged, and is given out"
+            now_ms = self.rig.now.mono_ms
+            if at in self.held:
+                assert self.held[at][1] <= now_ms, f"{at} is with another worker"
+            self._check_order(at)
+            self.given.append((worker, taken))
+            self.last[at] = taken
+            self.held[at] = taken, now_ms + LEASE_MS
+        self.rig.store()
+
+    def settle(self) -> None:
+        if not self.given:
+            return
+        recent = self.given[-12:] if self.rng.random() < 0.8 else self.given
+        worker, taken = self.rng.choice(recent)
+        if self.rng.random() < 0.02:
+            taken = taken._replace(delivery=self.rng.choice((0, 1, 1 << 63)))
+        verb = self.rng.choice((SettleVerb.ACK, SettleVerb.ACK, *SettleVerb))
+        argument = {
+            SettleVerb.NACK: self.rng.choice((-1, 0, 700)),
+            SettleVerb.EXTEND: LEASE_MS,
+        }
+        self.rig.scan_through(taken.offset)
+        entry = Settlement(taken.offset, taken.delivery, verb, argument.get(verb, 0))
+        before = self.rig.state.dropped_count
+        word = self.rig.state.settle(worker, entry, self.rig.now)
+        self.rig.store()
+        if word is Word.DONE:
+            assert taken.offset in self.done, f"{taken.offset} is not done"
+        if word is not Word.OK:
+            return
+        assert taken.offset not in self.done, f"{taken.offset} was done before"
+        later = self.last[taken.offset].delivery > taken.delivery
+        is_lost = later and self.held_by_other(taken)
+        assert not is_lost, f"{taken.offset} was with another worker"
+        self.held.pop(taken.offset, None)
+        if verb is SettleVerb.ACK or self.rig.state.dropped_count > before:
+            self.done.add(taken.offset)
+        elif verb is SettleVerb.EXTEND:
+            until_ms = self.rig.now.mono_ms + LEASE_MS
+            self.held[taken.offset] = taken, until_ms
+
+    def held_by_other(self, taken: Taken) -> bool:
+        held = self.held.get(taken.offset)
+        return held is not None and held[0].delivery > taken.delivery
+
+    def pass_time(self) -> None:
+        before = self.rig.state.dropped_count
+        self.rig.pass_time(self.rng.choice((1, 100, 1_000, LEASE_MS)))
+        if self.rig.state.dropped_count > before:
+            self._note_dropped()
+
+    def _note_dropped(self) -> None:
+        """A lease's end may give up a message without a letter: it is done."""
+        for offset in self.last:
+            if self.rig.state.is_done(offset):
+                self.done.add(offset)
+
+    def letter(self) -> None:
+        if self.rig.letters:
+            letter = self.rng.choice(self.rig.letters)
+            self.rig.store_letter(letter)
+            self.held.pop(letter.offset, None)
+            self.done.add(letter.offset)
+
+    def leave(self) -> None:
+        worker = self.rng.choice(WORKERS)
+        self.present.discard(worker)
+        self.rig.state.worker_left(worker, self.rig.now, RECLAIM_MS)
+        soon_ms = self.rig.now.mono_ms + RECLAIM_MS
+        for at, (taken, until_ms) in self.held.items():
+            if (worker, taken) in self.given[-60:]:
+                self.held[at] = taken, min(until_ms, soon_ms)
+
+    def come_back(self) -> None:
+        worker = self.rng.choice(WORKERS)
+        self.present.add(worker)
+        self.rig.state.worker_seen(worker)
+
+    def snapshot(self) -> None:
+        if not self.rig.letters:
+            self.rig.snapshot()
+
+    def trim(self) -> None:
+        ends = [m.offset for m in self.rig.messages if m.offset > self.rig.state.floor]
+        if ends:
+            start = self.rng.choice(ends[:3])
+            self.rig.state.trim(start)
+            self.rig.store()
+            self.done |= {m.offset for m in self.rig.messages if m.offset < start}
+
+    def cut_power(self) -> None:
+        """Crash before a settle is stored, and so before it is answered."""
+        if self.given:
+            worker, taken = self.rng.choice(self.given[-12:])
+            self.rig.scan_through(taken.offset)
+            verb = self.rng.choice([*SettleVerb])
+            argument = LEASE_MS if verb is SettleVerb.EXTEND else 0
+            entry = Settlement(taken.offset, taken.delivery, verb, argument)
+            self.rig.state.settle(worker, entry, self.rig.now)
+            self.rig.take(2)
+        self.crash()
+
+    def crash(self) -> None:
+        self.rig.crash()
+        self.held.clear()
+        self.present = set(WORKERS)
+
+    # -- what holds
+
+    def check(self) -> None:
+        state = self.rig.state
+        scanned = [m for m in self.rig.messages if m.offset < state.scan_offset]
+        for message in scanned:
+            if message.offset < state.floor:
+                assert message.offset in self.done, f"floor passed {message.offset}"
+        for offset in self.done:
+            assert state.is_done(offset), f"{offset} is done, and forgotten"
+        open_count = sum(not state.is_done(m.offset) for m in scanned)
+        assert state.open_count == open_count
+
+    def _check_order(self, at: Offset) -> None:
+        if not self.rig.rules.is_ordered:
+            return
+        message = next(m for m in self.rig.messages if m.offset == at)
+        for other in self.rig.messages:
+            if other.key is not None and other.key == message.key:
+                is_earlier = other.offset < at and not self.rig.state.is_done(
+                    other.offset
+                )
+                assert not is_earlier, f"{at} before {other.offset} of its key"
+
+    def drain(self) -> None:
+        """Handle all that is left: nothing is stuck."""
+        for _ in range(10 * len(self.rig.messages) + 100):
+            for letter in [*self.rig.letters]:
+                self.rig.store_letter(letter)
+                self.done.add(letter.offset)
+            for taken in self.rig.take(99):
+                assert taken.offset not in self.done
+                assert self.rig.ack(taken) is Word.OK
+                self.done.add(taken.offset)
+            self.rig.pass_time(LEASE_MS)
+            self._note_dropped()
+            if self.rig.state.floor == self.rig.end and not self.rig.letters:
+                break
+        assert self.rig.state.floor == self.rig.end, "something is stuck"
+        assert self.rig.state.open_count == 0
+        assert self.rig.state.ready_count == 0
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_walk_keeps_every_promise(seed: int) -> None:
+    """Acked and never again, one worker at a time, keys in order, nothing stuck."""
+    Walk(seed).run()
+
+
+class TakesFromOthers(QueueState):
+    """A late ack is good whoever has the message."""
+
+    def _is_good(self, *_: object) -> bool:
+        return True
+
+
+class PassesOpenOnes(QueueState):
+    """The floor passes an open message."""
+
+    def _rise(self, floor: Offset) -> None:
+        self.floor = max(floor, self._done.take_below(self.scan_offset))
+
+
+@pytest.mark.parametrize("broken", [TakesFromOthers, PassesOpenOnes])
+def test_a_broken_rule_is_found(broken: type[QueueState]) -> None:
+    """By one of the same walks."""
+    with pytest.raises(AssertionError):
+        run_all(broken)
+
+
+def run_all(make_state: type[QueueState]) -> None:
+    for seed in range(60):
+        Walk(seed, make_state).run()

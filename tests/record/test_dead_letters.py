@@ -1,0 +1,36 @@
+"""The headers of a dead letter, as consumers and brokers write them."""
+
+from metaq.model import BrokerId, MessageId, Millis, Offset, TopicPartition
+from metaq.record.dead_letters import Origin, letter_headers
+
+ORIGIN = Origin(
+    TopicPartition("orders", BrokerId(0), 3),
+    Offset(4096),
+    MessageId(7),
+    "rejected",
+    "no number",
+    group="workers",
+    attempts=2,
+    at_ms=Millis(1_700_000_000_000),
+)
+
+
+def test_a_letter_says_where_it_came_from_and_why() -> None:
+    """After the headers of the message."""
+    assert letter_headers((("trace", b"1"),), ORIGIN) == (
+        ("trace", b"1"),
+        ("dead-letter.origin", b"orders/0-3@4096"),
+        ("dead-letter.id", b"7"),
+        ("dead-letter.cause", b"rejected: no number"),
+        ("dead-letter.group", b"workers"),
+        ("dead-letter.attempts", b"2"),
+        ("dead-letter.at_ms", b"1700000000000"),
+    )
+
+
+def test_a_letter_of_a_letter_has_the_last_origin_alone() -> None:
+    """The one before is replaced."""
+    first = letter_headers((), ORIGIN)
+    again = letter_headers(first, ORIGIN._replace(offset=Offset(1)))
+    assert [name for name, _ in again] == [name for name, _ in first]
+    assert dict(again)["dead-letter.origin"] == b"orders/0-3@1"
