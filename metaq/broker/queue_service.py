@@ -289,7 +289,8 @@ class QueueService(Service):
     def _logs_of(self, group: QueueGroup) -> list[PartitionLog]:
         topics, topic = self._context.topics, group.definition.topic
         count = self._context.config.topic(topic).partition_count
-        found = [topics.find_log(topic, partition) for partition in range(count)]
+        partitions = [n for n in range(count) if not topics.is_closed(topic, n)]
+        found = [topics.find_log(topic, partition) for partition in partitions]
         return [log for log in found if log is not None]
 
     def _queue_of(self, group: QueueGroup, log: PartitionLog) -> ServedQueue:
@@ -367,10 +368,9 @@ class QueueService(Service):
 
     def on_settled(self, queue: ServedQueue) -> None:
         """Look when the next lease ends, and give out what there is now."""
-        self.watch(queue)
-        group = self._groups.get(queue.name.group)
-        if group is not None:
-            self.takers.pump(group)
+        if self.has(queue):
+            self.watch(queue)
+            self.takers.pump(self._groups[queue.name.group])
 
     # -- workers
 

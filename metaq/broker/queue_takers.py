@@ -18,6 +18,7 @@ from metaq.broker.queue_groups import QueueGroup, QueueOwner, Taker
 from metaq.broker.queue_part import ServedQueue
 from metaq.errors import (
     ClosedError,
+    ForbiddenError,
     MetaqError,
     ServerError,
     StorageError,
@@ -62,7 +63,11 @@ class Takers:
                 "take: expected 0 messages and 1 byte or more, got"
                 f" {command.count} and {command.max_size}"
             )
-        self._service.queues_of(group, command.partition)
+        topics, partition = self._context.topics, command.partition
+        if topics.is_closed(command.topic, partition):
+            broker_id = self._context.config.system.broker_id
+            raise ForbiddenError(texts.get_closed(broker_id, partition))
+        self._service.queues_of(group, partition)
         self._service.note_worker(command.worker, answerer)
         taker = Taker(command, answerer)
         answerer.hold(count=1, size_bytes=0)

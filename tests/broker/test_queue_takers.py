@@ -112,3 +112,21 @@ def test_a_worker_that_goes_ends_its_takes(tmp_path: Path) -> None:
             assert (await Worker(other, "w2").take(1))[0].deliveries == 1
 
     run(tmp_path, scenario)
+
+
+def test_a_closed_partition_gives_nothing_and_takes_settles(tmp_path: Path) -> None:
+    """Until it is opened again."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await put(peer, b"a", b"b")
+        worker = Worker(peer)
+        (got,) = await worker.take(1)
+        broker.context.topics.close_partitions("test", start=0, end=0)
+        assert await worker.take(1) == []
+        reply = await worker.ask(worker.taking(1, 0))
+        assert (reply.status, "has been closed" in reply.text) == (403, True)
+        assert await worker.ack(got) is Word.OK
+        broker.context.topics.open_partitions("test")
+        assert [each.data for each in await worker.take(1)] == [b"b"]
+
+    run(tmp_path, scenario)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from metaq.model import LogId, Offset
-from metaq.storage.log_snapshots import ScrubbedLogs
+from metaq.storage.log_snapshots import ScrubbedLogs, take_directory_snapshot
 from metaq.storage.log_state import LogState
 from metaq.storage.segment import Damage
 from tests.rigs.fs import FaultyFileSystem
@@ -42,3 +42,27 @@ def test_the_scrub_gets_what_is_durable_and_stops_what_is_damaged(
     assert source.targets(LogId("gone", 0)) == ()
     bench.close()
     bench.manager.on_damage(LOG, damage)
+
+
+def test_of_a_log_of_the_broker_itself_goes_what_its_owner_does_not_need(
+    fs: FaultyFileSystem,
+) -> None:
+    """By no age and no size, and nothing before the owner has said so."""
+    own = LogId("__queues", 0)
+    bench = opened(fs, segment_bytes_max=50)
+    for _ in range(4):
+        bench.append(log_of(bench, own), [b"x" * 40], Ticket())
+        bench.run()
+    log = log_of(bench, own)
+
+    def going() -> list[int]:
+        (directory,) = bench.manager.directories()
+        found = take_directory_snapshot(directory, [log], bench.config, [])
+        ((snapshot,),) = [found.logs]
+        assert snapshot.policy.age_ms < 0
+        return [each.base_offset for each in snapshot.sealed]
+
+    assert going() == []
+    log.trim_offset = Offset(130)
+    assert going() == [0, 60]
+    bench.close()
