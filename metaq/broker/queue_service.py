@@ -112,7 +112,7 @@ class QueueService(Service):
         self.spawn(self._run(), name="load")
 
     async def _run(self) -> None:
-        failures = 0
+        failures = 1 if self._failures else 0
         while True:
             await wait_set(
                 self._load_due, RELOAD.delay_s(failures) if failures else None

@@ -4,9 +4,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from metaq.broker.queue_log import log_of
+from metaq.errors import StorageError
 from metaq.model import Position
-from metaq.protocol.commands import Value
+from metaq.protocol.commands import Result, Value
 from metaq.protocol.queue_frames import SettleVerb, Word
+from metaq.queues.state_log import QueueName
 from metaq.record.layout import Record
 from metaq.record.scan import read_record
 from tests.broker.queue_worker import QUICK, Worker, define, got_of, put, queue_of
@@ -125,6 +128,39 @@ def test_a_state_that_is_not_stored_is_no_answer(fs: FaultyFileSystem) -> None:
                 assert await worker.ack(again[0]) is Word.OK
 
     asyncio.run(main())
+
+
+def test_a_state_that_was_dropped_from_memory_is_read_again(
+    fs: FaultyFileSystem,
+) -> None:
+    """Takes are refused in that time; what was done stays done."""
+    data = Path("/data")
+
+    async def before() -> None:
+        async with running_broker(data, QUICK, fs=fs) as broker:
+            define(broker)
+            async with Peer(broker) as peer:
+                await put(peer, b"a", b"b")
+                worker = Worker(peer)
+                assert await worker.ack((await worker.take(1))[0]) is Word.OK
+
+    async def after() -> None:
+        async with running_broker(data, QUICK, fs=fs) as broker:
+            service: Any = broker.context.queues
+            define(broker)
+            async with Peer(broker) as peer:
+                worker = Worker(peer)
+                log_id = log_of(QueueName("workers", "test", 0))
+                service.fail(log_id, StorageError("unreadable"))
+                reply = await worker.ask(worker.taking(1, wait_ms=0))
+                assert isinstance(reply, Result)
+                assert reply.status == 503
+                await until(lambda: not service.problems())
+                got = await worker.take(9, wait_ms=20_000)
+                assert [each.data for each in got] == [b"b"]
+
+    asyncio.run(before())
+    asyncio.run(after())
 
 
 def test_a_damaged_state_refuses_its_groups_and_no_others(tmp_path: Path) -> None:
