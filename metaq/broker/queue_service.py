@@ -96,6 +96,8 @@ class QueueService(Service):
         self._partitions: dict[LogId, _Partition] = {}
         self._failures: dict[LogId, str] = {}
         self._workers: dict[str, _Worker] = {}
+        self._names: dict[Answerer, set[str]] = {}
+        """Workers of each connection that has any."""
         self._deadlines: Deadlines[ServedQueue] = Deadlines()
         self._timer: asyncio.TimerHandle | None = None
         self._load_due = asyncio.Event()
@@ -379,6 +381,7 @@ class QueueService(Service):
         worker = self._workers.setdefault(name, _Worker())
         if answerer not in worker.answerers:
             worker.answerers.add(answerer)
+            self._names.setdefault(answerer, set()).add(name)
             for queue in worker.queues:
                 queue.state.worker_seen(name)
 
@@ -390,12 +393,14 @@ class QueueService(Service):
 
     def drop(self, answerer: Answerer) -> None:
         """Forget a connection that has ended: its takers, and when its leases end."""
+        names = self._names.pop(answerer, None)
+        if names is None:
+            return
         for group in self._groups.values():
             self.takers.drop(group, answerer)
         now, reclaim_ms = self.now(), self._context.config.limits.queue_reclaim_ms
-        for name, worker in [*self._workers.items()]:
-            if answerer not in worker.answerers:
-                continue
+        for name in names:
+            worker = self._workers[name]
             worker.answerers.discard(answerer)
             if worker.answerers:
                 continue
