@@ -28,7 +28,7 @@ from metaq.model import printable
 NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 SECTIONS: Final = {
     "Data": ("produce", "cat", "consume", "ship", "bench"),
-    "Groups": ("groups", "offsets"),
+    "Groups": ("groups", "queues", "offsets"),
     "Topics": ("topics", "partitions"),
     "Operate": (
         "local", "broker", "brokers", "stats", "reload", "txn", "verify", "dump",

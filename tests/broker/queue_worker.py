@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from metaq.broker.app import Broker
 from metaq.broker.queue_part import ServedQueue
+from metaq.fs import FileSystem
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import Put, Result, Settle, Take, Value
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
@@ -176,15 +177,16 @@ def run(
     scenario: Scenario,
     *,
     broker: Mapping[str, str] | None = None,
+    fs: FileSystem | None = None,
     **settings: Any,
 ) -> None:
     """Play a scenario with one queue group; `broker` has settings of the broker."""
 
     async def main() -> None:
         wanted = {**QUICK, **(broker or {})}
-        async with running_broker(data, wanted) as running, Peer(running) as peer:
+        async with running_broker(data, wanted, fs=fs) as running, Peer(running) as one:
             define(running, **settings)
-            await scenario(running, peer)
+            await scenario(running, one)
 
     asyncio.run(main())
 

@@ -552,7 +552,7 @@ def test_a_damaged_copy_costs_time_and_no_data(
     cluster.zookeeper.stop()
     change_settings(broker, **{"zk.zkConnectionTimeoutMs": "100"})
     broker.start()
-    assert "copy of topic definitions is left out" in caplog.text
+    assert "copy of definitions is left out" in caplog.text
     inner = running_inside(broker)
     schedules = inner.control.deletion_schedules(inner.context.config)
     assert schedules.keys() == {"mine"}

@@ -17,6 +17,8 @@ from metaq.client import (
     MessageBatch,
     OutgoingMessage,
     Pinned,
+    Queue,
+    QueueMessage,
     RetryPolicy,
     SendFuture,
 )
@@ -216,9 +218,13 @@ WRONG: dict[str, dict[str, tuple[object, ...]]] = {
     },
     "Admin.delete_group": {"group": NO_GROUPS, "timeout": NO_TIMES},
     "Admin.settle_group": {"group": NO_GROUPS, "timeout": NO_TIMES},
+    "Admin.queue_groups": {"timeout": NO_TIMES},
+    "Admin.describe_queue_group": {"group": NO_GROUPS, "timeout": NO_TIMES},
+    "Admin.delete_queue_group": {"group": NO_GROUPS, "timeout": NO_TIMES},
 }
-# A sequence, with `commit` alone of its own; test_exactly_once.py has the other one.
-OTHERS = (MessageBatch, ExactlyOnce)
+# A sequence, with `commit` alone of its own; test_exactly_once.py has the second one,
+# and queue/test_work_queue.py the workers of queue groups.
+OTHERS = (MessageBatch, ExactlyOnce, Queue, QueueMessage)
 ONCE = {"start", "close"}
 # Right values of the other arguments.
 RIGHT: dict[str, Any] = {

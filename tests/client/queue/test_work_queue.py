@@ -1,5 +1,6 @@
 """A worker takes, hands out and runs handlers; in both worlds."""
 
+import math
 import threading
 from typing import Any
 
@@ -7,7 +8,9 @@ import pytest
 
 from metaq.client.consume.redelivery import Reject
 from metaq.errors import ConfigError
+from metaq.testing.embedded import EmbeddedBroker
 from tests.client.queue.conftest import send
+from tests.client.worlds import QUICK, WORLDS, AsyncWorldPart
 
 DROP: dict[str, Any] = {"group": "g", "then": "drop"}
 WAIT_S = 20.0
@@ -91,3 +94,59 @@ def test_a_handler_may_settle_by_itself(client: Any) -> None:
         queue.run(lambda message: message.reject("x"), timeout=0.5)
         assert queue.statistics().rejected_count == 1
         assert queue.receive(0.1) is None
+
+
+NO_TIMES = (-1, math.nan, math.inf, "5", True)
+NO_COUNTS = (0, -1, 1.5, "1", True, None)
+QUEUE_CALLS: dict[str, dict[str, tuple[object, ...]]] = {
+    "receive": {"timeout": NO_TIMES},
+    "receive_many": {"count_max": NO_COUNTS, "timeout": NO_TIMES},
+    "run": {
+        "handler": (5, "handle", None),
+        "concurrency": NO_COUNTS,
+        "timeout": NO_TIMES,
+    },
+    "ack_many": {"timeout": NO_TIMES},
+    "close": {"timeout": NO_TIMES},
+}
+MESSAGE_CALLS: dict[str, dict[str, tuple[object, ...]]] = {
+    "ack": {"timeout": NO_TIMES},
+    "nack": {"delay": (-1, math.nan, "5", 86_401), "timeout": NO_TIMES},
+    "release": {"timeout": NO_TIMES},
+    "extend": {"seconds": (0.5, -1, math.nan, "5", 43_201), "timeout": NO_TIMES},
+    "reject": {"reason": (5, None, b"x"), "timeout": NO_TIMES},
+}
+RIGHT: dict[str, dict[str, Any]] = {
+    "receive_many": {"count_max": 1},
+    "run": {"handler": print},
+    "ack_many": {"messages": []},
+    "extend": {"seconds": 5},
+    "reject": {"reason": "x"},
+}
+
+
+@pytest.mark.parametrize("world", ["sync", "async"])
+def test_every_call_refuses_what_it_cannot_use(
+    world: str, broker: EmbeddedBroker
+) -> None:
+    """By type or by value, before anything is said; the message is still there."""
+    with WORLDS[world](**broker.client_options, **QUICK) as client:
+        send(client, "single", b"a")
+        with client.queue("single", **DROP) as queue:
+            message = queue.receive(WAIT_S)
+            # The calls of the twin: those of a rig take what they are given.
+            for part, calls in ((queue, QUEUE_CALLS), (message, MESSAGE_CALLS)):
+                for name, wrong in calls.items():
+                    for argument, values in wrong.items():
+                        for value in values:
+                            given = {**RIGHT.get(name, {}), argument: value}
+                            with pytest.raises((TypeError, ConfigError)):
+                                call_twin(client, part, name, given)
+            message.ack()
+
+
+def call_twin(client: Any, part: Any, name: str, given: dict[str, Any]) -> Any:
+    """Make a call as a user of that world does."""
+    if isinstance(part, AsyncWorldPart):
+        return client.run(getattr(part.twin, name)(**given))
+    return getattr(part, name)(**given)
