@@ -13,7 +13,6 @@ Source: docs/metaq-1.4/broker.md 2.2, 2.10, 2.11; section 12 row 8.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -60,7 +59,8 @@ class Topics:
         defined = config.defined
 
         def accepts(topic: str) -> bool:
-            return topic in defined or self._rules.accepts(topic)
+            is_known = topic in defined or self._rules.accepts(topic)
+            return is_known and not is_internal(topic)
 
         def has_stat(topic: str) -> bool:
             is_defined = topic in defined and topic not in config.topics
@@ -85,11 +85,7 @@ class Topics:
         self.refusal = error
 
     def _accepts(self, topic: str) -> bool:
-        return (
-            topic not in self._withdrawn
-            and not is_internal(topic)
-            and self._accepts_any(topic)
-        )
+        return topic not in self._withdrawn and self._accepts_any(topic)
 
     # -- puts -------------------------------------------------------------------------
 
@@ -166,15 +162,7 @@ class Topics:
         Raises:
             StorageError: the log cannot be made; see `LogManager.get_or_create`.
         """
-        log = self._logs.get(log_id)
-        if log is None:
-            settings = replace(
-                self._config.topic(log_id.topic),
-                unflush_threshold=0,
-                unflush_interval_ms=0,
-            )
-            log = self._logs.get_or_create(log_id, settings)
-        return log
+        return self._logs.get_or_create(log_id, self._config.topic(log_id.topic))
 
     def may_appear(self, topic: str, partition: int) -> bool:
         """Return whether a put could make this log."""

@@ -11,10 +11,10 @@ limits.
 import enum
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
-from metaq.model import BrokerId, no_items
+from metaq.model import BrokerId, is_internal, no_items
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -295,8 +295,12 @@ class BrokerConfig:
                 not pass to the topics that it matches (docs/metaq-1.4/broker.md 2.2).
 
         Returns:
-            Its section, else its definition, else all defaults from `[system]`.
+            Its section, else its definition, else all defaults from `[system]`. A topic
+            of the broker's own has these, and is synced before it is acknowledged.
         """
+        if is_internal(name):
+            own = default_topic(name, self.system)
+            return replace(own, unflush_threshold=0, unflush_interval_ms=0)
         return (
             self.topics.get(name)
             or self.defined.get(name)

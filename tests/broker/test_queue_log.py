@@ -188,3 +188,25 @@ def test_a_damaged_state_refuses_its_groups_and_no_others(tmp_path: Path) -> Non
     raw[30] ^= 1
     path.write_bytes(raw)
     asyncio.run(after())
+
+
+def test_what_is_done_is_synced_whatever_topics_are(tmp_path: Path) -> None:
+    """Also after a start, with topics that are acknowledged before their sync."""
+    later = {**QUICK, "unflushThreshold": "1000"}
+
+    async def main() -> None:
+        for _ in range(2):
+            async with running_broker(tmp_path, later) as broker, Peer(broker) as peer:
+                define(broker)
+                await put(peer, b"a")
+                worker = Worker(peer)
+                assert await worker.ack((await worker.take(1, wait_ms=20_000))[0])
+                topics = broker.context.topics
+                own = topics.find_internal(log_of(QueueName("workers", "test", 0)))
+                test = topics.find_log("test", 0)
+                assert own is not None
+                assert test is not None
+                assert (own.is_group_commit, test.is_group_commit) == (True, False)
+                assert own.synced_end == own.log_end
+
+    asyncio.run(main())
