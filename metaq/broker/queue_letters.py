@@ -53,6 +53,8 @@ class _Sending:
     letter: Letter
     topic: str
     on_first: OnTried | None
+    error: str = ""
+    """Of the last try; "" before the first."""
     failure_count: int = 0
     due_s: float = 0.0
 
@@ -68,8 +70,7 @@ class Letters:
         self._context = context
         self._waiting = deque[_Sending]()
         self._failed = list[_Sending]()
-        self._open_count = 0
-        self._stuck: dict[str, str] = {}
+        self._open = set[_Sending]()
 
     def send(
         self, queue: ServedQueue, topic: str, on_first: OnTried | None = None
@@ -101,23 +102,26 @@ class Letters:
 
     def problems(self) -> tuple[str, ...]:
         """Return one sentence for each topic that takes no letters now."""
+        tried = (*self._failed, *self._waiting, *self._open)
+        stuck = {each.topic: each.error for each in tried if each.error}
         return tuple(
             f"dead letters wait for topic '{topic}': {text}"
-            for topic, text in sorted(self._stuck.items())
+            for topic, text in sorted(stuck.items())
         )
 
     def _begin(self) -> None:
-        while self._waiting and self._open_count < AT_ONCE_MAX:
-            self._open_count += 1
+        while self._waiting and len(self._open) < AT_ONCE_MAX:
             sending = self._waiting.popleft()
+            self._open.add(sending)
             self._service.spawn(self._send(sending), name="letter")
 
     async def _send(self, sending: _Sending) -> None:
         queue, letter = sending.queue, sending.letter
         end = Offset(letter.offset + letter.size_bytes)
         try:
-            if not self._service.has(queue):
-                self._drop(sending)
+            is_gone = letter.offset < queue.log.log_start_offset
+            if is_gone or not self._service.has(queue):
+                self._end(sending, is_stored=False)  # retention was faster
                 return
             target = self._target_of(sending.topic)
             payload, flag = self._make(sending, await queue.read(letter.offset, end))
@@ -168,31 +172,33 @@ class Letters:
         return encode_payload(message.data, message.attribute, message.key, headers)
 
     def _on_done(self, sending: _Sending, error: MetaqError | None) -> None:
-        queue, letter = sending.queue, sending.letter
-        self._open_count -= 1
-        on_first, sending.on_first = sending.on_first, None
+        queue = sending.queue
         if error is None:
-            queue.letters_open -= 1
-            self._stuck.pop(sending.topic, None)
-            queue.state.letter_stored(letter.offset)
+            queue.state.letter_stored(sending.letter.offset)
+            self._end(sending, is_stored=True)
             self._service.on_settled(queue)
-        else:
-            if self._stuck.get(sending.topic) != str(error):
-                _log.error(
-                    "dead letter not stored: topic=%s error=%s", sending.topic, error
-                )
-            self._stuck[sending.topic] = str(error)
-            sending.failure_count += 1
-            delay_s = PATIENCE.delay_s(sending.failure_count)
-            sending.due_s = self._context.clock.monotonic_s() + delay_s
-            self._failed.append(sending)
-        if on_first is not None:
-            on_first(letter.offset, error is None)
+            return
+        self._open.discard(sending)
+        if not any(each.topic == sending.topic for each in self._failed):
+            _log.error(
+                "dead letter not stored: topic=%s error=%s", sending.topic, error
+            )
+        sending.error = str(error)
+        sending.failure_count += 1
+        delay_s = PATIENCE.delay_s(sending.failure_count)
+        sending.due_s = self._context.clock.monotonic_s() + delay_s
+        self._failed.append(sending)
+        self._report(sending, is_stored=False)
         self._begin()
 
-    def _drop(self, sending: _Sending) -> None:
-        """Give up a letter of a queue that is not in memory any more."""
-        self._open_count -= 1
-        if sending.on_first is not None:
-            sending.on_first(sending.letter.offset, False)
+    def _end(self, sending: _Sending, *, is_stored: bool) -> None:
+        """Try a letter no more."""
+        self._open.discard(sending)
+        sending.queue.letters_open -= 1
+        self._report(sending, is_stored=is_stored)
         self._begin()
+
+    def _report(self, sending: _Sending, *, is_stored: bool) -> None:
+        on_first, sending.on_first = sending.on_first, None
+        if on_first is not None:
+            on_first(sending.letter.offset, is_stored)

@@ -267,10 +267,14 @@ class QueueState:
         return taken
 
     def give_back(self, taken: Sequence[Taken]) -> None:
-        """Take back what never reached its worker; it does not count."""
+        """Take back what never reached its worker; it does not count.
+
+        A lease that has ended by now is left as it ended.
+        """
         for each in taken:
             message = self._open.get(each.offset)
-            if message is not None and message.delivery == each.delivery:
+            is_same = message is not None and message.delivery == each.delivery
+            if message is not None and is_same and message.at is _At.LEASED:
                 self._release(message)
 
     # -- settling

@@ -5,7 +5,7 @@ from pathlib import Path
 from metaq.broker.app import Broker
 from metaq.protocol.queue_frames import SettleVerb, Word
 from metaq.record.flags import decode_payload
-from tests.broker.queue_worker import Worker, put, run, stored
+from tests.broker.queue_worker import Worker, put, queue_of, run, stored
 from tests.rigs.broker import Peer
 from tests.rigs.waiting import until
 
@@ -67,3 +67,27 @@ def test_a_dead_letter_that_its_topic_refuses_is_tried_again(tmp_path: Path) -> 
         assert len(await stored(broker, "meta-test", 1)) == 1
 
     run(tmp_path, scenario, dead_letter_topic="meta-test")
+
+
+def test_a_letter_whose_message_retention_took_is_given_up(tmp_path: Path) -> None:
+    """It cannot be made any more; nothing waits for it, and no problem stays."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        topics, queues = broker.context.topics, broker.context.queues
+        assert queues is not None
+        await put(peer, *[b"%05d" % n for n in range(60)])
+        worker = Worker(peer)
+        (bad,) = await worker.take(1)
+        topics.close_partitions("meta-test", start=0, end=None)
+        assert await worker.say(bad, SettleVerb.REJECT, text="x") is Word.LATER
+        queue = queue_of(broker)
+        queue.log.on_removed(queue.log.segments.first, 0)
+        await until(lambda: not queues.problems())
+        assert queue.letters_open == 0
+
+    run(
+        tmp_path,
+        scenario,
+        broker={"maxSegmentSize": "1000"},
+        dead_letter_topic="meta-test",
+    )

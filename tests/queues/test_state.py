@@ -393,6 +393,21 @@ def test_what_never_reached_its_worker_is_given_out_again() -> None:
     assert [each.deliveries for each in again] == [1, 1]
 
 
+@pytest.mark.parametrize("deliveries_max", [1, 2])
+def test_what_comes_back_after_its_lease_is_left_as_that_ended(
+    deliveries_max: int,
+) -> None:
+    """A slow disk: the message is returned, or its letter is on its way, by then."""
+    rig = Rig(QueueRules(deliveries_max=deliveries_max, retry_delays_ms=()))
+    rig.put(1)
+    taken = rig.take(1, lease_ms=LEASE_MS)
+    rig.pass_time(LEASE_MS)
+    rig.state.give_back(taken)
+    again = [each.deliveries for each in rig.take(1)]
+    assert again == ([] if deliveries_max == 1 else [2])
+    assert len(rig.letters) == (deliveries_max == 1)
+
+
 def test_neighbours_that_are_done_are_one_change() -> None:
     """One settle of many is a few bytes."""
     rig = Rig()
