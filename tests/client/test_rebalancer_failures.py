@@ -5,14 +5,19 @@ from collections.abc import Collection
 
 import pytest
 
+from metaq.client.errors import QueueGroupError
 from metaq.errors import ConfigError, CoordinationError, NoBrokerError
 from metaq.model import TopicPartition
 from metaq.zk.errors import CoordinationTimeoutError, MemberTakenError
+from metaq.zk.group_definitions import QueueGroupDefinition, encode_group
 from metaq.zk.znodes import Node
 from tests.client.group_members import (
     CLOCK,
+    GROUP,
     ID,
     OPTIONS,
+    PATHS,
+    TOPIC,
     Group,
     Member,
     owner_path,
@@ -99,6 +104,46 @@ def test_what_will_never_work_fails_the_start() -> None:
         assert owners(server) == {}
         assert ID not in server.nodes
         await one.quit()
+
+    run_group(scenario, 2, is_joined=False)
+
+
+def test_a_name_of_a_queue_group_fails_the_start_before_anything_is_read() -> None:
+    """Nothing of the member is left."""
+
+    async def scenario(group: Group, one: Member) -> None:
+        server, definition = group.server, QueueGroupDefinition(topic=TOPIC)
+        server.put(PATHS.queue_group(GROUP), encode_group(definition))
+        with pytest.raises(QueueGroupError, match="'g' is a queue group"):
+            await one.join()
+        assert one.sink.calls == []
+        assert owners(server) == {}
+        assert ID not in server.nodes
+        await one.quit()
+
+    run_group(scenario, 2, is_joined=False)
+
+
+def test_a_join_outlives_that_the_kind_of_the_group_cannot_be_asked() -> None:
+    """It is asked again, and nothing is read before the answer."""
+
+    async def scenario(group: Group, one: Member) -> None:
+        get = one.coordinator.get
+        is_failing = True
+
+        async def failing(path: str, *, deadline_s: float) -> Node | None:
+            if is_failing and path == PATHS.queue_group(GROUP):
+                raise CoordinationTimeoutError("the answer got lost")
+            return await get(path, deadline_s=deadline_s)
+
+        one.coordinator.get = failing  # type: ignore[method-assign]
+        await one.join()
+        assert "the answer got lost" in str(one.source.last_error)
+        await asyncio.sleep(30)
+        assert one.sink.calls == []
+        is_failing = False
+        await until(lambda: one.is_settled)
+        assert one.reading == parts(0, 1)
 
     run_group(scenario, 2, is_joined=False)
 

@@ -133,8 +133,10 @@ def use_disk(ordered_producer: Any, fs: FileSystem) -> None:
 
 
 def kill(source: Any) -> None:
-    """End the task of a group member as the end of its process does."""
+    """End the tasks of a group member as the end of its process does."""
     source._task.cancel()
+    if source._taking is not None:
+        source._taking.cancel()
 
 
 def abort(connection: BrokerConnection) -> None:

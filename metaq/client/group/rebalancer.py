@@ -131,6 +131,8 @@ class GroupSource:
         self._check_due_s = 0.0
         """Monotonic time from which the next attempt checks that our nodes exist."""
         self._session_version = 0
+        self._is_log_group = False
+        """Known: there is no queue group of this name."""
         self._is_stopping = False
         self._wake = asyncio.Event()
         self._joined = asyncio.Event()
@@ -196,10 +198,6 @@ class GroupSource:
             raise ClosedError(f"group {self._group}: left while joining")
         if self.last_error is not None and not self.last_error.retriable:
             raise self.last_error
-        # Now: who makes a queue group looks for members first.
-        await refuse_queue_group(
-            self._coordinator, self._paths, self._group, deadline_s=self._deadline_s()
-        )
 
     async def stop(self, *, deadline_s: float | None = None) -> None:
         """Revoke and release all partitions, leave the group; never raises.
@@ -388,6 +386,7 @@ class GroupSource:
         if assignment is None:
             return False
         self._joined.set()
+        await self._refuse_queue_group()
         if self._clock.monotonic_s() >= self._check_due_s:
             self._fence(await self._find_lost())
         plan = plan_rebalance(
@@ -447,6 +446,17 @@ class GroupSource:
             self._session_version = await self._membership.register(
                 self._topics, deadline_s=self._deadline_s()
             )
+
+    async def _refuse_queue_group(self) -> None:
+        # After our registration: who makes a queue group looks for one before.
+        if not self._is_log_group:
+            await refuse_queue_group(
+                self._coordinator,
+                self._paths,
+                self._group,
+                deadline_s=self._deadline_s(),
+            )
+            self._is_log_group = True
 
     def _is_listed(self) -> bool:
         """Return whether the group has us as its member, with our topics."""
