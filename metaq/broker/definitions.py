@@ -92,7 +92,7 @@ class Definitions(Service):
         self._paths = NodePaths(normalize_root(config.zookeeper.root))
         self._copied: Mapping[str, TopicDefinition] | None = None
         self._groups: Mapping[str, QueueGroupDefinition] = {}
-        self._unread_groups: dict[str, str] = {}
+        self._group_problems: tuple[str, ...] = ()
         self._groups_in_effect: Mapping[str, QueueGroupDefinition] | None = None
         self._removed: set[str] = set()
         self._published: dict[str, TopicStatus | None] = {}
@@ -171,12 +171,8 @@ class Definitions(Service):
             f"topic '{topic}' is withdrawn and not yet deleted: {error}"
             for topic, error in sorted(self._held_up.items())
         ]
-        unread = [
-            f"definition of queue group '{name}' cannot be read: {error}"
-            for name, error in sorted(self._unread_groups.items())
-        ]
         errors = filter(None, [self._error])
-        return (*self._outcome.problems, *held_up, *unread, *errors)
+        return (*self._outcome.problems, *held_up, *self._group_problems, *errors)
 
     def wake(self) -> None:
         """Ask for a pass: settings changed."""
@@ -334,15 +330,25 @@ class Definitions(Service):
     def _read_groups(
         self, found: Mapping[str, QueueGroupDefinition | str]
     ) -> dict[str, QueueGroupDefinition]:
-        """Return the groups; one that cannot be read stays as it was."""
-        groups, self._unread_groups = dict[str, QueueGroupDefinition](), {}
+        """Return the groups; one that is gone or cannot be read stays as it was."""
+        groups, problems = {**self._groups}, list[str]()
         for name, each in found.items():
             if isinstance(each, QueueGroupDefinition):
                 groups[name] = each
+            else:
+                problems.append(
+                    f"definition of queue group '{name}' cannot be read: {each}"
+                )
+        for name in sorted(groups.keys() - found.keys()):
+            if groups[name].is_deleted:
+                del groups[name]
                 continue
-            self._unread_groups[name] = each
-            if name in self._groups:
-                groups[name] = self._groups[name]
+            problems.append(
+                f"definition of queue group '{name}' is gone from ZooKeeper, and stays"
+                " in effect on this broker: its next worker writes it again; to be rid"
+                " of the group, delete it after that"
+            )
+        self._group_problems = tuple(problems)
         return groups
 
     async def _write_copy(self, path: Path, data: bytes) -> None:

@@ -18,10 +18,10 @@ last connection, unless it is back by then. A broker that does not lead its set 
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
@@ -92,6 +92,7 @@ class QueueService(Service):
         super().__init__("queues", stop_timeout_s=2.0)
         self._context = context
         self._journal = QueueLog(context)
+        self._definitions: Mapping[str, QueueGroupDefinition] = {}
         self._groups: dict[str, QueueGroup] = {}
         self._partitions: dict[LogId, _Partition] = {}
         self._failures: dict[LogId, str] = {}
@@ -141,6 +142,7 @@ class QueueService(Service):
             self._failures.pop(log_id, None)
             self._partitions[log_id] = _Partition(images, starts)
             self.restart_reclaim()
+        self._delete(self._is_over)
         for group in self._groups.values():
             self._open_latest(group)
 
@@ -171,14 +173,23 @@ class QueueService(Service):
     # -- definitions and topics
 
     def apply_groups(self, definitions: Mapping[str, QueueGroupDefinition]) -> None:
-        """Put definitions in effect."""
-        for name in self._groups.keys() - definitions.keys():
-            group = self._groups.pop(name)
-            self.takers.end_all(group)
-            for queue in [*group.queues.values()]:
-                self._forget(group, queue)
-            self._delete(lambda each, name=name: each.group == name)
+        """Put definitions in effect.
+
+        The state of a group is deleted where its definition says so, or is of a later
+        group of that name. One without a definition stays as it is.
+        """
+        self._definitions = definitions
         for name, definition in definitions.items():
+            group = self._groups.get(name)
+            if group is not None and _ends(group.definition, definition):
+                del self._groups[name]
+                self.takers.end_all(group)
+                for queue in [*group.queues.values()]:
+                    self._forget(group, queue)
+        self._delete(self._is_over)
+        for name, definition in definitions.items():
+            if definition.is_deleted:
+                continue
             group = self._groups.setdefault(name, QueueGroup(name, definition))
             if group.definition != definition:
                 group.definition = definition
@@ -206,10 +217,19 @@ class QueueService(Service):
         """Note where a group begins that reads only what comes later."""
         if group.definition.start == "latest":
             for log in self._logs_of(group):
-                if log_of(QueueName(group.name, *_place(log))) in self._partitions:
+                if log_of(_name_of(group, log)) in self._partitions:
                     self._queue_of(group, log)
 
-    def _delete(self, is_meant: Any) -> None:
+    def _is_over(self, name: QueueName) -> bool:
+        """Return whether a queue is of a group that was deleted."""
+        definition = self._definitions.get(name.group)
+        return definition is not None and (
+            definition.is_deleted
+            or _identity(definition) != (name.topic, name.generation)
+        )
+
+    def _delete(self, is_meant: Callable[[QueueName], bool]) -> None:
+        """Delete the states of queues, from memory and from `__queues`."""
         for log_id, partition in self._partitions.items():
             for name in [each for each in partition.images.by_name if is_meant(each)]:
                 queue_id = partition.images.id_of(name)
@@ -299,7 +319,7 @@ class QueueService(Service):
         queue = group.queues.get(log.log_id.partition)
         if queue is not None and queue.log is log:
             return queue
-        name = QueueName(group.name, *_place(log))
+        name = _name_of(group, log)
         log_id = log_of(name)
         partition = self._partitions.get(log_id)
         if partition is None:
@@ -549,5 +569,15 @@ def rules_of(definition: QueueGroupDefinition) -> QueueRules:
     )
 
 
-def _place(log: PartitionLog) -> tuple[str, int]:
-    return log.log_id.topic, log.log_id.partition
+def _identity(definition: QueueGroupDefinition) -> tuple[str, int]:
+    """Return what stays of a group when it is altered, besides its name."""
+    return definition.topic, definition.generation
+
+
+def _ends(old: QueueGroupDefinition, new: QueueGroupDefinition) -> bool:
+    return new.is_deleted or _identity(new) != _identity(old)
+
+
+def _name_of(group: QueueGroup, log: PartitionLog) -> QueueName:
+    topic, partition = log.log_id.topic, log.log_id.partition
+    return QueueName(group.name, topic, partition, group.definition.generation)

@@ -10,7 +10,8 @@ The payload of a record, all numbers big-endian:
 
     entry 1, done       1 u8 | start i64 | end i64            of messages that are done
     entry 2, returned   2 u8 | offset i64 | size i32 | count u16 | due i64
-    name                partition i32 | topic u16 + UTF-8 | group u16 + UTF-8
+    name                partition i32 | generation u32 | topic and group,
+                        each u16 + UTF-8
 
 | kind | entries | name | means |
 |---|---|---|---|
@@ -38,7 +39,7 @@ _VERSION: Final = 1
 _HEAD: Final = Struct(">BBIIqI")
 _DONE: Final = Struct(">Bqq")
 _RETURNED: Final = Struct(">BqiHq")
-_PARTITION: Final = Struct(">i")
+_PLACE: Final = Struct(">iI")
 _LENGTH: Final = Struct(">H")
 COUNT_MAX: Final = 2**16 - 1
 """A higher count of deliveries is kept as this."""
@@ -59,6 +60,8 @@ class QueueName(NamedTuple):
     group: str
     topic: str
     partition: int
+    generation: int = 0
+    """Of the group: one that was deleted and made again is another one."""
 
 
 class Done(NamedTuple):
@@ -200,7 +203,7 @@ def encode_state(record: StateRecord) -> bytes:
                 _RETURNED.pack(2, offset, size, min(count, COUNT_MAX), due_ms)
             )
     if record.name is not None:
-        pieces.append(_PARTITION.pack(record.name.partition))
+        pieces.append(_PLACE.pack(record.name.partition, record.name.generation))
         for text in (record.name.topic, record.name.group):
             raw = text.encode()
             pieces += (_LENGTH.pack(len(raw)), raw)
@@ -275,8 +278,8 @@ def _read_entries(
 
 
 def _read_name(payload: bytes, position: int) -> tuple[QueueName, int]:
-    (partition,) = _PARTITION.unpack_from(payload, position)
-    position += _PARTITION.size
+    partition, generation = _PLACE.unpack_from(payload, position)
+    position += _PLACE.size
     texts = list[str]()
     for _ in range(2):
         (length,) = _LENGTH.unpack_from(payload, position)
@@ -287,7 +290,7 @@ def _read_name(payload: bytes, position: int) -> tuple[QueueName, int]:
         texts.append(raw.decode())
         position += length
     topic, group = texts
-    return QueueName(group, topic, partition), position
+    return QueueName(group, topic, partition, generation), position
 
 
 class Images:

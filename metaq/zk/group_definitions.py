@@ -2,11 +2,15 @@
 
     /catalog/groups/{group}    JSON, UTF-8, keys sorted, no spaces:
 
-    {"dead_letter_topic":"orders-dead","deliveries_max":16,"lease_ms":30000,
-     "ordered_by":null,"retry_delays_ms":[1000,5000,30000,120000],"start":"earliest",
-     "then":"dead_letter","topic":"orders","type":"queue"}
+    {"dead_letter_topic":"orders-dead","deliveries_max":16,"generation":0,
+     "lease_ms":30000,"ordered_by":null,"retry_delays_ms":[1000,5000,30000,120000],
+     "start":"earliest","state":"active","then":"dead_letter","topic":"orders",
+     "type":"queue"}
 
-The first user of a group writes it; brokers follow it, and keep a copy on the disk.
+The first user of a group writes it; brokers follow it, and keep a copy on the disk. A
+deleted group keeps its node: a node that is gone may be ZooKeeper's loss, and is no
+reason to forget what is done. A group that is made again has the next generation, by
+which a broker that was away in that time knows that it is another one.
 Properties that are not known here are kept. Source: docs/messaging.md.
 """
 
@@ -30,11 +34,13 @@ DELAYS_MAX: Final = 16
 """Most delays of a schedule."""
 ORDERED_BY: Final = ("key",)
 STARTS: Final = ("earliest", "latest")
+STATES: Final = ("active", "deleted")
+GENERATION_MAX: Final = 2**32 - 1
 
 _KNOWN: Final = frozenset(
     {
-        "dead_letter_topic", "deliveries_max", "lease_ms", "ordered_by",
-        "retry_delays_ms", "start", "then", "topic", "type",
+        "dead_letter_topic", "deliveries_max", "generation", "lease_ms", "ordered_by",
+        "retry_delays_ms", "start", "state", "then", "topic", "type",
     }
 )  # fmt: skip
 
@@ -58,6 +64,9 @@ class QueueGroupDefinition:
     """`key`: one message of a key at a time, in their order."""
     start: str = "earliest"
     """`latest`: what is put after the definition came into effect."""
+    generation: int = 0
+    """Groups of this name that were deleted before, 0 to GENERATION_MAX."""
+    is_deleted: bool = False
     others: Mapping[str, object] = field(default_factory=no_items)
     """Properties that are not known here, ready for JSON."""
 
@@ -77,6 +86,8 @@ def encode_group(definition: QueueGroupDefinition) -> bytes:
             "retry_delays_ms": list(definition.retry_delays_ms),
             "ordered_by": definition.ordered_by,
             "start": definition.start,
+            "generation": definition.generation,
+            "state": STATES[definition.is_deleted],
         }
     )
 
@@ -111,6 +122,10 @@ def decode_group(data: bytes) -> QueueGroupDefinition:
         raise _nonsense("ordered_by to be null or key", data)
     if start not in STARTS:
         raise _nonsense("start to be earliest or latest", data)
+    generation = whole_number(fields.get("generation"), 0, GENERATION_MAX)
+    if generation is None:
+        raise _nonsense(f"generation from 0 to {GENERATION_MAX}", data)
+    _require(fields.get("state") in STATES, "state to be active or deleted", data)
     return QueueGroupDefinition(
         topic=topic,
         lease_ms=lease_ms,
@@ -119,6 +134,8 @@ def decode_group(data: bytes) -> QueueGroupDefinition:
         retry_delays_ms=_read_delays(delays, data),
         ordered_by=None if ordered_by is None else str(ordered_by),
         start=str(start),
+        generation=generation,
+        is_deleted=fields["state"] == "deleted",
         others={name: each for name, each in fields.items() if name not in _KNOWN},
     )
 

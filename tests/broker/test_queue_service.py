@@ -62,3 +62,26 @@ def test_a_deleted_topic_takes_its_queues_along(tmp_path: Path) -> None:
         assert (again.data, again.deliveries) == (b"a", 1)
 
     run(tmp_path, scenario)
+
+
+def test_a_later_group_of_a_name_has_nothing_of_the_one_before(tmp_path: Path) -> None:
+    """Nor has one that was deleted; one without a definition keeps what it has."""
+
+    async def main() -> None:
+        async with running_broker(tmp_path, QUICK) as broker, Peer(broker) as peer:
+            queues, worker = broker.context.queues, Worker(peer)
+            assert queues is not None
+            define(broker)
+            await put(peer, b"a")
+            assert await worker.ack((await worker.take(1))[0]) is Word.OK
+            queues.apply_groups({})
+            define(broker)
+            assert await worker.take(1, wait_ms=300) == []
+            define(broker, generation=1)
+            (again,) = await worker.take(1, wait_ms=20_000)
+            assert await worker.ack(again) is Word.OK
+            define(broker, generation=1, is_deleted=True)
+            define(broker, generation=1)
+            assert len(await worker.take(1, wait_ms=20_000)) == 1
+
+    asyncio.run(main())

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import pytest
 
-from metaq.client import AsyncClient
+from metaq.client import AsyncClient, Client
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.queue_groups import (
     delete_queue_group,
@@ -22,12 +22,16 @@ from tests.rigs.waiting import wait_until
 
 T = TypeVar("T")
 ONE_BROKER = {
+    "ack_first": "MetaQ has no queue groups",
+    "take_all": "MetaQ has no queue groups",
     "ask": "MetaQ has none",
     "test_the_first_user_defines_a_group_and_others_may_say_less": "MetaQ has none",
     "test_another_definition_is_refused_with_the_difference": "MetaQ has none",
     "test_a_new_group_says_where_dead_letters_go": "MetaQ has none",
     "test_without_zookeeper_there_are_no_queue_groups": "MetaQ has none",
     "test_a_name_is_a_log_group_or_a_queue_group": "MetaQ has none",
+    "test_what_is_done_outlives_a_definition_lost_by_zookeeper": "MetaQ has none",
+    "test_a_group_made_again_while_its_broker_was_down_begins_anew": "MetaQ has none",
     "test_a_broker_keeps_its_groups_without_zookeeper": "MetaQ has none",
 }
 DROP = {"then": "drop"}
@@ -55,7 +59,8 @@ def test_the_first_user_defines_a_group_and_others_may_say_less() -> None:
         assert await ensure_queue_group(context, "g", "orders", {}) == first
         found = await read_queue_groups(context, deadline_s=context.deadline_s())
         assert found == {"g": first}
-        assert await delete_queue_group(context, "g", deadline_s=context.deadline_s())
+        deadline_s = await context.reach()
+        assert await delete_queue_group(context, "g", deadline_s=deadline_s)
         assert not await delete_queue_group(
             context, "g", deadline_s=context.deadline_s()
         )
@@ -148,3 +153,57 @@ def test_a_broker_keeps_its_groups_without_zookeeper() -> None:
         copy = broker.data_path / "groups.json"
         wait_until(copy.exists)
         assert '"topic": "orders"' in copy.read_text()
+
+
+def ack_first(broker: EmbeddedBroker) -> None:
+    """Send two messages, and have the first one acknowledged."""
+    with Client(**broker.client_options) as client:
+        with client.producer() as producer:
+            for data in (b"first", b"second"):
+                producer.send("orders", data)
+        with client.queue("orders", group="g", then="drop") as queue:
+            message = queue.receive(30)
+            assert message is not None
+            message.ack()
+
+
+def take_all(broker: EmbeddedBroker, count: int) -> list[tuple[bytes, int]]:
+    """Return data and deliveries of what comes, acknowledged."""
+    found = []
+    with (
+        Client(**broker.client_options) as client,
+        client.queue("orders", group="g", then="drop") as queue,
+    ):
+        while len(found) < count:
+            message = queue.receive(30)
+            assert message is not None
+            found.append((message.data, message.deliveries))
+            message.ack()
+        assert queue.receive(0.3) is None
+    return found
+
+
+def test_what_is_done_outlives_a_definition_lost_by_zookeeper() -> None:
+    """The group stays in effect, with an alarm; its next worker writes it again."""
+    with embedded_broker(topics={"orders": 1}) as broker:
+        ack_first(broker)
+        broker.zookeeper.remove("/meta/catalog/groups/g")
+        broker.restart()
+        assert take_all(broker, 1) == [(b"second", 1)]
+
+
+def test_a_group_made_again_while_its_broker_was_down_begins_anew() -> None:
+    """It is another group of that name."""
+
+    async def remake(context: ClientContext) -> None:
+        deadline_s = await context.reach()
+        assert await delete_queue_group(context, "g", deadline_s=deadline_s)
+        found = await ensure_queue_group(context, "g", "orders", DROP)
+        assert found.generation == 1
+
+    with embedded_broker(topics={"orders": 1}) as broker:
+        ack_first(broker)
+        broker.stop()
+        ask(broker, remake)
+        broker.start()
+        assert take_all(broker, 2) == [(b"first", 1), (b"second", 1)]

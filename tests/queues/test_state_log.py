@@ -24,7 +24,7 @@ from metaq.queues.state_log import (
     snapshot_of,
 )
 
-NAME = QueueName("workers", "ördern", 3)
+NAME = QueueName("workers", "ördern", 3, 2**32 - 1)
 CHANGES = (
     Done(Offset(100), Offset(200)),
     Returned(Offset(300), SizeBytes(50), 2, 1_700_000_000_000),

@@ -17,9 +17,10 @@ from metaq.zk.group_definitions import (
 
 DEFINITION = QueueGroupDefinition(topic="orders", dead_letter_topic="dead")
 GOLDEN = (
-    b'{"dead_letter_topic":"dead","deliveries_max":16,"lease_ms":30000,'
-    b'"ordered_by":null,"retry_delays_ms":[1000,5000,30000,120000],'
-    b'"start":"earliest","then":"dead_letter","topic":"orders","type":"queue"}'
+    b'{"dead_letter_topic":"dead","deliveries_max":16,"generation":0,'
+    b'"lease_ms":30000,"ordered_by":null,"retry_delays_ms":[1000,5000,30000,120000],'
+    b'"start":"earliest","state":"active","then":"dead_letter","topic":"orders",'
+    b'"type":"queue"}'
 )
 
 
@@ -42,6 +43,8 @@ def test_a_definition_has_these_bytes() -> None:
         retry_delays_ms=st.lists(st.integers(0, 86_400_000), max_size=16).map(tuple),
         ordered_by=st.sampled_from([None, "key"]),
         start=st.sampled_from(["earliest", "latest"]),
+        generation=st.integers(0, 2**32 - 1),
+        is_deleted=st.booleans(),
         others=st.just({}) | st.just({"where": "tag = 'x'"}),
     )
 )
@@ -68,6 +71,8 @@ def test_definitions_read_back(definition: QueueGroupDefinition) -> None:
         ({"retry_delays_ms": 5}, "retry_delays_ms"),
         ({"ordered_by": "tag"}, "ordered_by"),
         ({"start": "middle"}, "start"),
+        ({"generation": -1}, "generation from 0"),
+        ({"state": "gone"}, "state to be active or deleted"),
     ],
 )
 def test_a_property_that_makes_no_sense_is_named(

@@ -42,26 +42,36 @@ async def ensure_queue_group(
     deadline_s = await context.reach()
     coordinator, path = _require_coordinator(context), context.paths.queue_group(group)
     node = await coordinator.get(path, deadline_s=deadline_s)
-    if node is None:
+    old = None if node is None else decode_group(node.data)
+    if old is None or old.is_deleted:
         if await coordinator.exists(context.paths.group(group), deadline_s=deadline_s):
             raise QueueGroupError(
                 f"group '{group}' is a log group: a queue group needs another name"
             )
         definition = _first_definition(group, topic, wanted)
+        if old is not None:
+            definition = replace(definition, generation=old.generation + 1)
         await _require_letters(context, coordinator, definition, deadline_s)
+        version = None if node is None else node.version
         try:
             await coordinator.replace(
-                path, encode_group(definition), version=None, deadline_s=deadline_s
+                path, encode_group(definition), version=version, deadline_s=deadline_s
             )
         except NodeChangedError:
-            node = await coordinator.get(path, deadline_s=deadline_s)
+            old = await _read(coordinator, path, deadline_s)
         else:
             return definition
-    if node is None:
+    if old is None or old.is_deleted:
         raise QueueGroupError(f"queue group '{group}' was deleted at this moment")
-    definition = decode_group(node.data)
-    _require_same(group, definition, {**_fields(wanted), "topic": topic})
-    return definition
+    _require_same(group, old, {**_fields(wanted), "topic": topic})
+    return old
+
+
+async def _read(
+    coordinator: Coordinator, path: str, deadline_s: float
+) -> QueueGroupDefinition | None:
+    node = await coordinator.get(path, deadline_s=deadline_s)
+    return None if node is None else decode_group(node.data)
 
 
 def _require_coordinator(context: ClientContext) -> Coordinator:
@@ -139,8 +149,8 @@ async def refuse_queue_group(
         QueueGroupError: the name is a queue group's.
         CoordinationError: ZooKeeper cannot be asked.
     """
-    path = paths.queue_group(group)
-    if await coordinator.exists(path, deadline_s=deadline_s):
+    found = await _read(coordinator, paths.queue_group(group), deadline_s)
+    if found is not None and not found.is_deleted:
         raise QueueGroupError(
             f"group '{group}' is a queue group: take from it with client.queue(...), or"
             " give the consumer another group"
@@ -152,9 +162,10 @@ async def read_queue_groups(
 ) -> dict[str, QueueGroupDefinition]:
     """Return the queue groups by name; raises as `ensure_queue_group`."""
     path = context.paths.queue_groups()
-    return await read_values(
+    found = await read_values(
         _require_coordinator(context), path, decode_group, deadline_s=deadline_s
     )
+    return {name: each for name, each in found.items() if not each.is_deleted}
 
 
 async def delete_queue_group(
@@ -164,7 +175,14 @@ async def delete_queue_group(
 
     Raises:
         ConfigError: the client has no ZooKeeper.
-        CoordinationError: ZooKeeper cannot be asked.
+        CoordinationError: ZooKeeper cannot be asked, or the group was changed at this
+            moment.
     """
-    path = context.paths.queue_group(group)
-    return await _require_coordinator(context).delete(path, deadline_s=deadline_s)
+    coordinator, path = _require_coordinator(context), context.paths.queue_group(group)
+    node = await coordinator.get(path, deadline_s=deadline_s)
+    old = None if node is None else decode_group(node.data)
+    if node is None or old is None or old.is_deleted:
+        return False
+    gone = encode_group(replace(old, is_deleted=True))
+    await coordinator.replace(path, gone, version=node.version, deadline_s=deadline_s)
+    return True
