@@ -74,21 +74,17 @@ async def read_records(log: PartitionLog) -> AsyncIterator[tuple[Offset, Record]
     while offset < log.high_watermark:
         part = log.read(offset, SizeBytes(size))
         data = await part.run(part.read)
-        position = Position(0)
+        position, size = Position(0), READ_BYTES
         while isinstance(found := read_record(data, position), Record):
             yield Offset(offset + position), found
             position = Position(position + found.size_bytes)
-        if not position and not isinstance(found, Incomplete):
-            raise CorruptRecordError(
-                f"partition {log.log_id}: no record at offset {offset}: {found}"
-            )
-        size = READ_BYTES
-        if not position and isinstance(found, Incomplete):
-            if found.needed_bytes <= len(data):
+        if not position:
+            needed = found.needed_bytes if isinstance(found, Incomplete) else 0
+            if needed <= len(data):
                 raise CorruptRecordError(
                     f"partition {log.log_id}: no record at offset {offset}: {found}"
                 )
-            size = max(size, found.needed_bytes)
+            size = max(size, needed)
         offset = Offset(offset + position)
 
 

@@ -50,7 +50,6 @@ class ServedQueue:
         journal: QueueLog,
         *,
         queue_id: int,
-        incarnation: int,
         given_from_ms: int,
     ) -> None:
         """Serve a queue from `given_from_ms` on, on the monotonic clock."""
@@ -61,7 +60,6 @@ class ServedQueue:
         self.journal_id: Final[LogId] = log_of(name)
         """Partition with its state."""
         self.queue_id: Final = queue_id
-        self.incarnation: Final = incarnation
         self.given_from_ms: Final = given_from_ms
         self.is_open = False
         """Whether its incarnation is stored."""
@@ -124,7 +122,9 @@ class ServedQueue:
         floor = self.state.floor
         name = None if kind is StateKind.CHANGES else self.name
         return encode_state(
-            StateRecord(kind, self.queue_id, self.incarnation, floor, changes, name)
+            StateRecord(
+                kind, self.queue_id, self.state.incarnation, floor, changes, name
+            )
         )
 
     @property

@@ -331,8 +331,7 @@ class QueueService(Service):
             is_late = group.definition.start == "latest"
             floor = log.high_watermark if is_late else log.log_start_offset
             image = QueueImage(floor)
-        incarnation = image.incarnation + 1
-        image.incarnation = incarnation
+        image.incarnation += 1
         queue_id = partition.images.id_of(name)
         partition.images.by_name[name] = image
         limits = self._context.config.limits
@@ -344,7 +343,6 @@ class QueueService(Service):
             state,
             self._journal,
             queue_id=queue_id,
-            incarnation=incarnation,
             given_from_ms=0 if is_new else self._reclaims_until_ms,
         )
         group.queues[log.log_id.partition] = queue
@@ -483,30 +481,30 @@ class QueueService(Service):
     def tick(self) -> None:
         """Write whole states where that is due, trim, forget workers; once a second."""
         self.letters.retry()
-        worn = list[tuple[QueueGroup, ServedQueue]]()
+        for group in self._groups.values():
+            for queue in [*group.queues.values()]:
+                self._tend(group, queue)
         for log_id, partition in self._partitions.items():
             log = self._journal.find(log_id)
-            if log is None:
-                continue
-            oldest = log.next_offset - PINNED_BYTES_MAX
-            for group in self._groups.values():
-                for queue in group.queues.values():
-                    if queue.journal_id != log_id:
-                        continue
-                    start = partition.starts.get(queue.name, log.next_offset)
-                    if queue.wants_snapshot or start < oldest:
-                        self._snapshot(partition, queue, log.next_offset)
-                    elif queue.state.is_worn and not queue.letters_open:
-                        image = queue.state.image(self.now())
-                        partition.images.by_name[queue.name] = image
-                        worn.append((group, queue))
-            log.trim_offset = min(partition.starts.values(), default=log.high_watermark)
-        for group, queue in worn:
-            self._forget(group, queue)  # another life begins with the next command
+            if log is not None:
+                starts = partition.starts.values()
+                log.trim_offset = min(starts, default=log.high_watermark)
         for name, worker in [*self._workers.items()]:
             worker.queues = {each for each in worker.queues if each.state.holds(name)}
             if not worker.answerers and not worker.queues:
                 del self._workers[name]
+
+    def _tend(self, group: QueueGroup, queue: ServedQueue) -> None:
+        partition = self._partitions.get(queue.journal_id)
+        log = self._journal.find(queue.journal_id)
+        if partition is None or log is None:
+            return
+        start = partition.starts.get(queue.name, log.next_offset)
+        if queue.wants_snapshot or start < log.next_offset - PINNED_BYTES_MAX:
+            self._snapshot(partition, queue, log.next_offset)
+        elif queue.state.is_worn and not queue.letters_open:
+            partition.images.by_name[queue.name] = queue.state.image(self.now())
+            self._forget(group, queue)  # another life begins with the next command
 
     @property
     def wants_trim(self) -> bool:

@@ -27,8 +27,9 @@ from metaq.protocol.queue_frames import (
     decode_settlements,
     encode_words,
 )
+from metaq.zk.group_definitions import DELAY_MS_MAX, LEASE_MS_MAX
 
-DELAY_MS_MAX: Final = 24 * 3600 * 1000
+_MS_MAX: Final = {SettleVerb.NACK: DELAY_MS_MAX, SettleVerb.EXTEND: LEASE_MS_MAX}
 """Longest delay of a nack, and longest lease of an extend."""
 
 
@@ -45,13 +46,11 @@ def settle(service: QueueOwner, command: Settle, answerer: Answerer) -> None:
     except RemoteProtocolError as error:
         raise ServerError(str(error)) from error
     for each in entries:
-        if (
-            each.verb in {SettleVerb.NACK, SettleVerb.EXTEND}
-            and each.argument > DELAY_MS_MAX
-        ):
+        ms_max = _MS_MAX.get(each.verb)
+        if ms_max is not None and each.argument > ms_max:
             raise ServerError(
-                f"settle: expected at most {DELAY_MS_MAX} ms, got {each.argument} for"
-                f" offset {each.offset}"
+                f"settle: expected at most {ms_max} ms, got {each.argument} for offset"
+                f" {each.offset}"
             )
     service.note_worker(command.worker, answerer)
     answerer.hold(count=1, size_bytes=0)

@@ -6,7 +6,6 @@ page cache are read by the reader threads; the pump goes on when they are there.
 """
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any, Final
@@ -30,8 +29,7 @@ from metaq.protocol.commands import Take
 from metaq.protocol.queue_frames import QueueDelivery, encode_taken
 from metaq.queues.state import Taken
 from metaq.record.runs import RecordRun, encode_runs
-
-_log = logging.getLogger(__name__)
+from metaq.zk.group_definitions import LEASE_MS_MAX
 
 TAKE_COUNT_MAX: Final = 1000
 """Most messages that one `take` gives."""
@@ -39,7 +37,6 @@ TAKE_BYTES_MAX: Final = 1 << 20
 """Most bytes of their records; one larger message is given alone."""
 BUSY_MS_MAX: Final = 5_000
 """Longest wait of a `take` without one, for a queue that is being opened or read."""
-LEASE_MS_MAX: Final = 12 * 3600 * 1000
 
 
 class Takers:

@@ -67,6 +67,7 @@ class QueueGroupDefinition:
     generation: int = 0
     """Groups of this name that were deleted before, 0 to GENERATION_MAX."""
     is_deleted: bool = False
+    """Whether the group is over: nothing is kept of it but its generation."""
     others: Mapping[str, object] = field(default_factory=no_items)
     """Properties that are not known here, ready for JSON."""
 

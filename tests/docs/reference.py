@@ -37,6 +37,7 @@ CALLS = (
     "Transaction",
     "Xa",
     "Consumer",
+    "Queue",
     "Admin",
 )
 """Each has a twin `Async...` with the same calls, which are awaited."""
@@ -206,7 +207,9 @@ def _fields(kind: type) -> Iterator[str]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
         body = typing.cast("ast.ClassDef", tree.body[0]).body
         for node, text in zip(body, [*body[1:], ast.Pass()], strict=True):
-            if isinstance(node, ast.AnnAssign) and not _is_private(node):
+            if not isinstance(node, ast.AnnAssign) or _is_private(node):
+                continue
+            if ast.unparse(node.target) in getattr(kind, "_fields", base.__dict__):
                 yield _row(node, text)
 
 

@@ -131,7 +131,7 @@ class BrokerLink:
                 if self._is_final(error):
                     self._parts.on_fatal(error)
                     return
-                if self.last_error is None:
+                if not isinstance(error, NotDefinedError | type(self.last_error)):
                     _log.warning(
                         "no messages from broker, trying again: broker=%d topic=%s"
                         " group=%s error=%s",

@@ -1,7 +1,9 @@
-"""A message of a queue group, as the async world hands it out."""
+"""Messages of a queue group: what both worlds have, and that of the async world."""
 
 import asyncio
+from collections.abc import Iterable
 
+from metaq.client.errors import AlreadySettledError
 from metaq.client.names import require_text
 from metaq.client.options import check_delay, check_lease
 from metaq.client.queue.prefetch import HeldMessage
@@ -12,18 +14,8 @@ from metaq.model import Message
 from metaq.protocol.queue_frames import GROUP_DELAY, SettleVerb
 
 
-class AsyncQueueMessage(Message):
-    """A message of a queue group: it is settled once, and by its worker.
-
-    A `Message` with its delivery. Settles return when the broker has them on disk;
-    one that is not answered is sent again until the lease is over. All of them raise
-
-    * `AlreadySettledError`: it was settled before;
-    * `LeaseLostError`: another delivery has it;
-    * `OutcomeUnknownError`: the broker did not answer until the lease was over;
-    * `ClosedError`: after the block of its queue;
-    * `RequestTimeoutError`: `timeout` is over; the settle goes on.
-    """
+class DeliveredMessage(Message):
+    """A message with its delivery, of either world."""
 
     held: HeldMessage
     queue: QueueLife
@@ -37,6 +29,20 @@ class AsyncQueueMessage(Message):
     def lease_until(self) -> float:
         """End of its lease, as `time.monotonic` counts; later with each renewal."""
         return self.held.lease_end_s
+
+
+class AsyncQueueMessage(DeliveredMessage):
+    """A message of a queue group: it is settled once, and by its worker.
+
+    A `Message` with its delivery. Settles return when the broker has them on disk;
+    one that is not answered is sent again until the lease is over. All of them raise
+
+    * `AlreadySettledError`: it was settled before;
+    * `LeaseLostError`: another delivery has it;
+    * `OutcomeUnknownError`: the broker did not answer until the lease was over;
+    * `ClosedError`: after the block of its queue;
+    * `RequestTimeoutError`: `timeout` is over; the settle goes on.
+    """
 
     async def ack(self, timeout: float | None = None) -> None:
         """Say that it is done: it is never delivered again.
@@ -100,6 +106,24 @@ class AsyncQueueMessage(Message):
         queue.settle([queue.entry(self.held, verb, future, argument, text)])
         what = f"{self.held}: {verb.name.lower()}"
         await within(timeout, asyncio.shield(future), what)
+
+
+def held_of(
+    messages: Iterable[DeliveredMessage], queue: QueueLife
+) -> list[HeldMessage]:
+    """Return what a worker holds of messages.
+
+    Raises:
+        AlreadySettledError: one is of another queue object.
+    """
+    helds = list[HeldMessage]()
+    for one in messages:
+        if one.queue is not queue:
+            raise AlreadySettledError(
+                f"{one.held}: it is of another queue object: {one.queue!r}"
+            )
+        helds.append(one.held)
+    return helds
 
 
 def delay_of(delay: float | None) -> int:

@@ -19,11 +19,10 @@ from metaq.client.consume.handler_tasks import (
     HandlerTasks,
     failure_of,
 )
-from metaq.client.errors import AlreadySettledError
 from metaq.client.options import check_callable
 from metaq.client.queue.prefetch import HeldMessage
 from metaq.client.queue.queue_life import QueueLife
-from metaq.client.queue.queue_messages import AsyncQueueMessage
+from metaq.client.queue.queue_messages import AsyncQueueMessage, held_of
 from metaq.client.timeouts import require_loop
 from metaq.client.validation import check_timeout, check_whole
 from metaq.errors import ClosedError
@@ -180,9 +179,4 @@ class AsyncQueue(QueueLife):
         """
         check_timeout(timeout)
         require_loop(self.loop, self)
-        for one in (messages := list(messages)):
-            if one.queue is not self:
-                raise AlreadySettledError(
-                    f"{one.held}: it is of another queue object: {one.queue!r}"
-                )
-        await self.ack_held([one.held for one in messages], timeout)
+        await self.ack_held(held_of(messages, self), timeout)

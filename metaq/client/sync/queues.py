@@ -6,15 +6,18 @@ them crosses to the client's loop, many at once.
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from metaq.client.consume.decode import MAKE
-from metaq.client.errors import AlreadySettledError
 from metaq.client.names import require_text
 from metaq.client.options import QueueOptions, check_lease
 from metaq.client.queue.prefetch import HeldMessage
-from metaq.client.queue.queue_life import QueueLife
-from metaq.client.queue.queue_messages import AsyncQueueMessage, delay_of
+from metaq.client.queue.queue_messages import (
+    AsyncQueueMessage,
+    DeliveredMessage,
+    delay_of,
+    held_of,
+)
 from metaq.client.queue.work_queue import AsyncQueue
 from metaq.client.sync.derived import (
     SyncClosable,
@@ -24,35 +27,19 @@ from metaq.client.sync.derived import (
     on_loop,
     same,
 )
-from metaq.client.sync.handler_threads import Handler, HandlerThreads
+from metaq.client.sync.handler_threads import TAKE_S, Handler, HandlerThreads
 from metaq.client.sync.thread_calls import ThreadCalls
 from metaq.client.validation import check_timeout, check_whole
 from metaq.clock import Clock
 from metaq.errors import ClosedError, RequestTimeoutError
 from metaq.loop_thread import LoopThread
-from metaq.model import Message
 from metaq.protocol.queue_frames import SettleVerb
 
-TAKE_S: Final = 0.2
-"""Longest wait of a thread of `run` before it looks whether it is over."""
 
-
-class QueueMessage(Message):
+class QueueMessage(DeliveredMessage):
     """A message of a queue group, for any thread; see `AsyncQueueMessage`."""
 
-    held: HeldMessage
-    queue: QueueLife
     thread: LoopThread
-
-    @property
-    def deliveries(self) -> int:
-        """Times that it was delivered, this one included; releases do not count."""
-        return self.held.deliveries
-
-    @property
-    def lease_until(self) -> float:
-        """End of its lease, as `time.monotonic` counts; later with each renewal."""
-        return self.held.lease_end_s
 
     @like(AsyncQueueMessage.ack)
     def ack(self, timeout: float | None = None) -> None:
@@ -211,11 +198,8 @@ class Queue(SyncClosable[AsyncQueue]):
     ) -> None:
         """Ack messages together; see `AsyncQueue.ack_many`."""
         check_timeout(timeout)
-        listed = [*messages]
-        for one in listed:
-            if one.queue is not self._twin:
-                raise AlreadySettledError(f"{one.held}: it is of another queue object")
-        self._thread.run(self._twin.ack_held([one.held for one in listed], timeout))
+        helds = held_of(messages, self._twin)
+        self._thread.run(self._twin.ack_held(helds, timeout))
 
     statistics = direct(AsyncQueue.statistics)
 
