@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -32,6 +32,7 @@ ONE_BROKER = {
     "test_a_name_is_a_log_group_or_a_queue_group": "MetaQ has none",
     "test_what_is_done_outlives_a_definition_lost_by_zookeeper": "MetaQ has none",
     "test_a_group_made_again_while_its_broker_was_down_begins_anew": "MetaQ has none",
+    "test_a_log_consumer_that_joins_at_the_same_moment_is_found": "MetaQ has none",
     "test_a_broker_keeps_its_groups_without_zookeeper": "MetaQ has none",
 }
 DROP = {"then": "drop"}
@@ -137,6 +138,32 @@ def test_a_name_is_a_log_group_or_a_queue_group() -> None:
             with pytest.raises(QueueGroupError, match="'queue' is a queue group"):
                 async with client.consumer("queue", ["orders"]):
                     pass
+
+    with embedded_broker(topics={"orders": 1}) as broker:
+        asyncio.run(main(broker))
+
+
+def test_a_log_consumer_that_joins_at_the_same_moment_is_found() -> None:
+    """It has registered after the first look, and before the group was written."""
+
+    async def main(broker: EmbeddedBroker) -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            context = parts_of(client)
+            await context.reach()
+            coordinator = context.coordinator
+            assert coordinator is not None
+            replace = coordinator.replace
+
+            async def join_first(path: str, data: bytes, **options: Any) -> None:
+                broker.zookeeper.put(context.paths.group("g"), b"")
+                await replace(path, data, **options)
+
+            coordinator.replace = join_first  # type: ignore[method-assign]
+            with pytest.raises(QueueGroupError, match="'g' is a log group"):
+                await ensure_queue_group(context, "g", "orders", DROP)
+            coordinator.replace = replace  # type: ignore[method-assign]
+            deadline_s = context.deadline_s()
+            assert await read_queue_groups(context, deadline_s=deadline_s) == {}
 
     with embedded_broker(topics={"orders": 1}) as broker:
         asyncio.run(main(broker))

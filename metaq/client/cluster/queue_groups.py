@@ -44,10 +44,7 @@ async def ensure_queue_group(
     node = await coordinator.get(path, deadline_s=deadline_s)
     old = None if node is None else decode_group(node.data)
     if old is None or old.is_deleted:
-        if await coordinator.exists(context.paths.group(group), deadline_s=deadline_s):
-            raise QueueGroupError(
-                f"group '{group}' is a log group: a queue group needs another name"
-            )
+        await _refuse_log_group(context, coordinator, group, deadline_s)
         definition = _first_definition(group, topic, wanted)
         if old is not None:
             definition = replace(definition, generation=old.generation + 1)
@@ -60,11 +57,26 @@ async def ensure_queue_group(
         except NodeChangedError:
             old = await _read(coordinator, path, deadline_s)
         else:
+            try:
+                # A log consumer that joins registers first, and looks for this then.
+                await _refuse_log_group(context, coordinator, group, deadline_s)
+            except QueueGroupError:
+                await delete_queue_group(context, group, deadline_s=deadline_s)
+                raise
             return definition
     if old is None or old.is_deleted:
         raise QueueGroupError(f"queue group '{group}' was deleted at this moment")
     _require_same(group, old, {**_fields(wanted), "topic": topic})
     return old
+
+
+async def _refuse_log_group(
+    context: ClientContext, coordinator: Coordinator, group: str, deadline_s: float
+) -> None:
+    if await coordinator.exists(context.paths.group(group), deadline_s=deadline_s):
+        raise QueueGroupError(
+            f"group '{group}' is a log group: a queue group needs another name"
+        )
 
 
 async def _read(

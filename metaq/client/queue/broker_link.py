@@ -24,6 +24,7 @@ from metaq.client.errors import NoQueuesError
 from metaq.client.options import QueueOptions
 from metaq.client.queue.prefetch import HeldMessage, HeldState
 from metaq.client.queue.settling import (
+    RECLAIM_BACKOFF,
     OnSettled,
     PartitionSettler,
     Settling,
@@ -41,7 +42,6 @@ from metaq.errors import (
 )
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.peer.connection import BrokerConnection
-from metaq.peer.options import READ_BACKOFF
 from metaq.peer.replies import require_ok
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import Reply, Take, Value
@@ -144,7 +144,7 @@ class BrokerLink:
                 self._context.metadata.request_refresh()
                 failures += 1
             if failures:
-                await wait_set(self._wake, READ_BACKOFF.delay_s(failures))
+                await wait_set(self._wake, RECLAIM_BACKOFF.delay_s(failures))
 
     def wake(self) -> None:
         """Look again: the cluster has changed, or there is room."""

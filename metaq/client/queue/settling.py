@@ -24,7 +24,6 @@ from metaq.errors import (
 )
 from metaq.model import TopicPartition
 from metaq.peer.connection import BrokerConnection
-from metaq.peer.options import READ_BACKOFF
 from metaq.peer.replies import require_ok
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import Reply, Settle
@@ -35,9 +34,13 @@ from metaq.protocol.queue_frames import (
     decode_words,
     encode_settlements,
 )
+from metaq.retry import Backoff
 
 ENTRIES_MAX: Final = 1_000
 """Most entries of one request: a broker looks at them in one turn."""
+RECLAIM_BACKOFF: Final = Backoff(first_s=0.1, max_s=0.5)
+"""Pauses after errors: a worker is back before the broker's queueReclaimMs (2 s) are
+over, after which its messages are given to others."""
 GRACE_S: Final = 5.0
 """A settle is tried until its lease is over, and so long after it: a late ack is taken
 while no other worker has the message."""
@@ -207,7 +210,7 @@ class PartitionSettler:
                 for one in sent:
                     one.is_in_doubt = True
             self._pending = [*sent, *self._pending]
-            delay_s = READ_BACKOFF.delay_s(self._failures)
+            delay_s = RECLAIM_BACKOFF.delay_s(self._failures)
             asyncio.get_running_loop().call_later(delay_s, self.flush)
             return
         if len(sent) > 1:

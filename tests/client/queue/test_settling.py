@@ -9,7 +9,13 @@ import pytest
 
 from metaq.client.errors import OutcomeUnknownError
 from metaq.client.queue.prefetch import HeldMessage
-from metaq.client.queue.settling import GRACE_S, PartitionSettler, Settling
+from metaq.client.queue.settling import (
+    GRACE_S,
+    RECLAIM_BACKOFF,
+    PartitionSettler,
+    Settling,
+)
+from metaq.config.settings import LimitsConfig
 from metaq.errors import (
     ConnectionLostError,
     MetaqError,
@@ -244,3 +250,9 @@ def test_what_is_given_up_in_flight_is_in_doubt_and_its_answer_is_late() -> None
     assert len(rig.ends) == 2
     rig.wire.answer(Word.OK)
     assert rig.ends[2] == (20, Word.OK)
+
+
+def test_a_worker_tries_again_twice_within_the_reclaim_time_of_a_broker() -> None:
+    """However long it has failed, and whatever chance says."""
+    longest_s = RECLAIM_BACKOFF.delay_s(1_000, lambda: 0.999)
+    assert 2 * longest_s < LimitsConfig().queue_reclaim_ms / 1000
