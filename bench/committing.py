@@ -37,8 +37,8 @@ OFFSET = b"-5468920727941939200-1080000"
 @contextmanager
 def cluster(
     directory: Path, partition_count: int, more_topics: Sequence[str] = ()
-) -> Iterator[tuple[str, int]]:
-    """Run ZooKeeper and a broker; yield where they listen."""
+) -> Iterator[tuple[str, BrokerProcess]]:
+    """Run ZooKeeper and a broker; yield ZooKeeper's address, and the broker."""
     with EmbeddedZooKeeper(directory / "zookeeper") as zookeeper:
         arguments = (
             "--set", "zk.zkEnable=true",
@@ -51,7 +51,7 @@ def cluster(
             more_topics=more_topics,
             arguments=arguments,
         ) as broker:
-            yield zookeeper.address, broker.port
+            yield zookeeper.address, broker
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def commits(
 ) -> Turns:
     """A group of one reads a backlog and commits each message."""
     with (
-        cluster(directory, partition_count) as (address, port),
+        cluster(directory, partition_count) as (address, broker),
         bare_writes(address, partition_count) as write,
         Client(address) as client,
     ):
@@ -133,7 +133,7 @@ def commits(
             for number in range(partition_count):
                 size = 1 + 2 * count // BATCH // partition_count
                 work = batches(payloads, BATCH, size, number)
-                load.pipeline(port, work, 8, load.ok_counter())
+                load.pipeline(broker.port, work, 8, load.ok_counter())
             plain = per_second(write, COUNT)
             with client.consumer(GROUP, [TOPIC], commit_interval_s=None) as consumer:
                 yield plain, measure(consumer, count)

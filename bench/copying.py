@@ -59,9 +59,12 @@ def exactly_once(producer: Producer, batch: Any) -> None:
 @contextmanager
 def filled(directory: Path, payloads: Payloads) -> Iterator[Client]:
     """Run our cluster with what a round copies; yield a client of it."""
-    with cluster(directory, 1, [COPIED]) as (address, port), Client(address) as client:
+    with (
+        cluster(directory, 1, [COPIED]) as (address, broker),
+        Client(address) as client,
+    ):
         work = batches(payloads, BATCH, COUNT // BATCH)
-        load.pipeline(port, work, 8, load.ok_counter())
+        load.pipeline(broker.port, work, 8, load.ok_counter())
         yield client
 
 

@@ -5,7 +5,6 @@ from PyPI when a figure needs it, into the cache of the tests' jars.
 """
 
 import importlib
-import subprocess
 import sys
 import time
 from itertools import count as counter
@@ -15,9 +14,9 @@ from typing import Any
 from bench import consuming, producing
 from bench.figures import TOPIC, Turns, WithLines, batches
 from bench.lines import Payloads
+from bench.processes import add_wheels
 from bench.spark_kafka import KafkaBroker
 from metaq.client import Client
-from tests.java.jars import NoJarsError, cache_dir
 from tests.rigs.process import BrokerProcess
 
 CONFLUENT = "confluent-kafka==2.16.1"
@@ -45,17 +44,7 @@ def find_confluent() -> Any:
     Raises:
         NoJarsError: it cannot be had here.
     """
-    place = cache_dir() / CONFLUENT
-    if not place.exists():
-        words = [sys.executable, "-m", "pip", "install", "-q", "--no-deps"]
-        done = subprocess.run(
-            [*words, "--target", str(place), CONFLUENT],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode != 0:
-            raise NoJarsError(f"pip gave no {CONFLUENT}: {done.stderr.strip()[-200:]}")
-    if str(place) not in sys.path:
-        sys.path.append(str(place))
+    add_wheels(CONFLUENT)
     importlib.import_module("confluent_kafka.admin")
     return sys.modules["confluent_kafka"]
 

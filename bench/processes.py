@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.java.jars import NoJarsError, cache_dir
+
 ROOT = Path(__file__).parents[1]
 SERVER_JAVA = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC")
 """Options of every Java process that is measured: those of Kafka's own script."""
@@ -30,6 +32,16 @@ def floor(module: str, *args: object) -> Iterator[int]:
             child.stdout.close()
 
 
+@contextmanager
+def killed(child: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Kill a child at the end of the block."""
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+
+
 def resident_bytes(pid: int) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
@@ -40,3 +52,23 @@ def resident_bytes(pid: int) -> int:
 def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def add_wheels(*wanted: str) -> None:
+    """Make wheels of PyPI importable; they are kept beside the tests' jars.
+
+    Raises:
+        NoJarsError: one cannot be had here.
+    """
+    for one in wanted:
+        place = cache_dir() / one
+        if not place.exists():
+            words = [sys.executable, "-m", "pip", "install", "-q", "--no-deps"]
+            done = subprocess.run(
+                [*words, "--target", str(place), one],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            if done.returncode != 0:
+                raise NoJarsError(f"pip gave no {one}: {done.stderr.strip()[-200:]}")
+        if str(place) not in sys.path:
+            sys.path.append(str(place))
