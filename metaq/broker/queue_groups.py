@@ -45,6 +45,9 @@ class QueueGroup:
     """One for each partition; None: to be found again."""
     version: int = 0
     """Of the topics, when they were found."""
+    alone_until_ms: dict[str, int] = field(default_factory=dict)
+    """Worker → monotonic end of the time in which it gets nothing beside a message that
+    goes out alone."""
     is_pumping: bool = False
     turn: int = 0
     """Counts what was given, so that queues have turns."""
@@ -82,6 +85,10 @@ class QueueOwner(Protocol):
     @abstractmethod
     def note_taken(self, name: str, queue: ServedQueue) -> None:
         """Note that a worker has messages of a queue."""
+
+    @abstractmethod
+    def holds(self, name: str) -> bool:
+        """Return whether a worker has messages."""
 
     @abstractmethod
     def watch(self, queue: ServedQueue) -> None:

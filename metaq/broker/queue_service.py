@@ -409,6 +409,13 @@ class QueueService(Service):
         if worker is not None:
             worker.queues.add(queue)
 
+    def holds(self, name: str) -> bool:
+        """Return whether a worker has messages."""
+        worker = self._workers.get(name)
+        return worker is not None and any(
+            queue.state.holds(name) for queue in worker.queues
+        )
+
     def drop(self, answerer: Answerer) -> None:
         """Forget a connection that has ended: its takers, and when its leases end."""
         names = self._names.pop(answerer, None)

@@ -27,6 +27,7 @@ from metaq.protocol import texts
 from metaq.protocol.codec import encode_result, encode_value_line
 from metaq.protocol.commands import Take
 from metaq.protocol.queue_frames import QueueDelivery, encode_taken
+from metaq.queues.rules import Now
 from metaq.queues.state import Taken
 from metaq.record.runs import RecordRun, encode_runs
 from metaq.zk.group_definitions import LEASE_MS_MAX
@@ -145,10 +146,10 @@ class Takers:
 
     def _serve(self, group: QueueGroup, queue: ServedQueue, taker: Taker) -> bool:
         """Give a taker what a queue has; return whether it got an answer."""
-        now, command = self._service.now(), taker.command
+        now = self._service.now()
         if not queue.is_open or queue.is_reading or now.mono_ms < queue.given_from_ms:
             return False
-        count = min(command.count, TAKE_COUNT_MAX)
+        count = min(taker.command.count, TAKE_COUNT_MAX)
         try:
             if not queue.scan(count, now):
                 self._read(queue, queue.read_ahead(count), group)
@@ -156,17 +157,62 @@ class Takers:
         except (StorageError, ClosedError) as error:
             self._refuse(group, taker, queue, error)
             return True
+        is_alone, able = queue.state.is_next_alone, self._able(group, queue, now)
+        if able is None:
+            return False
+        taker, command = able, able.command
+        count = min(command.count, TAKE_COUNT_MAX)
         lease_ms = min(command.lease_ms or queue.state.rules.lease_ms, LEASE_MS_MAX)
         size_max = min(command.max_size, TAKE_BYTES_MAX)
         taken = queue.state.take(command.worker, count, size_max, lease_ms, now)
         if not taken:
             return False
         self._end(group, taker)
+        if is_alone:
+            self._keep_alone(group, queue, command.worker, now)
         self._service.note_taken(command.worker, queue)
         self._service.watch(queue)
         self._service.store(queue)
         self._give(queue, taker, taken, lease_ms)
         return True
+
+    def _able(self, group: QueueGroup, queue: ServedQueue, now: Now) -> Taker | None:
+        """Return the first taker that may have what a queue gives next.
+
+        A message that goes out alone is for a worker that has no other, and it gets no
+        other beside it: for a lease. What takes longer must not hold up the rest.
+        """
+        is_alone, waits_ms = queue.state.is_next_alone, queue.state.rules.lease_ms
+        for taker in group.takers:
+            worker = taker.command.worker
+            if taker.command.partition not in (-1, queue.name.partition):
+                continue
+            if not self._service.holds(worker):
+                return taker
+            if now.mono_ms < group.alone_until_ms.get(worker, 0):
+                continue
+            if not is_alone:
+                return taker
+            if queue.alone_from_ms is None:
+                queue.alone_from_ms = now.mono_ms + waits_ms
+                self._pump_later(group, waits_ms)
+            if now.mono_ms >= queue.alone_from_ms:
+                return taker
+        return None
+
+    def _keep_alone(
+        self, group: QueueGroup, queue: ServedQueue, worker: str, now: Now
+    ) -> None:
+        """Give a worker nothing beside the message that it gets now."""
+        queue.alone_from_ms = None
+        lease_ms, untils = queue.state.rules.lease_ms, group.alone_until_ms
+        for name in [each for each in untils if untils[each] <= now.mono_ms]:
+            del untils[name]
+        untils[worker] = now.mono_ms + lease_ms
+        self._pump_later(group, lease_ms)
+
+    def _pump_later(self, group: QueueGroup, wait_ms: int) -> None:
+        asyncio.get_running_loop().call_later(wait_ms / 1000, self.pump, group)
 
     def _give(
         self,

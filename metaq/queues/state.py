@@ -242,13 +242,9 @@ class QueueState:
             now: when.
         """
         taken = list[Taken]()
-        left_bytes, queued = bytes_max, self._queued
+        left_bytes = bytes_max
         lease_end_ms = now.mono_ms + lease_ms
-        while queued and len(taken) < count:
-            message = self._open.get(queued[0])
-            if message is None or not message.is_queued:
-                heapq.heappop(queued)  # it was settled, or taken back, in the heap
-                continue
+        while len(taken) < count and (message := self._next()) is not None:
             is_alone = message.count >= ALONE_COUNT
             if taken and (is_alone or message.size_bytes > left_bytes):
                 break
@@ -265,6 +261,21 @@ class QueueState:
             if is_alone:
                 break
         return taken
+
+    @property
+    def is_next_alone(self) -> bool:
+        """Whether the message that is given out next goes out alone."""
+        message = self._next()
+        return message is not None and message.count >= ALONE_COUNT
+
+    def _next(self) -> _Open | None:
+        queued = self._queued
+        while queued:
+            message = self._open.get(queued[0])
+            if message is not None and message.is_queued:
+                return message
+            heapq.heappop(queued)  # it was settled, or taken back, in the heap
+        return None
 
     def give_back(self, taken: Sequence[Taken]) -> None:
         """Take back what never reached its worker; it does not count.

@@ -69,6 +69,61 @@ def test_keys_are_in_order_over_all_workers(tmp_path: Path) -> None:
     run(tmp_path, scenario, ordered_by="key")
 
 
+async def fail_twice(worker: Worker) -> None:
+    """Return the next message twice: it goes out alone from then on."""
+    for _ in range(2):
+        (got,) = await worker.take(1)
+        assert await worker.say(got, SettleVerb.NACK, 0) is Word.OK
+
+
+def test_what_goes_out_alone_is_for_a_worker_without_another(tmp_path: Path) -> None:
+    """And that gets no other, in another take: a worker that dies has it alone."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await put(peer, b"a")
+        await put(peer, b"b")
+        async with Peer(broker) as p2, Peer(broker) as p3, Peer(broker) as p4:
+            one, two, three = Worker(peer, "w1"), Worker(p2, "w2"), Worker(p3, "w3")
+            await fail_twice(one)
+            (a,) = await one.take(9)
+            assert (a.data, a.deliveries) == (b"a", 3)
+            assert await one.take(9) == []
+            (b,) = await two.take(9)
+            assert b.data == b"b"
+            waiting = asyncio.create_task(two.take(9, wait_ms=20_000))
+            await until(lambda: broker.context.queues.takers.count == 1)
+            assert await one.say(a, SettleVerb.NACK, 0) is Word.OK
+            # The first taker has another message: the next one gets it.
+            (a,) = await three.take(9)
+            assert a.data == b"a"
+            assert await three.say(a, SettleVerb.NACK, 0) is Word.OK
+            assert not waiting.done()
+            assert await Worker(p4, "w2").ack(b) is Word.OK
+            assert [each.data for each in await waiting] == [b"a"]
+
+    run(tmp_path, scenario)
+
+
+def test_a_worker_that_is_long_at_work_holds_up_no_message_for_ever(
+    tmp_path: Path,
+) -> None:
+    """After a lease a message goes out beside others, and others beside it."""
+
+    async def scenario(_broker: Broker, peer: Peer) -> None:
+        await put(peer, b"a")
+        await put(peer, b"b")
+        worker = Worker(peer)
+        await fail_twice(worker)
+        (a,) = await worker.take(9, lease_ms=60_000)
+        (b,) = await worker.take(9, wait_ms=20_000, lease_ms=60_000)
+        assert [a.data, b.data] == [b"a", b"b"]
+        assert await worker.say(a, SettleVerb.NACK, 0) is Word.OK
+        (a,) = await worker.take(9, wait_ms=20_000, lease_ms=60_000)
+        assert (a.data, a.deliveries) == (b"a", 4)
+
+    run(tmp_path, scenario, lease_ms=100)
+
+
 @pytest.mark.parametrize(
     ("group", "topic", "status", "text"),
     [
