@@ -105,6 +105,9 @@ class BrokerLink:
         self.unanswered_count = 0
         """Entries of settles without an answer."""
         self._held_bytes = 0
+        self._kept_up_s = self._kept_up_before_s = 0.0
+        """Monotonic times of the last two `keep_up`. What had come by the earlier one
+        was read: the later one may be the first event after a stop of the process."""
         self._settlers: dict[int, PartitionSettler] = {}
         self._wake = asyncio.Event()
         self._connection: BrokerConnection | None = None
@@ -216,7 +219,7 @@ class BrokerLink:
             try:
                 if isinstance(reply, MetaqError):
                     raise reply
-                count = self._on_reply(reply)
+                count = self._on_reply(reply, sent_s)
             except MetaqError as error:
                 if isinstance(error, RemoteProtocolError):
                     connection.close_for(error)
@@ -239,8 +242,8 @@ class BrokerLink:
         # An empty answer that comes sooner than requested must not make this spin.
         return float(not count and is_early and self.last_error is None)
 
-    def _on_reply(self, reply: Reply) -> int:
-        """Hold what a take brought; return how much it was."""
+    def _on_reply(self, reply: Reply, sent_s: float) -> int:
+        """Hold what a take brought that was sent then; return how much it was."""
         if not isinstance(reply, Value):
             require_ok(reply)
             raise UnexpectedReplyError("take: expected a value, got a result")
@@ -249,6 +252,8 @@ class BrokerLink:
         rows = _rows_of(reply.payload, taken, partition)
         now_s = self._context.clock.monotonic_s()
         lease_s = taken.lease_ms / 1000
+        # A process that was stopped finds here what others may have done by now.
+        given_s = max(sent_s, self._kept_up_before_s)
         good = list[HeldMessage]()
         for offset, delivery, deliveries in taken.deliveries:
             row = rows.get(offset)
@@ -259,7 +264,7 @@ class BrokerLink:
                 delivery,
                 deliveries,
                 lease_s,
-                now_s + lease_s,
+                given_s + lease_s,
                 now_s,
             )
             if row is None:
@@ -350,6 +355,7 @@ class BrokerLink:
 
     def keep_up(self, now_s: float) -> None:
         """Renew leases that need it, end those that may not be renewed, and settles."""
+        self._kept_up_before_s, self._kept_up_s = self._kept_up_s, now_s
         for settler in self._settlers.values():
             settler.expire(now_s)
         due = list[HeldMessage]()

@@ -188,6 +188,30 @@ def test_a_worker_with_a_prefetch_of_one_has_one_message() -> None:
     run(scenario, prefetch=1)
 
 
+def test_what_comes_while_nothing_is_read_has_no_more_than_the_rest_of_its_lease() -> (
+    None
+):
+    """A worker that was stopped does not begin what others may have done by then."""
+
+    async def scenario(rig: Rig) -> None:
+        take = await rig.take(0)
+        rig.clock.ahead_s = 5.0
+        for _ in range(2):
+            rig.link.keep_up(rig.clock.monotonic_s())
+        rig.give(take, [0])
+        await until(lambda: len(rig.taken) == 1)
+        assert rig.taken[0].lease_end_s > rig.clock.monotonic_s() + 25
+        take = await rig.take(1)
+        rig.clock.ahead_s = 36.0
+        # The look at the leases may come first when the process goes on.
+        rig.link.keep_up(rig.clock.monotonic_s())
+        rig.give(take, [SIZE])
+        await until(lambda: len(rig.taken) == 2)
+        assert rig.taken[1].lease_end_s < rig.clock.monotonic_s()
+
+    run(scenario)
+
+
 def test_bytes_are_bounded_as_messages_are() -> None:
     async def scenario(rig: Rig) -> None:
         first = await rig.take(0)
