@@ -183,6 +183,8 @@ class Takers:
         other beside it: for a lease. What takes longer must not hold up the rest.
         """
         is_alone, waits_ms = queue.state.is_next_alone, queue.state.rules.lease_ms
+        if not is_alone:
+            queue.alone_from_ms = None
         for taker in group.takers:
             worker = taker.command.worker
             if taker.command.partition not in (-1, queue.name.partition):
