@@ -11,7 +11,7 @@ change. Deliveries are numbered by *incarnation*: nothing is given out before th
 of this one is stored, so no earlier life has used a number of this one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from metaq.broker.queue_log import OnStored, QueueLog, log_of
@@ -51,8 +51,13 @@ class ServedQueue:
         *,
         queue_id: int,
         given_from_ms: int,
+        on_freed: Callable[[], None],
     ) -> None:
-        """Serve a queue from `given_from_ms` on, on the monotonic clock."""
+        """Serve a queue from `given_from_ms` on, on the monotonic clock.
+
+        `on_freed` is called when messages can be given out that waited for another one
+        of their key.
+        """
         self.name: Final = name
         self.log: Final = log
         """Partition with its messages."""
@@ -75,6 +80,7 @@ class ServedQueue:
         self.letters_open = 0
         """Dead letters on their way."""
         self._journal = journal
+        self._on_freed = on_freed
         self._window: tuple[Offset, bytes] | None = None
         self._record_bytes = 512.0
         self._waiting: list[OnStored] = []
@@ -99,9 +105,16 @@ class ServedQueue:
 
     def store(self, on_stored: OnStored) -> None:
         """Store what has changed; report it when that, and all before it, is stored."""
-        changes = self.state.drain_changes()
+        changes, ended = self.state.drain_changes(), self.state.drain_ended()
+
+        def stored(error: MetaqError | None) -> None:
+            on_stored(error)
+            if error is None and ended:
+                self.state.free_keys(ended)
+                self._on_freed()
+
         if changes:
-            self._append(self.encode(changes), on_stored)
+            self._append(self.encode(changes), stored)
         elif self._appends:
             self._waiting.append(on_stored)
         else:

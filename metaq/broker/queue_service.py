@@ -344,6 +344,7 @@ class QueueService(Service):
             self._journal,
             queue_id=queue_id,
             given_from_ms=0 if is_new else self._reclaims_until_ms,
+            on_freed=partial(self.takers.pump, group),
         )
         group.queues[log.log_id.partition] = queue
         journal = self._journal.find(log_id)

@@ -15,7 +15,8 @@ worker's message is READY, and a settle of the earlier life's delivery is good u
 is given out again.
 
 With order by key a message is READY, and not *queued* to be given out, while an earlier
-open one has its key. A message that was returned twice or more goes out alone.
+one has its key that is open, or done and not stored as that. A message that was
+returned twice or more goes out alone.
 
     Invariant: below the scan offset every message is open or in a done range; the floor
     passes no open one.
@@ -130,6 +131,8 @@ class QueueState:
         self._keys: dict[int, list[Offset]] = {}
         self._held: dict[str, set[Offset]] = {}
         self._changes = list[Change]()
+        self._ended = list[_Open]()
+        """Done since the last `drain_ended`; what has their keys waits still."""
         self._letters = list[Letter]()
         self._skip_done()
 
@@ -218,7 +221,7 @@ class QueueState:
         self._changes.append(Done(self.floor, log_start))
         lost = [each for each in self._open.values() if each.offset < log_start]
         for message in lost:
-            self._end(message)
+            self._end_stored(message)
         for offset in [each for each in self._returned if each < log_start]:
             del self._returned[offset]
         self.lost_bytes += max(0, log_start - self.scan_offset)
@@ -314,7 +317,7 @@ class QueueState:
         if not self._is_good(message, entry.delivery):
             return Word.LOST
         if entry.verb is not SettleVerb.ACK and not self._is_first(message):
-            # A crash has brought back an earlier message of its key.
+            # The group was not ordered when it was given out.
             return Word.LOST
         is_over = message.at is not _At.LEASED
         if is_over and message.delivery == entry.delivery and entry.verb in _ENDED:
@@ -359,7 +362,7 @@ class QueueState:
         """Note that a dead letter is stored, and with it that its message is done."""
         message = self._open.get(offset)
         if message is not None:
-            self._end(message)
+            self._end_stored(message)
 
     def drain_changes(self) -> list[Change]:
         """Return what was changed since the last call, neighbours as one."""
@@ -376,6 +379,16 @@ class QueueState:
             else:
                 joined.append(each)
         return joined
+
+    def drain_ended(self) -> list[_Open]:
+        """Return messages with keys that the last changes have as done."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def free_keys(self, ended: Iterable[_Open]) -> None:
+        """Have the next messages of keys given out: the changes are stored."""
+        for message in ended:
+            self._free_key(message)
 
     def drain_letters(self) -> list[Letter]:
         """Return the letters since the last call, to be stored."""
@@ -500,6 +513,15 @@ class QueueState:
     def _finish(self, message: _Open) -> None:
         self._changes.append(Done(message.offset, message.end))
         self._end(message)
+        if message.key is not None:
+            # A crash before that is stored would bring it back behind a later one.
+            self._ended.append(message)
+
+    def _end_stored(self, message: _Open) -> None:
+        """Count a message as done, which a restart knows as well."""
+        self._end(message)
+        if message.key is not None:
+            self._free_key(message)
 
     def _end(self, message: _Open) -> None:
         """Count a message as done."""
@@ -507,16 +529,16 @@ class QueueState:
         del self._open[message.offset]
         self._done.add(message.offset, message.end)
         self._rise(self.floor)
-        key = message.key
-        if key is None:
-            return
-        waiting = self._keys[key]
+
+    def _free_key(self, message: _Open) -> None:
+        assert message.key is not None
+        waiting = self._keys[message.key]
         waiting.remove(message.offset)
         if not waiting:
-            del self._keys[key]
+            del self._keys[message.key]
             return
-        first = self._open[waiting[0]]
-        if first.at is _At.READY:
+        first = self._open.get(waiting[0])
+        if first is not None and first.at is _At.READY:
             self._queue(first)
 
     def _rise(self, floor: Offset) -> None:

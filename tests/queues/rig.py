@@ -106,6 +106,7 @@ class Rig:
         self.letters += self.state.drain_letters()
         if changes:
             self._record(StateKind.CHANGES, changes)
+        self.state.free_keys(self.state.drain_ended())
 
     def snapshot(self) -> None:
         self.store()

@@ -6,6 +6,7 @@ queue works. Broken rules, by a switch, are found.
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -176,7 +177,7 @@ class Walk:
             argument = LEASE_MS if verb is SettleVerb.EXTEND else 0
             entry = Settlement(taken.offset, taken.delivery, verb, argument)
             self.rig.state.settle(worker, entry, self.rig.now)
-            self.rig.take(2)
+            self.last |= {each.offset: each for each in self.rig.take(2)}
         self.crash()
 
     def crash(self) -> None:
@@ -207,6 +208,8 @@ class Walk:
                     other.offset
                 )
                 assert not is_earlier, f"{at} before {other.offset} of its key"
+                is_late = other.offset > at and other.offset in self.last
+                assert not is_late, f"{at} after {other.offset} of its key"
 
     def drain(self) -> None:
         """Handle all that is left: nothing is stuck."""
@@ -247,7 +250,15 @@ class PassesOpenOnes(QueueState):
         self.floor = max(floor, self._done.take_below(self.scan_offset))
 
 
-@pytest.mark.parametrize("broken", [TakesFromOthers, PassesOpenOnes])
+class FreesKeysEarly(QueueState):
+    """A key is free before it is stored that its message is done."""
+
+    def _finish(self, message: Any) -> None:
+        super()._finish(message)
+        self.free_keys(self.drain_ended())
+
+
+@pytest.mark.parametrize("broken", [TakesFromOthers, PassesOpenOnes, FreesKeysEarly])
 def test_a_broken_rule_is_found(broken: type[QueueState]) -> None:
     """By one of the same walks."""
     with pytest.raises(AssertionError):
