@@ -4,7 +4,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from metaq.broker.acks import Answerer
 from metaq.broker.queue_part import ServedQueue
@@ -29,6 +29,15 @@ class Taker:
     timer: asyncio.TimerHandle | None = None
 
 
+class Kept(NamedTuple):
+    """A worker that gets nothing else for a message that goes out alone."""
+
+    until_ms: int
+    """Monotonic: who is long at work holds up nothing for ever."""
+    queue: ServedQueue | None
+    """Of the message that it is to have, once it has no other; None: it has that."""
+
+
 @dataclass(slots=True, eq=False)
 class QueueGroup:
     """A queue group on this broker."""
@@ -45,9 +54,8 @@ class QueueGroup:
     """One for each partition; None: to be found again."""
     version: int = 0
     """Of the topics, when they were found."""
-    alone_until_ms: dict[str, int] = field(default_factory=dict)
-    """Worker → monotonic end of the time in which it gets nothing beside a message that
-    goes out alone."""
+    kept: dict[str, Kept] = field(default_factory=dict)
+    """Workers that get nothing else, for a message that goes out alone."""
     is_pumping: bool = False
     turn: int = 0
     """Counts what was given, so that queues have turns."""

@@ -74,9 +74,6 @@ class ServedQueue:
         """Why nothing more is found; "" when nothing is wrong."""
         self.lost_count = 0
         """Messages that retention took before they were done."""
-        self.alone_from_ms: int | None = None
-        """Monotonic time from which its next message goes out beside others, though it
-        should be alone; None: it has not been passed over."""
         self.letters_open = 0
         """Dead letters on their way."""
         self._journal = journal

@@ -13,7 +13,7 @@ from typing import Any, Final
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
 from metaq.broker.load import TURN_S
-from metaq.broker.queue_groups import QueueGroup, QueueOwner, Taker
+from metaq.broker.queue_groups import Kept, QueueGroup, QueueOwner, Taker
 from metaq.broker.queue_part import ServedQueue
 from metaq.errors import (
     ClosedError,
@@ -157,60 +157,77 @@ class Takers:
         except (StorageError, ClosedError) as error:
             self._refuse(group, taker, queue, error)
             return True
-        is_alone, able = queue.state.is_next_alone, self._able(group, queue, now)
-        if able is None:
+        chosen = self._choose(group, queue, now)
+        if chosen is None:
             return False
-        taker, command = able, able.command
+        taker, is_alone = chosen
+        command = taker.command
         count = min(command.count, TAKE_COUNT_MAX)
         lease_ms = min(command.lease_ms or queue.state.rules.lease_ms, LEASE_MS_MAX)
         size_max = min(command.max_size, TAKE_BYTES_MAX)
-        taken = queue.state.take(command.worker, count, size_max, lease_ms, now)
+        taken = queue.state.take(
+            command.worker, count, size_max, lease_ms, now, is_alone=is_alone
+        )
         if not taken:
             return False
         self._end(group, taker)
         if is_alone:
-            self._keep_alone(group, queue, command.worker, now)
+            self._keep(group, command.worker, None, queue, now)
         self._service.note_taken(command.worker, queue)
         self._service.watch(queue)
         self._service.store(queue)
         self._give(queue, taker, taken, lease_ms)
         return True
 
-    def _able(self, group: QueueGroup, queue: ServedQueue, now: Now) -> Taker | None:
-        """Return the first taker that may have what a queue gives next.
+    def _choose(
+        self, group: QueueGroup, queue: ServedQueue, now: Now
+    ) -> tuple[Taker, bool] | None:
+        """Return who is served next, and whether with a message that goes out alone.
 
-        A message that goes out alone is for a worker that has no other, and it gets no
-        other beside it: for a lease. What takes longer must not hold up the rest.
+        Such a message is for a worker that has no other, and gets no other beside it.
+        Where each of them has some, the first one gets no more until they are settled.
+        Neither lasts for longer than a lease of the group.
         """
-        is_alone, waits_ms = queue.state.is_next_alone, queue.state.rules.lease_ms
-        if not is_alone:
-            queue.alone_from_ms = None
+        is_alone, kept = queue.state.is_alone_first, group.kept
         for taker in group.takers:
             worker = taker.command.worker
             if taker.command.partition not in (-1, queue.name.partition):
                 continue
-            if not self._service.holds(worker):
-                return taker
-            if now.mono_ms < group.alone_until_ms.get(worker, 0):
-                continue
-            if not is_alone:
-                return taker
-            if queue.alone_from_ms is None:
-                queue.alone_from_ms = now.mono_ms + waits_ms
-                self._pump_later(group, waits_ms)
-            if now.mono_ms >= queue.alone_from_ms:
-                return taker
+            if not is_alone and not kept:
+                return taker, False
+            is_free, its = not self._service.holds(worker), kept.get(worker)
+            if its is not None:
+                is_over = now.mono_ms >= its.until_ms
+                if is_alone and its.queue is queue and (is_free or is_over):
+                    return taker, True
+                is_wanted = its.queue is not None and its.queue.state.is_alone_first
+                if not is_over and (is_wanted or (its.queue is None and not is_free)):
+                    continue
+                del kept[worker]
+            if is_alone and is_free:
+                return taker, True
+            if is_alone and not any(
+                each.queue is queue and now.mono_ms < each.until_ms
+                for each in kept.values()
+            ):
+                self._keep(group, worker, queue, queue, now)
+            else:
+                return taker, False
         return None
 
-    def _keep_alone(
-        self, group: QueueGroup, queue: ServedQueue, worker: str, now: Now
+    def _keep(
+        self,
+        group: QueueGroup,
+        worker: str,
+        wanted: ServedQueue | None,
+        queue: ServedQueue,
+        now: Now,
     ) -> None:
-        """Give a worker nothing beside the message that it gets now."""
-        queue.alone_from_ms = None
-        lease_ms, untils = queue.state.rules.lease_ms, group.alone_until_ms
-        for name in [each for each in untils if untils[each] <= now.mono_ms]:
-            del untils[name]
-        untils[worker] = now.mono_ms + lease_ms
+        """Give a worker nothing else, for a lease."""
+        lease_ms, kept = queue.state.rules.lease_ms, group.kept
+        for name in [n for n in kept if kept[n].until_ms + lease_ms <= now.mono_ms]:
+            del kept[name]  # its worker is gone
+        kept[worker] = Kept(now.mono_ms + lease_ms, wanted)
         self._pump_later(group, lease_ms)
 
     def _pump_later(self, group: QueueGroup, wait_ms: int) -> None:

@@ -73,7 +73,7 @@ class _Open:
     """An open message. Owner: the state."""
 
     __slots__ = (
-        "at", "count", "delivery", "is_queued", "key", "lease_end_ms", "offset",
+        "at", "count", "delivery", "heap", "key", "lease_end_ms", "offset",
         "size_bytes", "worker",
     )  # fmt: skip
 
@@ -90,7 +90,8 @@ class _Open:
         self.worker = ""
         self.lease_end_ms = 0
         """Also where a lease was cut short, because its worker is away."""
-        self.is_queued = False
+        self.heap: list[Offset] | None = None
+        """The one that it is queued in, to be given out; None: it is not."""
 
     @property
     def end(self) -> Offset:
@@ -127,6 +128,7 @@ class QueueState:
         self._returned = image.open_returned()
         self._open: dict[Offset, _Open] = {}
         self._queued: list[Offset] = []
+        self._alone: list[Offset] = []
         self._deadlines: Deadlines[Offset] = Deadlines()
         self._keys: dict[int, list[Offset]] = {}
         self._held: dict[str, set[Offset]] = {}
@@ -174,7 +176,8 @@ class QueueState:
 
     def wants_scan(self, count: int) -> bool:
         """Return whether more is to be found for a taker of `count`."""
-        return self.ready_count < count and len(self._open) < self._open_max
+        others = self.ready_count - len(self._alone)
+        return others < count and len(self._open) < self._open_max
 
     def found(
         self, offset: Offset, size_bytes: SizeBytes, key: bytes | None, now: Now
@@ -232,8 +235,21 @@ class QueueState:
 
     # -- giving out
 
+    @property
+    def is_alone_first(self) -> bool:
+        """Whether the first message that is ready goes out alone."""
+        alone, other = self._first(self._alone), self._first(self._queued)
+        return alone is not None and (other is None or alone.offset < other.offset)
+
     def take(
-        self, worker: str, count: int, bytes_max: int, lease_ms: int, now: Now
+        self,
+        worker: str,
+        count: int,
+        bytes_max: int,
+        lease_ms: int,
+        now: Now,
+        *,
+        is_alone: bool = False,
     ) -> list[Taken]:
         """Give out messages that are ready, those of lower offsets first.
 
@@ -243,12 +259,12 @@ class QueueState:
             bytes_max: of them together; the first may be larger.
             lease_ms: for how long they are the worker's.
             now: when.
+            is_alone: one of those that go out alone, and none of the others.
         """
         taken = list[Taken]()
-        left_bytes = bytes_max
+        left_bytes, queued = bytes_max, self._alone if is_alone else self._queued
         lease_end_ms = now.mono_ms + lease_ms
-        while len(taken) < count and (message := self._next()) is not None:
-            is_alone = message.count >= ALONE_COUNT
+        while len(taken) < count and (message := self._first(queued)) is not None:
             if taken and (is_alone or message.size_bytes > left_bytes):
                 break
             self._counter += 1
@@ -261,21 +277,12 @@ class QueueState:
                     message.offset, message.size_bytes, message.delivery, message.count
                 )
             )
-            if is_alone:
-                break
         return taken
 
-    @property
-    def is_next_alone(self) -> bool:
-        """Whether the message that is given out next goes out alone."""
-        message = self._next()
-        return message is not None and message.count >= ALONE_COUNT
-
-    def _next(self) -> _Open | None:
-        queued = self._queued
+    def _first(self, queued: list[Offset]) -> _Open | None:
         while queued:
             message = self._open.get(queued[0])
-            if message is not None and message.is_queued:
+            if message is not None and message.heap is queued:
                 return message
             heapq.heappop(queued)  # it was settled, or taken back, in the heap
         return None
@@ -444,10 +451,11 @@ class QueueState:
 
     def _queue(self, message: _Open) -> None:
         """Have a message that is ready given out, unless an earlier one has its key."""
-        if self._is_first(message) and not message.is_queued:
-            message.is_queued = True
+        if self._is_first(message) and message.heap is None:
+            is_alone = message.count >= ALONE_COUNT
+            message.heap = self._alone if is_alone else self._queued
+            heapq.heappush(message.heap, message.offset)
             self.ready_count += 1
-            heapq.heappush(self._queued, message.offset)
 
     def _is_first(self, message: _Open) -> bool:
         """Return whether no earlier open message has its key."""
@@ -456,8 +464,8 @@ class QueueState:
 
     def _unqueue(self, message: _Open) -> None:
         """Give a message out no more; its place in the heap stays, unheeded."""
-        if message.is_queued:
-            message.is_queued = False
+        if message.heap is not None:
+            message.heap = None
             self.ready_count -= 1
 
     def _leave(self, message: _Open) -> None:

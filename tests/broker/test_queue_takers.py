@@ -104,6 +104,28 @@ def test_what_goes_out_alone_is_for_a_worker_without_another(tmp_path: Path) -> 
     run(tmp_path, scenario)
 
 
+def test_what_goes_out_alone_holds_up_no_other_message(tmp_path: Path) -> None:
+    """One worker is kept free for it; the others get what comes after it."""
+
+    async def scenario(_broker: Broker, peer: Peer) -> None:
+        await put(peer, b"a", b"b", b"c", b"d", b"e")
+        one, two, three = (Worker(peer, name) for name in ("w1", "w2", "w3"))
+        (a,), (b,), (_c,) = await one.take(1), await two.take(1), await one.take(1)
+        assert await one.say(a, SettleVerb.NACK, 0) is Word.OK
+        (a,) = await three.take(1)
+        assert await three.say(a, SettleVerb.NACK, 0) is Word.OK
+        assert await two.take(9) == []
+        assert [each.data for each in await one.take(1)] == [b"d"]
+        assert await two.ack(b) is Word.OK
+        (a,) = await two.take(9)
+        assert (a.data, a.deliveries) == (b"a", 3)
+        assert await two.take(9) == []
+        assert await two.ack(a) is Word.OK
+        assert [each.data for each in await two.take(9)] == [b"e"]
+
+    run(tmp_path, scenario)
+
+
 def test_a_worker_that_is_long_at_work_holds_up_no_message_for_ever(
     tmp_path: Path,
 ) -> None:

@@ -81,7 +81,10 @@ class Rig:
         size: int = 10**6,
     ) -> list[Taken]:
         self.scan(count)
-        return self.state.take(worker, count, size, lease_ms, self.now)
+        is_alone = self.state.is_alone_first
+        return self.state.take(
+            worker, count, size, lease_ms, self.now, is_alone=is_alone
+        )
 
     def settle(
         self,
