@@ -18,7 +18,7 @@ last connection, unless it is back by then. A broker that does not lead its set 
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -31,6 +31,7 @@ from metaq.broker.queue_letters import Letters
 from metaq.broker.queue_log import QueueLog, all_logs, log_of, read_images
 from metaq.broker.queue_part import ServedQueue
 from metaq.broker.queue_settling import settle
+from metaq.broker.queue_status import line_of
 from metaq.broker.queue_takers import Takers
 from metaq.deadlines import Deadlines
 from metaq.errors import (
@@ -328,9 +329,7 @@ class QueueService(Service):
         is_new = name not in partition.images.by_name
         image = partition.images.by_name.get(name)
         if image is None:
-            is_late = group.definition.start == "latest"
-            floor = log.high_watermark if is_late else log.log_start_offset
-            image = QueueImage(floor)
+            image = QueueImage(_first_floor(group, log))
         image.incarnation += 1
         queue_id = partition.images.id_of(name)
         partition.images.by_name[name] = image
@@ -552,16 +551,31 @@ class QueueService(Service):
         return (*away, *stopped, *self.letters.problems())
 
     def lines(self) -> list[str]:
-        """Return the lines of `stats queues`: one for each queue in memory."""
+        """Return the lines of `stats queues`: one for each group and partition."""
         return [
-            f"{name} {queue.log.log_id.topic} part {queue.log.log_id.partition}"
-            f" floor {queue.state.floor} scanned {queue.state.scan_offset}"
-            f" end {queue.log.high_watermark} open {queue.state.open_count}"
-            f" ready {queue.state.ready_count} lost {queue.lost_count}"
-            f" workers {len(queue.state.holders())} takers {len(group.takers)}"
-            for name, group in sorted(self._groups.items())
-            for queue in group.queues.values()
+            line_of(group, log, queue, floor)
+            for _, group in sorted(self._groups.items())
+            for log, queue, floor in self._floors(group)
         ]
+
+    def _floors(
+        self, group: QueueGroup
+    ) -> Iterator[tuple[PartitionLog, ServedQueue | None, Offset]]:
+        """Yield each partition of a group, its queue if it is in memory, its floor."""
+        for log in self._logs_of(group):
+            queue = group.queues.get(log.log_id.partition)
+            if queue is not None:
+                yield log, queue, queue.state.floor
+                continue
+            name = _name_of(group, log)
+            partition = self._partitions.get(log_of(name))
+            if partition is not None:
+                image = partition.images.by_name.get(name)
+                yield (
+                    log,
+                    None,
+                    _first_floor(group, log) if image is None else image.floor,
+                )
 
 
 def rules_of(definition: QueueGroupDefinition) -> QueueRules:
@@ -582,6 +596,12 @@ def _identity(definition: QueueGroupDefinition) -> tuple[str, int]:
 
 def _ends(old: QueueGroupDefinition, new: QueueGroupDefinition) -> bool:
     return new.is_deleted or _identity(new) != _identity(old)
+
+
+def _first_floor(group: QueueGroup, log: PartitionLog) -> Offset:
+    """Return where a group begins that has nothing of a partition."""
+    is_late = group.definition.start == "latest"
+    return log.high_watermark if is_late else log.log_start_offset
 
 
 def _name_of(group: QueueGroup, log: PartitionLog) -> QueueName:

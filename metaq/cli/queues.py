@@ -1,50 +1,87 @@
 """`metaq queues`: queue groups, how far they are, and their end."""
 
+import asyncio
+from collections.abc import Mapping
 from dataclasses import asdict
 
 import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target
-from metaq.cli.tree import ListingGroup, command
-from metaq.client import QueueGroupDescription
+from metaq.cli.options import SecondsRange
+from metaq.cli.tree import command, group
+from metaq.client import AsyncAdmin, QueueGroupDescription
+from metaq.model import TopicPartition
 from metaq.zk.group_definitions import QueueGroupDefinition
 
 COLUMNS = (
     "group", "topic", "lease_s", "deliveries_max", "dead_letters", "ordered_by",
 )  # fmt: skip
-QUEUE_COLUMNS = (
-    "partition", "ready", "open", "unread_bytes", "lost", "workers",
+PROGRESS_COLUMNS = (
+    "partition", "ready", "open", "delayed", "done_per_s", "oldest_s", "floor", "end",
 )  # fmt: skip
+LOSS_COLUMNS = (
+    "partition", "expired", "dead_letters", "dropped", "lost", "lost_bytes", "takers",
+)  # fmt: skip
+WORKER_COLUMNS = ("worker", "partition", "messages")
+Rates = Mapping[TopicPartition, float]
+
+group("queues", "List and show queue groups; make, change or delete one.")
+group_argument = click.argument("group")
 
 
 @command(
-    "queues",
-    click.argument("name", metavar="[GROUP]", default=""),
-    examples=("metaq queues", "metaq queues workers --json"),
-    cls=ListingGroup,
+    "queues list",
+    examples=("metaq queues list", "metaq queues list --json"),
 )
-def queues(target: Target, name: str, *, as_json: bool) -> None:
-    """List queue groups; show or delete one.
-
-    With GROUP, show how far it is in each partition that a worker has used since its
-    broker began: messages that are ready, and those that are open in all.
-    """
-    if name:
-        _show(target.ask(lambda admin: admin.describe_queue_group(name)), as_json)
-        return
+def list_queues(target: Target, *, as_json: bool) -> None:
+    """List queue groups with their options."""
     found = target.ask(lambda admin: admin.queue_groups())
     if as_json:
-        for group, definition in found.items():
-            render.print_json({"group": group, **_fields(definition)})
+        for name, definition in found.items():
+            render.print_json({"group": name, **_fields(definition)})
         return
-    rows = [_row(group, definition) for group, definition in found.items()]
+    rows = [_row(name, definition) for name, definition in found.items()]
     render.print_rows(COLUMNS, rows, as_json=False)
 
 
 @command(
+    "queues show",
+    group_argument,
+    click.option(
+        "--over",
+        "over_s",
+        type=SecondsRange(0.1, 3600),
+        default=1.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Count what is done for so long.",
+    ),
+    examples=("metaq queues show workers", "metaq queues show workers --json"),
+)
+def show(target: Target, group: str, over_s: float, *, as_json: bool) -> bool:
+    """Show how far GROUP is in each partition, and what its workers have.
+
+    Expired leases, dead letters and what was dropped or lost to retention are counted
+    since the broker began. A partition whose broker is away is named; then the exit
+    code is 1.
+    """
+
+    async def look(admin: AsyncAdmin) -> tuple[QueueGroupDescription, Rates]:
+        now_s = asyncio.get_running_loop().time
+        before, began_s = await admin.describe_queue_group(group), now_s()
+        await asyncio.sleep(over_s)
+        after = await admin.describe_queue_group(group)
+        return after, rates_of(before, after, now_s() - began_s)
+
+    found, rates = target.ask(look)
+    _show(found, rates, as_json=as_json)
+    return not found.problems
+
+
+@command(
     "queues delete",
-    click.argument("group"),
+    group_argument,
     examples=("metaq queues delete workers --dry-run", "metaq queues delete workers"),
 )
 def delete(
@@ -54,42 +91,101 @@ def delete(
 
     Prints the group and asks. If it comes back it begins as a new group does.
     """
-    _show(target.ask(lambda admin: admin.describe_queue_group(group)), as_json)
+    found = target.ask(lambda admin: admin.describe_queue_group(group))
+    _show(found, {}, as_json=as_json)
     question = f"Delete queue group {group}?"
     if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
         target.ask(lambda admin: admin.delete_queue_group(group))
         render.say(f"queue group {group} is deleted")
 
 
-def _show(group: QueueGroupDescription, as_json: bool) -> None:
+def rates_of(
+    before: QueueGroupDescription, after: QueueGroupDescription, took_s: float
+) -> Rates:
+    """Return the messages done a second; nothing of a broker that began in between."""
+    counts = {each.partition: each.done_count for each in before.queues}
+    return {
+        each.partition: round((each.done_count - count) / took_s, 1)
+        for each in after.queues
+        if (count := counts.get(each.partition)) is not None
+        and count <= each.done_count
+    }
+
+
+def _show(found: QueueGroupDescription, rates: Rates, *, as_json: bool) -> None:
     if as_json:
         rows = [
-            {**asdict(each), "partition": each.partition.name} for each in group.queues
+            {
+                **asdict(each),
+                "partition": each.partition.name,
+                "done_per_s": rates.get(each.partition),
+            }
+            for each in found.queues
         ]
         render.print_json(
-            {"group": group.group, **_fields(group.definition), "queues": rows}
+            {"group": found.group, **_fields(found.definition), "queues": rows}
         )
     else:
-        row = _row(group.group, group.definition)
-        render.print_rows(COLUMNS, [row], as_json=False)
-        click.echo()
-        render.print_rows(
-            QUEUE_COLUMNS,
-            [
-                (
-                    each.partition.name,
-                    each.ready_count,
-                    each.open_count,
-                    each.unread_bytes,
-                    each.lost_count,
-                    each.worker_count,
-                )
-                for each in group.queues
-            ],
-            as_json=False,
-        )
-    for problem in group.problems:
+        _print_tables(found, rates)
+    for problem in found.problems:
         render.say(problem)
+
+
+def _print_tables(found: QueueGroupDescription, rates: Rates) -> None:
+    print_definition(found.definition)
+    click.echo()
+    progress: list[tuple[render.Cell, ...]] = [
+        (
+            each.partition.name,
+            each.ready_count,
+            each.open_count,
+            each.delayed_count,
+            rates.get(each.partition),
+            None if each.oldest_s is None else round(each.oldest_s, 1),
+            each.floor,
+            each.end,
+        )
+        for each in found.queues
+    ]
+    render.print_rows(PROGRESS_COLUMNS, progress, as_json=False)
+    click.echo()
+    losses = [
+        (
+            each.partition.name,
+            each.expired_count,
+            each.letter_count,
+            each.dropped_count,
+            each.lost_count,
+            each.lost_bytes,
+            each.taker_count,
+        )
+        for each in found.queues
+    ]
+    render.print_rows(LOSS_COLUMNS, losses, as_json=False)
+    click.echo()
+    held = [
+        (worker, each.partition.name, count)
+        for each in found.queues
+        for worker, count in each.held.items()
+    ]
+    render.print_rows(WORKER_COLUMNS, held, as_json=False)
+
+
+def print_definition(definition: QueueGroupDefinition) -> None:
+    """Print the options of a group, one a line."""
+    letters = definition.dead_letter_topic
+    delays_s = ", ".join(f"{each / 1000:g}" for each in definition.retry_delays_ms)
+    lines: list[tuple[str, object]] = [
+        ("topic", definition.topic),
+        ("lease_s", f"{definition.lease_ms / 1000:g}"),
+        ("deliveries_max", definition.deliveries_max),
+        ("then", "drop") if letters is None else ("dead_letter_topic", letters),
+        ("retry_delays_s", delays_s or "none"),
+        ("ordered_by", definition.ordered_by or "nothing"),
+        ("start", definition.start),
+    ]
+    for name, value in lines:
+        click.echo(f"{name} {value}")
 
 
 def _row(group: str, definition: QueueGroupDefinition) -> tuple[render.Cell, ...]:

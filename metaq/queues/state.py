@@ -116,6 +116,12 @@ class QueueState:
         """The first message that was not looked at."""
         self.ready_count = 0
         """Messages that can be given out now."""
+        self.done_count = 0
+        """Messages that were done in this life, whatever became of them."""
+        self.expired_count = 0
+        """Leases that ended before their messages were settled."""
+        self.letter_count = 0
+        """Messages that became dead letters."""
         self.dropped_count = 0
         """Messages that were given up without a dead letter."""
         self.lost_bytes = 0
@@ -144,6 +150,12 @@ class QueueState:
     def open_count(self) -> int:
         """Return how many messages are open."""
         return len(self._open)
+
+    @property
+    def delayed_count(self) -> int:
+        """Return how many messages wait for the end of a delay."""
+        # Every message that is leased or delayed has a deadline, and no other one.
+        return len(self._deadlines) - sum(map(len, self._held.values()))
 
     @property
     def has_room(self) -> bool:
@@ -369,6 +381,7 @@ class QueueState:
         """Note that a dead letter is stored, and with it that its message is done."""
         message = self._open.get(offset)
         if message is not None:
+            self.letter_count += 1
             self._end_stored(message)
 
     def drain_changes(self) -> list[Change]:
@@ -411,7 +424,9 @@ class QueueState:
             if message.at is _At.DELAYED:
                 message.at = _At.READY
                 self._queue(message)
-            elif message.count >= self.rules.deliveries_max:
+                continue
+            self.expired_count += 1
+            if message.count >= self.rules.deliveries_max:
                 self._give_up(message, f"deliveries: {message.count}")
             else:
                 self._return(message, 0, now)
@@ -535,6 +550,7 @@ class QueueState:
         """Count a message as done."""
         self._leave(message)
         del self._open[message.offset]
+        self.done_count += 1
         self._done.add(message.offset, message.end)
         self._rise(self.floor)
 

@@ -39,7 +39,8 @@ COMMANDS = {
     "ship": {"--zookeeper", "--state", "--from-start", "--once", "--json"},
     "groups": {"--zookeeper", "--json"},
     "groups delete": {"--zookeeper", "--dry-run", "--yes", "--json"},
-    "queues": {"--zookeeper", "--json"},
+    "queues list": {"--zookeeper", "--json"},
+    "queues show": {"--zookeeper", "--over", "--json"},
     "queues delete": {"--zookeeper", "--dry-run", "--yes", "--json"},
     "offsets show": {"--zookeeper", "--json"},
     "offsets reset": {

@@ -6,15 +6,18 @@ from collections.abc import Iterator
 import pytest
 
 from metaq.cli.cluster import Target
-from metaq.cli.queues import delete, queues
-from metaq.client import Client
+from metaq.cli.queues import delete, list_queues, rates_of, show
+from metaq.client import Client, QueueDescription, QueueGroupDescription
 from metaq.errors import ClientError
+from metaq.model import BrokerId, TopicPartition
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from metaq.zk.group_definitions import QueueGroupDefinition
 from tests.client.worlds import QUICK
 
 ONE_BROKER = {
     "broker": "MetaQ has no queue groups",
     "target": "likewise",
+    "test_a_partition_that_is_away_is_named": "likewise",
     "test_a_deleted_group_is_gone_and_a_new_one_begins_again": "likewise",
 }
 
@@ -42,12 +45,12 @@ def test_groups_are_listed_with_their_options(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a table, or one object a line."""
-    queues(target, "", as_json=False)
+    list_queues(target, as_json=False)
     header, row = (line.split("\t") for line in capsys.readouterr().out.splitlines())
     found = dict(zip(header, row, strict=True))
     assert (found["group"], found["topic"]) == ("workers", "orders")
     assert (found["lease_s"], found["dead_letters"]) == ("30.0", "dropped")
-    queues(target, "", as_json=True)
+    list_queues(target, as_json=True)
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["deliveries_max"] == 16
 
@@ -55,15 +58,53 @@ def test_groups_are_listed_with_their_options(
 def test_a_group_shows_how_far_it_is(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of each partition that a worker has used."""
-    queues(target, "workers", as_json=True)
+    """For machines one object, for people options and three tables."""
+    assert show(target, "workers", 0.1, as_json=True)
     (line,) = capsys.readouterr().out.splitlines()
     (queue,) = json.loads(line)["queues"]
     assert (queue["partition"], queue["open_count"]) == ("0-0", 2)
-    queues(target, "workers", as_json=False)
-    assert "0-0" in capsys.readouterr().out
+    assert (queue["done_count"], queue["done_per_s"]) == (1, 0.0)
+    assert queue["oldest_s"] > 0
+    assert 0 < queue["floor"] < queue["end"]
+    assert show(target, "workers", 0.1, as_json=False)
+    options, *tables = capsys.readouterr().out.split("\n\n")
+    assert "\nthen drop\n" in options
+    assert [each.splitlines()[0] for each in tables] == [
+        "partition\tready\topen\tdelayed\tdone_per_s\toldest_s\tfloor\tend",
+        "partition\texpired\tdead_letters\tdropped\tlost\tlost_bytes\ttakers",
+        "worker\tpartition\tmessages",
+    ]
     with pytest.raises(ClientError, match="no queue group other; groups there are: w"):
-        queues(target, "other", as_json=False)
+        show(target, "other", 0.1, as_json=False)
+
+
+def test_the_rate_is_what_was_done_between_two_looks() -> None:
+    """A broker that began again has none."""
+
+    def seen(*done: int) -> QueueGroupDescription:
+        queues = tuple(
+            QueueDescription(
+                partition=TopicPartition("orders", BrokerId(0), number),
+                floor=0,
+                scanned=0,
+                end=0,
+                done_count=count,
+            )
+            for number, count in enumerate(done)
+        )
+        return QueueGroupDescription("g", QueueGroupDefinition(topic="t"), queues, ())
+
+    rates = rates_of(seen(5, 100), seen(9, 7, 3), 2.0)
+    assert {each.partition: rate for each, rate in rates.items()} == {0: 2.0}
+
+
+def test_a_partition_that_is_away_is_named(
+    broker: EmbeddedBroker, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code says so too."""
+    broker.stop()
+    assert not show(target, "workers", 0.1, as_json=True)
+    assert "orders/0-0: its broker is away" in capsys.readouterr().err
 
 
 def test_a_deleted_group_is_gone_and_a_new_one_begins_again(
@@ -71,11 +112,11 @@ def test_a_deleted_group_is_gone_and_a_new_one_begins_again(
 ) -> None:
     """Nothing of what was done is left; the messages are."""
     delete(target, "workers", is_dry=True, is_sure=False, as_json=True)
-    queues(target, "", as_json=True)
+    list_queues(target, as_json=True)
     assert len(capsys.readouterr().out.splitlines()) == 2
     delete(target, "workers", is_dry=False, is_sure=True, as_json=True)
     capsys.readouterr()
-    queues(target, "", as_json=True)
+    list_queues(target, as_json=True)
     assert capsys.readouterr().out == ""
     with (
         Client(**broker.client_options, **QUICK) as client,

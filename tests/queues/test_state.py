@@ -137,6 +137,24 @@ def test_without_dead_letters_what_is_given_up_is_dropped() -> None:
     assert (rig.state.dropped_count, rig.state.open_count, rig.letters) == (1, 0, [])
 
 
+def test_what_became_of_messages_is_counted() -> None:
+    """Done, delayed, leases that ended, dead letters."""
+    rig = Rig(QueueRules(retry_delays_ms=(5_000,)))
+    rig.put(4)
+    a, b, c, _d = rig.take(4, lease_ms=1_000)
+    rig.ack(a)
+    rig.settle(b, SettleVerb.NACK, GROUP_DELAY)
+    rig.settle(c, SettleVerb.REJECT, text="x")
+    state = rig.state
+    assert (state.done_count, state.delayed_count, state.expired_count) == (1, 1, 0)
+    rig.pass_time(1_000)
+    assert (state.ready_count, state.delayed_count, state.expired_count) == (1, 1, 1)
+    rig.store_letter(rig.letters[0])
+    assert (state.done_count, state.letter_count) == (2, 1)
+    rig.pass_time(4_000)
+    assert (state.ready_count, state.delayed_count, state.expired_count) == (2, 0, 1)
+
+
 def test_a_rejected_message_has_its_reason() -> None:
     """As the cause of the letter."""
     rig = Rig()

@@ -1,33 +1,61 @@
 """Calls about queue groups: what there is, and how far it is on each broker."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from metaq.client.admin.group_admin import AsyncGroupAdmin
+from metaq.client.cluster.catalog import read_cluster
+from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.queue_groups import delete_queue_group, read_queue_groups
 from metaq.client.consume.browse import stats_text
+from metaq.client.consume.progress import lag_of
+from metaq.client.fan_out import failures, for_each
 from metaq.client.names import require_text
-from metaq.errors import ClientError, MetaqError
-from metaq.model import BrokerId, TopicPartition
+from metaq.errors import ClientError, MetaqError, RemoteProtocolError
+from metaq.model import BrokerId, Offset, TopicPartition, no_items
 from metaq.zk.group_definitions import QueueGroupDefinition
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDescription:
-    """A queue group on one partition, as its broker has it in memory."""
+    """A queue group on one partition; its counters are of this life of the broker."""
 
     partition: TopicPartition
-    open_count: int
-    """Messages that are given out, returned or blocked."""
-    ready_count: int
-    """Of these, messages that can be given out now; those that were not looked at yet
-    are not counted."""
-    unread_bytes: int
-    """Bytes of the partition that were not looked at yet."""
-    lost_count: int
-    """Messages that retention took before they were done, since the broker began."""
-    worker_count: int
+    floor: int
+    """Offset below which every message is done."""
+    scanned: int
+    """Offset of the first message that was not looked at yet."""
+    end: int
+    """End of the partition's log."""
+    open_count: int = 0
+    """Messages that are given out, returned or blocked, or that are ready."""
+    ready_count: int = 0
+    """Of these, messages that can be given out now."""
+    delayed_count: int = 0
+    """Of these, messages that wait for the end of their delay."""
+    done_count: int = 0
+    """Messages that are done, whatever became of them."""
+    expired_count: int = 0
+    """Leases that ended before their messages were settled."""
+    letter_count: int = 0
+    """Messages that became dead letters."""
+    dropped_count: int = 0
+    """Messages that were given up without a dead letter."""
+    lost_count: int = 0
+    """Open messages that retention took before they were done."""
+    lost_bytes: int = 0
+    """Bytes that retention took before they were looked at."""
+    worker_count: int = 0
     """Workers that have messages."""
+    taker_count: int = 0
+    """Takes that wait for messages of any partition of this broker."""
+    held: Mapping[str, int] = field(default_factory=no_items)
+    """Worker → messages that it has; those that have most."""
+    oldest_s: float | None = None
+    """Age of the message at the floor, the oldest one that is not done; 0.0 without
+    one, None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +65,9 @@ class QueueGroupDescription:
     group: str
     definition: QueueGroupDefinition
     queues: tuple[QueueDescription, ...]
-    """By partition; those that a worker has used since their broker began."""
+    """By partition."""
     problems: tuple[str, ...]
-    """One sentence for each broker that could not be asked."""
+    """One sentence for each broker, or partition, that is away."""
 
 
 class AsyncQueueAdmin(AsyncGroupAdmin):
@@ -81,28 +109,23 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
         if group not in known:
             names = ", ".join(known) or "none"
             raise ClientError(f"no queue group {group}; groups there are: {names}")
-        queues, problems = list[QueueDescription](), list[str]()
-        for broker_id in sorted(context.metadata.snapshot.brokers):
-            try:
-                queues += await self._queues_on(broker_id, group, timeout)
-            except MetaqError as error:
-                problems.append(f"broker {broker_id} cannot be asked: {error}")
+        deadline_s, topic = context.deadline_s(timeout), known[group].topic
+        snapshot = await read_cluster(context, [topic], deadline_s=deadline_s)
+        away = [f"{each}: its broker is away" for each in sorted(snapshot.away(topic))]
+
+        async def look(broker_id: BrokerId) -> list[QueueDescription]:
+            return await _queues_on(context, broker_id, group, deadline_s)
+
+        found = await for_each(look, sorted(snapshot.brokers))
+        silent = [
+            f"broker {broker_id} cannot be asked: {error}"
+            for broker_id, error in failures(found).items()
+        ]
+        queues = [q for each in found.values() if isinstance(each, list) for q in each]
         queues.sort(key=lambda each: each.partition)
         return QueueGroupDescription(
-            group, known[group], tuple(queues), tuple(problems)
+            group, known[group], tuple(queues), (*away, *silent)
         )
-
-    async def _queues_on(
-        self, broker_id: BrokerId, group: str, timeout: float | None
-    ) -> list[QueueDescription]:
-        context = self._context
-        address = context.address_of(broker_id)
-        if address is None:
-            return []
-        deadline_s = context.deadline_s(timeout)
-        text = await stats_text(context, address, "queues", deadline_s=deadline_s)
-        rows = [line.split(" ") for line in _lines_of(text)]
-        return [_described(row, broker_id) for row in rows if row[0] == group]
 
     async def delete_queue_group(
         self, group: str, timeout: float | None = None
@@ -129,19 +152,67 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
             raise ClientError(f"no queue group {group}")
 
 
-def _lines_of(text: str) -> list[str]:
-    """Return the lines of a reply to `stats` between its first and its last."""
-    return [line for line in text.splitlines() if line not in {"STATS", "END", ""}]
+async def _queues_on(
+    context: ClientContext, broker_id: BrokerId, group: str, deadline_s: float
+) -> list[QueueDescription]:
+    """Return what one broker has of a group, with the age of the oldest message."""
+    address = context.address_of(broker_id)
+    if address is None:
+        return []
+    text = await stats_text(context, address, "queues", deadline_s=deadline_s)
+    queues = [each for name, each in read_lines(text, broker_id) if name == group]
+
+    async def age_of(queue: QueueDescription) -> float | None:
+        floor = Offset(queue.floor)
+        lag = await lag_of(context, queue.partition, floor, deadline_s=deadline_s)
+        return lag.seconds
+
+    ages = await for_each(lambda at: age_of(queues[at]), range(len(queues)))
+    return [
+        replace(each, oldest_s=None if isinstance(age, MetaqError) else age)
+        for each, age in zip(queues, ages.values(), strict=True)
+    ]
 
 
-def _described(words: list[str], broker_id: BrokerId) -> QueueDescription:
-    """Read a line of `stats queues`: group, topic, then names and numbers."""
-    figures = dict(zip(words[2::2], map(int, words[3::2]), strict=True))
-    return QueueDescription(
-        partition=TopicPartition(words[1], broker_id, figures["part"]),
-        open_count=figures["open"],
-        ready_count=figures["ready"],
-        unread_bytes=max(0, figures["end"] - figures["scanned"]),
-        lost_count=figures["lost"],
-        worker_count=figures["workers"],
-    )
+_FIGURES: Final = {
+    "floor": "floor",
+    "scanned": "scanned",
+    "end": "end",
+    "open_count": "open",
+    "ready_count": "ready",
+    "delayed_count": "delayed",
+    "done_count": "done",
+    "expired_count": "expired",
+    "letter_count": "letters",
+    "dropped_count": "dropped",
+    "lost_count": "lost",
+    "lost_bytes": "lost_bytes",
+    "worker_count": "workers",
+    "taker_count": "takers",
+}
+"""Field of a description → its name in a line of `stats queues`."""
+
+
+def read_lines(
+    text: str, broker_id: BrokerId
+) -> Iterator[tuple[str, QueueDescription]]:
+    """Yield group and figures of each line of `stats queues`.
+
+    A broker without queue groups takes the item for the name of a topic; its answer
+    has no such line.
+
+    Raises:
+        RemoteProtocolError: a line makes no sense.
+    """
+    for line in text.splitlines():
+        if not line.startswith("{"):
+            continue
+        try:
+            found = json.loads(line)
+            group = str(found["group"])
+            partition = TopicPartition(found["topic"], broker_id, found["partition"])
+            figures = {name: int(found.get(word, 0)) for name, word in _FIGURES.items()}
+            held = {str(name): int(count) for name, count in found["held"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise RemoteProtocolError(f"stats queues: {line[:200]!r}") from error
+        yield group, QueueDescription(partition=partition, held=held, **figures)
