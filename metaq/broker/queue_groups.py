@@ -111,6 +111,10 @@ class QueueOwner(Protocol):
         """Send the dead letters of a queue; return how many there are."""
 
     @abstractmethod
+    def letter_topic(self, queue: ServedQueue) -> str | None:
+        """Return the topic of its dead letters now; None: they are dropped."""
+
+    @abstractmethod
     def on_settled(self, queue: ServedQueue) -> None:
         """Look at a queue of which something was settled."""
 

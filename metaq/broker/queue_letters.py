@@ -51,8 +51,9 @@ class _Sending:
 
     queue: ServedQueue
     letter: Letter
-    topic: str
     on_first: OnTried | None
+    topic: str = ""
+    """Of the last try: an operator may name another one."""
     error: str = ""
     """Of the last try; "" before the first."""
     failure_count: int = 0
@@ -72,14 +73,11 @@ class Letters:
         self._failed = list[_Sending]()
         self._open = set[_Sending]()
 
-    def send(
-        self, queue: ServedQueue, topic: str, on_first: OnTried | None = None
-    ) -> int:
+    def send(self, queue: ServedQueue, on_first: OnTried | None = None) -> int:
         """Send the letters of a queue.
 
         Args:
             queue: its state has them.
-            topic: that takes them.
             on_first: called for each after its first try.
 
         Returns:
@@ -88,7 +86,7 @@ class Letters:
         letters = queue.state.drain_letters()
         for letter in letters:
             queue.letters_open += 1
-            self._waiting.append(_Sending(queue, letter, topic, on_first))
+            self._waiting.append(_Sending(queue, letter, on_first))
         self._begin()
         return len(letters)
 
@@ -123,7 +121,12 @@ class Letters:
             if is_gone or not self._service.has(queue):
                 self._end(sending, is_stored=False)  # retention was faster
                 return
-            target = self._target_of(sending.topic)
+            topic = self._service.letter_topic(queue)
+            if topic is None:
+                self._drop(sending)  # an operator wants it so by now
+                return
+            sending.topic = topic
+            target = self._target_of(topic)
             payload, flag = self._make(sending, await queue.read(letter.offset, end))
         except (StorageError, ClosedError, WireError) as error:
             self._on_done(sending, error)
@@ -136,6 +139,18 @@ class Letters:
             ],
             lambda error: self._on_done(sending, error),
         )
+
+    def _drop(self, sending: _Sending) -> None:
+        queue = sending.queue
+        queue.state.drop_letter(sending.letter.offset)
+
+        def stored(error: MetaqError | None) -> None:
+            if error is not None:
+                self._service.fail(queue.journal_id, error)
+            self._end(sending, is_stored=error is None)
+
+        queue.store(stored)
+        self._service.on_settled(queue)
 
     def _target_of(self, topic: str) -> LogId:
         topics = self._context.topics

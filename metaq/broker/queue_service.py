@@ -382,9 +382,12 @@ class QueueService(Service):
 
     def send_letters(self, queue: ServedQueue, on_tried: OnTried | None = None) -> int:
         """Send the dead letters of a queue; return how many there are."""
+        return self.letters.send(queue, on_tried)
+
+    def letter_topic(self, queue: ServedQueue) -> str | None:
+        """Return the topic of its dead letters now; None: they are dropped."""
         group = self._groups.get(queue.name.group)
-        topic = None if group is None else group.definition.dead_letter_topic
-        return 0 if topic is None else self.letters.send(queue, topic, on_tried)
+        return None if group is None else group.definition.dead_letter_topic
 
     def on_settled(self, queue: ServedQueue) -> None:
         """Look when the next lease ends, and give out what there is now."""

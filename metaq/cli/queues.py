@@ -1,18 +1,24 @@
-"""`metaq queues`: queue groups, how far they are, and their end."""
+"""`metaq queues`: queue groups, how far they are; made, changed and deleted."""
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
 import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target
-from metaq.cli.options import SecondsRange
+from metaq.cli.options import SecondsRange, option, takes
 from metaq.cli.tree import command, group
 from metaq.client import AsyncAdmin, QueueGroupDescription
 from metaq.model import TopicPartition
-from metaq.zk.group_definitions import QueueGroupDefinition
+from metaq.zk.group_definitions import (
+    DELIVERIES_MAX,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    QueueGroupDefinition,
+)
 
 COLUMNS = (
     "group", "topic", "lease_s", "deliveries_max", "dead_letters", "ordered_by",
@@ -60,7 +66,7 @@ def list_queues(target: Target, *, as_json: bool) -> None:
     examples=("metaq queues show workers", "metaq queues show workers --json"),
 )
 def show(target: Target, group: str, over_s: float, *, as_json: bool) -> bool:
-    """Show how far GROUP is in each partition, and what its workers have.
+    """Show how far GROUP is, and what its workers have.
 
     Expired leases, dead letters and what was dropped or lost to retention are counted
     since the broker began. A partition whose broker is away is named; then the exit
@@ -79,6 +85,123 @@ def show(target: Target, group: str, over_s: float, *, as_json: bool) -> bool:
     return not found.problems
 
 
+def _read_delays(
+    _context: click.Context, _option: click.Parameter, words: str | None
+) -> list[float] | None:
+    if words is None or words == "none":
+        return None if words is None else []
+    try:
+        return [float(word) for word in words.split(",")]
+    except ValueError as error:
+        raise click.BadParameter(
+            f"'{words}' is neither 'none' nor seconds such as 1,5,30"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupWishes:
+    """Wanted options of a queue group; None: as it is, or the default."""
+
+    lease_s: float | None = option(
+        "--lease",
+        "lease_s",
+        type=SecondsRange(LEASE_MS_MIN / 1000, LEASE_MS_MAX / 1000),
+        metavar="SECONDS",
+        help="Time for which a message is its worker's, unless that renews it.",
+    )
+    deliveries_max: int | None = option(
+        "--deliveries-max",
+        type=click.IntRange(1, DELIVERIES_MAX),
+        help="Deliveries after which a message is given up.",
+    )
+    dead_letter_topic: str | None = option(
+        "--dead-letter-topic",
+        metavar="TOPIC",
+        help="An existing topic that takes messages that are given up.",
+    )
+    then: Literal["drop"] | None = option(
+        "--then",
+        type=click.Choice(["drop"]),
+        help="Drop messages that are given up.",
+    )
+    retry_delays_s: list[float] | None = option(
+        "--retry-delays",
+        "retry_delays_s",
+        metavar="SECONDS,...|none",
+        callback=_read_delays,
+        help="Delays of messages that are given back, by deliveries so far; the last"
+        " one repeats.",
+    )
+
+    def said(self) -> dict[str, Any]:
+        """Return them as arguments of `admin`."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+@command(
+    "queues create",
+    group_argument,
+    click.option("--topic", required=True, help="The topic that it is of."),
+    takes(GroupWishes, "wishes"),
+    click.option(
+        "--ordered-by",
+        type=click.Choice(["key"]),
+        help="One message of a key at a time, in order.  [default: in any order]",
+    ),
+    click.option(
+        "--start",
+        type=click.Choice(["earliest", "latest"]),
+        help="Begin at the log start, or with what is put from now on.",
+    ),
+    examples=(
+        "metaq queues create workers --topic orders --dead-letter-topic orders-dead",
+        "metaq queues create mails --topic mails --then drop --lease 60",
+    ),
+)
+def create(
+    target: Target,
+    group: str,
+    topic: str,
+    wishes: GroupWishes,
+    ordered_by: Literal["key"] | None,
+    start: Literal["earliest", "latest"] | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Make GROUP, as its first worker would.
+
+    Workers need no options then. What becomes of messages that are given up has to be
+    said: --dead-letter-topic, or --then drop.
+    """
+    if wishes.dead_letter_topic is None and wishes.then is None:
+        raise click.UsageError("Missing option '--dead-letter-topic' or '--then'.")
+    made = target.ask(
+        lambda admin: admin.create_queue_group(
+            group, topic, ordered_by=ordered_by, start=start, **wishes.said()
+        )
+    )
+    _print_definition(group, made, as_json=as_json)
+
+
+@command(
+    "queues alter",
+    group_argument,
+    takes(GroupWishes, "wishes"),
+    examples=(
+        "metaq queues alter workers --lease 60 --retry-delays 5,60",
+        "metaq queues alter workers --then drop",
+    ),
+)
+def alter(target: Target, group: str, wishes: GroupWishes, *, as_json: bool) -> None:
+    """Change options of GROUP, from the next delivery on.
+
+    Its topic, order and start stay as they are. Workers that repeat an option have to
+    say the new value when they start again.
+    """
+    new = target.ask(lambda admin: admin.alter_queue_group(group, **wishes.said()))
+    _print_definition(group, new, as_json=as_json)
+
+
 @command(
     "queues delete",
     group_argument,
@@ -87,9 +210,10 @@ def show(target: Target, group: str, over_s: float, *, as_json: bool) -> bool:
 def delete(
     target: Target, group: str, *, is_dry: bool, is_sure: bool, as_json: bool
 ) -> None:
-    """Delete queue GROUP: brokers forget what is done, and the messages stay.
+    """Delete GROUP: its brokers forget what is done.
 
-    Prints the group and asks. If it comes back it begins as a new group does.
+    The messages stay. Prints the group and asks. If it comes back it begins as a new
+    group does.
     """
     found = target.ask(lambda admin: admin.describe_queue_group(group))
     _show(found, {}, as_json=as_json)
@@ -132,7 +256,7 @@ def _show(found: QueueGroupDescription, rates: Rates, *, as_json: bool) -> None:
 
 
 def _print_tables(found: QueueGroupDescription, rates: Rates) -> None:
-    print_definition(found.definition)
+    _print_definition(found.group, found.definition, as_json=False)
     click.echo()
     progress: list[tuple[render.Cell, ...]] = [
         (
@@ -171,8 +295,13 @@ def _print_tables(found: QueueGroupDescription, rates: Rates) -> None:
     render.print_rows(WORKER_COLUMNS, held, as_json=False)
 
 
-def print_definition(definition: QueueGroupDefinition) -> None:
+def _print_definition(
+    group: str, definition: QueueGroupDefinition, *, as_json: bool
+) -> None:
     """Print the options of a group, one a line."""
+    if as_json:
+        render.print_json({"group": group, **_fields(definition)})
+        return
     letters = definition.dead_letter_topic
     delays_s = ", ".join(f"{each / 1000:g}" for each in definition.retry_delays_ms)
     lines: list[tuple[str, object]] = [
@@ -200,5 +329,9 @@ def _row(group: str, definition: QueueGroupDefinition) -> tuple[render.Cell, ...
 
 
 def _fields(definition: QueueGroupDefinition) -> dict[str, object]:
-    fields = asdict(definition)
-    return {**fields.pop("others"), **fields}
+    named = {
+        each.name: getattr(definition, each.name)
+        for each in fields(definition)
+        if each.name != "others"
+    }
+    return {**definition.others, **named}

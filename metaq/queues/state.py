@@ -384,6 +384,13 @@ class QueueState:
             self.letter_count += 1
             self._end_stored(message)
 
+    def drop_letter(self, offset: Offset) -> None:
+        """Have no dead letter of a message: it is done without."""
+        message = self._open.get(offset)
+        if message is not None:
+            self.dropped_count += 1
+            self._finish(message)
+
     def drain_changes(self) -> list[Change]:
         """Return what was changed since the last call, neighbours as one."""
         changes, self._changes = self._changes, []

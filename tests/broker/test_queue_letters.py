@@ -5,7 +5,7 @@ from pathlib import Path
 from metaq.broker.app import Broker
 from metaq.protocol.queue_frames import SettleVerb, Word
 from metaq.record.flags import decode_payload
-from tests.broker.queue_worker import Worker, put, queue_of, run, stored
+from tests.broker.queue_worker import Worker, define, put, queue_of, run, stored
 from tests.rigs.broker import Peer
 from tests.rigs.waiting import until
 
@@ -67,6 +67,32 @@ def test_a_dead_letter_that_its_topic_refuses_is_tried_again(tmp_path: Path) -> 
         assert len(await stored(broker, "meta-test", 1)) == 1
 
     run(tmp_path, scenario, dead_letter_topic="meta-test")
+
+
+def test_letters_that_wait_go_where_an_altered_group_says(tmp_path: Path) -> None:
+    """To another topic, or nowhere; then nothing is wrong any more."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        queues = broker.context.queues
+        assert queues is not None
+        await put(peer, b"one", b"two")
+        worker = Worker(peer)
+        one, two = await worker.take(2)
+        assert await worker.say(one, SettleVerb.REJECT, text="x") is Word.LATER
+        define(broker, dead_letter_topic="meta-test")
+        await until(lambda: not queues.problems())
+        (letter,) = await stored(broker, "meta-test", 1)
+        assert decode_payload(letter.payload, letter.flag).data == b"one"
+        define(broker, dead_letter_topic="nowhere")
+        assert await worker.say(two, SettleVerb.REJECT, text="x") is Word.LATER
+        define(broker)
+        await until(lambda: not queues.problems())
+        queue = queue_of(broker)
+        assert queue.state.floor == queue.log.high_watermark
+        assert (queue.state.dropped_count, queue.state.letter_count) == (1, 1)
+        assert await stored(broker, "meta-test", 1) == [letter]
+
+    run(tmp_path, scenario, dead_letter_topic="nowhere")
 
 
 def test_a_letter_whose_message_retention_took_is_given_up(tmp_path: Path) -> None:

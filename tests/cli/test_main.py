@@ -41,6 +41,8 @@ COMMANDS = {
     "groups delete": {"--zookeeper", "--dry-run", "--yes", "--json"},
     "queues list": {"--zookeeper", "--json"},
     "queues show": {"--zookeeper", "--over", "--json"},
+    "queues create": {"--zookeeper", "--topic", "--dead-letter-topic", "--then"},
+    "queues alter": {"--zookeeper", "--lease", "--retry-delays", "--json"},
     "queues delete": {"--zookeeper", "--dry-run", "--yes", "--json"},
     "offsets show": {"--zookeeper", "--json"},
     "offsets reset": {

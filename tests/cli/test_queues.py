@@ -4,9 +4,19 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from click.testing import CliRunner
 
 from metaq.cli.cluster import Target
-from metaq.cli.queues import delete, list_queues, rates_of, show
+from metaq.cli.main import main
+from metaq.cli.queues import (
+    GroupWishes,
+    alter,
+    create,
+    delete,
+    list_queues,
+    rates_of,
+    show,
+)
 from metaq.client import Client, QueueDescription, QueueGroupDescription
 from metaq.errors import ClientError
 from metaq.model import BrokerId, TopicPartition
@@ -105,6 +115,49 @@ def test_a_partition_that_is_away_is_named(
     broker.stop()
     assert not show(target, "workers", 0.1, as_json=True)
     assert "orders/0-0: its broker is away" in capsys.readouterr().err
+
+
+def test_a_group_is_made_and_altered(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its options are printed as they are then."""
+    words = {"deliveries_max": None, "dead_letter_topic": None, "retry_delays_s": None}
+    create(
+        target,
+        "mails",
+        "orders",
+        GroupWishes(lease_s=5.0, then="drop", **words),
+        "key",
+        "latest",
+        as_json=False,
+    )
+    assert capsys.readouterr().out == (
+        "topic orders\nlease_s 5\ndeliveries_max 16\nthen drop\n"
+        "retry_delays_s 1, 5, 30, 120\nordered_by key\nstart latest\n"
+    )
+    wishes = GroupWishes(**{**words, "retry_delays_s": []}, lease_s=None, then=None)
+    alter(target, "mails", wishes, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["group"], found["retry_delays_ms"]) == ("mails", [])
+    assert (found["lease_ms"], found["ordered_by"]) == (5000, "key")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["create", "g"], "Missing option '--topic'"),
+        (["create", "g", "--topic", "t"], "'--dead-letter-topic' or '--then'"),
+        (["alter", "g", "--retry-delays", "1,x"], "neither 'none' nor seconds"),
+        (["alter", "g", "--lease", "0"], "--lease"),
+        (["alter", "g", "--deliveries-max", "0"], "--deliveries-max"),
+        (["alter", "g", "--ordered-by", "key"], "No such option"),
+    ],
+)
+def test_wrong_use_is_refused(words: list[str], text: str) -> None:
+    """Before anything is asked."""
+    done = CliRunner().invoke(main, ["queues", *words])
+    assert done.exit_code == 2
+    assert text in done.output
 
 
 def test_a_deleted_group_is_gone_and_a_new_one_begins_again(

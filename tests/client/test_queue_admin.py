@@ -1,15 +1,19 @@
 """Queue groups as an administrator sees them."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from metaq.client import AsyncClient
-from metaq.errors import ClientError
+from metaq.client.admin.queue_admin import read_lines
+from metaq.errors import ClientError, RemoteProtocolError
+from metaq.model import BrokerId
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 
 ONE_BROKER = {
     "test_a_group_is_described_and_deleted": "MetaQ has no queue groups",
+    "test_an_altered_group_goes_by_its_options_from_then_on": "likewise",
 }
 
 
@@ -42,3 +46,45 @@ def test_a_group_is_described_and_deleted() -> None:
 
     with embedded_broker(topics={"orders": 1}) as broker:
         asyncio.run(main(broker))
+
+
+def test_an_altered_group_goes_by_its_options_from_then_on() -> None:
+    """A worker that runs gets its next deliveries by them."""
+
+    async def main(broker: EmbeddedBroker) -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            admin = client.admin()
+            made = await admin.create_queue_group(
+                "g", "orders", then="drop", deliveries_max=1000, retry_delays_s=(0.1,)
+            )
+            assert (made.lease_ms, made.deliveries_max) == (30_000, 1000)
+            async with client.producer() as producer:
+                await producer.send("orders", b"bad")
+            new = await admin.alter_queue_group(
+                "g", deliveries_max=1, dead_letter_topic="dead"
+            )
+            assert new == replace(made, deliveries_max=1, dead_letter_topic="dead")
+            letters: list[bytes] = []
+            async with client.queue("orders", group="g") as queue:
+                while not letters:
+                    # Brokers have it within moments.
+                    message = await queue.receive(1)
+                    if message is not None:
+                        await message.nack()
+                    letters = [each.data async for each in client.browse("dead")]
+            assert letters == [b"bad"]
+            with pytest.raises(ClientError, match="no queue group other"):
+                await admin.alter_queue_group("other", then="drop")
+
+    with embedded_broker(topics={"orders": 1, "dead": 1}) as broker:
+        asyncio.run(main(broker))
+
+
+@pytest.mark.parametrize(
+    "line", ["{", '{"group": "g"}', '{"group": "g", "topic": "t", "partition": 0}']
+)
+def test_an_answer_that_makes_no_sense_is_named(line: str) -> None:
+    """And one of a broker without queue groups has nothing."""
+    with pytest.raises(RemoteProtocolError, match="stats queues"):
+        list(read_lines(f"STATS\r\n{line}\r\nEND\r\n", BrokerId(0)))
+    assert not [*read_lines("STATS\r\nqueues\r\nresultCode 1\r\nEND", BrokerId(0))]

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -9,6 +11,8 @@ import pytest
 from metaq.client import AsyncClient, Client
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.queue_groups import (
+    alter_queue_group,
+    create_queue_group,
     delete_queue_group,
     ensure_queue_group,
     read_queue_groups,
@@ -27,6 +31,9 @@ ONE_BROKER = {
     "ask": "MetaQ has none",
     "test_the_first_user_defines_a_group_and_others_may_say_less": "MetaQ has none",
     "test_another_definition_is_refused_with_the_difference": "MetaQ has none",
+    "test_a_group_is_made_once": "MetaQ has none",
+    "test_an_altered_group_keeps_what_it_is": "MetaQ has none",
+    "test_an_alteration_that_cannot_be_changes_nothing": "MetaQ has none",
     "test_a_new_group_says_where_dead_letters_go": "MetaQ has none",
     "test_without_zookeeper_there_are_no_queue_groups": "MetaQ has none",
     "test_a_name_is_a_log_group_or_a_queue_group": "MetaQ has none",
@@ -108,6 +115,72 @@ def test_a_new_group_says_where_dead_letters_go(
     async def work(context: ClientContext) -> None:
         with pytest.raises(ConfigError, match=text):
             await ensure_queue_group(context, "g", "orders", wanted)
+
+    with embedded_broker(topics={"orders": 1}) as broker:
+        ask(broker, work)
+
+
+def test_a_group_is_made_once() -> None:
+    """Of a topic that is there; after a deletion it is another one."""
+
+    async def work(context: ClientContext) -> None:
+        deadline_s = await context.reach()
+        make = partial(create_queue_group, context, deadline_s=deadline_s)
+        with pytest.raises(ConfigError, match="topic: there is no topic 'nowhere'"):
+            await make("g", "nowhere", DROP)
+        made = await make("g", "orders", DROP)
+        assert made == QueueGroupDefinition(topic="orders")
+        with pytest.raises(QueueGroupError, match="'g' exists, of topic 'orders'"):
+            await make("g", "orders", DROP)
+        assert await delete_queue_group(context, "g", deadline_s=deadline_s)
+        assert (await make("g", "orders", DROP)).generation == 1
+
+    with embedded_broker(topics={"orders": 1}) as broker:
+        ask(broker, work)
+
+
+def test_an_altered_group_keeps_what_it_is() -> None:
+    """Topic, order, start and generation, and what is not named."""
+
+    async def work(context: ClientContext) -> None:
+        deadline_s = await context.reach()
+        wanted = {**DROP, "ordered_by": "key", "start": "latest"}
+        old = await ensure_queue_group(context, "g", "orders", wanted)
+        alter = partial(alter_queue_group, context, "g", deadline_s=deadline_s)
+        new = await alter({"dead_letter_topic": "dead", "lease_ms": 5_000})
+        assert new == replace(old, dead_letter_topic="dead", lease_ms=5_000)
+        assert await alter(DROP) == replace(old, lease_ms=5_000)
+        found = await read_queue_groups(context, deadline_s=deadline_s)
+        assert found == {"g": replace(old, lease_ms=5_000)}
+        assert (
+            await alter_queue_group(context, "other", DROP, deadline_s=deadline_s)
+        ) is None
+
+    with embedded_broker(topics={"orders": 1, "dead": 1}) as broker:
+        ask(broker, work)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        ({}, "nothing is said"),
+        ({"dead_letter_topic": "nowhere"}, "there is no topic 'nowhere'"),
+        ({"dead_letter_topic": "orders"}, "another topic than 'orders' itself"),
+        ({"then": "dead_letter"}, "expected a topic with then='dead_letter'"),
+    ],
+)
+def test_an_alteration_that_cannot_be_changes_nothing(
+    wanted: dict[str, object], text: str
+) -> None:
+    """One sentence says why."""
+
+    async def work(context: ClientContext) -> None:
+        deadline_s = await context.reach()
+        old = await ensure_queue_group(context, "g", "orders", DROP)
+        with pytest.raises(ConfigError, match=text):
+            await alter_queue_group(context, "g", wanted, deadline_s=deadline_s)
+        found = await read_queue_groups(context, deadline_s=deadline_s)
+        assert found == {"g": old}
 
     with embedded_broker(topics={"orders": 1}) as broker:
         ask(broker, work)

@@ -61,6 +61,14 @@ MANY: dict[str, tuple[object, ...]] = {
 WRONG_COMMITS: tuple[object, ...] = (5, "x", [5], {"x": 0}, {"0-0": -1}, {"0-0": "0"})
 XIDS: tuple[object, ...] = (5, "x", b"x")
 # Call → argument → wrong values.
+WRONG_RULES: dict[str, tuple[object, ...]] = {
+    "lease_s": ("x", 0.5, -1, 10**6),
+    "deliveries_max": (0, 1001, 1.5, "x"),
+    "then": (5, "keep"),
+    "dead_letter_topic": (5, b"x"),
+    "retry_delays_s": (5, "1,2", ["x"], [-1], [10**6]),
+    "timeout": NO_TIMES,
+}
 WRONG: dict[str, dict[str, tuple[object, ...]]] = {
     "Client.producer": {"selector": NO_FUNCTIONS[:2], "timeout_s": NO_TIMES},
     "Client.ordered_producer": {
@@ -220,6 +228,14 @@ WRONG: dict[str, dict[str, tuple[object, ...]]] = {
     "Admin.settle_group": {"group": NO_GROUPS, "timeout": NO_TIMES},
     "Admin.queue_groups": {"timeout": NO_TIMES},
     "Admin.describe_queue_group": {"group": NO_GROUPS, "timeout": NO_TIMES},
+    "Admin.create_queue_group": {
+        "group": NO_GROUPS,
+        "topic": NO_TOPICS,
+        "ordered_by": (5, "id"),
+        "start": (5, "now"),
+        **WRONG_RULES,
+    },
+    "Admin.alter_queue_group": {"group": NO_GROUPS, **WRONG_RULES},
     "Admin.delete_queue_group": {"group": NO_GROUPS, "timeout": NO_TIMES},
 }
 # A sequence, with `commit` alone of its own; test_exactly_once.py has the second one,

@@ -1,21 +1,29 @@
 """Calls about queue groups: what there is, and how far it is on each broker."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from metaq.client.admin.group_admin import AsyncGroupAdmin
 from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.queue_groups import delete_queue_group, read_queue_groups
+from metaq.client.cluster.queue_groups import (
+    alter_queue_group,
+    create_queue_group,
+    delete_queue_group,
+    read_queue_groups,
+)
 from metaq.client.consume.browse import stats_text
 from metaq.client.consume.progress import lag_of
 from metaq.client.fan_out import failures, for_each
-from metaq.client.names import require_text
+from metaq.client.names import check_group, check_topic, require_text
+from metaq.client.options import QueueOptions
 from metaq.errors import ClientError, MetaqError, RemoteProtocolError
 from metaq.model import BrokerId, Offset, TopicPartition, no_items
 from metaq.zk.group_definitions import QueueGroupDefinition
+
+Then: TypeAlias = Literal["dead_letter", "drop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +134,113 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
         return QueueGroupDescription(
             group, known[group], tuple(queues), (*away, *silent)
         )
+
+    async def create_queue_group(
+        self,
+        group: str,
+        topic: str,
+        *,
+        lease_s: float | None = None,
+        deliveries_max: int | None = None,
+        then: Then | None = None,
+        dead_letter_topic: str | None = None,
+        retry_delays_s: Sequence[float] | None = None,
+        ordered_by: Literal["key"] | None = None,
+        start: Literal["earliest", "latest"] | None = None,
+        timeout: float | None = None,
+    ) -> QueueGroupDefinition:
+        """Make a queue group; its first worker would make it as well.
+
+        Args:
+            group: its name.
+            topic: the one that it is of, which exists.
+            lease_s: this and the others are as in `QueueOptions`.
+            deliveries_max: likewise.
+            then: "drop", or a dead-letter topic.
+            dead_letter_topic: a topic that exists; needed without `then="drop"`.
+            retry_delays_s: likewise.
+            ordered_by: likewise.
+            start: likewise.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            QueueGroupError: it is there, or the name is a log group's.
+            ConfigError: a name or an option that cannot be; a topic that is not there;
+                nothing says what becomes of a message that is given up; or the client
+                has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked.
+            TypeError: an argument of another type; the text names it.
+
+        Cancellation: it may be made.
+        """
+        check_group(group)
+        check_topic(topic)
+        options = QueueOptions(
+            lease_s=lease_s,
+            deliveries_max=deliveries_max,
+            then=then,
+            dead_letter_topic=dead_letter_topic,
+            retry_delays_s=retry_delays_s,
+            ordered_by=ordered_by,
+            start=start,
+        )
+        context = self._context
+        deadline_s = await context.reach(timeout)
+        return await create_queue_group(
+            context, group, topic, options.definition(), deadline_s=deadline_s
+        )
+
+    async def alter_queue_group(
+        self,
+        group: str,
+        *,
+        lease_s: float | None = None,
+        deliveries_max: int | None = None,
+        then: Then | None = None,
+        dead_letter_topic: str | None = None,
+        retry_delays_s: Sequence[float] | None = None,
+        timeout: float | None = None,
+    ) -> QueueGroupDefinition:
+        """Change options of a queue group, from the next delivery on.
+
+        Its topic, order and start stay as they are: they say what is done. Workers
+        that repeat an option have to say the new value when they start again.
+
+        Args:
+            group: its name.
+            lease_s: as in `QueueOptions`; None leaves it as it is, as do the others.
+            deliveries_max: likewise.
+            then: "drop", or a dead-letter topic.
+            dead_letter_topic: a topic that exists; letters that wait go there too.
+            retry_delays_s: likewise.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            ClientError: there is no such group.
+            QueueGroupError: another one has changed it at this moment.
+            ConfigError: an option that cannot be, or none; a dead-letter topic that is
+                not there; or the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked.
+            TypeError: an argument of another type; the text names it.
+
+        Cancellation: it may be changed.
+        """
+        require_text("group", group)
+        options = QueueOptions(
+            lease_s=lease_s,
+            deliveries_max=deliveries_max,
+            then=then,
+            dead_letter_topic=dead_letter_topic,
+            retry_delays_s=retry_delays_s,
+        )
+        context = self._context
+        deadline_s = await context.reach(timeout)
+        found = await alter_queue_group(
+            context, group, options.definition(), deadline_s=deadline_s
+        )
+        if found is None:
+            raise ClientError(f"no queue group {group}")
+        return found
 
     async def delete_queue_group(
         self, group: str, timeout: float | None = None

@@ -16,6 +16,7 @@ from metaq.zk.group_definitions import (
 )
 from metaq.zk.paths import NodePaths
 from metaq.zk.session import Coordinator
+from metaq.zk.znodes import Node
 
 LETTERS: Final = "dead_letter_topic"
 
@@ -44,36 +45,121 @@ async def ensure_queue_group(
     node = await coordinator.get(path, deadline_s=deadline_s)
     old = None if node is None else decode_group(node.data)
     if old is None or old.is_deleted:
-        await _refuse_log_group(context, coordinator, group, deadline_s)
-        definition = _first_definition(group, topic, wanted)
-        if old is not None:
-            definition = replace(definition, generation=old.generation + 1)
-        await _require_letters(context, coordinator, definition, deadline_s)
-        version = None if node is None else node.version
         try:
-            await coordinator.replace(
-                path, encode_group(definition), version=version, deadline_s=deadline_s
-            )
+            return await _write_first(context, group, topic, wanted, node, deadline_s)
         except NodeChangedError:
             old = await _read(coordinator, path, deadline_s)
-        else:
-            try:
-                # A log consumer that joins registers first, and looks for this then.
-                await _refuse_log_group(context, coordinator, group, deadline_s)
-            except QueueGroupError:
-                await delete_queue_group(context, group, deadline_s=deadline_s)
-                raise
-            return definition
     if old is None or old.is_deleted:
         raise QueueGroupError(f"queue group '{group}' was deleted at this moment")
     _require_same(group, old, {**_fields(wanted), "topic": topic})
     return old
 
 
+async def create_queue_group(
+    context: ClientContext,
+    group: str,
+    topic: str,
+    wanted: Mapping[str, object],
+    *,
+    deadline_s: float,
+) -> QueueGroupDefinition:
+    """Make a queue group; raises as `ensure_queue_group`.
+
+    Raises:
+        ConfigError: there is no such topic.
+        QueueGroupError: it is there.
+    """
+    coordinator, path = _require_coordinator(context), context.paths.queue_group(group)
+    await _require_topic(context, "topic", topic, deadline_s)
+    node = await coordinator.get(path, deadline_s=deadline_s)
+    old = None if node is None else decode_group(node.data)
+    if old is not None and not old.is_deleted:
+        raise QueueGroupError(f"queue group '{group}' exists, of topic '{old.topic}'")
+    try:
+        return await _write_first(context, group, topic, wanted, node, deadline_s)
+    except NodeChangedError as error:
+        raise _changed(group) from error
+
+
+async def alter_queue_group(
+    context: ClientContext,
+    group: str,
+    wanted: Mapping[str, object],
+    *,
+    deadline_s: float,
+) -> QueueGroupDefinition | None:
+    """Change options of a queue group; None: there is none.
+
+    Raises:
+        ConfigError: the client has no ZooKeeper; nothing is wanted; or the dead-letter
+            topic is not there, or not said.
+        QueueGroupError: it was changed at this moment.
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    coordinator, path = _require_coordinator(context), context.paths.queue_group(group)
+    node = await coordinator.get(path, deadline_s=deadline_s)
+    old = None if node is None else decode_group(node.data)
+    if node is None or old is None or old.is_deleted:
+        return None
+    if not wanted:
+        raise ConfigError(f"queue group '{group}': nothing is said that would change")
+    new = replace(old, **_fields(wanted))
+    if wanted.get("then") == "dead_letter" and new.dead_letter_topic is None:
+        raise ConfigError("dead_letter_topic: expected a topic with then='dead_letter'")
+    if new.dead_letter_topic != old.dead_letter_topic:
+        await _require_letters(context, new, deadline_s)
+    try:
+        await coordinator.replace(
+            path, encode_group(new), version=node.version, deadline_s=deadline_s
+        )
+    except NodeChangedError as error:
+        raise _changed(group) from error
+    return new
+
+
+def _changed(group: str) -> QueueGroupError:
+    return QueueGroupError(
+        f"queue group '{group}' was changed by another one at this moment: nothing is"
+        " written"
+    )
+
+
+async def _write_first(
+    context: ClientContext,
+    group: str,
+    topic: str,
+    wanted: Mapping[str, object],
+    node: Node | None,
+    deadline_s: float,
+) -> QueueGroupDefinition:
+    """Write the definition of a group that is not there, over the node that was read.
+
+    Raises:
+        NodeChangedError: it was made at this moment.
+    """
+    coordinator, paths = _require_coordinator(context), context.paths
+    await _refuse_log_group(context, group, deadline_s)
+    definition, version = _first_definition(group, topic, wanted), None
+    if node is not None:
+        generation = decode_group(node.data).generation + 1
+        definition, version = replace(definition, generation=generation), node.version
+    await _require_letters(context, definition, deadline_s)
+    data, path = encode_group(definition), paths.queue_group(group)
+    await coordinator.replace(path, data, version=version, deadline_s=deadline_s)
+    try:
+        # A log consumer that joins registers first, and looks for this then.
+        await _refuse_log_group(context, group, deadline_s)
+    except QueueGroupError:
+        await delete_queue_group(context, group, deadline_s=deadline_s)
+        raise
+    return definition
+
+
 async def _refuse_log_group(
-    context: ClientContext, coordinator: Coordinator, group: str, deadline_s: float
+    context: ClientContext, group: str, deadline_s: float
 ) -> None:
-    if await coordinator.exists(context.paths.group(group), deadline_s=deadline_s):
+    path = context.paths.group(group)
+    if await _require_coordinator(context).exists(path, deadline_s=deadline_s):
         raise QueueGroupError(
             f"group '{group}' is a log group: a queue group needs another name"
         )
@@ -116,25 +202,24 @@ def _first_definition(
 
 
 async def _require_letters(
-    context: ClientContext,
-    coordinator: Coordinator,
-    definition: QueueGroupDefinition,
-    deadline_s: float,
+    context: ClientContext, definition: QueueGroupDefinition, deadline_s: float
 ) -> None:
-    topic, paths = definition.dead_letter_topic, context.paths
-    if topic is None or topic == definition.topic:
-        if topic is not None:
-            raise ConfigError(
-                f"dead_letter_topic: expected another topic than '{topic}' itself"
-            )
-        return
-    nodes = (paths.topic_definition(topic), paths.recorded_topic(topic))
-    for node in nodes:
+    topic = definition.dead_letter_topic
+    if topic == definition.topic:
+        raise ConfigError(f"{LETTERS}: expected another topic than '{topic}' itself")
+    if topic is not None:
+        await _require_topic(context, LETTERS, topic, deadline_s)
+
+
+async def _require_topic(
+    context: ClientContext, name: str, topic: str, deadline_s: float
+) -> None:
+    coordinator, paths = _require_coordinator(context), context.paths
+    for node in (paths.topic_definition(topic), paths.recorded_topic(topic)):
         if await coordinator.exists(node, deadline_s=deadline_s):
             return
     raise ConfigError(
-        f"dead_letter_topic: there is no topic '{topic}':"
-        f" 'metaq topics create {topic}' makes it"
+        f"{name}: there is no topic '{topic}': 'metaq topics create {topic}' makes it"
     )
 
 

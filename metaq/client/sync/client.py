@@ -256,6 +256,8 @@ class Admin(SyncPart[AsyncAdmin]):
     settle_group = blocking(AsyncAdmin.settle_group)
     queue_groups = blocking(AsyncAdmin.queue_groups)
     describe_queue_group = blocking(AsyncAdmin.describe_queue_group)
+    create_queue_group = blocking(AsyncAdmin.create_queue_group)
+    alter_queue_group = blocking(AsyncAdmin.alter_queue_group)
     delete_queue_group = blocking(AsyncAdmin.delete_queue_group)
 
 
