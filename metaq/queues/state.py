@@ -15,8 +15,8 @@ worker's message is READY, and a settle of the earlier life's delivery is good u
 is given out again.
 
 With order by key a message is READY, and not *queued* to be given out, while an earlier
-one has its key that is open, or done and not stored as that. A message that was
-returned twice or more goes out alone.
+one has its key that is open, or done and not stored as that. A message whose lease
+ended twice goes out alone: it may kill its workers. A nack is the word of a living one.
 
     Invariant: below the scan offset every message is open or in a done range; the floor
     passes no open one.
@@ -35,7 +35,7 @@ from metaq.queues.rules import INCARNATION_SHIFT, Now, QueueRules
 from metaq.queues.state_log import Change, Done, DoneRanges, QueueImage, Returned
 
 ALONE_COUNT: Final = 2
-"""A message that was returned so often goes out alone."""
+"""A message whose lease ended so often without a nack goes out alone."""
 
 
 class Taken(NamedTuple):
@@ -74,7 +74,7 @@ class _Open:
 
     __slots__ = (
         "at", "count", "delivery", "heap", "key", "lease_end_ms", "offset",
-        "size_bytes", "worker",
+        "silent_count", "size_bytes", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +83,8 @@ class _Open:
         self.offset = offset
         self.size_bytes = size_bytes
         self.count = count
+        self.silent_count = count
+        """Leases that ended since its last nack; after a restart all returns."""
         self.key = key
         self.at = _At.READY
         self.delivery = 0
@@ -375,6 +377,7 @@ class QueueState:
             return
         if delay_ms == GROUP_DELAY:
             delay_ms = self.rules.retry_delay_ms(message.count)
+        message.silent_count = 0
         self._return(message, delay_ms, now)
 
     def letter_stored(self, offset: Offset) -> None:
@@ -436,6 +439,7 @@ class QueueState:
             if message.count >= self.rules.deliveries_max:
                 self._give_up(message, f"deliveries: {message.count}")
             else:
+                message.silent_count += 1
                 self._return(message, 0, now)
 
     def worker_left(self, worker: str, now: Now, reclaim_ms: int) -> None:
@@ -474,7 +478,7 @@ class QueueState:
     def _queue(self, message: _Open) -> None:
         """Have a message that is ready given out, unless an earlier one has its key."""
         if self._is_first(message) and message.heap is None:
-            is_alone = message.count >= ALONE_COUNT
+            is_alone = message.silent_count >= ALONE_COUNT
             message.heap = self._alone if is_alone else self._queued
             heapq.heappush(message.heap, message.offset)
             self.ready_count += 1
