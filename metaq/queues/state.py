@@ -5,14 +5,18 @@
 
     READY ── take ──> LEASED ── ack ─────────────────────────> done
       ^                 │ ├── nack, lease over ──> DELAYED or READY; too often: DEAD
-      └── due, release ─┘ └── reject ──> DEAD ── its letter is stored ──> done
+      └── due, release ─┘ ├── reject ──> DEAD ── its letter is stored ──> done
+                          └── ack in a transaction ──> HELD ── commit ──> done
+                                 LEASED <── rollback ────┘
 
 Messages are found in the order of the log (`found`), given out in that order, and
 settled in any. A delivery has a number; a settle is good while no later delivery has
 the message (table in docs/messaging.md). What a restart must know is collected as
 changes (`state_log.py`), and counts at once. Deliveries are not kept: after a restart a
 worker's message is READY, and a settle of the earlier life's delivery is good until it
-is given out again.
+is given out again. While it is HELD it stays open and is its transaction's alone: no
+lease ends, and no settle has an effect. What a commit changes is a record among the
+puts of the transaction, none of the state.
 
 With order by key a message is READY, and not *queued* to be given out, while an earlier
 one has its key that is open, or done and not stored as that. A message whose lease
@@ -63,6 +67,12 @@ class _At(enum.IntEnum):
     LEASED = 1
     DELAYED = 2
     DEAD = 3
+    HELD = 4
+    """Acked in a transaction that has no outcome yet."""
+
+
+_GIVEN: Final = frozenset({_At.LEASED, _At.HELD})
+"""Places of a message that was given out, which its count says already."""
 
 
 _ENDED: Final = frozenset({SettleVerb.NACK, SettleVerb.RELEASE})
@@ -126,6 +136,8 @@ class QueueState:
         """Messages that became dead letters."""
         self.dropped_count = 0
         """Messages that were given up without a dead letter."""
+        self.held_count = 0
+        """Messages that transactions hold."""
         self.lost_bytes = 0
         """Bytes that retention took before they were looked at."""
         self._open_max = open_max
@@ -174,8 +186,8 @@ class QueueState:
 
     @property
     def is_worn(self) -> bool:
-        """Whether this life has used half of its delivery numbers."""
-        return self._counter >> (INCARNATION_SHIFT - 1) > 0
+        """Whether this life has used half of its delivery numbers, and may end."""
+        return self._counter >> (INCARNATION_SHIFT - 1) > 0 and not self.held_count
 
     def is_done(self, offset: Offset) -> bool:
         """Return whether the message at an offset is done."""
@@ -314,13 +326,16 @@ class QueueState:
 
     # -- settling
 
-    def settle(self, worker: str, entry: Settlement, now: Now) -> Word:
+    def settle(
+        self, worker: str, entry: Settlement, now: Now, *, is_held: bool = False
+    ) -> Word:
         """Settle one delivery: a row of the table.
 
         Args:
             worker: that has it from now on, where it extends the lease.
             entry: its arguments are in range.
             now: when.
+            is_held: an ack counts when `end_hold` says so.
 
         Returns:
             DONE and LOST changed nothing.
@@ -335,6 +350,9 @@ class QueueState:
                 if is_same and entry.verb is not SettleVerb.ACK
                 else Word.LOST
             )
+        if message.at is _At.HELD:
+            is_same = entry.delivery == message.delivery
+            return Word.OK if is_same and entry.verb is SettleVerb.EXTEND else Word.LOST
         if not self._is_good(message, entry.delivery):
             return Word.LOST
         if entry.verb is not SettleVerb.ACK and not self._is_first(message):
@@ -348,6 +366,10 @@ class QueueState:
             message.delivery = entry.delivery
             message.count += message.at is not _At.LEASED
         match entry.verb:
+            case SettleVerb.ACK if is_held:
+                self._leave(message)
+                message.at, message.worker = _At.HELD, worker
+                self.held_count += 1
             case SettleVerb.ACK:
                 self._finish(message)
             case SettleVerb.NACK:
@@ -393,6 +415,24 @@ class QueueState:
         if message is not None:
             self.dropped_count += 1
             self._finish(message)
+
+    def range_of(self, offset: Offset) -> Done:
+        """Return the range of an open message."""
+        return Done(offset, self._open[offset].end)
+
+    def end_hold(self, offset: Offset, now: Now, *, is_done: bool) -> None:
+        """Note the outcome of a transaction for a message that it holds.
+
+        Committed, the message is done, and nothing is to be stored: the transaction
+        has that. Rolled back, it is its worker's again, for a lease from now on.
+        """
+        message = self._open.get(offset)
+        if message is None or message.at is not _At.HELD:
+            return  # retention took it
+        if is_done:
+            self._end_stored(message)
+        else:
+            self._lease(message, message.worker, now.mono_ms + self.rules.lease_ms)
 
     def drain_changes(self) -> list[Change]:
         """Return what was changed since the last call, neighbours as one."""
@@ -462,7 +502,7 @@ class QueueState:
         """Return what a restart is to know; what is given out counts as before that."""
         returned = dict(self._returned)
         for offset, message in self._open.items():
-            count = message.count - (message.at is _At.LEASED)
+            count = message.count - (message.at in _GIVEN)
             due_s = self._deadlines.get(offset)
             due_ms = 0
             if message.at is _At.DELAYED and due_s is not None:
@@ -498,6 +538,8 @@ class QueueState:
         """Take a message from where it is: heap, deadline, worker."""
         self._unqueue(message)
         self._deadlines.clear(message.offset)
+        if message.at is _At.HELD:
+            self.held_count -= 1
         if message.at is _At.LEASED:
             held = self._held[message.worker]
             held.discard(message.offset)

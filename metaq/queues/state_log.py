@@ -301,12 +301,14 @@ class Images:
         self.by_name: dict[QueueName, QueueImage] = {}
         self._ids: dict[QueueName, int] = {}
         self._names: dict[int, QueueName] = {}
+        self._last_id = 0
+        """No number is used again: a transaction may yet append to one that is gone."""
 
     def id_of(self, name: QueueName) -> int:
         """Return the number of a queue, a new one where it has none."""
         found = self._ids.get(name)
         if found is None:
-            found = max(self._names, default=0) + 1
+            found = self._last_id = self._last_id + 1
             self._ids[name], self._names[found] = found, name
         return found
 
@@ -321,6 +323,7 @@ class Images:
         Raises:
             CorruptRecordError: its number is another queue's.
         """
+        self._last_id = max(self._last_id, record.queue_id)
         name = record.name or self._names.get(record.queue_id)
         if name is None:
             # Its beginning was trimmed, because it was deleted.

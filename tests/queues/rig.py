@@ -94,11 +94,29 @@ class Rig:
         text: str = "",
         *,
         worker: str = "w",
+        is_held: bool = False,
     ) -> Word:
         entry = Settlement(taken.offset, taken.delivery, verb, argument, text)
-        word = self.state.settle(worker, entry, self.now)
+        word = self.state.settle(worker, entry, self.now, is_held=is_held)
         self.store()
         return word
+
+    def hold(self, taken: Taken, worker: str = "w") -> Word:
+        """Ack in a transaction."""
+        return self.settle(taken, SettleVerb.ACK, worker=worker, is_held=True)
+
+    def commit(self, *held: Taken) -> None:
+        """End a transaction: its record is in the log, and then in the state."""
+        done = [
+            Done(each.offset, Offset(each.offset + each.size_bytes)) for each in held
+        ]
+        self._record(StateKind.CHANGES, done)
+        for each in held:
+            self.state.end_hold(each.offset, self.now, is_done=True)
+
+    def roll_back(self, *held: Taken) -> None:
+        for each in held:
+            self.state.end_hold(each.offset, self.now, is_done=False)
 
     def ack(self, taken: Taken) -> Word:
         return self.settle(taken, SettleVerb.ACK)

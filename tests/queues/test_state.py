@@ -60,6 +60,88 @@ def test_an_ack_after_the_lease_is_good_while_nobody_else_has_the_message() -> N
     assert rig.ack(again) is Word.OK
 
 
+def test_a_transaction_holds_a_message_until_its_outcome() -> None:
+    """No lease ends, no settle has an effect; a commit has its own record."""
+    rig = Rig()
+    rig.put(2)
+    a, b = rig.take(2, lease_ms=LEASE_MS)
+    assert rig.hold(a) is Word.OK
+    rig.state.worker_left("w", rig.now, RECLAIM_MS)
+    rig.pass_time(RECLAIM_MS)
+    assert [each.offset for each in rig.take(9)] == [b.offset]
+    assert (rig.state.held_count, rig.state.open_count, rig.state.floor) == (1, 2, 0)
+    for verb in SettleVerb:
+        wanted = Word.OK if verb is SettleVerb.EXTEND else Word.LOST
+        assert rig.settle(a, verb, 1) is wanted
+        assert rig.settle(a._replace(delivery=a.delivery - 1), verb, 1) is Word.LOST
+    assert rig.hold(a) is Word.LOST
+    before = len(rig.records)
+    rig.commit(a)
+    assert len(rig.records) == before + 1
+    assert (rig.state.held_count, rig.state.open_count) == (0, 1)
+    assert (rig.state.floor, rig.ack(a)) == (100, Word.DONE)
+
+
+def test_after_a_rollback_a_message_is_its_workers_again() -> None:
+    """For a whole lease, as the same delivery."""
+    rig = Rig()
+    rig.put(1)
+    (a,) = rig.take(worker="w1", lease_ms=LEASE_MS)
+    assert rig.hold(a, "w1") is Word.OK
+    rig.pass_time(10 * LEASE_MS)
+    rig.roll_back(a)
+    assert (rig.state.holders(), rig.state.held_count) == ({"w1": 1}, 0)
+    rig.pass_time(rig.rules.lease_ms - 1)
+    assert rig.take() == []
+    assert rig.settle(a, SettleVerb.NACK, 0) is Word.OK
+    assert rig.take()[0].deliveries == 2
+
+
+def test_a_late_ack_in_a_transaction_is_good_as_any_late_ack() -> None:
+    """Of a lease that is over and of an earlier life; not where another has it."""
+    rig = Rig()
+    rig.put(3)
+    a, b, c = rig.take(3, lease_ms=LEASE_MS)
+    rig.pass_time(LEASE_MS)
+    assert rig.hold(a) is Word.OK
+    assert [each.offset for each in rig.take(1)] == [b.offset]
+    assert rig.hold(b) is Word.LOST
+    rig.crash()
+    rig.scan(9)
+    assert rig.hold(c) is Word.OK
+    assert [each.offset for each in rig.take(9)] == [a.offset, b.offset]
+    rig.commit(c)
+    assert rig.ack(c) is Word.DONE
+
+
+def test_a_crash_forgets_what_was_held_and_keeps_what_was_committed() -> None:
+    """A snapshot in between has what is held as open, and its count as before."""
+    rig = Rig()
+    rig.put(2)
+    a, b = rig.take(2)
+    assert (rig.hold(a), rig.hold(b)) == (Word.OK, Word.OK)
+    rig.snapshot()
+    rig.commit(a)
+    rig.crash()
+    assert [(each.offset, each.deliveries) for each in rig.take(9)] == [(b.offset, 1)]
+
+
+def test_a_message_that_is_held_keeps_later_ones_of_its_key() -> None:
+    """Until the commit; retention may take it, and then the outcome has no effect."""
+    rig = Rig(QueueRules(is_ordered=True))
+    rig.put(4, key=b"k")
+    (a,) = rig.take(9)
+    rig.hold(a)
+    assert rig.take(9) == []
+    rig.commit(a)
+    (b,) = rig.take(9)
+    rig.hold(b)
+    rig.state.trim(Offset(200))
+    rig.roll_back(b)
+    assert (rig.state.held_count, rig.state.floor) == (0, 200)
+    assert numbers(rig.take(9)) == [2]
+
+
 def test_a_nack_waits_for_its_delay_and_counts() -> None:
     """Due on the clock; the group's delay goes by the number of deliveries."""
     rig = Rig(QueueRules(retry_delays_ms=(10, 500)))

@@ -150,6 +150,18 @@ def test_a_number_is_of_one_queue() -> None:
     assert images.id_of(other) == 2
 
 
+def test_a_number_is_not_given_again_when_its_queue_is_gone() -> None:
+    """A transaction may append what the queue that had it was told."""
+    images, later = Images(), NAME._replace(generation=1)
+    images.apply(StateRecord(StateKind.OPENED, 1, 1, Offset(0), name=NAME))
+    images.apply(StateRecord(StateKind.DELETED, 1, 0, Offset(0), name=NAME))
+    assert images.id_of(later) == 2
+    images.apply(StateRecord(StateKind.OPENED, 2, 1, Offset(0), name=later))
+    late = StateRecord(StateKind.CHANGES, 1, 1, Offset(9), [Done(Offset(0), Offset(9))])
+    assert images.apply(late) is None
+    assert images.by_name[later].floor == 0
+
+
 def test_an_image_without_records_is_empty() -> None:
     """A new queue."""
     image = QueueImage(Offset(70))

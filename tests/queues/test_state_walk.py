@@ -20,6 +20,7 @@ WORKERS = ("w1", "w2", "w3")
 LEASE_MS = 5_000
 RECLAIM_MS = 2_000
 STEPS = 400
+FOREVER_MS = 1 << 60
 
 
 class Walk:
@@ -46,12 +47,15 @@ class Walk:
         self.done: set[Offset] = set()
         """Acknowledged to a worker, or ended by a letter, a drop or retention."""
         self.present = set(WORKERS)
+        self.open_tx: list[list[Taken]] = []
+        """Transactions without an outcome, with what each holds."""
 
     def run(self) -> None:
         moves: list[Callable[[], None]] = [
             self.put, self.put, self.take, self.take, self.take, self.settle,
             self.settle, self.settle, self.settle, self.pass_time, self.letter,
-            self.leave, self.come_back, self.snapshot,
+            self.leave, self.come_back, self.snapshot, self.hold, self.hold,
+            self.commit, self.roll_back,
         ]  # fmt: skip
         for _ in range(STEPS):
             chance = self.rng.random()
@@ -61,6 +65,8 @@ class Walk:
                 self.cut_power()
             elif chance < 0.03:
                 self.trim()
+            elif chance < 0.035:
+                self.crash_after_a_decision()
             else:
                 self.rng.choice(moves)()
             self.check()
@@ -119,6 +125,46 @@ class Walk:
             until_ms = self.rig.now.mono_ms + LEASE_MS
             self.held[taken.offset] = taken, until_ms
 
+    def hold(self) -> None:
+        """Ack in a new transaction, or in one that is open."""
+        if not self.given:
+            return
+        worker, taken = self.rng.choice(self.given[-12:])
+        self.rig.scan_through(taken.offset)
+        word = self.rig.hold(taken, worker)
+        if word is not Word.OK:
+            return
+        assert taken.offset not in self.done, f"{taken.offset} was done before"
+        later = self.last[taken.offset].delivery > taken.delivery
+        assert not (later and self.held_by_other(taken)), f"{taken.offset} was taken"
+        self.held[taken.offset] = taken, FOREVER_MS
+        if not self.open_tx or self.rng.random() < 0.5:
+            self.open_tx.append([])
+        self.rng.choice(self.open_tx).append(taken)
+
+    def _close(self) -> list[Taken]:
+        return self.open_tx.pop(self.rng.randrange(len(self.open_tx)))
+
+    def commit(self) -> None:
+        if self.open_tx:
+            tx = self._close()
+            self.rig.commit(*tx)
+            for each in tx:
+                self.held.pop(each.offset, None)
+                self.done.add(each.offset)
+
+    def roll_back(self) -> None:
+        if self.open_tx:
+            tx = self._close()
+            self.rig.roll_back(*tx)
+            until_ms = self.rig.now.mono_ms + self.rig.rules.lease_ms
+            self.held |= {each.offset: (each, until_ms) for each in tx}
+
+    def crash_after_a_decision(self) -> None:
+        """A decision of the journal is in the log at the next start."""
+        self.commit()
+        self.crash()
+
     def held_by_other(self, taken: Taken) -> bool:
         held = self.held.get(taken.offset)
         return held is not None and held[0].delivery > taken.delivery
@@ -148,6 +194,8 @@ class Walk:
         self.rig.state.worker_left(worker, self.rig.now, RECLAIM_MS)
         soon_ms = self.rig.now.mono_ms + RECLAIM_MS
         for at, (taken, until_ms) in self.held.items():
+            if until_ms == FOREVER_MS:
+                continue
             if (worker, taken) in self.given[-60:]:
                 self.held[at] = taken, min(until_ms, soon_ms)
 
@@ -183,6 +231,7 @@ class Walk:
     def crash(self) -> None:
         self.rig.crash()
         self.held.clear()
+        self.open_tx.clear()  # a start rolls them back
         self.present = set(WORKERS)
 
     # -- what holds
@@ -217,6 +266,8 @@ class Walk:
             for letter in [*self.rig.letters]:
                 self.rig.store_letter(letter)
                 self.done.add(letter.offset)
+            while self.open_tx:
+                self.rng.choice((self.commit, self.roll_back))()
             for taken in self.rig.take(99):
                 assert taken.offset not in self.done
                 assert self.rig.ack(taken) is Word.OK
@@ -258,7 +309,33 @@ class FreesKeysEarly(QueueState):
         self.free_keys(self.drain_ended())
 
 
-@pytest.mark.parametrize("broken", [TakesFromOthers, PassesOpenOnes, FreesKeysEarly])
+class AcksBesideTheTransaction(QueueState):
+    """An ack in a transaction is a change of its own, before the outcome."""
+
+    def settle(self, *args: Any, is_held: bool = False) -> Word:
+        return super().settle(*args)
+
+
+class LeasesEndInTransactions(QueueState):
+    """A message that a transaction holds is its worker's until its lease ends."""
+
+    def settle(self, worker: str, *args: Any, is_held: bool = False) -> Word:
+        word = super().settle(worker, *args, is_held=is_held)
+        if is_held and word is Word.OK:
+            self.end_hold(args[0].offset, args[1], is_done=False)
+        return word
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        TakesFromOthers,
+        PassesOpenOnes,
+        FreesKeysEarly,
+        AcksBesideTheTransaction,
+        LeasesEndInTransactions,
+    ],
+)
 def test_a_broken_rule_is_found(broken: type[QueueState]) -> None:
     """By one of the same walks."""
     with pytest.raises(AssertionError):
