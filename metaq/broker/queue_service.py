@@ -132,6 +132,7 @@ class QueueService(Service):
                 continue
             log = self._journal.find(log_id)
             try:
+                self._context.transactions.require_ended(log_id)
                 images, starts = (
                     (Images(), {}) if log is None else await read_images(log)
                 )

@@ -1,6 +1,7 @@
 """`settle`: what became of deliveries of a queue group.
 
-It is answered when every change of it is stored, and every dead letter was tried.
+It is answered when every change of it is stored, and every dead letter was tried. Acks
+in a transaction go by `queue_holds.py`.
 """
 
 from typing import Final
@@ -8,6 +9,7 @@ from typing import Final
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
 from metaq.broker.queue_groups import QueueOwner
+from metaq.broker.queue_holds import QueueHold, require_acks
 from metaq.broker.queue_part import ServedQueue
 from metaq.errors import (
     ClosedError,
@@ -15,6 +17,7 @@ from metaq.errors import (
     RemoteProtocolError,
     ServerError,
     StorageError,
+    TransactionError,
 )
 from metaq.model import Offset
 from metaq.protocol import texts
@@ -52,6 +55,7 @@ def settle(service: QueueOwner, command: Settle, answerer: Answerer) -> None:
                 f"settle: expected at most {ms_max} ms, got {each.argument} for offset"
                 f" {each.offset}"
             )
+    require_acks(command, entries)
     service.note_worker(command.worker, answerer)
     answerer.hold(count=1, size_bytes=0)
     _Settling(service, command, answerer, queue, entries).go_on()
@@ -95,6 +99,9 @@ class _Settling:
             service.spawn(self._read(), name="settle")
             return
         queue.drop_window()
+        if self._command.transaction is not None:
+            self._hold()
+            return
         now, worker = service.now(), self._command.worker
         settle = queue.state.settle
         self._words = [settle(worker, each, now) for each in self._entries]
@@ -102,6 +109,16 @@ class _Settling:
         self._waits += service.send_letters(queue, self._on_letter)
         queue.store(self._on_stored)
         service.on_settled(queue)
+
+    def _hold(self) -> None:
+        """Have a transaction hold the messages, and answer when it has that."""
+        try:
+            hold = QueueHold(self._service, self._queue, self._command, self._answerer)
+        except TransactionError as error:
+            self._end(error)
+            return
+        self._words = hold.hold(self._entries)
+        hold.put(self._end)
 
     async def _read(self) -> None:
         try:
@@ -132,11 +149,10 @@ class _Settling:
         if self._error is None:
             reply = encode_result(Status.OK, encode_words(self._words), command.opaque)
         else:
-            text = texts.put_failed(
-                self._context.address,
-                command.topic,
-                command.partition,
-                str(self._error),
-            )
+            text = str(self._error)
+            if not isinstance(self._error, TransactionError):
+                text = texts.put_failed(
+                    self._context.address, command.topic, command.partition, text
+                )
             reply = encode_result(Status.SERVER_ERROR, text.encode(), command.opaque)
         self._answerer.answer(reply, count=1, size_bytes=0)

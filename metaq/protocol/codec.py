@@ -77,6 +77,7 @@ _TOGETHER: Final = b"COMMIT_TOGETHER"
 _WAIT: Final = b"wait="
 _LEASE: Final = b"lease="
 _WORKER: Final = b"worker="
+_TRANSACTION: Final = b"tx="
 _NEXT: Final = b"next="
 _DIGITS_MAX: Final = 19
 """Digits of the largest 64-bit number."""
@@ -249,6 +250,7 @@ def _decode_settle(tokens: Tokens, payload: bytes) -> Settle:
     count = parse_i32(tokens[4], "count")
     if count < 1:
         raise _bad_line(f"count: expected 1 or more, got {count}", tokens)
+    key = _extra(tokens[7:], _TRANSACTION)
     return Settle(
         topic=_text(tokens[1]),
         group=_text(tokens[2]),
@@ -257,6 +259,7 @@ def _decode_settle(tokens: Tokens, payload: bytes) -> Settle:
         payload=payload,
         opaque=parse_i32(tokens[6], "opaque"),
         worker=_worker(tokens[7:], tokens),
+        transaction=None if key is None else parse_key(_text(key)),
     )
 
 
@@ -486,6 +489,8 @@ def encode(event: Command | Reply) -> bytes:
             tokens = ["settle", event.topic, event.group, _i32(event.partition)]
             tokens += [str(_in_range(event.count, 1, I32_MAX)), _length(event.payload)]
             tokens += [_i32(event.opaque), _worker_word(event.worker)]
+            if event.transaction is not None:
+                tokens.append(f"tx={_key(event.transaction)}")
             return _line(tokens) + event.payload
         case Version():
             return _line(["version", _i32(event.opaque)])

@@ -187,6 +187,8 @@ class Settle:
     opaque: int
     worker: str
     """Name of the worker that settles."""
+    transaction: TransactionId | None = None
+    """A local one of this connection, which the acks count with; None: at once."""
 
 
 @dataclass(frozen=True, slots=True)

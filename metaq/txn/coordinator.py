@@ -46,6 +46,7 @@ from metaq.errors import (
     TransactionError,
 )
 from metaq.fs import FileSystem
+from metaq.model import LogId
 from metaq.record.layout import HEADER_BYTES
 from metaq.txn.applier import Applier
 from metaq.txn.decisions import (
@@ -488,6 +489,15 @@ class TransactionCoordinator:
             notes=self._notes,
         )
 
+    def require_ended(self, log_id: LogId) -> None:
+        """Raise StorageError while a commit may yet append to a partition."""
+        if isinstance(self._disabled, NoSpaceError):
+            raise self._disabled  # `restore` comes
+        for tx in self._open.by_key.values():
+            is_ending = tx.state in {TxState.COMMITTING, TxState.DECIDED}
+            if is_ending and log_id in tx.batches:
+                raise StorageError(f"'{tx.key}' is being committed to {log_id}")
+
     # -- deletions of topics
 
     def note_deletion(self, topic: str, on_done: OnDone) -> None:
@@ -557,6 +567,7 @@ class TransactionCoordinator:
             for tx in together:
                 if error is None:
                     tx.state = advance(tx.key, tx.state, TxEvent.JOURNALLED)
+                    tx.commit_holds()
                 else:
                     self._fail_commit(tx, error, is_journalled=True)
             if error is None:
@@ -565,6 +576,8 @@ class TransactionCoordinator:
         for tx in together:
             self._open.deadlines.clear(tx)
         try:
+            for hold in [hold for tx in together for hold in tx.holds]:
+                hold.require_kept()
             self._records.submit(together, settled)
         except (StorageError, ClosedError) as error:
             for tx in together:
@@ -585,6 +598,8 @@ class TransactionCoordinator:
             tx.answer(XaCommandError(UNAVAILABLE, f"{state}: {error}"))
             return
         if is_journalled:
+            if self._journal.offline_cause is not None:
+                tx.holds.clear()  # they stay as they are: a restart knows the outcome
             self._forget_refused(tx)
             tx.answer(self._rolled_back(tx, error))
         else:

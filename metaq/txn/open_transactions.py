@@ -30,7 +30,9 @@ class OpenTransactions:
             self._owned.setdefault(tx.owner, {})[tx] = None
 
     def drop(self, tx: BrokerTransaction) -> None:
-        """Forget a finished transaction."""
+        """Forget a finished transaction; what it holds yet is rolled back."""
+        for hold in tx.holds:
+            hold.on_rolled_back()
         self.deadlines.clear(tx)
         self.held_bytes -= tx.held_bytes
         del self.by_key[tx.key]

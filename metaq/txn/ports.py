@@ -96,6 +96,23 @@ class StoringLog(Protocol):
         """
 
 
+class TransactionHold(Protocol):
+    """Kept outside of a transaction until its outcome is known: a message of a queue.
+
+    One of the two last methods is called, once, on the loop's thread; none where a
+    restart will know the outcome.
+    """
+
+    def require_kept(self) -> None:
+        """Raise StorageError where it is lost, so that a commit would be by half."""
+
+    def on_committed(self) -> None:
+        """The commit is decided; what the transaction puts is on its way."""
+
+    def on_rolled_back(self) -> None:
+        """Nothing of the transaction is there, nor will be."""
+
+
 FindLog: TypeAlias = Callable[[LogId], StoringLog]
 """Finds the log of a partition, which is made when it does not exist. Raises
 StorageError when the partition is not served, and ClosedError when the logs are

@@ -12,6 +12,7 @@ from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.txn.figures import TransactionView
 from metaq.txn.journal import Slot, join_chunks
 from metaq.txn.opening import RestoredTransaction
+from metaq.txn.ports import TransactionHold
 from metaq.txn.records import bounds_of
 from metaq.txn.recovery import make_batches
 from metaq.txn.side_files import KeptOutcome
@@ -105,6 +106,8 @@ class BrokerTransaction:
     """Why a batch is not in its partition, although the commit is decided."""
     is_unverified: bool = False
     """Whether its batches are stored is not known before a restart."""
+    holds: list[TransactionHold] = field(default_factory=list)
+    """Until its outcome is known."""
     group: "dict[BrokerTransaction, None] | None" = None
     """Unfinished transactions that one command commits; one object for all."""
 
@@ -129,6 +132,12 @@ class BrokerTransaction:
         batch.put_count += puts.record_count
         batch.last_id = puts.last_id
         self.put_count += puts.record_count
+
+    def commit_holds(self) -> None:
+        """Tell what it holds that it is committed."""
+        holds, self.holds = self.holds, []
+        for hold in holds:
+            hold.on_committed()
 
     def leave_group(self) -> None:
         """Leave the transactions that one command commits."""

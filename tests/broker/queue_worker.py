@@ -21,6 +21,7 @@ from metaq.protocol.queue_frames import (
     decode_words,
     encode_settlements,
 )
+from metaq.protocol.transaction_ids import parse_key
 from metaq.record.flags import decode_payload, encode_payload
 from metaq.record.layout import Record
 from metaq.record.runs import decode_runs, records_of
@@ -81,13 +82,17 @@ class Worker:
             **more,
         )
 
-    async def settle(self, partition: int, entries: Sequence[Settlement]) -> list[Word]:
-        reply = await self.ask(self.settling(partition, entries))
+    async def settle(
+        self, partition: int, entries: Sequence[Settlement], tx: str = ""
+    ) -> list[Word]:
+        reply = await self.ask(self.settling(partition, entries, tx))
         assert isinstance(reply, Result), reply
         assert reply.status == 200, reply
         return decode_words(reply.text, len(entries))
 
-    def settling(self, partition: int, entries: Sequence[Settlement]) -> Settle:
+    def settling(
+        self, partition: int, entries: Sequence[Settlement], tx: str = ""
+    ) -> Settle:
         return Settle(
             TOPIC,
             self.group,
@@ -96,6 +101,7 @@ class Worker:
             encode_settlements(entries),
             next(self._opaques),
             self.name,
+            parse_key(tx) if tx else None,
         )
 
     async def say(
@@ -104,8 +110,9 @@ class Worker:
         (word,) = await self.settle(got.partition, [got.says(verb, argument, text)])
         return word
 
-    async def ack(self, got: Got) -> Word:
-        return await self.say(got, SettleVerb.ACK)
+    async def ack(self, got: Got, tx: str = "") -> Word:
+        entries = [got.says(SettleVerb.ACK)]
+        return (await self.settle(got.partition, entries, tx))[0]
 
     async def ask(self, command: Take | Settle) -> Result | Value:
         self._connection.receive_data(await self.peer.ask(encode(command)))

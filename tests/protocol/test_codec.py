@@ -77,6 +77,10 @@ CANONICAL: list[tuple[Command | Reply, bytes]] = [
         Settle("test", "g", 0, 2, b"\r\n\0", 5, "w1"),
         b"settle test g 0 2 3 5 worker=w1\r\n\r\n\0",
     ),
+    (
+        Settle("test", "g", 0, 1, b"", 5, "w1", LOCAL),
+        b"settle test g 0 1 0 5 worker=w1 tx=TX:test:1\r\n",
+    ),
     (Value(b"hello", 99, 7), b"value 5 99 next=7\r\nhello"),
     (Follow("pull", b"\r\n\0", -7), b"follow pull 3 -7\r\n\r\n\0"),
     (Follow("join", b"", 0), b"follow join 0 0\r\n"),

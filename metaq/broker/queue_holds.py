@@ -1,0 +1,158 @@
+"""Acks of queue groups in local transactions: what is put and the ack are one.
+
+    settle ... tx=KEY    the message is HELD; its done range is a put of the transaction
+    commit, decided      it is done in memory; the transaction appends the record
+    rollback             it is its worker's again; also when the time of the transaction
+                         or its connection has ended
+
+A start rolls back what is not decided, and finds the rest in `__queues`. A queue that
+is dropped from memory holds nothing any more, and another worker may get its messages:
+so the commit is refused. From the decision to the append its partition of `__queues`
+would not have the record, and is not read again (`require_ended` of the coordinator).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from metaq.broker.acks import Answerer
+from metaq.broker.queue_groups import QueueOwner
+from metaq.broker.queue_part import ServedQueue
+from metaq.errors import MetaqError, ServerError, StorageError, TransactionError
+from metaq.model import LocalTransactionId
+from metaq.protocol.codec import encode
+from metaq.protocol.commands import NO_CHECKSUM, Put, Settle
+from metaq.protocol.queue_frames import Settlement, SettleVerb, Word
+from metaq.protocol.transaction_ids import format_key
+from metaq.queues.state_log import Done, DoneRanges
+from metaq.record.layout import encode_record
+from metaq.txn.records import encode_put
+from metaq.txn.transaction import PutRun
+
+
+def require_acks(command: Settle, entries: Sequence[Settlement]) -> None:
+    """Refuse what no transaction takes.
+
+    Raises:
+        ServerError: it is no local transaction, or something else than an ack.
+    """
+    if command.transaction is None:
+        return
+    if not isinstance(command.transaction, LocalTransactionId):
+        key = format_key(command.transaction)
+        raise ServerError(f"settle: acks go into a local transaction, got '{key}'")
+    for each in entries:
+        if each.verb is not SettleVerb.ACK:
+            raise ServerError(
+                "settle: only acks go into a transaction, got"
+                f" {each.verb.name.lower()} for offset {each.offset}"
+            )
+
+
+class QueueHold:
+    """Messages that one settle has a transaction hold. Owner: the transaction."""
+
+    def __init__(
+        self,
+        service: QueueOwner,
+        queue: ServedQueue,
+        command: Settle,
+        answerer: Answerer,
+    ) -> None:
+        """Find the transaction; what follows comes in the same turn of the loop.
+
+        Raises:
+            TransactionError: it is not open here, or has no room.
+        """
+        self._service = service
+        self._queue = queue
+        self._command = command
+        self._context = answerer.context
+        self._held = list[Done]()
+        assert command.transaction is not None, "of a settle in a transaction"
+        transactions = self._context.transactions
+        self._tx = transactions.find_for_put(format_key(command.transaction), answerer)
+        transactions.check_room(1, len(command.payload))
+        self._tx.holds.append(self)
+
+    def hold(self, entries: Sequence[Settlement]) -> list[Word]:
+        """Hold the messages of acks that are good; return a word for each entry."""
+        state, now, worker = (
+            self._queue.state,
+            self._service.now(),
+            self._command.worker,
+        )
+        words = list[Word]()
+        for each in entries:
+            words.append(state.settle(worker, each, now, is_held=True))
+            if words[-1] is Word.OK:
+                self._held.append(state.range_of(each.offset))
+        return words
+
+    def put(self, on_done: Callable[[MetaqError | None], None]) -> None:
+        """Add to the transaction that they are done.
+
+        `on_done` is called when that is journalled, at once where nothing is held, or
+        with why the transaction cannot be committed any more.
+        """
+        if not self._held:
+            on_done(None)
+            return
+        queue, command = self._queue, self._command
+        payload = queue.encode(DoneRanges(self._held).ranges())
+        message_id, log_id = self._context.ids.reserve(1), queue.journal_id
+        put = Put(
+            log_id.topic,
+            log_id.partition,
+            payload,
+            0,
+            NO_CHECKSUM,
+            0,
+            command.transaction,
+        )
+        record = encode_record(payload, id=message_id)
+        journalled = (encode_put(message_id, encode(put)),)
+        puts = PutRun(log_id, (record,), len(record), 1, message_id, journalled)
+        self._context.transactions.put(self._tx, puts, _Ticket(on_done))
+
+    # -- called by the transaction
+
+    def require_kept(self) -> None:
+        """Raise StorageError where the queue was dropped from memory."""
+        if not self._service.has(self._queue):
+            raise StorageError(
+                f"queue group '{self._queue.name.group}' does not hold the messages of"
+                " the transaction any more"
+            )
+
+    def on_committed(self) -> None:
+        """Count the messages as done; the transaction stores that."""
+        self._end(is_done=True)
+
+    def on_rolled_back(self) -> None:
+        """Let the worker have them again."""
+        self._end(is_done=False)
+
+    def _end(self, *, is_done: bool) -> None:
+        service, queue = self._service, self._queue
+        if not service.has(queue):
+            return
+        now = service.now()
+        for each in self._held:
+            queue.state.end_hold(each.start, now, is_done=is_done)
+        # Its connection is that of the transaction, or one more: it is known here.
+        service.note_taken(self._command.worker, queue)
+        service.on_settled(queue)
+
+
+class _Ticket(NamedTuple):
+    """Reports whether a put is in the journal."""
+
+    on_done: Callable[[MetaqError | None], None]
+
+    def on_journalled(self, _position: int) -> None:
+        """Report it."""
+        self.on_done(None)
+
+    def on_refused(self, error: StorageError) -> None:
+        """Likewise."""
+        self.on_done(TransactionError(f"not in the transaction journal: {error}"))
