@@ -88,6 +88,8 @@ class Answerer(Protocol):
     """Session interface used by put handlers."""
 
     context: BrokerContext
+    taker_count: int
+    """Takes of it that wait."""
 
     @property
     def in_flight_bytes(self) -> int:

@@ -69,6 +69,7 @@ class Takers:
         self._service.note_worker(command.worker, answerer)
         taker = Taker(command, answerer)
         answerer.hold(count=1, size_bytes=0)
+        answerer.taker_count += 1
         group.takers[taker] = None
         self.count += 1
         if not command.count:
@@ -355,6 +356,7 @@ class Takers:
 
     def _end(self, group: QueueGroup, taker: Taker) -> None:
         """Let a taker wait no more."""
+        taker.answerer.taker_count -= 1
         del group.takers[taker]
         self.count -= 1
         if taker.timer is not None:

@@ -81,6 +81,7 @@ class Session:
         self._queue_max = limits.connection_buffer_bytes_max
         self.in_flight_bytes = 0
         self.unanswered_count = 0
+        self.taker_count = 0
         self._partial_bytes = 0
         self._waiters: set[Waiter] = set()
         self.is_paused = False
@@ -190,7 +191,7 @@ class Session:
                 self._wait_for_turn()
                 return
             self._process()
-            if self.unanswered_count == len(self._waiters):
+            if self.unanswered_count == self._waiting_count:
                 self.channel.send_queued()
         except MemoryError:
             # A command is lost half way: nothing after it may be carried out.
@@ -398,8 +399,8 @@ class Session:
         self.unanswered_count -= count
         self.in_flight_bytes -= size_bytes
         try:
-            # Gets that wait do not join: each is sent when its wait ends.
-            if self.unanswered_count > len(self._waiters) and not is_alone:
+            # Those that wait do not join: each is sent when its wait ends.
+            if self.unanswered_count > self._waiting_count and not is_alone:
                 self.channel.queue(replies)
                 if not joins_next:
                     self.channel.send_queued()
@@ -413,6 +414,11 @@ class Session:
             self._close_if_settled()
         elif self.is_paused:
             self._resume_soon()
+
+    @property
+    def _waiting_count(self) -> int:
+        """Return how many of its commands wait for messages."""
+        return len(self._waiters) + self.taker_count
 
     def run_out(self) -> None:
         """Close at once: there is no memory to carry out or answer a command."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from metaq.broker.app import Broker
+from metaq.protocol.codec import encode
 from metaq.protocol.queue_frames import SettleVerb, Word
 from tests.broker.queue_worker import Worker, put, run
 from tests.rigs.broker import Peer
@@ -45,6 +46,17 @@ def test_a_wait_that_is_over_is_answered_with_nothing(tmp_path: Path) -> None:
         (got,) = await worker.take(1)
         assert await worker.take(1, wait_ms=30) == []
         assert await worker.ack(got) is Word.OK
+
+    run(tmp_path, scenario)
+
+
+def test_a_take_that_waits_keeps_no_other_reply(tmp_path: Path) -> None:
+    """A begin joins the next reply, which may come in a long time."""
+
+    async def scenario(_broker: Broker, peer: Peer) -> None:
+        waits = Worker(peer).taking(1, wait_ms=600_000)
+        await peer.send(encode(waits) + b"transaction TX:s:1 s BEGIN 9\r\n")
+        assert await peer.read_some() == b"result 200 0 9\r\n"
 
     run(tmp_path, scenario)
 
