@@ -129,6 +129,7 @@ WRONG: dict[str, dict[str, tuple[object, ...]]] = {
     "OrderedProducer.close": {"timeout": NO_TIMES},
     "Transaction.send": PUT,
     "Transaction.send_many": MANY,
+    "Transaction.ack": {"message": ("x", None, 5), "timeout": NO_TIMES},
     "Transaction.commit": {"timeout": NO_TIMES},
     "Transaction.rollback": {"timeout": NO_TIMES},
     "Xa.xid": {

@@ -18,22 +18,27 @@ Source: docs/metaq-1.4/client.md 9.2.
 """
 
 import asyncio
+import contextlib
 import enum
 import logging
-from typing import Self
+from collections.abc import Iterator
+from typing import Any, Protocol, Self
 
 from metaq.client.errors import TransactionInDoubtError, TransactionRolledBackError
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.transaction_branch import (
     CERTAIN,
     Branch,
+    HeldDelivery,
     PendingResult,
     TransactionParts,
     TransactionSends,
 )
+from metaq.client.validation import wrong_type
 from metaq.errors import MetaqError, TransactionError
-from metaq.model import LocalTransactionId
+from metaq.model import BrokerId, LocalTransactionId, Message
 from metaq.protocol.commands import TransactionType
+from metaq.protocol.queue_frames import Word
 from metaq.protocol.transaction_ids import format_key
 
 _log = logging.getLogger(__name__)
@@ -52,6 +57,22 @@ class TransactionState(enum.Enum):
     """None of its messages is stored."""
     IN_DOUBT = "in doubt"
     """The commit was sent; whether it was carried out is not known."""
+
+
+class HoldingQueue(Protocol):
+    """A queue as a transaction sees it; `QueueLife` is one."""
+
+    group: str
+    worker: str
+
+    def begin_hold(self, held: Any, pool: object) -> None:
+        """Leave a message to a transaction; raises as a settle."""
+
+    def refuse_hold(self, held: Any) -> MetaqError:
+        """Note that another delivery has a message; return the error."""
+
+    def end_hold(self, held: Any, *, is_done: bool) -> None:
+        """Note the outcome of the transaction of a message."""
 
 
 class AsyncTransaction(TransactionSends):
@@ -87,6 +108,7 @@ class AsyncTransaction(TransactionSends):
         self.state = TransactionState.OPEN
         self._failure: BaseException | None = None
         self._turn = asyncio.Lock()
+        self._acked = list[tuple[HoldingQueue, HeldDelivery]]()
         parts.counters.begun_count += 1
 
     @property
@@ -109,21 +131,86 @@ class AsyncTransaction(TransactionSends):
                 is_bound=True,
                 has_local_keys=self._has_local_keys,
             )
-            if branch is None:
-                broker_id = placed[0].partition.broker_id
-                connection = await self._parts.wait_connect(
-                    broker_id, deadline_s=deadline_s
-                )
-                branch = Branch(self._parts, connection, broker_id, self._transaction)
+            branch = await self._connect(placed[0].partition.broker_id, deadline_s)
             branch.check([one.payload for one in placed])
-            try:
-                if self._branch is None:
-                    self._branch = branch
-                    await branch.begin(self._lifetime_s, deadline_s=deadline_s)
+            with self._failing():
+                await self._begin(branch, deadline_s)
                 return await branch.put(placed, deadline_s=deadline_s)
-            except BaseException as error:
-                self.state, self._failure = TransactionState.FAILED, error
-                raise
+
+    async def ack(self, message: Message, timeout: float | None = None) -> None:
+        """Say that a message of a queue is done, if the transaction is committed.
+
+        It is settled by that, and no other worker gets it before the outcome. After a
+        commit it is done. After a rollback it is as if it was not acked: this worker
+        has it, and may ack or return it. Where the outcome is not known, or the queue
+        is closed by then, the broker gives it out again unless it was committed.
+
+        Args:
+            message: of a queue of the same client, and of the broker of the
+                transaction.
+            timeout: seconds; None is `timeout_s` of the producer.
+
+        Raises:
+            AlreadySettledError: it was settled before, or is of another client.
+            ClosedError: its queue is closed.
+            LeaseLostError: another delivery has it; the transaction has failed.
+            TransactionRolledBackError: the broker has rolled it back: its time is over.
+            TransactionError: none is open, or it is at another broker; nothing changed.
+            TypeError: it is no message of a queue.
+            MetaqError: the transaction has failed.
+
+        Cancellation: the transaction has failed.
+        """
+        deadline_s = self._parts.deadline_s(timeout)
+        held: HeldDelivery | None = getattr(message, "held", None)
+        queue: HoldingQueue | None = getattr(message, "queue", None)
+        if held is None or queue is None:
+            raise wrong_type("message", "a message of a queue", message)
+        async with self._turn:
+            self._require_open()
+            bound, broker_id = self._branch, held.partition.broker_id
+            if bound is not None and bound.broker_id != broker_id:
+                raise TransactionError(
+                    f"{held}: it is of broker {broker_id}, and transaction {self.id} of"
+                    f" {bound.where}: handle it in a transaction that begins there"
+                )
+            branch = await self._connect(broker_id, deadline_s)
+            with self._failing():
+                await self._begin(branch, deadline_s)
+            # Only now: its lease is not renewed any more.
+            queue.begin_hold(held, self._parts.pool)
+            self._acked.append((queue, held))
+            with self._failing():
+                word = await branch.ack(
+                    held, queue.group, queue.worker, deadline_s=deadline_s
+                )
+                if word is not Word.OK:
+                    raise queue.refuse_hold(held)
+
+    async def _connect(self, broker_id: BrokerId, deadline_s: float) -> Branch:
+        """Return the branch, or one that is not begun yet."""
+        if self._branch is not None:
+            return self._branch
+        connection = await self._parts.wait_connect(broker_id, deadline_s=deadline_s)
+        return Branch(self._parts, connection, broker_id, self._transaction)
+
+    async def _begin(self, branch: Branch, deadline_s: float) -> None:
+        if self._branch is None:
+            self._branch = branch
+            await branch.begin(self._lifetime_s, deadline_s=deadline_s)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Let the transaction fail with what is raised inside."""
+        try:
+            yield
+        except BaseException as error:
+            self.state, self._failure = TransactionState.FAILED, error
+            raise
+
+    def _end_holds(self, *, is_done: bool) -> None:
+        for queue, held in self._acked:
+            queue.end_hold(held, is_done=is_done)
 
     async def commit(self, timeout: float | None = None) -> None:
         """Store all messages; without any there is nothing to do.
@@ -214,6 +301,7 @@ class AsyncTransaction(TransactionSends):
             await self._end(TransactionType.COMMIT_ONE_PHASE, deadline_s)
         except CERTAIN as error:
             self.state = TransactionState.ROLLED_BACK
+            self._end_holds(is_done=False)
             raise TransactionRolledBackError(
                 f"transaction {self.id} is not committed: {error}"
             ) from error
@@ -223,6 +311,7 @@ class AsyncTransaction(TransactionSends):
                 f" sent, and may be carried out: {error}"
             ) from error
         self.state = TransactionState.COMMITTED
+        self._end_holds(is_done=True)
 
     async def _roll_back(self, deadline_s: float) -> None:
         self.state = TransactionState.ROLLED_BACK
@@ -236,6 +325,8 @@ class AsyncTransaction(TransactionSends):
                 self._lifetime_s,
                 error,
             )
+        finally:
+            self._end_holds(is_done=False)
 
     async def _end(self, kind: TransactionType, deadline_s: float) -> None:
         if self._branch is not None:

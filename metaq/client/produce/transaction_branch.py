@@ -16,7 +16,7 @@ import contextlib
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from metaq.client.errors import MessageTooLargeError, TransactionRolledBackError
 from metaq.client.options import ProducerOptions, names_arguments
@@ -48,13 +48,27 @@ from metaq.model import (
     BrokerAddress,
     BrokerId,
     MessageId,
+    Offset,
     TopicPartition,
     TransactionId,
     XaTransactionId,
 )
 from metaq.peer.replies import ReceiptColumns
 from metaq.protocol.codec import encode, encode_puts
-from metaq.protocol.commands import Mput, Reply, TransactionCommand, TransactionType
+from metaq.protocol.commands import (
+    Mput,
+    Reply,
+    Settle,
+    TransactionCommand,
+    TransactionType,
+)
+from metaq.protocol.queue_frames import (
+    Settlement,
+    SettleVerb,
+    Word,
+    decode_words,
+    encode_settlements,
+)
 from metaq.record.checksum import BytesLike, checksum, checksums
 from metaq.record.flags import Headers
 from metaq.record.ids import id_after
@@ -74,6 +88,14 @@ class PendingResult(NamedTuple):
     """Id that the broker stamped."""
     partition: TopicPartition
     """The partition it goes to. It has no offset before the commit."""
+
+
+class HeldDelivery(Protocol):
+    """A message that a queue has handed out, as a transaction sees it."""
+
+    partition: TopicPartition
+    offset: Offset
+    delivery: int
 
 
 class PlacedMessage(NamedTuple):
@@ -433,6 +455,26 @@ class Branch:
             self._connection, self._transaction, kind, deadline_s=deadline_s
         )
         require_done(reply, self.where)
+
+    async def ack(
+        self, held: HeldDelivery, group: str, worker: str, *, deadline_s: float
+    ) -> Word:
+        """Have the transaction hold a message of a queue; raises as `require_done`."""
+        log = held.partition
+        command = Settle(
+            log.topic,
+            group,
+            log.partition,
+            1,
+            encode_settlements(
+                [Settlement(held.offset, held.delivery, SettleVerb.ACK)]
+            ),
+            self._connection.next_opaque(),
+            worker,
+            self._transaction,
+        )
+        reply = await self._connection.call(command, deadline_s=deadline_s)
+        return decode_words(require_done(reply, self.where), 1)[0]
 
     async def put(
         self, messages: Sequence[PlacedMessage], *, deadline_s: float

@@ -315,6 +315,12 @@ class BrokerLink:
             if self._has_room():
                 self.wake()
 
+    def take_back(self, held: HeldMessage) -> None:
+        """Hold a message again; its renewal says whether the broker still has it."""
+        self.held.add(held)
+        self._held_bytes += held.size_bytes
+        self._extend([held], self._context.clock.monotonic_s())
+
     def _settle_unheld(
         self, held: HeldMessage, verb: SettleVerb, argument: int = 0
     ) -> None:

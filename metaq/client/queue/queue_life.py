@@ -367,6 +367,38 @@ class QueueLife:
                 self._is_draining = True
                 self.schedule(self._drain)
 
+    def begin_hold(self, held: HeldMessage, pool: object) -> None:
+        """Leave a message to a transaction over connections of `pool`; on the loop.
+
+        Raises:
+            AlreadySettledError, LeaseLostError, ClosedError: as `settle`; or it is
+                another client's.
+        """
+        if pool is not self._context.pool:
+            raise AlreadySettledError(f"{held}: it is of another client: {self!r}")
+        with self.prefetch.lock:
+            self._require_begun(held)
+            held.state = HeldState.SETTLED
+        self._link(held).drop(held)
+
+    def refuse_hold(self, held: HeldMessage) -> LeaseLostError:
+        """Note that another delivery has a message; return the error."""
+        self.counts.lost_count += 1
+        with self.prefetch.lock:
+            held.state = HeldState.LOST
+        return lease_lost(held)
+
+    def end_hold(self, held: HeldMessage, *, is_done: bool) -> None:
+        """Note the outcome of its transaction: done, or as if it was not acked."""
+        if is_done:
+            self.counts.acked_count += 1
+            return
+        with self.prefetch.lock:
+            if self.is_closed or held.state is not HeldState.SETTLED:
+                return
+            held.state = HeldState.BEGUN
+        self._link(held).take_back(held)
+
     def _require_begun(self, held: HeldMessage) -> None:
         if self.is_closed:
             raise ClosedError(f"{held}: {self} is closed")

@@ -46,6 +46,7 @@ class Transaction(SyncPart[AsyncTransaction]):
 
     send = blocking(AsyncTransaction.send)
     send_many = blocking(AsyncTransaction.send_many)
+    ack = blocking(AsyncTransaction.ack)
     commit = blocking(AsyncTransaction.commit)
     rollback = blocking(AsyncTransaction.rollback)
 

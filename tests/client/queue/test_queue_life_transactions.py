@@ -1,0 +1,169 @@
+"""Acks in local transactions, in both worlds: output and ack are one."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from metaq.client import (
+    AlreadySettledError,
+    ClosedError,
+    LeaseLostError,
+    TransactionError,
+    TransactionRolledBackError,
+)
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from tests.client.queue.conftest import send
+from tests.client.worlds import QUICK, WORLDS
+
+DROP: dict[str, Any] = {"group": "g", "then": "drop"}
+WAIT_S = 20.0
+
+
+def made(client: Any, topic: str = "dead") -> list[bytes]:
+    return [each.data for each in client.browse(topic)]
+
+
+def test_a_commit_settles_the_message_with_the_output(client: Any) -> None:
+    """Once: it is settled from the ack on, and is never delivered again."""
+    send(client, "single", b"a")
+    with client.producer() as producer, client.queue("single", **DROP) as queue:
+        message = queue.receive(WAIT_S)
+        with producer.transaction() as tx:
+            tx.send("dead", b"made of a")
+            tx.ack(message)
+            for settle in (message.ack, message.nack, lambda: tx.ack(message)):
+                with pytest.raises(AlreadySettledError, match="settled before"):
+                    settle()
+            assert made(client) == []
+        assert made(client) == [b"made of a"]
+        with pytest.raises(AlreadySettledError):
+            message.ack()
+        statistics = queue.statistics()
+        assert (statistics.acked_count, statistics.held_count) == (1, 0)
+    with client.queue("single", group="g") as again:
+        assert again.receive(0.5) is None
+
+
+def test_an_ack_may_begin_the_transaction_and_have_a_message_twice_never(
+    client: Any,
+) -> None:
+    """It binds it to the broker of the message; many go into one."""
+    send(client, "single", *[b"%d" % n for n in range(9)])
+    with client.producer() as producer, client.queue("single", **DROP) as queue:
+        with producer.transaction() as tx:
+            for _ in range(9):
+                message = queue.receive(WAIT_S)
+                tx.ack(message)
+                tx.send("dead", message.data)
+        assert made(client) == [b"%d" % n for n in range(9)]
+        assert queue.statistics().acked_count == 9
+
+
+@pytest.mark.parametrize("how", ["rollback", "exception", "time"])
+def test_after_a_rollback_the_message_is_here_again(how: str, client: Any) -> None:
+    """It is renewed, and may be settled as if it had not been acked."""
+    send(client, "single", b"a")
+    with (
+        client.producer() as producer,
+        client.queue("single", lease_s=1.0, **DROP) as queue,
+    ):
+        message = queue.receive(WAIT_S)
+        tx = producer.transaction(timeout=1 if how == "time" else 30)
+        if how == "exception":
+            with pytest.raises(ZeroDivisionError), tx:
+                tx.send("dead", b"%d" % (tx.ack(message) or 1 // 0))
+        else:
+            tx.send("dead", b"x")
+            tx.ack(message)
+            if how == "time":
+                threading.Event().wait(1.8)  # the time of the transaction
+                with pytest.raises(TransactionRolledBackError):
+                    tx.commit()
+            else:
+                tx.rollback()
+        with client.queue("single", group="g") as other:
+            assert other.receive(1.5) is None
+        assert made(client) == []
+        assert queue.statistics().held_count == 1
+        message.nack(delay=0)
+        again = queue.receive(WAIT_S)
+        assert (again.data, again.deliveries) == (b"a", 2)
+        with producer.transaction() as tx:
+            tx.ack(again)
+
+
+def test_a_message_that_is_lost_fails_the_transaction(client: Any) -> None:
+    """Another worker makes the output."""
+    send(client, "single", b"a")
+    with (
+        client.producer() as producer,
+        client.queue("single", lease_s=1.0, handle_s_max=0.1, **DROP) as queue,
+    ):
+        message = queue.receive(WAIT_S)
+        with client.queue("single", group="g") as other:
+            again = other.receive(WAIT_S)
+            tx = producer.transaction()
+            tx.send("dead", b"first")
+            with pytest.raises(LeaseLostError, match="another delivery has it"):
+                tx.ack(message)
+            with pytest.raises(TransactionRolledBackError, match="another delivery"):
+                tx.commit()
+            with producer.transaction() as tx:
+                tx.send("dead", b"second")
+                tx.ack(again)
+        assert made(client) == [b"second"]
+
+
+def test_run_leaves_alone_what_its_handler_acked_in_a_transaction(client: Any) -> None:
+    """One that fails is returned, with the delay of the group."""
+    send(client, "single", b"a", b"b")
+    failed = []
+    with (
+        client.producer() as producer,
+        client.queue("single", retry_delays_s=(0.0,), **DROP) as queue,
+    ):
+
+        def handle(message: Any) -> None:
+            with producer.transaction() as tx:
+                tx.send("dead", message.data)
+                tx.ack(message)
+                if not failed:
+                    failed.append(message.data)
+                    raise ValueError("once")
+
+        queue.run(handle, timeout=2.0)
+        assert sorted(made(client)) == [b"a", b"b"]
+        assert queue.statistics().acked_count == 2
+
+
+def test_wrong_uses_are_refused_in_a_sentence(
+    client: Any, broker: EmbeddedBroker, request: pytest.FixtureRequest
+) -> None:
+    """Another broker's or client's message, no message, after the block."""
+    send(client, "single", b"a", b"b")
+    world = WORLDS[request.node.callspec.params["client"]]
+    far = embedded_broker(
+        topics={"far": 1}, zookeeper=broker.zookeeper, settings={"brokerId": "1"}
+    )
+    with far, client.producer() as producer, client.queue("single", **DROP) as queue:
+        first, second = queue.receive(WAIT_S), queue.receive(WAIT_S)
+        tx = producer.transaction()
+        with pytest.raises(TypeError, match="expected a message of a queue, got str"):
+            tx.ack("x")
+        tx.send("far", b"x")
+        text = r"single/0-0: message at offset 0: it is of broker 0, and .* of broker 1"
+        with pytest.raises(TransactionError, match=text):
+            tx.ack(first)
+        tx.commit()
+        with pytest.raises(TransactionError, match="has ended"):
+            tx.ack(first)
+        first.ack()
+        with (
+            world(**broker.client_options, **QUICK) as other,
+            other.producer() as foreign,
+            pytest.raises(AlreadySettledError, match="another client"),
+        ):
+            foreign.transaction().ack(second)
+    with client.producer() as producer, pytest.raises(ClosedError):
+        producer.transaction().ack(second)
