@@ -18,6 +18,7 @@ from metaq.cli import (  # noqa: F401  # each adds its commands
     pipeline_project,
     produce,
     queues,
+    redrive,
     replicas,
     serve,
     ship,

@@ -43,6 +43,7 @@ COMMANDS = {
     "queues show": {"--zookeeper", "--over", "--json"},
     "queues create": {"--zookeeper", "--topic", "--dead-letter-topic", "--then"},
     "queues alter": {"--zookeeper", "--lease", "--retry-delays", "--json"},
+    "queues redrive": {"--zookeeper", "--limit", "--dry-run", "--yes", "--json"},
     "queues delete": {"--zookeeper", "--dry-run", "--yes", "--json"},
     "offsets show": {"--zookeeper", "--json"},
     "offsets reset": {
