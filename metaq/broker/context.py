@@ -137,6 +137,9 @@ class QueueGroups(Protocol):
     def lines(self) -> list[str]:
         """Return the lines of `stats queues`."""
 
+    def status(self) -> tuple[Any, ...]:
+        """Return a `QueueGroupStatus` of each group."""
+
 
 @dataclass(slots=True)
 class BrokerContext:

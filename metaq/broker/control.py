@@ -137,6 +137,8 @@ class Control:
             closed_partitions=context.topics.closed_partitions(),
             retention=self.retention,
             definition_problems=self._definitions.problems(),
+            queue_groups=context.queues.status() if context.queues else (),
+            groups_both_ways=self._definitions.groups_both_ways(),
             queue_problems=context.queues.problems() if context.queues else (),
             jobs=self.jobs(),
             # A set has none, and misses none.

@@ -109,6 +109,9 @@ class Definitions(Service):
         self._has_read = asyncio.Event()
         self._watch: ValuesWatch[TopicDefinition | str] | None = None
         self._group_watch: ValuesWatch[QueueGroupDefinition | str] | None = None
+        self._log_watches: dict[str, Cancel] = {}
+        """Queue group → watch of the node that a log group of its name has."""
+        self._both_ways = set[str]()
         self._coordinator: Coordinator | None = None
         self._outcome = decide(None, {}, config, has_log=lambda _topic: False)
         self._is_known = not config.zookeeper.is_enabled
@@ -174,6 +177,10 @@ class Definitions(Service):
         errors = filter(None, [self._error])
         return (*self._outcome.problems, *held_up, *self._group_problems, *errors)
 
+    def groups_both_ways(self) -> tuple[str, ...]:
+        """Return the queue groups whose names have a log group's node as well."""
+        return tuple(sorted(self._both_ways & self._log_watches.keys()))
+
     def wake(self) -> None:
         """Ask for a pass: settings changed."""
         self._wake.set()
@@ -230,6 +237,7 @@ class Definitions(Service):
                 settler.cancel,
                 self._watch.cancel,
                 self._group_watch.cancel,
+                self._forget_log_groups,
             ]
             self.on_way_down("watch", partial(_call_all, cancels))
         self.spawn(self._run(), name="run")
@@ -326,6 +334,25 @@ class Definitions(Service):
         if queues is not None and self._groups != self._groups_in_effect:
             self._groups_in_effect = self._groups
             queues.apply_groups(self._groups)
+        if self._coordinator is not None:
+            self._watch_log_groups(self._coordinator)
+
+    def _watch_log_groups(self, coordinator: Coordinator) -> None:
+        """Note which queue groups are used as log groups too: a Java consumer may."""
+        wanted = {name for name, each in self._groups.items() if not each.is_deleted}
+        for name in self._log_watches.keys() - wanted:
+            self._log_watches.pop(name)()
+        for name in wanted - self._log_watches.keys():
+            self._log_watches[name] = coordinator.watch_data(
+                self._paths.group(name), partial(self._on_log_group, name)
+            )
+
+    def _forget_log_groups(self) -> None:
+        for cancel in self._log_watches.values():
+            cancel()
+
+    def _on_log_group(self, name: str, data: bytes | None) -> None:
+        (self._both_ways.discard if data is None else self._both_ways.add)(name)
 
     def _read_groups(
         self, found: Mapping[str, QueueGroupDefinition | str]

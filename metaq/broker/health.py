@@ -63,6 +63,9 @@ class Alarm(enum.Enum):
     TRANSACTIONS_IN_DOUBT = "transactions_in_doubt"
     TRANSACTION_JOURNAL = "transaction_journal"
     QUEUE_GROUPS = "queue_groups"
+    QUEUE_FULL = "queue_full"
+    QUEUE_LOST_TO_RETENTION = "queue_lost_to_retention"
+    GROUP_USED_BOTH_WAYS = "group_used_both_ways"
     JOB_FAILED = "job_failed"
     REPLICA_FROZEN = "replica_frozen"
     REPLICA_INCOMPLETE = "replica_incomplete"
@@ -181,6 +184,14 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
         yield from _judge_transactions(status.transactions, status.tx_in_doubt_alarm_ms)
     for problem in status.queue_problems:
         yield Alarm.QUEUE_GROUPS, problem
+    for group in status.queue_groups:
+        for text in group.full:
+            yield Alarm.QUEUE_FULL, text
+        for text in group.lost:
+            yield Alarm.QUEUE_LOST_TO_RETENTION, text
+    for name in status.groups_both_ways:
+        text = f"'{name}' is a queue group, and consumers commit offsets under its name"
+        yield Alarm.GROUP_USED_BOTH_WAYS, text
     for job in status.jobs:
         if job.last_error:
             yield Alarm.JOB_FAILED, f"{job.name}: {job.last_error}"

@@ -74,6 +74,8 @@ class ServedQueue:
         """Why nothing more is found; "" when nothing is wrong."""
         self.lost_count = 0
         """Messages that retention took before they were done."""
+        self.lost_ms = 0
+        """When that, or bytes that were not looked at, was noted last; 0: never."""
         self.letters_open = 0
         """Dead letters on their way."""
         self._journal = journal
@@ -178,8 +180,7 @@ class ServedQueue:
             ClosedError: it is closed.
         """
         state, log = self.state, self.log
-        if log.log_start_offset > state.floor:
-            self.lost_count += state.trim(log.log_start_offset)
+        self.trim(now)
         while state.wants_scan(count) or (
             through is not None and state.scan_offset <= through and state.has_room
         ):
@@ -192,6 +193,15 @@ class ServedQueue:
             self._walk(offset, window, count, through, now)
         self.problem = ""
         return True
+
+    def trim(self, now: Now) -> None:
+        """Give up what retention took."""
+        state, log_start = self.state, self.log.log_start_offset
+        if log_start > state.floor:
+            before = self.lost_count + state.lost_bytes
+            self.lost_count += state.trim(log_start)
+            if self.lost_count + state.lost_bytes > before:
+                self.lost_ms = now.mono_ms
 
     async def read_ahead(self, count: int) -> None:
         """Read what `scan` needs; raises as `scan`."""

@@ -31,7 +31,7 @@ from metaq.broker.queue_letters import Letters
 from metaq.broker.queue_log import QueueLog, all_logs, log_of, read_images
 from metaq.broker.queue_part import ServedQueue
 from metaq.broker.queue_settling import settle
-from metaq.broker.queue_status import line_of
+from metaq.broker.queue_status import Place, QueueGroupStatus, line_of, status_of
 from metaq.broker.queue_takers import Takers
 from metaq.deadlines import Deadlines
 from metaq.errors import (
@@ -510,6 +510,7 @@ class QueueService(Service):
         log = self._journal.find(queue.journal_id)
         if partition is None or log is None:
             return
+        queue.trim(self.now())
         start = partition.starts.get(queue.name, log.next_offset)
         if queue.wants_snapshot or start < log.next_offset - PINNED_BYTES_MAX:
             self._snapshot(partition, queue, log.next_offset)
@@ -562,9 +563,15 @@ class QueueService(Service):
             for log, queue, floor in self._floors(group)
         ]
 
-    def _floors(
-        self, group: QueueGroup
-    ) -> Iterator[tuple[PartitionLog, ServedQueue | None, Offset]]:
+    def status(self) -> tuple[QueueGroupStatus, ...]:
+        """Return the figures of each group, by name."""
+        now = self.now()
+        return tuple(
+            status_of(group, self._floors(group), now)
+            for _, group in sorted(self._groups.items())
+        )
+
+    def _floors(self, group: QueueGroup) -> Iterator[Place]:
         """Yield each partition of a group, its queue if it is in memory, its floor."""
         for log in self._logs_of(group):
             queue = group.queues.get(log.log_id.partition)

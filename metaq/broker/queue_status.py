@@ -1,15 +1,132 @@
-"""Queue groups as operators see them: lines of `stats queues`."""
+"""Queue groups as operators see them: lines of `stats queues`, metrics, alarms."""
 
 import json
-from typing import Final
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 from metaq.broker.queue_groups import QueueGroup
 from metaq.broker.queue_part import ServedQueue
 from metaq.model import Offset
+from metaq.queues.rules import Now
+from metaq.stats import counter, gauge
 from metaq.storage.partition_log import PartitionLog
 
 HOLDERS_MAX: Final = 20
 """Workers that a line names, those that hold most."""
+LOSS_TOLD_MS: Final = 24 * 3600 * 1000
+"""An alarm tells for so long that retention took something."""
+
+Place: TypeAlias = tuple[PartitionLog, ServedQueue | None, Offset]
+"""A partition of a group, its queue if it is in memory, and its floor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueGroupStatus:
+    """A queue group on this broker; its counters are of what is in memory."""
+
+    group: str
+    topic: str
+    open_count: int = gauge(
+        "metaq_queue_open_messages",
+        "Messages of a queue group that were looked at and are not done.",
+    )
+    ready_count: int = gauge(
+        "metaq_queue_ready_messages", "Open messages that can be given out now."
+    )
+    delayed_count: int = gauge(
+        "metaq_queue_delayed_messages",
+        "Open messages that wait for the end of their delay.",
+    )
+    unread_bytes: int = gauge(
+        "metaq_queue_unread_bytes", "Bytes of the log that were not looked at yet."
+    )
+    done_count: int = counter(
+        "metaq_queue_done_messages_total",
+        "Messages that are done, whatever became of them.",
+    )
+    expired_count: int = counter(
+        "metaq_queue_expired_leases_total",
+        "Leases that ended before their messages were settled.",
+    )
+    letter_count: int = counter(
+        "metaq_queue_dead_letters_total", "Messages that became dead letters."
+    )
+    dropped_count: int = counter(
+        "metaq_queue_dropped_messages_total",
+        "Messages that were given up without a dead letter.",
+    )
+    lost_count: int = counter(
+        "metaq_queue_lost_messages_total",
+        "Open messages that retention took before they were done.",
+    )
+    lost_bytes: int = counter(
+        "metaq_queue_lost_bytes_total",
+        "Bytes that retention took before they were looked at.",
+    )
+    taker_count: int = gauge(
+        "metaq_queue_waiting_takes", "Takes that wait for messages now."
+    )
+    full: tuple[str, ...] = ()
+    """One sentence for each partition with as many open messages as there may be."""
+    lost: tuple[str, ...] = ()
+    """One sentence for each partition of which retention took something lately."""
+
+
+def status_of(group: QueueGroup, places: Iterable[Place], now: Now) -> QueueGroupStatus:
+    """Return the figures of a group, sums over its partitions."""
+    found = list(places)
+    queues = [queue for _log, queue, _floor in found if queue is not None]
+    states = [queue.state for queue in queues]
+    return QueueGroupStatus(
+        group=group.name,
+        topic=group.definition.topic,
+        open_count=sum(each.open_count for each in states),
+        ready_count=sum(each.ready_count for each in states),
+        delayed_count=sum(each.delayed_count for each in states),
+        unread_bytes=sum(
+            log.high_watermark - (floor if queue is None else queue.state.scan_offset)
+            for log, queue, floor in found
+        ),
+        done_count=sum(each.done_count for each in states),
+        expired_count=sum(each.expired_count for each in states),
+        letter_count=sum(each.letter_count for each in states),
+        dropped_count=sum(each.dropped_count for each in states),
+        lost_count=sum(each.lost_count for each in queues),
+        lost_bytes=sum(each.lost_bytes for each in states),
+        taker_count=len(group.takers),
+        full=tuple(_full(queue) for queue in queues if not queue.state.has_room),
+        lost=tuple(
+            f"{_subject(queue)}: retention took {queue.lost_count} open messages, and"
+            f" {queue.state.lost_bytes} bytes that were not looked at"
+            for queue in queues
+            if queue.lost_ms and now.mono_ms - queue.lost_ms < LOSS_TOLD_MS
+        ),
+    )
+
+
+def _full(queue: ServedQueue) -> str:
+    state = queue.state
+    text = (
+        f"{_subject(queue)}: {state.open_count} messages are open, and no other is"
+        " given out before one of them is settled"
+    )
+    holders = state.holders()
+    if holders:
+        most = max(holders, key=lambda name: (holders[name], name))
+        text += f"; worker {most} has most, {holders[most]}"
+    hot = state.hot_key()
+    if hot is not None:
+        where = f"with worker {hot.worker}" if hot.worker else "with no worker"
+        text += (
+            f"; {hot.open_count} are of the key with hash {hot.lock:08x}, whose first"
+            f" one, at offset {hot.offset}, is {where}"
+        )
+    return text
+
+
+def _subject(queue: ServedQueue) -> str:
+    return f"queue group '{queue.name.group}' of {queue.log.log_id}"
 
 
 def line_of(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from metaq.broker.context import CommandStatistics
+from metaq.broker.queue_status import QueueGroupStatus
 from metaq.lifecycle import State
 from metaq.model import no_items
 from metaq.net.listener import ListenerStatistics
@@ -32,6 +33,9 @@ from metaq.zk.registry import RegistrationStatistics
 LOG_SERIES_MAX: Final = 1_000
 """Partition logs that have series of their own, the first ones by name. It bounds an
 answer to about 1 MiB; `metaq_alarm` and `metaq_logs` look at all of them."""
+
+GROUP_SERIES_MAX: Final = 200
+"""Queue groups that have series of their own, the first ones by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +178,14 @@ class BrokerStatus:
     scrub: ScrubState | None = None
     """Background verification; None while it is off."""
     retention: RetentionStatus = field(default_factory=RetentionStatus)
+    queue_groups: tuple[QueueGroupStatus, ...] = part(
+        default=(),
+        labels=("group", "topic"),
+        label=lambda each: (each.group, each.topic),
+        count_max=GROUP_SERIES_MAX,
+    )
+    groups_both_ways: tuple[str, ...] = ()
+    """Names of queue groups that are log groups as well."""
     queue_problems: tuple[str, ...] = ()
     """One sentence for each thing that keeps queue groups from going on."""
     definition_problems: tuple[str, ...] = ()

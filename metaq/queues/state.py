@@ -60,6 +60,18 @@ class Letter(NamedTuple):
     cause: str
 
 
+class HotKey(NamedTuple):
+    """The key that most open messages of an ordered group have."""
+
+    lock: int
+    """Its hash, the CRC-32 of the key."""
+    open_count: int
+    offset: Offset
+    """Of the first one; the others wait for it."""
+    worker: str
+    """That has it; "" for none."""
+
+
 class _At(enum.IntEnum):
     """Place of an open message."""
 
@@ -183,6 +195,16 @@ class QueueState:
     def holds(self, worker: str) -> bool:
         """Return whether a worker has any."""
         return worker in self._held
+
+    def hot_key(self) -> HotKey | None:
+        """Return the key for which most messages wait; None: none waits for any."""
+        lock = max(self._keys, key=lambda each: len(self._keys[each]), default=0)
+        waiting = self._keys.get(lock, ())
+        if len(waiting) < 2:
+            return None
+        first = self._open[waiting[0]]
+        worker = first.worker if first.at is _At.LEASED else ""
+        return HotKey(lock, len(waiting), first.offset, worker)
 
     @property
     def is_worn(self) -> bool:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from metaq.broker.context import CommandStatistics
+from metaq.broker.queue_status import QueueGroupStatus
 from metaq.broker.status import BrokerStatus, DirectoryStatus
 from metaq.lifecycle import State
 from metaq.model import LogId, Offset, SizeBytes
@@ -89,6 +90,22 @@ TRANSACTIONS = TransactionFigures(
     sync_latency=HISTOGRAM,
     offline_cause=None,
     notes=(),
+)
+
+QUEUE_GROUP = QueueGroupStatus(
+    group="workers",
+    topic="test",
+    open_count=44,
+    ready_count=45,
+    delayed_count=46,
+    unread_bytes=47,
+    done_count=48,
+    expired_count=49,
+    letter_count=50,
+    dropped_count=51,
+    lost_count=52,
+    lost_bytes=53,
+    taker_count=54,
 )
 
 HEALTHY = BrokerStatus(

@@ -29,6 +29,7 @@ from metaq.zk.session import SessionState
 from tests.broker.figures import (
     DIRECTORY,
     HEALTHY,
+    QUEUE_GROUP,
     SCRUB,
     TRANSACTIONS,
     log,
@@ -195,6 +196,21 @@ CASES = [
         status(queue_problems=("dead letters wait",)),
         Alarm.QUEUE_GROUPS,
         "dead letters wait",
+    ),
+    (
+        status(queue_groups=(replace(QUEUE_GROUP, full=("no room",)),)),
+        Alarm.QUEUE_FULL,
+        "no room",
+    ),
+    (
+        status(queue_groups=(replace(QUEUE_GROUP, lost=("gone",)),)),
+        Alarm.QUEUE_LOST_TO_RETENTION,
+        "gone",
+    ),
+    (
+        status(groups_both_ways=("workers",)),
+        Alarm.GROUP_USED_BOTH_WAYS,
+        "'workers' is a queue group, and consumers commit offsets under its name",
     ),
     (status(jobs=(BROKEN_JOB,)), Alarm.JOB_FAILED, "scrub: boom"),
 ]

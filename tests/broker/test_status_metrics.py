@@ -10,7 +10,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from metaq.broker.context import CommandStatistics
 from metaq.broker.health import Alarm
 from metaq.broker.http import METRICS, render_metrics
-from metaq.broker.status import LOG_SERIES_MAX, BrokerStatus, JobStatus, RetentionStatus
+from metaq.broker.status import (
+    GROUP_SERIES_MAX,
+    LOG_SERIES_MAX,
+    BrokerStatus,
+    JobStatus,
+    RetentionStatus,
+)
 from metaq.lifecycle import State
 from metaq.replication.facts import FollowerLag, ReplicaStatus
 from metaq.storage.log_state import LogState
@@ -19,6 +25,7 @@ from metaq.zk.session import SessionState
 from tests.broker.figures import (
     DIRECTORY,
     HEALTHY,
+    QUEUE_GROUP,
     SCRUB,
     TRANSACTIONS,
     log,
@@ -67,6 +74,7 @@ FULL = status(
         journal_sync_count=33,
     ),
     reload_count=23,
+    queue_groups=(QUEUE_GROUP,),
     scrub=SCRUB,
     retention=RetentionStatus(segment_count=27, removed_bytes=28, failure_count=29),
     jobs=(JobStatus(name="sync", run_count=30, failure_count=31, last_error=""),),
@@ -157,6 +165,17 @@ EXPECTED = {
     "metaq_scrub_checked_bytes{}": 24,
     "metaq_scrub_pass_bytes{}": 26,
     "metaq_scrub_damaged_ranges{}": 9,
+    "metaq_queue_open_messages{group=workers,topic=test}": 44,
+    "metaq_queue_ready_messages{group=workers,topic=test}": 45,
+    "metaq_queue_delayed_messages{group=workers,topic=test}": 46,
+    "metaq_queue_unread_bytes{group=workers,topic=test}": 47,
+    "metaq_queue_done_messages_total{group=workers,topic=test}": 48,
+    "metaq_queue_expired_leases_total{group=workers,topic=test}": 49,
+    "metaq_queue_dead_letters_total{group=workers,topic=test}": 50,
+    "metaq_queue_dropped_messages_total{group=workers,topic=test}": 51,
+    "metaq_queue_lost_messages_total{group=workers,topic=test}": 52,
+    "metaq_queue_lost_bytes_total{group=workers,topic=test}": 53,
+    "metaq_queue_waiting_takes{group=workers,topic=test}": 54,
     "metaq_retention_segments_total{}": 27,
     "metaq_retention_removed_bytes_total{}": 28,
     "metaq_retention_failures_total{}": 29,
@@ -266,6 +285,14 @@ def test_the_page_does_not_grow_without_bound() -> None:
     assert len(series) == LOG_SERIES_MAX
     assert found["metaq_logs{}"] == LOG_SERIES_MAX + 1
     assert found["metaq_alarm{alarm=log_stopped,severity=failing}"] == 1
+
+
+def test_queue_groups_beyond_the_cap_have_no_series() -> None:
+    """Those that have are the first ones by name."""
+    groups = [replace(QUEUE_GROUP, group=f"g{n}") for n in range(GROUP_SERIES_MAX + 1)]
+    found = samples(status(queue_groups=tuple(groups)))
+    series = [key for key in found if key.startswith("metaq_queue_open_messages{")]
+    assert len(series) == GROUP_SERIES_MAX
 
 
 def test_the_process_is_shown_too() -> None:

@@ -1,6 +1,7 @@
 """The table of a queue: each row, and that a refusal changes nothing."""
 
 import tracemalloc
+import zlib
 from typing import Any
 
 import pytest
@@ -235,6 +236,19 @@ def test_what_became_of_messages_is_counted() -> None:
     assert (state.done_count, state.letter_count) == (2, 1)
     rig.pass_time(4_000)
     assert (state.ready_count, state.delayed_count, state.expired_count) == (2, 0, 1)
+
+
+def test_the_key_that_most_messages_wait_for_is_found() -> None:
+    """With its first message, and the worker that has that one."""
+    rig = Rig(QueueRules(is_ordered=True))
+    rig.put(1, key=b"cold")
+    assert rig.state.hot_key() is None
+    rig.put(3, key=b"hot")
+    rig.scan(9)
+    hot = (zlib.crc32(b"hot"), 3, 100)
+    assert rig.state.hot_key() == (*hot, "")
+    assert numbers(rig.take(9, worker="slow")) == [0, 1]
+    assert rig.state.hot_key() == (*hot, "slow")
 
 
 def test_a_rejected_message_has_its_reason() -> None:
