@@ -21,7 +21,8 @@ from metaq.record.scan import Incomplete, read_record
 from metaq.storage.partition_log import PartitionLog
 
 TOPIC: Final = "__queues"
-PARTITIONS: Final = 4
+PARTITIONS: Final = 1
+"""One, so that acks of all queues share their syncs."""
 READ_BYTES: Final = 1 << 20
 """Bytes of a partition that a start reads at once."""
 
