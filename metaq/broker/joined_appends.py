@@ -45,6 +45,23 @@ class _Written:
         """The commit fails after it."""
 
 
+class _Decision:
+    """Whether the commit is decided: what a partition lacks then is appended later."""
+
+    def __init__(self) -> None:
+        self.is_committed = False
+
+    def require_kept(self) -> None:
+        """Nothing is kept elsewhere."""
+
+    def on_committed(self) -> None:
+        """Note it."""
+        self.is_committed = True
+
+    def on_rolled_back(self) -> None:
+        """The commit fails after it."""
+
+
 class JoinedAppends:
     """Joined appends of one broker. Used on the loop's thread."""
 
@@ -64,7 +81,9 @@ class JoinedAppends:
         Args:
             records: their partitions are served now.
             on_done: called once, on this thread, when all are stored as their
-                partitions promise, or with why none is; it may be called at once.
+                partitions promise, or with why none is; it may be called at once. A
+                record whose partition fails after the decision is stored later, by the
+                journal, and counts as stored.
         """
         size_bytes = sum(len(each.payload) for each in records)
         held_bytes = self._held_bytes + size_bytes
@@ -110,4 +129,10 @@ class JoinedAppends:
                 PutRun(log_id, (record,), len(record), 1, message_id, journalled),
                 _Written(),
             )
-        transactions.commit(key, self, on_done, is_two_phase=False)
+        decision = _Decision()
+        tx.holds.append(decision)
+
+        def end(error: MetaqError | None) -> None:
+            on_done(None if decision.is_committed else error)
+
+        transactions.commit(key, self, end, is_two_phase=False)

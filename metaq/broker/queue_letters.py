@@ -194,7 +194,8 @@ class Letters:
             self._service.on_settled(queue)
             return
         self._open.discard(sending)
-        if not any(each.topic == sending.topic for each in self._failed):
+        is_known = any(each.topic == sending.topic for each in self._failed)
+        if not is_known and str(error) != sending.error:
             _log.error(
                 "dead letter not stored: topic=%s error=%s", sending.topic, error
             )

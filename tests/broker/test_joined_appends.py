@@ -2,6 +2,10 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from metaq.broker.joined_appends import OPEN_MAX, JoinedAppends, JoinedRecord
 from metaq.broker.queue_log import TOPIC
@@ -54,3 +58,40 @@ def test_more_than_the_bound_are_refused(tmp_path: Path) -> None:
             assert outcomes[-1] is None
 
     asyncio.run(main())
+
+
+class _Deciding:
+    """Transactions whose commit is decided, or not, and whose partitions fail."""
+
+    def __init__(self, *, is_decided: bool) -> None:
+        self.is_decided = is_decided
+        self.tx = SimpleNamespace(holds=[])
+
+    def begin(self, *_args: object) -> None:
+        pass
+
+    def find_for_put(self, *_args: object) -> SimpleNamespace:
+        return self.tx
+
+    def put(self, *_args: object) -> None:
+        pass
+
+    def commit(self, _key: str, _owner: object, on_done: Any, **_options: bool) -> None:
+        for hold in self.tx.holds:
+            if self.is_decided:
+                hold.on_committed()
+            else:
+                hold.on_rolled_back()
+        on_done(TransactionError("not in every partition yet"))
+
+
+@pytest.mark.parametrize("is_decided", [True, False])
+def test_what_is_decided_is_not_to_be_appended_again(is_decided: bool) -> None:
+    """A partition that fails after that gets its record later, from the journal."""
+    outcomes: list[MetaqError | None] = []
+    context: Any = SimpleNamespace(
+        transactions=_Deciding(is_decided=is_decided),
+        ids=SimpleNamespace(reserve=lambda _count: 1),
+    )
+    JoinedAppends(context).append(RECORDS, outcomes.append)
+    assert [each is None for each in outcomes] == [is_decided]
