@@ -102,7 +102,7 @@ class QueueLog:
     def append(self, log_id: LogId, payload: bytes, on_stored: OnStored) -> None:
         """Append a record; never blocks. `on_stored` may be called at once."""
         try:
-            log = self._context.topics.internal_log(log_id)
+            log = self.find(log_id) or self._context.topics.internal_log(log_id)
             message_id = self._context.ids.reserve(1)
             record = encode_record(payload, id=message_id)
             log.append(

@@ -627,7 +627,8 @@ class QueueState:
         del self._open[message.offset]
         self.done_count += 1
         self._done.add(message.offset, message.end)
-        self._rise(self.floor)
+        if message.offset <= self.floor:  # else no done range touches it
+            self._rise(self.floor)
 
     def _free_key(self, message: _Open) -> None:
         assert message.key is not None
