@@ -110,7 +110,7 @@ class Definitions(Service):
         self._watch: ValuesWatch[TopicDefinition | str] | None = None
         self._group_watch: ValuesWatch[QueueGroupDefinition | str] | None = None
         self._log_watches: dict[str, Cancel] = {}
-        """Queue group → watch of the node that a log group of its name has."""
+        """Queue group → watch of the members that a log group of its name has."""
         self._both_ways = set[str]()
         self._coordinator: Coordinator | None = None
         self._outcome = decide(None, {}, config, has_log=lambda _topic: False)
@@ -178,7 +178,7 @@ class Definitions(Service):
         return (*self._outcome.problems, *held_up, *self._group_problems, *errors)
 
     def groups_both_ways(self) -> tuple[str, ...]:
-        """Return the queue groups whose names have a log group's node as well."""
+        """Return the queue groups whose names have log consumers as well."""
         return tuple(sorted(self._both_ways & self._log_watches.keys()))
 
     def wake(self) -> None:
@@ -343,16 +343,16 @@ class Definitions(Service):
         for name in self._log_watches.keys() - wanted:
             self._log_watches.pop(name)()
         for name in wanted - self._log_watches.keys():
-            self._log_watches[name] = coordinator.watch_data(
-                self._paths.group(name), partial(self._on_log_group, name)
+            self._log_watches[name] = coordinator.watch_children(
+                self._paths.members(name), partial(self._on_log_members, name)
             )
 
     def _forget_log_groups(self) -> None:
         for cancel in self._log_watches.values():
             cancel()
 
-    def _on_log_group(self, name: str, data: bytes | None) -> None:
-        (self._both_ways.discard if data is None else self._both_ways.add)(name)
+    def _on_log_members(self, name: str, members: tuple[str, ...] | None) -> None:
+        (self._both_ways.add if members else self._both_ways.discard)(name)
 
     def _read_groups(
         self, found: Mapping[str, QueueGroupDefinition | str]

@@ -190,7 +190,7 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
         for text in group.lost:
             yield Alarm.QUEUE_LOST_TO_RETENTION, text
     for name in status.groups_both_ways:
-        text = f"'{name}' is a queue group, and consumers commit offsets under its name"
+        text = f"'{name}' is a queue group, and consumers of a log group have its name"
         yield Alarm.GROUP_USED_BOTH_WAYS, text
     for job in status.jobs:
         if job.last_error:

@@ -210,7 +210,7 @@ CASES = [
     (
         status(groups_both_ways=("workers",)),
         Alarm.GROUP_USED_BOTH_WAYS,
-        "'workers' is a queue group, and consumers commit offsets under its name",
+        "'workers' is a queue group, and consumers of a log group have its name",
     ),
     (status(jobs=(BROKEN_JOB,)), Alarm.JOB_FAILED, "scrub: boom"),
 ]

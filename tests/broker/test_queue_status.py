@@ -127,7 +127,7 @@ def test_what_retention_takes_rings_without_a_worker(tmp_path: Path) -> None:
 
 
 def test_a_group_that_is_used_both_ways_is_named(tmp_path: Path) -> None:
-    """For as long as a log group's node is there: Java consumers make one."""
+    """For as long as a log group of its name has members, as Java consumers are."""
 
     async def main() -> None:
         server = MemoryZooKeeper()
@@ -135,7 +135,7 @@ def test_a_group_that_is_used_both_ways_is_named(tmp_path: Path) -> None:
         async with running_broker(
             tmp_path, WITH_ZOOKEEPER, coordinator=coordinator
         ) as broker:
-            server.put("/meta/consumers/before", b"")
+            server.put("/meta/consumers/before/ids/before_1", b"")
             data = encode_group(QueueGroupDefinition(topic="test"))
             for name in ("before", "later", "never"):
                 server.put(f"/meta/catalog/groups/{name}", data)
@@ -145,9 +145,9 @@ def test_a_group_that_is_used_both_ways_is_named(tmp_path: Path) -> None:
 
             both_ways = Alarm.GROUP_USED_BOTH_WAYS
             await until(lambda: named() == ["before"])
-            server.put("/meta/consumers/later", b"")
+            server.put("/meta/consumers/later/ids/later_1", b"")
             await until(lambda: named() == ["before", "later"])
-            server.remove("/meta/consumers/later")
+            server.remove("/meta/consumers/later/ids/later_1")
             await until(lambda: named() == ["before"])
 
     asyncio.run(main())
