@@ -2,8 +2,7 @@
 
 Every put and every ack is answered after its sync. One process sends, one has all the
 workers, with the same lines on each side and each in its client's quickest way (our
-`produce` and `work` are here). More processes bring less on two cores. Our topic has
-four partitions.
+`produce` and `work` are here). Our topic has four partitions.
 """
 
 import asyncio
