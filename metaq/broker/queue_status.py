@@ -15,7 +15,7 @@ from metaq.storage.partition_log import PartitionLog
 HOLDERS_MAX: Final = 20
 """Workers that a line names, those that hold most."""
 LOSS_TOLD_MS: Final = 24 * 3600 * 1000
-"""An alarm tells for so long that retention took something."""
+"""Time for which an alarm names what retention took."""
 
 Place: TypeAlias = tuple[PartitionLog, ServedQueue | None, Offset]
 """A partition of a group, its queue if it is in memory, and its floor."""

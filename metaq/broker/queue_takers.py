@@ -190,6 +190,7 @@ class Takers:
         Neither lasts for longer than a lease of the group.
         """
         is_alone, kept = queue.state.is_alone_first, group.kept
+        busy: Taker | None = None
         for taker in group.takers:
             worker = taker.command.worker
             if taker.command.partition not in (-1, queue.name.partition):
@@ -212,9 +213,11 @@ class Takers:
                 for each in kept.values()
             ):
                 self._keep(group, worker, queue, queue, now)
+            elif is_alone:
+                busy = busy or taker  # one that has no other may wait after it
             else:
                 return taker, False
-        return None
+        return None if busy is None else (busy, False)
 
     def _keep(
         self,

@@ -612,7 +612,7 @@ class QueueState:
         self._changes.append(Done(message.offset, message.end))
         self._end(message)
         if message.key is not None:
-            # A crash before that is stored would bring it back behind a later one.
+            # A crash before that is stored would bring it back after a later one.
             self._ended.append(message)
 
     def _end_stored(self, message: _Open) -> None:

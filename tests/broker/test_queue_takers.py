@@ -138,6 +138,30 @@ def test_what_goes_out_alone_holds_up_no_other_message(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_what_goes_out_alone_finds_a_worker_without_another_after_busy_ones(
+    tmp_path: Path,
+) -> None:
+    """One is kept free for it already, and the first taker has another message."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        async with Peer(broker) as p2:
+            one = Worker(p2, "w1")
+            two, three, four = (Worker(peer, name) for name in ("w2", "w3", "w4"))
+            await put(peer, b"a")
+            await let_end_twice(three)
+            (a,) = await three.take(1, wait_ms=20_000)
+            await put(peer, b"b", b"c")
+            assert len(await two.take(1)) == len(await one.take(1)) == 1
+            assert await three.say(a, SettleVerb.RELEASE) is Word.OK
+            assert await two.take(9) == []
+            waiting = asyncio.create_task(one.take(9, wait_ms=20_000))
+            await until(lambda: broker.context.queues.takers.count == 1)
+            assert [each.data for each in await four.take(9)] == [b"a"]
+            waiting.cancel()
+
+    run(tmp_path, scenario)
+
+
 def test_a_worker_that_is_long_at_work_holds_up_no_message_for_ever(
     tmp_path: Path,
 ) -> None:
