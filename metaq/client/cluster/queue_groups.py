@@ -42,14 +42,13 @@ async def ensure_queue_group(
     """
     deadline_s = await context.reach()
     coordinator, path = _require_coordinator(context), context.paths.queue_group(group)
-    node = await coordinator.get(path, deadline_s=deadline_s)
-    old = None if node is None else decode_group(node.data)
-    if old is None or old.is_deleted:
+    node, old = await _look(coordinator, path, deadline_s)
+    if old is None:
         try:
             return await _write_first(context, group, topic, wanted, node, deadline_s)
         except NodeChangedError:
-            old = await _read(coordinator, path, deadline_s)
-    if old is None or old.is_deleted:
+            _, old = await _look(coordinator, path, deadline_s)
+    if old is None:
         raise QueueGroupError(f"queue group '{group}' was deleted at this moment")
     _require_same(group, old, {**_fields(wanted), "topic": topic})
     return old
@@ -71,9 +70,8 @@ async def create_queue_group(
     """
     coordinator, path = _require_coordinator(context), context.paths.queue_group(group)
     await _require_topic(context, "topic", topic, deadline_s)
-    node = await coordinator.get(path, deadline_s=deadline_s)
-    old = None if node is None else decode_group(node.data)
-    if old is not None and not old.is_deleted:
+    node, old = await _look(coordinator, path, deadline_s)
+    if old is not None:
         raise QueueGroupError(f"queue group '{group}' exists, of topic '{old.topic}'")
     try:
         return await _write_first(context, group, topic, wanted, node, deadline_s)
@@ -97,9 +95,8 @@ async def alter_queue_group(
         CoordinationError: ZooKeeper cannot be asked.
     """
     coordinator, path = _require_coordinator(context), context.paths.queue_group(group)
-    node = await coordinator.get(path, deadline_s=deadline_s)
-    old = None if node is None else decode_group(node.data)
-    if node is None or old is None or old.is_deleted:
+    node, old = await _look(coordinator, path, deadline_s)
+    if node is None or old is None:
         return None
     if not wanted:
         raise ConfigError(f"queue group '{group}': nothing is said that would change")
@@ -165,11 +162,13 @@ async def _refuse_log_group(
         )
 
 
-async def _read(
+async def _look(
     coordinator: Coordinator, path: str, deadline_s: float
-) -> QueueGroupDefinition | None:
+) -> tuple[Node | None, QueueGroupDefinition | None]:
+    """Return the node of a queue group, and its definition unless it was deleted."""
     node = await coordinator.get(path, deadline_s=deadline_s)
-    return None if node is None else decode_group(node.data)
+    found = None if node is None else decode_group(node.data)
+    return node, None if found is None or found.is_deleted else found
 
 
 def _require_coordinator(context: ClientContext) -> Coordinator:
@@ -246,8 +245,8 @@ async def refuse_queue_group(
         QueueGroupError: the name is a queue group's.
         CoordinationError: ZooKeeper cannot be asked.
     """
-    found = await _read(coordinator, paths.queue_group(group), deadline_s)
-    if found is not None and not found.is_deleted:
+    _, found = await _look(coordinator, paths.queue_group(group), deadline_s)
+    if found is not None:
         raise QueueGroupError(
             f"group '{group}' is a queue group: take from it with client.queue(...), or"
             " give the consumer another group"
@@ -276,9 +275,8 @@ async def delete_queue_group(
             moment.
     """
     coordinator, path = _require_coordinator(context), context.paths.queue_group(group)
-    node = await coordinator.get(path, deadline_s=deadline_s)
-    old = None if node is None else decode_group(node.data)
-    if node is None or old is None or old.is_deleted:
+    node, old = await _look(coordinator, path, deadline_s)
+    if node is None or old is None:
         return False
     gone = encode_group(replace(old, is_deleted=True))
     await coordinator.replace(path, gone, version=node.version, deadline_s=deadline_s)
