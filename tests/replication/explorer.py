@@ -10,7 +10,7 @@ from metaq.replication.election import Flag
 from metaq.replication.record import foreign_reason
 from metaq.replication.replica import ReplicaRole
 from tests.replication.set_checks import check
-from tests.replication.set_model import BUDGETED, Config, Violation, World
+from tests.replication.set_model import BUDGETED, Config, Violation, World, at
 from tests.replication.set_moves import SetMoves
 
 R = ReplicaRole
@@ -207,10 +207,10 @@ HEALING = (
 
 def is_well(world: World) -> bool:
     """Whether a leader has committed its epoch start, and all have joined it."""
-    for proc in world.procs:
-        copy = proc.replica.file.record if proc is not None else None
-        if copy is not None and foreign_reason(copy, world.zk.record):
-            continue  # of another history: an operator has it discarded
+    foreign = _foreign(world)
+    for k, proc in enumerate(world.procs, 1):
+        if k in foreign:
+            continue  # an operator has it discarded
         if proc is None or proc.replica.file.flag:
             return False
         if proc.replica.role not in {R.LEADING, R.FOLLOWING}:
@@ -219,6 +219,16 @@ def is_well(world: World) -> bool:
     return len(leaders) == 1 and all(
         log.hw >= log.epoch_start and log.hw == log.end for log in leaders[0].logs
     )
+
+
+def _foreign(world: World) -> set[int]:
+    """Return the replicas whose disks have another history than the record."""
+    copies = [disk.file and disk.file.record for disk in world.disks]
+    return {
+        k
+        for k, copy in enumerate(copies, 1)
+        if copy is not None and foreign_reason(copy, world.zk.record)
+    }
 
 
 def may_heal(world: World) -> bool:
@@ -245,14 +255,18 @@ def heal(config: Config, world: World, *, steps: int = 200) -> World:
     """
     model = SetMoves(config)
     history: list[str] = []
+    gone: set[int] = set()
     # No more faults; as many claims and changes of the set as it takes.
     left = tuple(steps if name in {"claims", "expansions"} else 0 for name in BUDGETED)
     world = world._replace(left=left)
     for _ in range(steps):
         if is_well(world):
             return world
-        label, after = _heal_once(model, world)
+        label, after = _heal_once(model, world, gone)
         if not label:
+            gone |= _foreign(world)
+            label, after = "discard", _without(world, gone)
+        if after == world:
             break
         history.append(label)
         world = after
@@ -261,8 +275,21 @@ def heal(config: Config, world: World, *, steps: int = 200) -> World:
     raise Violation(tell(history, f"does not get well: {roles}, {world.zk.record}"))
 
 
-def _heal_once(model: SetMoves, world: World) -> tuple[str, World]:
-    moves = list(model.moves(world))
+def _without(world: World, replicas: set[int]) -> World:
+    """Return the world after an operator stopped replicas of another history.
+
+    While ZooKeeper is set back, one replica may know a later record than the others,
+    who go on without it: two histories. As long as it shows itself, they wait.
+    """
+    procs, present = world.procs, world.zk.present
+    for k in replicas:
+        procs, present = at(procs, k - 1, None), at(present, k - 1, None)
+    return world._replace(procs=procs, zk=world.zk._replace(present=present))
+
+
+def _heal_once(model: SetMoves, world: World, gone: set[int]) -> tuple[str, World]:
+    stopped = {f"start {k}" for k in gone}
+    moves = [move for move in model.moves(world) if move[0] not in stopped]
     for kind in HEALING:
         for label, make in moves:
             if re.fullmatch(rf"{kind}[ 0-9]*", label):

@@ -852,7 +852,8 @@ class SetMoves(SetModel):
         for i, copy in enumerate(disk.logs):
             if copy.data and self.has(w, "rolls"):
                 yield f"roll back {k} {i}", partial(self.roll_back, w, k, i)
-            if copy.data and self.has(w, "tears"):
+            # The only member has no witness: docs/replication.md says what is lost.
+            if copy.data and self.has(w, "tears") and w.zk.record.in_sync != {k}:
                 yield f"tear {k} {i}", partial(self.tear, w, k, i)
 
     def _damaged(self, w: World, k: int, name: str, disk: Disk) -> World:
