@@ -106,10 +106,16 @@ class Takers:
     # -- giving
 
     def pump(self, group: QueueGroup) -> None:
-        """Give out what there is, for as long as one turn of the loop has time."""
+        """Give out what there is, in the next turn of the loop, for as long as it has.
+
+        So what several syncs and takes of one turn have to give goes out together.
+        """
         if group.is_pumping or not group.takers:
             return
         group.is_pumping = True
+        asyncio.get_running_loop().call_soon(self._pump_now, group)
+
+    def _pump_now(self, group: QueueGroup) -> None:
         try:
             self._pump(group)
         finally:

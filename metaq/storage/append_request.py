@@ -102,15 +102,14 @@ class AppendRequest(NamedTuple):
     def is_single(self) -> bool:
         """Return whether it is of connections that wait for each reply, and only bytes.
 
-        Nothing is to be computed or reported before it is written, and its writer has
-        not refused what it follows.
+        Nothing is to be computed or reported before it is written.
         """
-        return (
-            self.is_light
-            and self.before_write is None
-            and not self.finish
-            and self.version == self.writer.version
-        )
+        return self.is_light and self.before_write is None and not self.finish
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether its writer has not refused what it follows."""
+        return self.version == self.writer.version
 
 
 class CopiedAppends(NamedTuple):

@@ -17,7 +17,10 @@ the two works at any time, and `TRANSITIONS` says which:
   of turns late.
 * What comes while the loop has a group under way waits for its end, and is the next
   group of one or the other. What comes while the thread works is handed over together,
-  at the end of the turn: each hand-over takes the interpreter from the loop.
+  at the end of the turn: each hand-over takes the interpreter from the loop. Where
+  the thread was given single puts alone, those that come wait for its last report, and
+  the loop takes over with them: else a thread that is never quite done would keep the
+  directory, and commit one log after the other.
 * Clients that were answered together send their next puts together, so what waits at
   the end of a loop's group is not begun at once: it would go without them, and they
   would wait for its sync. Up to `GATHER_TURNS` turns are given until as many puts
@@ -138,6 +141,8 @@ class CommitOwner:
         self._waiting: list[Request] = []
         # Turns of the loop until what waits is begun; 0: none is posted.
         self._turns_left = 0
+        # Whether the thread was given single puts alone; it has no other work.
+        self._is_brief = syncs is not None
         # Puts of the loop's last group, and of those that waited for its end: as many
         # may come together next.
         self._expected_count = 0.0
@@ -204,6 +209,8 @@ class CommitOwner:
         """Begin a group of what waits, or hand it to the thread."""
         if not self._waiting:
             return
+        if self.owner is Owner.THREAD and self._is_brief and _are_single(self._waiting):
+            return  # begun after the thread's last report
         try:
             groups = self._plan(self._waiting) if self.owner is Owner.NONE else None
         except (MemoryError, NoSpaceError):
@@ -218,6 +225,7 @@ class CommitOwner:
 
     def _hand(self) -> None:
         waiting, self._waiting = self._waiting, []
+        self._is_brief = self._is_brief and _are_single(waiting)
         self._handed_count += len(waiting)
         self._worker.submit(*waiting)
 
@@ -229,6 +237,9 @@ class CommitOwner:
     def _on_reported(self, count: int) -> None:
         if self.owner is Owner.THREAD and count == self._handed_count:
             self._apply(OwnerEvent.REPORTED)
+            self._is_brief = self._syncs is not None
+            if not self._turns_left:
+                self._go_on()
 
     # -- the loop's groups
 
@@ -251,7 +262,11 @@ class CommitOwner:
         size_bytes = 0
         groups: dict[LogWriter, list[AppendRequest]] = {}
         for each in requests:
-            if not isinstance(each, AppendRequest) or not each.is_single:
+            if (
+                not isinstance(each, AppendRequest)
+                or not each.is_single
+                or not each.is_current
+            ):
                 return None
             size_bytes += each.size_bytes
             groups.setdefault(each.writer, []).append(each)
@@ -321,3 +336,8 @@ class CommitOwner:
             self._wait_turns(GATHER_TURNS)
         else:
             self._go_on()
+
+
+def _are_single(requests: Sequence[Request]) -> bool:
+    """Return whether requests are of connections that wait for each reply."""
+    return all(isinstance(each, AppendRequest) and each.is_single for each in requests)

@@ -193,6 +193,44 @@ def test_the_loop_begins_nothing_before_it_has_heard_all_of_the_thread(
     assert owner_of(bench) is Owner.NONE
 
 
+def test_single_puts_wait_for_a_thread_that_has_single_puts_alone(
+    bench: StorageBench, fs: FaultyFileSystem, clock: ManualClock
+) -> None:
+    """The loop takes over with its last report."""
+    log, syncs = log_of(bench), syncs_of(fs)
+    clock.advance_s(ALIVE_S)
+    first = single(bench, log)
+    assert owner_of(bench) is Owner.THREAD
+    later = [single(bench, log), single(bench, log)]
+    bench.loop.run()
+    assert len(bench.workers[0].queue) == 1
+    bench.workers[0].step()
+    bench.loop.run()
+    assert first.is_stored
+    assert owner_of(bench) is Owner.LOOP
+    assert len(syncs.begun) == 1
+    bench.run()
+    assert all(ticket.is_stored for ticket in later)
+
+
+def test_single_puts_are_the_threads_where_it_has_more_to_do(
+    bench: StorageBench, fs: FaultyFileSystem
+) -> None:
+    """They go first there; until it is done with others would be too long."""
+    log, other = log_of(bench), log_of(bench, OTHER)
+    tickets = [put(bench, log)]
+    for _ in range(2):
+        tickets.append(single(bench, other))
+        bench.loop.run()
+    assert len(bench.workers[0].queue) == 3
+    bench.workers[0].step()
+    bench.run()
+    assert all(ticket.is_stored for ticket in tickets)
+    tickets = [single(bench, log)]
+    assert owner_of(bench) is Owner.LOOP
+    bench.run()
+
+
 @pytest.mark.parametrize("kind", ["stream", "task", "transaction", "threshold"])
 def test_what_is_no_single_put_is_the_storage_threads(
     bench: StorageBench, fs: FaultyFileSystem, kind: str

@@ -21,7 +21,7 @@ is recognised by its numbers, before any other check. A batch that names a trans
 goes to it and to the journal, like such a put.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -61,6 +61,9 @@ from metaq.txn.transaction import PutRun
 JOURNAL_STEP_COUNT: Final = 512
 """Messages of a batch that one step makes records of the journal of: half a
 millisecond."""
+STAMPED_NOW_MAX: Final = 32
+"""Messages of a batch whose ids are written at once: some microseconds. In a larger one
+the storage thread writes them, and has the batch to itself."""
 
 
 def handle_put(command: Put, answerer: Answerer) -> None:
@@ -237,6 +240,11 @@ def _append_mput(
             offset,
             SizeBytes(size_bytes),
         )
+    finish: Iterable[None] = stamp_in_steps(parts, first_id)
+    if count <= STAMPED_NOW_MAX:
+        for _ in finish:
+            pass
+        finish = ()  # complete, it may be committed by the loop's thread
     append_run(
         log,
         records,
@@ -246,7 +254,7 @@ def _append_mput(
         last_id=id_after(first_id, count - 1),
         receipts=Receipts((b"%d" % command.opaque,), (first_id,), (offset,)),
         batch=batch,
-        finish=stamp_in_steps(parts, first_id),
+        finish=finish,
     )
 
 
