@@ -40,7 +40,7 @@ from metaq.errors import CoordinationError
 from metaq.retry import Backoff, wait_set
 from metaq.stats import MetricKind, MetricSpec, counter, gauge, part
 from metaq.zk.children import in_batches
-from metaq.zk.errors import BrokerIdTakenError, NodeNotEmptyError
+from metaq.zk.errors import BrokerIdTakenError, NodeChangedError, NodeNotEmptyError
 from metaq.zk.paths import NodePaths
 from metaq.zk.plan import (
     BrokerSnapshot,
@@ -55,7 +55,16 @@ from metaq.zk.plan import (
     plan_removal,
     plan_withdrawal,
 )
-from metaq.zk.session import Cancel, Coordinator, SessionState, SessionStatus
+from metaq.zk.session import (
+    Cancel,
+    CheckNode,
+    Coordinator,
+    DeleteNode,
+    SessionState,
+    SessionStatus,
+    WriteNode,
+)
+from metaq.zk.znodes import Node
 
 _log = logging.getLogger(__name__)
 
@@ -177,6 +186,7 @@ class BrokerRegistry:
         self._missing: dict[str, str | None] = {}
         self._repair: asyncio.TimerHandle | None = None
         self._session_version = 0
+        self._entitled: CheckNode | None = None
         self._is_check_due = False
         self._are_records_checked = False
         self._wake = asyncio.Event()
@@ -258,10 +268,12 @@ class BrokerRegistry:
         groups = [g for g in self._wanted if g.topic in self._applied]
         try:
             async with asyncio.timeout(deadline_s - self._clock.monotonic_s()):
-                role = self._wanted[0].nodes[0].path  # of the own nodes the first
-                if not await self._is_ours(role, deadline_s):
+                while await self._has_not_been_followed(deadline_s):
+                    with suppress(NodeChangedError):
+                        await self._take_all(plan_withdrawal(tuple(groups)), deadline_s)
+                        break
+                else:
                     return
-                await self._take_all(plan_withdrawal(tuple(groups)), deadline_s)
         except (CoordinationError, TimeoutError) as error:
             _log.warning("withdrawal incomplete, the session ends it: error=%s", error)
         else:
@@ -358,8 +370,8 @@ class BrokerRegistry:
         topics_due = [group for group in due if group.topic is not None]
         # A process that hung for longer than its session takes itself for the
         # leader until it has read who is.
-        title = self._snapshot.title if roles and self._snapshot else ""
-        if title and not await self._is_ours(title, self._operation_deadline_s()):
+        title = self._snapshot.title if self._snapshot else ""
+        if title and not await self._is_entitled(title, self._operation_deadline_s()):
             raise CoordinationError(
                 f"{title} is not of session {status.session_id:#x}: this replica is not"
                 " seen to lead its set"
@@ -469,15 +481,33 @@ class BrokerRegistry:
             case Verb.SET_OR_CREATE:
                 await coordinator.set_or_create(path, data, deadline_s=deadline_s)
             case Verb.DELETE:
-                await coordinator.delete(path, deadline_s=deadline_s)
+                await self._delete(path, deadline_s)
             case Verb.DELETE_CHILDLESS:
                 with suppress(NodeNotEmptyError):
-                    await coordinator.delete(path, deadline_s=deadline_s)
+                    await self._delete(path, deadline_s)
             case Verb.DELETE_OR_EMPTY:
-                try:
-                    await coordinator.delete(path, deadline_s=deadline_s)
-                except NodeNotEmptyError:
-                    await coordinator.set_or_create(path, b"", deadline_s=deadline_s)
+                await self._delete_or_empty(path, deadline_s)
+
+    async def _delete(self, path: str, deadline_s: float) -> None:
+        """Delete a node; of a set, only while no other replica has claimed it."""
+        coordinator, entitled = self._coordinator, self._entitled
+        if entitled is None:
+            await coordinator.delete(path, deadline_s=deadline_s)
+        elif await coordinator.exists(path, deadline_s=deadline_s):
+            steps = entitled, DeleteNode(path, None)
+            await coordinator.transact(steps, deadline_s=deadline_s)
+
+    async def _delete_or_empty(self, path: str, deadline_s: float) -> None:
+        coordinator, entitled = self._coordinator, self._entitled
+        try:
+            await self._delete(path, deadline_s)
+        except NodeNotEmptyError:
+            node = await coordinator.get(path, deadline_s=deadline_s)
+            if entitled is not None and node is not None:
+                steps = entitled, WriteNode(path, b"", node.version)
+                await coordinator.transact(steps, deadline_s=deadline_s)
+            else:
+                await coordinator.set_or_create(path, b"", deadline_s=deadline_s)
 
     async def _take_all(self, steps: Sequence[Step], deadline_s: float) -> None:
         """Carry out steps in order, but wait for their answers together.
@@ -607,11 +637,37 @@ class BrokerRegistry:
     def _operation_deadline_s(self) -> float:
         return self._clock.monotonic_s() + OPERATION_TIMEOUT_S
 
-    async def _is_ours(self, path: str, deadline_s: float) -> bool:
+    def _is_ours(self, node: Node | None) -> bool:
         """Return whether a node belongs to our session."""
-        status = self._coordinator.status
-        found = await self._coordinator.get(path, deadline_s=deadline_s)
-        return found is not None and found.owner_session_id == status.session_id
+        session_id = self._coordinator.status.session_id
+        return node is not None and node.owner_session_id == session_id
+
+    async def _is_entitled(
+        self, title: str, deadline_s: float, *, is_over: bool = False
+    ) -> bool:
+        """Return whether this session leads its set, and bind what it deletes to that.
+
+        Args:
+            title: the node that says who leads.
+            deadline_s: of the questions.
+            is_over: it has led, and no other does.
+        """
+        # The record first: a claim writes it together with the title.
+        record = title.rpartition("/")[0]
+        found = await self._coordinator.get(record, deadline_s=deadline_s)
+        led = await self._coordinator.get(title, deadline_s=deadline_s)
+        if found is not None:
+            self._entitled = CheckNode(record, found.version)
+        is_free = is_over and led is None
+        return found is not None and (is_free or self._is_ours(led))
+
+    async def _has_not_been_followed(self, deadline_s: float) -> bool:
+        """Return whether the nodes of the broker are this one's to withdraw."""
+        assert self._snapshot is not None
+        if title := self._snapshot.title:
+            return await self._is_entitled(title, deadline_s, is_over=True)
+        role = self._wanted[0].nodes[0].path  # of the own nodes the first
+        return self._is_ours(await self._coordinator.get(role, deadline_s=deadline_s))
 
     async def stop(self) -> None:
         """End the background task; ZooKeeper is not touched. Harmless when repeated."""

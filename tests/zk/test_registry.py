@@ -29,14 +29,17 @@ from metaq.zk.registry import (
     BrokerRegistry,
     RegistrationState,
 )
+from metaq.zk.session import WriteNode
 from tests.rigs.virtual_time import VirtualClock, run_virtually
+from tests.zk.meddling import MeddledZooKeeper
 
 GOLDEN = json.loads(
     (Path(__file__).parents[1] / "golden" / "vectors.json").read_text()
 )["zookeeper"]
 CLOCK = VirtualClock()
 MASTER = "/meta/brokers/ids/0/master"
-TITLE = "/meta/replicas/0/leader"
+RECORD = "/meta/replicas/0"
+TITLE = f"{RECORD}/leader"
 TEST_PUB = "/meta/brokers/topics-pub/test/0-m"
 CATALOG = "/meta/catalog"
 RECORDS = [
@@ -76,9 +79,17 @@ async def broker_on(
     await coordinator.stop(deadline_s=in_s(1))
 
 
-def lead(server: MemoryZooKeeper, coordinator: MemoryCoordinator) -> None:
+async def lead(server: MemoryZooKeeper, coordinator: MemoryCoordinator) -> None:
     """Give a session the node by which the leader of a set has the id."""
+    await settle()
     server.put(TITLE, b"", session_id=coordinator.status.session_id)
+    write_record(server)
+
+
+def write_record(server: MemoryZooKeeper) -> None:
+    """Change the record of the set, as a claim does, and as others do."""
+    version = server.nodes[RECORD].version
+    server.transact([WriteNode(RECORD, b"", version)])
 
 
 def tree_of(server: MemoryZooKeeper) -> dict[str, tuple[str, bool]]:
@@ -611,10 +622,10 @@ def test_a_leader_of_a_set_succeeds_another_whose_session_is_still_there() -> No
             broker_on(server) as (former, old),
             broker_on(server) as (later, new),
         ):
-            lead(server, old)
+            await lead(server, old)
             await former.register(one, deadline_s=in_s(5))
             server.suspend(old)
-            lead(server, new)
+            await lead(server, new)
             begin = CLOCK.monotonic_s()
             await later.register(two, deadline_s=in_s(5))
             assert CLOCK.monotonic_s() - begin < 0.1
@@ -639,9 +650,9 @@ def test_a_former_leader_with_a_new_session_takes_nothing_back() -> None:
             broker_on(server) as (former, old),
             broker_on(server) as (later, new),
         ):
-            lead(server, old)
+            await lead(server, old)
             await former.register(one, deadline_s=in_s(5))
-            lead(server, new)
+            await lead(server, new)
             await later.register(two, deadline_s=in_s(5))
             tree = server.tree()
             server.expire(old)
@@ -650,10 +661,73 @@ def test_a_former_leader_with_a_new_session_takes_nothing_back() -> None:
             found = former.statistics()
             assert found.state is RegistrationState.PENDING
             assert f"{TITLE} is not of session" in found.last_error
-            lead(server, old)
+            await lead(server, old)
             await asyncio.sleep(10)
             assert server.tree()[MASTER].data == b"meta://127.0.0.1:8123"
             assert former.statistics().last_error == ""
+
+    run_virtually(scenario())
+
+
+def test_a_leader_that_hands_over_deletes_nothing_of_the_next_one() -> None:
+    """The next one claims and registers while the former one withdraws."""
+
+    async def scenario() -> None:
+        server = MeddledZooKeeper()
+        one = replace(SNAPSHOT, title=TITLE)
+        two = replace(snapshot_of(*TWO, port=8124), title=TITLE)
+        async with (
+            broker_on(server) as (former, old),
+            broker_on(server) as (later, new),
+        ):
+            await lead(server, old)
+            await former.register(one, deadline_s=in_s(5))
+            server.remove(TITLE)
+            tree = server.tree()
+
+            async def succeed(path: str) -> None:
+                is_asked = path in {MASTER, TITLE}
+                if is_asked and server.after.pop("get", None):
+                    await lead(server, new)
+                    await later.register(two, deadline_s=in_s(5))
+                    tree.clear()
+                    tree.update(server.tree())
+
+            server.after["get"] = succeed
+            await former.withdraw(deadline_s=in_s(5))
+            assert tree[MASTER].data == b"meta://127.0.0.1:8124"
+            assert server.tree() == tree
+
+    run_virtually(scenario())
+
+
+@pytest.mark.parametrize("has_follower", [False, True])
+def test_a_leader_that_hands_over_withdraws_while_others_change_the_set(
+    *, has_follower: bool
+) -> None:
+    """A change that is no claim leaves the nodes to it."""
+
+    async def scenario() -> None:
+        server = MeddledZooKeeper()
+        async with broker_on(server) as (registry, coordinator):
+            await lead(server, coordinator)
+            one = replace(SNAPSHOT, title=TITLE)
+            await registry.register(one, deadline_s=in_s(5))
+            server.remove(TITLE)
+            if has_follower:
+                server.put("/meta/brokers/ids/0/slave1", b"meta://127.0.0.1:9")
+
+            async def change(path: str) -> None:
+                if path == TITLE and server.after.pop("get", None):
+                    write_record(server)
+
+            server.after["get"] = change
+            await registry.withdraw(deadline_s=in_s(5))
+            tree = server.tree()
+            assert MASTER not in tree
+            assert TEST_PUB not in tree
+            broker = tree.get("/meta/brokers/ids/0")
+            assert (broker and broker.data) == (b"" if has_follower else None)
 
     run_virtually(scenario())
 
