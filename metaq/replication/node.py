@@ -19,6 +19,7 @@ pulling: no other can have taken the next epoch then (docs/replication.md).
 import asyncio
 import logging
 import secrets
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -96,6 +97,7 @@ from metaq.replication.set_nodes import (
     SetView,
     Shown,
     encode_leader,
+    require_former_life,
 )
 from metaq.replication.store import ReplicaStore, StartFacts
 from metaq.replication.tables import EpochTables
@@ -186,7 +188,7 @@ class ReplicaNode(Service):
         self._store = ReplicaStore(fs, path, logs, tables, clock=clock)
         self._facts = facts
         self._served = served
-        self.token: Final = secrets.token_hex(16)
+        self.token: Final = f"{socket.gethostname()}-{secrets.token_hex(16)}"
         """Text of this life in `present/K`, which a leader compares."""
         self.lock: Final = asyncio.Lock()
         """Held while a step of the core and its actions are carried out."""
@@ -378,11 +380,8 @@ class ReplicaNode(Service):
     async def _begin(self, seen: SetView) -> None:
         """Register in the set, or freeze; nothing is written for a number in use."""
         there = seen.shown.get(self.id)
-        if there is not None and there.address != self._served.address:
-            raise ReplicaSetError(
-                f"replica {self.id} twice, at {there.address} and at"
-                f" {self._served.address}: give each its own replicaId"
-            )
+        if there is not None:
+            require_former_life(there, address=self._served.address, token=self.token)
         before = self._replica
         if before is not None and before.role is ReplicaRole.STARTING:
             # Refused, or without an answer: all of it again, from what was read now.
@@ -419,15 +418,18 @@ class ReplicaNode(Service):
 
     async def _show(self) -> None:
         """Keep `present/K` as this replica is."""
-        damaged = self.mender.damaged_count
-        presence = replace(self.replica.presence(), damaged=damaged)
-        if self._store.failure:
-            presence = replace(presence, state=PresenceState.FAILED)
-        shown = Shown(presence, self._served.address, self.token)
+        shown = self._to_show()
         if shown != self._shown:
             await self._nodes.show(shown)
             self._shown = shown
             self._is_read_due = True
+
+    def _to_show(self) -> Shown:
+        damaged = self.mender.damaged_count
+        presence = replace(self.replica.presence(), damaged=damaged)
+        if self._store.failure:
+            presence = replace(presence, state=PresenceState.FAILED)
+        return Shown(presence, self._served.address, self.token)
 
     async def _note_holdings(self, now_s: float) -> None:
         """Let the version of the directories grow while bytes are synced.
@@ -548,6 +550,7 @@ class ReplicaNode(Service):
             change,
             member=own and self._store.member(set_id, own[1], own[1]),
             leader_data=encode_leader(data),
+            shown=self._to_show() if change.purpose is Purpose.REGISTER else None,
         )
         self._is_read_due = True
         text = "set: %s %s: replica=%d revision=%d epoch=%d in_sync=%s"

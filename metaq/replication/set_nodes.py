@@ -23,7 +23,8 @@ Invariants:
   node of a set, and a frozen one no more than the way to its `present/K`;
 * versions are compared in the session that read them, in which they never come twice;
 * a node of another process is never deleted: nodes of the own replica from an earlier
-  session are, with those who claimed in between excluded by the record's version.
+  session are, with those who claimed in between excluded by the record's version, and
+  a `present/K` of another address or machine.
 """
 
 import asyncio
@@ -113,7 +114,8 @@ class Shown:
     address: str
     """`meta://host:port` of its broker."""
     token: str
-    """Random text of this life, which it shows when it joins a leader."""
+    """Text of this life, which it shows when it joins a leader: the machine's name, a
+    dash, and random digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,30 @@ def encode_leader(leader: LeaderData) -> bytes:
 def decode_leader(data: bytes) -> LeaderData:
     """Read the `leader` node."""
     return decode(LeaderData, data, "leader")
+
+
+def require_former_life(there: Shown, *, address: str, token: str) -> None:
+    """Refuse to take the place of one that may run: of this machine it would not.
+
+    Its port would be taken there, and its data locked.
+
+    Args:
+        there: what `present/K` says.
+        address: of the process that is to be shown there.
+        token: likewise.
+
+    Raises:
+        ReplicaSetError: it has another address, or is on another machine.
+    """
+    machine, other = (each.rpartition("-")[0] for each in (token, there.token))
+    if (there.address, other) != (address, machine):
+        where = (
+            " and at" if there.address != address else " and, on another machine, at"
+        )
+        raise ReplicaSetError(
+            f"replica {there.presence.replica} twice, at {there.address}{where}"
+            f" {address}; give each its own replicaId"
+        )
 
 
 def _read(path: str, decode: Callable[[bytes], T], data: bytes) -> T:
@@ -349,7 +375,12 @@ class SetNodes:
     # -- changes of the record --------------------------------------------------------
 
     async def propose(
-        self, change: Change, *, member: Member | None, leader_data: bytes
+        self,
+        change: Change,
+        *,
+        member: Member | None,
+        leader_data: bytes,
+        shown: Shown | None = None,
     ) -> Outcome:
         """Send a change, which lands as a whole or not at all.
 
@@ -364,14 +395,21 @@ class SetNodes:
             change: planned from what the last `read` found.
             member: payload of the own `members/K`; None where the change has none.
             leader_data: payload of the `leader` node; b"" where the change has none.
+            shown: of a start: to be shown with it, so that of two processes of one
+                number only one registers.
 
         Raises:
+            ReplicaSetError: as `show`.
             CoordinationError: ZooKeeper refuses for another reason (rights, quota).
         """
-        return await self._carry_out(self._steps(change, member, leader_data))
+        return await self._carry_out(self._steps(change, member, leader_data, shown))
 
     async def _steps(
-        self, change: Change, member: Member | None, leader_data: bytes
+        self,
+        change: Change,
+        member: Member | None,
+        leader_data: bytes,
+        shown: Shown | None,
     ) -> Sequence[Operation]:
         """Return the request of a change."""
         steps: list[Operation] = [
@@ -391,6 +429,8 @@ class SetNodes:
             if found is None or found.incarnation != change.member_check[1]:
                 raise NodeChangedError(f"{path}: not life {change.member_check[1]}")
             steps.append(CheckNode(path, version))
+        if shown is not None:
+            steps += await self._show_steps(shown)
         if (now := self._coordinator.status.session_version) != self._session_version:
             raise NodeChangedError(
                 f"read in session {self._session_version}, now {now}"
@@ -503,11 +543,7 @@ class SetNodes:
             is_same = node.data == data
             return () if is_same else (WriteNode(path, data, node.version),)
         there = _read(path, partial(decode_present, self._replica), node.data)
-        if there.address != shown.address:
-            raise ReplicaSetError(
-                f"{path}: replica {self._replica} twice, at {there.address} and at"
-                f" {shown.address}; give each its own replicaId"
-            )
+        require_former_life(there, address=shown.address, token=shown.token)
         return DeleteNode(path, node.version), CreateEphemeral(path, data)
 
     async def hide(self) -> None:

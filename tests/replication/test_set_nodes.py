@@ -527,11 +527,62 @@ def test_a_replica_number_that_is_used_twice_is_refused() -> None:
             with pytest.raises(ReplicaSetError) as caught:
                 await other.show(shown(2, address="meta://elsewhere:8123"))
             assert str(caught.value) == (
-                f"{PRESENT_2}: replica 2 twice, at meta://host2:8123 and at"
-                " meta://elsewhere:8123; give each its own replicaId"
+                "replica 2 twice, at meta://host2:8123 and at meta://elsewhere:8123;"
+                " give each its own replicaId"
             )
             await other.hide()
             assert rig.data(PRESENT_2) == encode_present(shown(2))
+
+    run_virtually(scenario())
+
+
+def test_a_replica_number_that_is_used_on_another_machine_is_refused() -> None:
+    """Its configuration was copied, address and all; the first one stays."""
+
+    async def scenario() -> None:
+        async with a_set() as rig:
+            first = replace(shown(2), token="one-host-77")
+            await rig.nodes[2].show(first)
+            other = await rig.join(2)
+            with pytest.raises(ReplicaSetError) as caught:
+                await other.show(replace(first, token="other-host-88"))
+            assert str(caught.value) == (
+                "replica 2 twice, at meta://host2:8123 and, on another machine, at"
+                " meta://host2:8123; give each its own replicaId"
+            )
+            assert rig.data(PRESENT_2) == encode_present(first)
+
+    run_virtually(scenario())
+
+
+def test_of_two_processes_that_start_as_one_replica_one_registers() -> None:
+    """The other one read before that: the directories of the first stay known."""
+
+    async def scenario() -> None:
+        async with a_set({2: member(4)}) as rig:
+            first, other = rig.nodes[2], await rig.join(2)
+            ways = ((first, 5, "meta://a:1"), (other, 6, "meta://b:1"))
+            changes = []
+            for nodes, life, address in ways:
+                view = (await nodes.read(synced=True)).view
+                change = plan_register(FIRST, view.version, (2, life), None)
+                own = shown(2, address=address, incarnation=life)
+                changes.append((nodes, change, member(life), own))
+
+            async def register(number: int) -> Outcome:
+                nodes, change, own, seen = changes[number]
+                return await nodes.propose(
+                    change, member=own, leader_data=b"", shown=seen
+                )
+
+            assert await register(0) is Outcome.LANDED
+            tree = rig.server.tree()
+            assert tree[PRESENT_2].data == encode_present(changes[0][3])
+            assert await register(1) is Outcome.REFUSED
+            await other.read(synced=True)
+            with pytest.raises(ReplicaSetError, match="replica 2 twice, at meta://a:1"):
+                await register(1)
+            assert rig.server.tree() == tree
 
     run_virtually(scenario())
 
@@ -541,10 +592,10 @@ def test_a_presence_of_a_former_process_is_replaced() -> None:
 
     async def scenario() -> None:
         async with a_set() as rig:
-            await rig.nodes[2].show(shown(2))
+            await rig.nodes[2].show(replace(shown(2), token="a-host-1"))
             rig.server.abandon(rig.clients[2])
             again = await rig.join(2)
-            later = replace(shown(2), token="t2")
+            later = replace(shown(2), token="a-host-2")
             await again.show(later)
             node = rig.server.tree()[PRESENT_2]
             assert node.data == encode_present(later)
