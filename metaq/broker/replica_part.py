@@ -40,7 +40,7 @@ from metaq.zk.registry import (
     RegistrationState,
     RegistrationStatistics,
 )
-from metaq.zk.session import Coordinator
+from metaq.zk.session import Coordinator, SessionState
 
 _log = logging.getLogger(__name__)
 
@@ -171,13 +171,17 @@ class ReplicaPart(Service):
         """Return whether it surely leads: then logs end where its own do.
 
         A process that hung is asked before its own timers have run: it knows
-        again after it has read who leads. What it knew before are old ends.
+        again after it has read who leads. What it knew before are old ends. Likewise
+        one whose session is over, while it does not hear from all who could claim.
         """
         now_s = self._clock.boot_s()
         if now_s - self._ran_s > HUNG_S:
             self._thawed_s = now_s
         self._ran_s = now_s
-        return self.is_leading and self._thawed_s is None
+        is_over = self._coordinator.status.state is SessionState.LOST
+        streams = self.node.streams
+        is_alone = is_over and (streams is None or not streams.hears_all())
+        return self.is_leading and self._thawed_s is None and not is_alone
 
     @property
     def epoch(self) -> int:

@@ -712,6 +712,17 @@ class LeadingStreams:
         waited = self._term.quorum.waited - {self._term.quorum.leader}
         return frozenset(filter(self._is_stalled, waited))
 
+    def hears_all(self) -> bool:
+        """Return whether all who are waited for pull: until then no other has claimed.
+
+        A claimer has ended its stream before. One that is cut off may claim within
+        `GONE_S`.
+        """
+        waited = self._term.quorum.waited - {self._term.quorum.leader}
+        never = -GONE_S, False
+        heard = [self._contacts.get(replica, never) for replica in waited]
+        return all(is_there and self._now_s - s < GONE_S for s, is_there in heard)
+
     def _is_stalled(self, replica: int) -> bool:
         heard_s, is_connected = self._contacts.get(replica, (0.0, True))
         silent_s = self._now_s - heard_s

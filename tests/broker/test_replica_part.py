@@ -14,12 +14,23 @@ from metaq.clock import SystemClock
 from metaq.errors import DiskError
 from metaq.model import MAX_OFFSET, LogId
 from metaq.replication.election import Flag
+from metaq.replication.leading import GONE_S
+from metaq.replication.replica import ReplicaRole
 from metaq.replication.set_file import read_set_file
 from metaq.replication.store import StartFacts
 from metaq.storage.log_manager import LogManager
 from metaq.zk.definitions import COPY_NAME
 from metaq.zk.registry import RegistrationState
-from tests.replication.replicas import DATA, SET_INI, SOON_S, Replicas, run, soon
+from metaq.zk.session import SessionEvent, SessionState
+from tests.replication.replicas import (
+    DATA,
+    SET_INI,
+    SOON_S,
+    Replicas,
+    replicas,
+    run,
+    soon,
+)
 from tests.rigs.broker import make_config
 from tests.rigs.inside import store_of
 
@@ -154,6 +165,37 @@ def test_a_leader_that_hung_names_no_end_before_it_knows_who_leads() -> None:
                 await asyncio.sleep(LOOK_S)
 
     run(scenario)
+
+
+def test_a_leader_whose_session_is_over_names_ends_while_all_others_pull() -> None:
+    """No other has claimed then; when one is silent, it may lead, and have more."""
+    ends = b"offset test g 0 25 2\r\n"
+
+    async def scenario() -> None:
+        settings = {"replicaLagTimeoutMs": "60000"}
+        async with replicas(settings=settings, has_links=True) as rig:
+            leader = rig.leader()
+            await rig.put(leader)
+            await rig.equal()
+            rig.zookeeper.stop()
+            rig[leader].client.report(SessionEvent.EXPIRED)
+            await asyncio.sleep(2 * GONE_S)
+            assert rig[leader].client.status.state is SessionState.LOST
+            assert (await rig.ask(leader, ends)).endswith(b"25")
+            for way in rig.links.of(rig.follower()):
+                way.stall()
+
+            async def is_silent() -> bool:
+                return (await rig.ask(leader, ends)).endswith(b"[not-settled]")
+
+            async with asyncio.timeout(SOON_S):
+                while not await is_silent():
+                    await asyncio.sleep(LOOK_S)
+            assert rig[leader].role == ReplicaRole.LEADING
+            for way in rig.links.of(rig.follower()):
+                way.pass_all()
+
+    asyncio.run(scenario())
 
 
 def test_a_follower_names_no_end() -> None:
