@@ -39,6 +39,7 @@ ONE_BROKER = {
     "test_a_name_is_a_log_group_or_a_queue_group": "MetaQ has none",
     "test_what_is_done_outlives_a_definition_lost_by_zookeeper": "MetaQ has none",
     "test_a_group_made_again_while_its_broker_was_down_begins_anew": "MetaQ has none",
+    "test_a_log_consumer_that_was_refused_leaves_the_name_free": "MetaQ has none",
     "test_a_log_consumer_that_joins_at_the_same_moment_is_found": "MetaQ has none",
     "test_a_broker_keeps_its_groups_without_zookeeper": "MetaQ has none",
 }
@@ -216,6 +217,24 @@ def test_a_name_is_a_log_group_or_a_queue_group() -> None:
         asyncio.run(main(broker))
 
 
+def test_a_log_consumer_that_was_refused_leaves_the_name_free() -> None:
+    """Its node in ZooKeeper has neither members nor offsets: there is no log group."""
+
+    async def main(broker: EmbeddedBroker) -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            context = parts_of(client)
+            await ensure_queue_group(context, "g", "orders", DROP)
+            with pytest.raises(QueueGroupError, match="'g' is a queue group"):
+                async with client.consumer("g", ["orders"]):
+                    pass
+            await client.admin().delete_queue_group("g")
+            again = await ensure_queue_group(context, "g", "orders", DROP)
+            assert again.generation == 1
+
+    with embedded_broker(topics={"orders": 1}) as broker:
+        asyncio.run(main(broker))
+
+
 def test_a_log_consumer_that_joins_at_the_same_moment_is_found() -> None:
     """It has registered after the first look, and before the group was written."""
 
@@ -228,7 +247,7 @@ def test_a_log_consumer_that_joins_at_the_same_moment_is_found() -> None:
             replace = coordinator.replace
 
             async def join_first(path: str, data: bytes, **options: Any) -> None:
-                broker.zookeeper.put(context.paths.group("g"), b"")
+                broker.zookeeper.put(context.paths.member("g", "m"), b"orders")
                 await replace(path, data, **options)
 
             coordinator.replace = join_first  # type: ignore[method-assign]

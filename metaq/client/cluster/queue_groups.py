@@ -14,7 +14,7 @@ from metaq.zk.group_definitions import (
     decode_group,
     encode_group,
 )
-from metaq.zk.paths import NodePaths
+from metaq.zk.paths import NodeKind, NodePaths
 from metaq.zk.session import Coordinator
 from metaq.zk.znodes import Node
 
@@ -155,11 +155,14 @@ async def _write_first(
 async def _refuse_log_group(
     context: ClientContext, group: str, deadline_s: float
 ) -> None:
-    path = context.paths.group(group)
-    if await _require_coordinator(context).exists(path, deadline_s=deadline_s):
-        raise QueueGroupError(
-            f"group '{group}' is a log group: a queue group needs another name"
-        )
+    coordinator, paths = _require_coordinator(context), context.paths
+    offsets = paths.group_topics(NodeKind.GROUP_OFFSET, group)
+    for node in (paths.members(group), offsets):
+        # The node of the group alone may be what a refused consumer has left.
+        if await coordinator.children(node, deadline_s=deadline_s):
+            raise QueueGroupError(
+                f"group '{group}' is a log group: a queue group needs another name"
+            )
 
 
 async def _look(
