@@ -110,7 +110,7 @@ class _Open:
         self.key = key
         self.at = _At.READY
         self.delivery = 0
-        """The last one of this life, or one that goes on from an earlier; 0: none."""
+        """The last one that is known, of this life or an earlier; 0: none."""
         self.worker = ""
         self.lease_end_ms = 0
         """Also where a lease was cut short, because its worker is away."""
@@ -247,6 +247,7 @@ class QueueState:
         lock = None if key is None else zlib.crc32(key)
         count = 0 if before is None else before.deliveries
         message = _Open(offset, size_bytes, count, lock)
+        message.delivery = 0 if before is None else before.delivery
         self._open[offset] = message
         if lock is not None:
             self._keys.setdefault(lock, []).append(offset)
@@ -524,14 +525,16 @@ class QueueState:
         """Return what a restart is to know; what is given out counts as before that."""
         returned = dict(self._returned)
         for offset, message in self._open.items():
-            count = message.count - (message.at in _GIVEN)
+            given = message.at in _GIVEN
+            count, delivery = message.count - given, message.delivery - given
             due_s = self._deadlines.get(offset)
             due_ms = 0
             if message.at is _At.DELAYED and due_s is not None:
                 due_ms = now.wall_ms + int(due_s) - now.mono_ms
             if count > 0 or due_ms:
                 size = message.size_bytes
-                returned[offset] = Returned(offset, size, count, max(0, due_ms))
+                due_ms = max(0, due_ms)
+                returned[offset] = Returned(offset, size, count, due_ms, delivery)
         done = DoneRanges(self._done.ranges())
         return QueueImage(self.floor, done, returned, self.incarnation)
 
@@ -579,7 +582,9 @@ class QueueState:
         self._leave(message)
         due_ms = now.wall_ms + delay_ms if delay_ms else 0
         offset, size_bytes = message.offset, message.size_bytes
-        self._changes.append(Returned(offset, size_bytes, message.count, due_ms))
+        self._changes.append(
+            Returned(offset, size_bytes, message.count, due_ms, message.delivery)
+        )
         if delay_ms:
             message.at = _At.DELAYED
             self._deadlines.set(offset, now.mono_ms + delay_ms)

@@ -10,6 +10,7 @@ The payload of a record, all numbers big-endian:
 
     entry 1, done       1 u8 | start i64 | end i64            of messages that are done
     entry 2, returned   2 u8 | offset i64 | size i32 | count u16 | due i64
+    entry 3, returned   3 u8 | as entry 2 | delivery i64
     name                partition i32 | generation u32 | topic and group,
                         each u16 + UTF-8
 
@@ -39,6 +40,7 @@ _VERSION: Final = 1
 _HEAD: Final = Struct(">BBIIqI")
 _DONE: Final = Struct(">Bqq")
 _RETURNED: Final = Struct(">BqiHq")
+_DELIVERY: Final = Struct(">q")
 _PLACE: Final = Struct(">iI")
 _LENGTH: Final = Struct(">H")
 COUNT_MAX: Final = 2**16 - 1
@@ -80,6 +82,8 @@ class Returned(NamedTuple):
     """So far."""
     due_ms: int
     """Wall clock before which it is not given out; 0: at once."""
+    delivery: int = 0
+    """That ended with this return, or a later one that ended without; 0: unknown."""
 
 
 Change: TypeAlias = Done | Returned
@@ -198,10 +202,11 @@ def encode_state(record: StateRecord) -> bytes:
         if isinstance(each, Done):
             pieces.append(_DONE.pack(1, *each))
         else:
-            offset, size, count, due_ms = each
-            pieces.append(
-                _RETURNED.pack(2, offset, size, min(count, COUNT_MAX), due_ms)
-            )
+            offset, size, count, due_ms, delivery = each
+            kind, count = 3 if delivery else 2, min(count, COUNT_MAX)
+            pieces.append(_RETURNED.pack(kind, offset, size, count, due_ms))
+            if delivery:
+                pieces.append(_DELIVERY.pack(delivery))
     if record.name is not None:
         pieces.append(_PLACE.pack(record.name.partition, record.name.generation))
         for text in (record.name.topic, record.name.group):
@@ -266,12 +271,18 @@ def _read_entries(
                 raise ValueError
             entries.append(Done(Offset(start), Offset(end)))
             position += _DONE.size
-        elif word == b"\2":
-            _, offset, size, times, due_ms = _RETURNED.unpack_from(payload, position)
-            if offset < 0 or size < 1 or due_ms < 0:
-                raise ValueError
-            entries.append(Returned(Offset(offset), SizeBytes(size), times, due_ms))
+        elif word in (b"\2", b"\3"):
+            kind, offset, size, times, due_ms = _RETURNED.unpack_from(payload, position)
             position += _RETURNED.size
+            delivery = 0
+            if kind == 3:
+                (delivery,) = _DELIVERY.unpack_from(payload, position)
+                position += _DELIVERY.size
+            if offset < 0 or size < 1 or due_ms < 0 or (kind == 3 and delivery < 1):
+                raise ValueError
+            entries.append(
+                Returned(Offset(offset), SizeBytes(size), times, due_ms, delivery)
+            )
         else:
             raise ValueError
     return entries, position

@@ -450,6 +450,35 @@ def test_a_nack_that_is_said_twice_is_one() -> None:
     assert rig.take()[0].deliveries == 2
 
 
+@pytest.mark.parametrize("is_whole", [False, True], ids=["changes", "snapshot"])
+def test_what_was_stored_before_a_crash_and_is_said_again_counts_once(
+    is_whole: bool,
+) -> None:
+    """Its answer was lost; a delivery after that return is another one."""
+    rig = Rig()
+    rig.put(3)
+    a, b, c = rig.take(3, lease_ms=LEASE_MS)
+    assert rig.settle(a, SettleVerb.NACK, 9 * LEASE_MS) is Word.OK
+    assert rig.settle(b, SettleVerb.NACK, 0) is Word.OK
+    rig.pass_time(LEASE_MS)
+    (again,) = rig.take(1)
+    assert (again.offset, again.deliveries) == (b.offset, 2)
+    if is_whole:
+        rig.snapshot()
+    rig.crash()
+    rig.scan(9)
+    count = len(rig.records)
+    assert rig.settle(a, SettleVerb.NACK, 9 * LEASE_MS) is Word.OK
+    assert rig.settle(c, SettleVerb.RELEASE) is Word.OK
+    assert len(rig.records) == count
+    assert rig.settle(c, SettleVerb.EXTEND, LEASE_MS) is Word.OK
+    assert rig.settle(again, SettleVerb.NACK, 0) is Word.OK
+    assert rig.settle(b, SettleVerb.NACK, 0) is Word.LOST
+    rig.pass_time(8 * LEASE_MS)
+    found = {each.offset: each.deliveries for each in (*rig.take(9), *rig.take(9))}
+    assert found == {a.offset: 2, b.offset: 3, c.offset: 2}
+
+
 def test_a_gap_in_the_log_is_done() -> None:
     """The floor passes it, now and after a restart."""
     rig = Rig()
