@@ -182,6 +182,14 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
         yield Alarm.CLOCK_DOUBTED, status.retention.clock_doubt
     if status.transactions is not None:
         yield from _judge_transactions(status.transactions, status.tx_in_doubt_alarm_ms)
+        if status.transactions.is_unread and status.queue_groups:
+            groups = ", ".join(sorted({f"'{g.group}'" for g in status.queue_groups}))
+            text = (
+                f"the start could not read the journal: queue groups {groups} may"
+                " deliver again what was acked in a transaction that was being"
+                " committed"
+            )
+            yield Alarm.TRANSACTION_JOURNAL, text
     for problem in status.queue_problems:
         yield Alarm.QUEUE_GROUPS, problem
     for group in status.queue_groups:

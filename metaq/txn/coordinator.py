@@ -487,6 +487,8 @@ class TransactionCoordinator:
             offline_cause=None if cause is None else str(cause),
             is_silent=self._journal.watch.is_silent,
             notes=self._notes,
+            is_unread=self._disabled is not None
+            and not isinstance(self._disabled, NoSpaceError),
         )
 
     def require_ended(self, log_id: LogId) -> None:

@@ -193,6 +193,17 @@ CASES = [
         "torn tail ignored",
     ),
     (
+        status(
+            transactions=replace(TRANSACTIONS, is_unread=True),
+            queue_groups=(QUEUE_GROUP, replace(QUEUE_GROUP, group="mails")),
+        ),
+        Alarm.TRANSACTION_JOURNAL,
+        (
+            "the start could not read the journal: queue groups 'mails', 'workers' may"
+            " deliver again what was acked in a transaction that was being committed"
+        ),
+    ),
+    (
         status(queue_problems=("dead letters wait",)),
         Alarm.QUEUE_GROUPS,
         "dead letters wait",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from metaq.broker.app import Broker
+from metaq.broker.health import Alarm, find_problems
 from metaq.broker.queue_log import log_of
 from metaq.errors import StorageError
 from metaq.protocol.codec import encode
@@ -23,6 +24,7 @@ from metaq.protocol.queue_frames import SettleVerb, Word
 from metaq.protocol.transaction_ids import parse_key
 from metaq.queues.state_log import QueueName
 from tests.broker.queue_worker import (
+    GROUP,
     QUICK,
     Got,
     Worker,
@@ -337,10 +339,22 @@ async def has_both(disk: FaultyFileSystem) -> bool:
         return made
 
 
+async def rings_for_groups(disk: FaultyFileSystem) -> None:
+    """A start without the journal gives the message out, and rings for its group."""
+    async with running_broker(Path("/data"), QUICK, fs=disk) as broker:
+        define(broker)
+        async with Peer(broker) as peer:
+            (again,) = await Worker(peer, "w2").take(1, wait_ms=5_000)
+        assert again.data == b"a"
+        problems = find_problems(broker.control.status())
+        texts = {each.alarm: each.text for each in problems}
+        assert f"queue groups '{GROUP}' may" in texts[Alarm.TRANSACTION_JOURNAL]
+
+
 def test_a_message_whose_commit_is_in_doubt_is_given_out_by_a_start(
     fs: FaultyFileSystem,
 ) -> None:
-    """Not before: the journal may have the commit."""
+    """Not before: the journal may have the commit. One that is damaged rings for it."""
 
     async def main() -> None:
         async with running_broker(Path("/data"), QUICK, fs=fs) as broker:
@@ -365,5 +379,8 @@ def test_a_message_whose_commit_is_in_doubt_is_given_out_by_a_start(
             assert queue_of(broker).state.held_count == 1
             for disk in (fs.crash(), fs.snapshot()):
                 await has_both(disk)
+            disk = fs.snapshot()
+            disk.unlink(Path("/data/transactions/redo.1"))
+            await rings_for_groups(disk)
 
     asyncio.run(main())
