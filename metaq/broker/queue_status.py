@@ -1,6 +1,7 @@
 """Queue groups as operators see them: lines of `stats queues`, metrics, alarms."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -50,22 +51,8 @@ class QueueGroupStatus:
         "Leases that ended before their messages were settled.",
     )
     letter_count: int = counter(
-        "metaq_queue_dead_letters_total", "Messages that became dead letters."
-    )
-    dropped_count: int = counter(
-        "metaq_queue_dropped_messages_total",
-        "Messages that were given up without a dead letter.",
-    )
-    lost_count: int = counter(
-        "metaq_queue_lost_messages_total",
-        "Open messages that retention took before they were done.",
-    )
-    lost_bytes: int = counter(
-        "metaq_queue_lost_bytes_total",
-        "Bytes that retention took before they were looked at.",
-    )
-    taker_count: int = gauge(
-        "metaq_queue_waiting_takes", "Takes that wait for messages now."
+        "metaq_queue_dead_letters_total",
+        "Messages that were given up: stored as dead letters, or dropped.",
     )
     full: tuple[str, ...] = ()
     """One sentence for each partition with as many open messages as there may be."""
@@ -77,24 +64,16 @@ def status_of(group: QueueGroup, places: Iterable[Place], now: Now) -> QueueGrou
     """Return the figures of a group, sums over its partitions."""
     found = list(places)
     queues = [queue for _log, queue, _floor in found if queue is not None]
-    states = [queue.state for queue in queues]
+    sums = Counter[str]()
+    for queue in queues:
+        sums.update(_figures(queue))
     return QueueGroupStatus(
         group=group.name,
         topic=group.definition.topic,
-        open_count=sum(each.open_count for each in states),
-        ready_count=sum(each.ready_count for each in states),
-        delayed_count=sum(each.delayed_count for each in states),
         unread_bytes=sum(
             log.high_watermark - (floor if queue is None else queue.state.scan_offset)
             for log, queue, floor in found
         ),
-        done_count=sum(each.done_count for each in states),
-        expired_count=sum(each.expired_count for each in states),
-        letter_count=sum(each.letter_count for each in states),
-        dropped_count=sum(each.dropped_count for each in states),
-        lost_count=sum(each.lost_count for each in queues),
-        lost_bytes=sum(each.lost_bytes for each in states),
-        taker_count=len(group.takers),
         full=tuple(_full(queue) for queue in queues if not queue.state.has_room),
         lost=tuple(
             f"{_subject(queue)}: retention took {queue.lost_count} open messages, and"
@@ -102,7 +81,21 @@ def status_of(group: QueueGroup, places: Iterable[Place], now: Now) -> QueueGrou
             for queue in queues
             if queue.lost_ms and now.mono_ms - queue.lost_ms < LOSS_TOLD_MS
         ),
+        **sums,
     )
+
+
+def _figures(queue: ServedQueue) -> dict[str, int]:
+    """Return the figures of a queue, by the names that `metaq.client.admin` has."""
+    state = queue.state
+    return {
+        "open_count": state.open_count,
+        "ready_count": state.ready_count,
+        "delayed_count": state.delayed_count,
+        "done_count": state.done_count,
+        "expired_count": state.expired_count,
+        "letter_count": state.letter_count + state.dropped_count,
+    }
 
 
 def _full(queue: ServedQueue) -> str:
@@ -146,26 +139,11 @@ def line_of(
         "topic": log.log_id.topic,
         "partition": log.log_id.partition,
         "floor": floor,
-        "scanned": floor,
         "end": log.high_watermark,
-        "takers": len(group.takers),
         "held": {},
     }
     if queue is not None:
-        state, holders = queue.state, queue.state.holders()
+        holders = queue.state.holders()
         most = sorted(holders.items(), key=lambda each: (-each[1], each[0]))
-        fields |= {
-            "scanned": state.scan_offset,
-            "open": state.open_count,
-            "ready": state.ready_count,
-            "delayed": state.delayed_count,
-            "done": state.done_count,
-            "expired": state.expired_count,
-            "letters": state.letter_count,
-            "dropped": state.dropped_count,
-            "lost": queue.lost_count,
-            "lost_bytes": state.lost_bytes,
-            "workers": len(holders),
-            "held": dict(most[:HOLDERS_MAX]),
-        }
+        fields |= {**_figures(queue), "held": dict(most[:HOLDERS_MAX])}
     return json.dumps(fields)

@@ -20,16 +20,13 @@ from metaq.zk.group_definitions import (
     QueueGroupDefinition,
 )
 
-COLUMNS = (
-    "group", "topic", "lease_s", "deliveries_max", "dead_letters", "ordered_by",
-)  # fmt: skip
 PROGRESS_COLUMNS = (
-    "partition", "ready", "open", "delayed", "done_per_s", "oldest_s", "floor", "end",
-)  # fmt: skip
-LOSS_COLUMNS = (
-    "partition", "expired", "dead_letters", "dropped", "lost", "lost_bytes", "takers",
+    "partition", "ready_count", "open_count", "delayed_count", "done_per_s",
+    "oldest_s", "expired_count", "letter_count", "floor", "end",
 )  # fmt: skip
 WORKER_COLUMNS = ("worker", "partition", "messages")
+OVER_S = 1.0
+"""Time for which `show` counts what is done."""
 Rates = Mapping[TopicPartition, float]
 
 group("queues", "List and show queue groups; make, change or delete one.")
@@ -42,41 +39,25 @@ group_argument = click.argument("group")
 )
 def list_queues(target: Target, *, as_json: bool) -> None:
     """List queue groups with their options."""
-    found = target.ask(lambda admin: admin.queue_groups())
-    if as_json:
-        for name, definition in found.items():
-            render.print_json({"group": name, **_fields(definition)})
-        return
-    rows = [_row(name, definition) for name, definition in found.items()]
-    render.print_rows(COLUMNS, rows, as_json=False)
+    _print_groups(target.ask(lambda admin: admin.queue_groups()), as_json=as_json)
 
 
 @command(
     "queues show",
     group_argument,
-    click.option(
-        "--over",
-        "over_s",
-        type=SecondsRange(0.1, 3600),
-        default=1.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="Count what is done for so long.",
-    ),
     examples=("metaq queues show workers", "metaq queues show workers --json"),
 )
-def show(target: Target, group: str, over_s: float, *, as_json: bool) -> bool:
+def show(target: Target, group: str, *, as_json: bool) -> bool:
     """Show how far GROUP is, and what its workers have.
 
-    Expired leases, dead letters and what was dropped or lost to retention are counted
-    since the broker began. A partition whose broker is away is named; then the exit
-    code is 1.
+    Expired leases and dead letters are counted since the broker began. A partition
+    whose broker is away is named; then the exit code is 1.
     """
 
     async def look(admin: AsyncAdmin) -> tuple[QueueGroupDescription, Rates]:
         now_s = asyncio.get_running_loop().time
         before, began_s = await admin.describe_queue_group(group), now_s()
-        await asyncio.sleep(over_s)
+        await asyncio.sleep(OVER_S)
         after = await admin.describe_queue_group(group)
         return after, rates_of(before, after, now_s() - began_s)
 
@@ -180,7 +161,7 @@ def create(
             group, topic, ordered_by=ordered_by, start=start, **wishes.said()
         )
     )
-    _print_definition(group, made, as_json=as_json)
+    _print_groups({group: made}, as_json=as_json)
 
 
 @command(
@@ -199,7 +180,7 @@ def alter(target: Target, group: str, wishes: GroupWishes, *, as_json: bool) -> 
     say the new value when they start again.
     """
     new = target.ask(lambda admin: admin.alter_queue_group(group, **wishes.said()))
-    _print_definition(group, new, as_json=as_json)
+    _print_groups({group: new}, as_json=as_json)
 
 
 @command(
@@ -237,101 +218,52 @@ def rates_of(
 
 
 def _show(found: QueueGroupDescription, rates: Rates, *, as_json: bool) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            **asdict(each),
+            "partition": each.partition.name,
+            "done_per_s": rates.get(each.partition),
+        }
+        for each in found.queues
+    ]
     if as_json:
-        rows = [
-            {
-                **asdict(each),
-                "partition": each.partition.name,
-                "done_per_s": rates.get(each.partition),
-            }
-            for each in found.queues
-        ]
-        render.print_json(
-            {"group": found.group, **_fields(found.definition), "queues": rows}
-        )
+        options = _options(found.group, found.definition)
+        render.print_json({**options, "queues": rows})
     else:
-        _print_tables(found, rates)
+        _print_groups({found.group: found.definition}, as_json=False)
+        click.echo()
+        progress = [[row[name] for name in PROGRESS_COLUMNS] for row in rows]
+        render.print_rows(PROGRESS_COLUMNS, progress, as_json=False)
+        click.echo()
+        held = [
+            (worker, row["partition"], count)
+            for row in rows
+            for worker, count in row["held"].items()
+        ]
+        render.print_rows(WORKER_COLUMNS, held, as_json=False)
     for problem in found.problems:
         render.say(problem)
 
 
-def _print_tables(found: QueueGroupDescription, rates: Rates) -> None:
-    _print_definition(found.group, found.definition, as_json=False)
-    click.echo()
-    progress: list[tuple[render.Cell, ...]] = [
-        (
-            each.partition.name,
-            each.ready_count,
-            each.open_count,
-            each.delayed_count,
-            rates.get(each.partition),
-            None if each.oldest_s is None else round(each.oldest_s, 1),
-            each.floor,
-            each.end,
-        )
-        for each in found.queues
-    ]
-    render.print_rows(PROGRESS_COLUMNS, progress, as_json=False)
-    click.echo()
-    losses = [
-        (
-            each.partition.name,
-            each.expired_count,
-            each.letter_count,
-            each.dropped_count,
-            each.lost_count,
-            each.lost_bytes,
-            each.taker_count,
-        )
-        for each in found.queues
-    ]
-    render.print_rows(LOSS_COLUMNS, losses, as_json=False)
-    click.echo()
-    held = [
-        (worker, each.partition.name, count)
-        for each in found.queues
-        for worker, count in each.held.items()
-    ]
-    render.print_rows(WORKER_COLUMNS, held, as_json=False)
+def _print_groups(found: Mapping[str, QueueGroupDefinition], *, as_json: bool) -> None:
+    """Print a row for each group."""
+    columns = tuple(_options("", QueueGroupDefinition(topic="")))
+    rows = [tuple(_options(name, each).values()) for name, each in found.items()]
+    render.print_rows(columns, rows, as_json=as_json)
 
 
-def _print_definition(
-    group: str, definition: QueueGroupDefinition, *, as_json: bool
-) -> None:
-    """Print the options of a group, one a line."""
-    if as_json:
-        render.print_json({"group": group, **_fields(definition)})
-        return
+def _options(group: str, definition: QueueGroupDefinition) -> dict[str, render.Cell]:
+    """Return the options of a group, as `create` has them."""
+    delays_s = ",".join(f"{each / 1000:g}" for each in definition.retry_delays_ms)
     letters = definition.dead_letter_topic
-    delays_s = ", ".join(f"{each / 1000:g}" for each in definition.retry_delays_ms)
-    lines: list[tuple[str, object]] = [
-        ("topic", definition.topic),
-        ("lease_s", f"{definition.lease_ms / 1000:g}"),
-        ("deliveries_max", definition.deliveries_max),
-        ("then", "drop") if letters is None else ("dead_letter_topic", letters),
-        ("retry_delays_s", delays_s or "none"),
-        ("ordered_by", definition.ordered_by or "nothing"),
-        ("start", definition.start),
-    ]
-    for name, value in lines:
-        click.echo(f"{name} {value}")
-
-
-def _row(group: str, definition: QueueGroupDefinition) -> tuple[render.Cell, ...]:
-    return (
-        group,
-        definition.topic,
-        definition.lease_ms / 1000,
-        definition.deliveries_max,
-        definition.dead_letter_topic or "dropped",
-        definition.ordered_by,
-    )
-
-
-def _fields(definition: QueueGroupDefinition) -> dict[str, object]:
-    named = {
-        each.name: getattr(definition, each.name)
-        for each in fields(definition)
-        if each.name != "others"
+    return {
+        "group": group,
+        "topic": definition.topic,
+        "lease_s": definition.lease_ms / 1000,
+        "deliveries_max": definition.deliveries_max,
+        "then": "drop" if letters is None else "dead_letter",
+        "dead_letter_topic": letters,
+        "retry_delays_s": delays_s or "none",
+        "ordered_by": definition.ordered_by,
+        "start": definition.start,
     }
-    return {**definition.others, **named}

@@ -102,10 +102,6 @@ QUEUE_GROUP = QueueGroupStatus(
     done_count=48,
     expired_count=49,
     letter_count=50,
-    dropped_count=51,
-    lost_count=52,
-    lost_bytes=53,
-    taker_count=54,
 )
 
 HEALTHY = BrokerStatus(

@@ -40,7 +40,7 @@ COMMANDS = {
     "groups": {"--zookeeper", "--json"},
     "groups delete": {"--zookeeper", "--dry-run", "--yes", "--json"},
     "queues list": {"--zookeeper", "--json"},
-    "queues show": {"--zookeeper", "--over", "--json"},
+    "queues show": {"--zookeeper", "--json"},
     "queues create": {"--zookeeper", "--topic", "--dead-letter-topic", "--then"},
     "queues alter": {"--zookeeper", "--lease", "--retry-delays", "--json"},
     "queues redrive": {"--zookeeper", "--limit", "--dry-run", "--yes", "--json"},

@@ -59,7 +59,7 @@ def test_groups_are_listed_with_their_options(
     header, row = (line.split("\t") for line in capsys.readouterr().out.splitlines())
     found = dict(zip(header, row, strict=True))
     assert (found["group"], found["topic"]) == ("workers", "orders")
-    assert (found["lease_s"], found["dead_letters"]) == ("30.0", "dropped")
+    assert (found["lease_s"], found["then"]) == ("30.0", "drop")
     list_queues(target, as_json=True)
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["deliveries_max"] == 16
@@ -68,24 +68,23 @@ def test_groups_are_listed_with_their_options(
 def test_a_group_shows_how_far_it_is(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For machines one object, for people options and three tables."""
-    assert show(target, "workers", 0.1, as_json=True)
+    """For machines one object, for people three tables."""
+    assert show(target, "workers", as_json=True)
     (line,) = capsys.readouterr().out.splitlines()
     (queue,) = json.loads(line)["queues"]
     assert (queue["partition"], queue["open_count"]) == ("0-0", 2)
     assert (queue["done_count"], queue["done_per_s"]) == (1, 0.0)
     assert queue["oldest_s"] > 0
     assert 0 < queue["floor"] < queue["end"]
-    assert show(target, "workers", 0.1, as_json=False)
-    options, *tables = capsys.readouterr().out.split("\n\n")
-    assert "\nthen drop\n" in options
-    assert [each.splitlines()[0] for each in tables] == [
-        "partition\tready\topen\tdelayed\tdone_per_s\toldest_s\tfloor\tend",
-        "partition\texpired\tdead_letters\tdropped\tlost\tlost_bytes\ttakers",
-        "worker\tpartition\tmessages",
-    ]
+    assert show(target, "workers", as_json=False)
+    options, progress, workers = capsys.readouterr().out.split("\n\n")
+    assert "\nworkers\torders\t30.0\t16\tdrop\t-\t" in options
+    header, row = (line.split("\t") for line in progress.splitlines())
+    found = dict(zip(header, row, strict=True))
+    assert (found["open_count"], found["ready_count"]) == ("2", "2")
+    assert workers == "worker\tpartition\tmessages\n"
     with pytest.raises(ClientError, match="no queue group other; groups there are: w"):
-        show(target, "other", 0.1, as_json=False)
+        show(target, "other", as_json=False)
 
 
 def test_the_rate_is_what_was_done_between_two_looks() -> None:
@@ -96,7 +95,6 @@ def test_the_rate_is_what_was_done_between_two_looks() -> None:
             QueueDescription(
                 partition=TopicPartition("orders", BrokerId(0), number),
                 floor=0,
-                scanned=0,
                 end=0,
                 done_count=count,
             )
@@ -113,7 +111,7 @@ def test_a_partition_that_is_away_is_named(
 ) -> None:
     """The exit code says so too."""
     broker.stop()
-    assert not show(target, "workers", 0.1, as_json=True)
+    assert not show(target, "workers", as_json=True)
     assert "orders/0-0: its broker is away" in capsys.readouterr().err
 
 
@@ -131,15 +129,23 @@ def test_a_group_is_made_and_altered(
         "latest",
         as_json=False,
     )
-    assert capsys.readouterr().out == (
-        "topic orders\nlease_s 5\ndeliveries_max 16\nthen drop\n"
-        "retry_delays_s 1, 5, 30, 120\nordered_by key\nstart latest\n"
-    )
+    header, row = (line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert dict(zip(header, row, strict=True)) == {
+        "group": "mails",
+        "topic": "orders",
+        "lease_s": "5.0",
+        "deliveries_max": "16",
+        "then": "drop",
+        "dead_letter_topic": "-",
+        "retry_delays_s": "1,5,30,120",
+        "ordered_by": "key",
+        "start": "latest",
+    }
     wishes = GroupWishes(**{**words, "retry_delays_s": []}, lease_s=None, then=None)
     alter(target, "mails", wishes, as_json=True)
     found = json.loads(capsys.readouterr().out)
-    assert (found["group"], found["retry_delays_ms"]) == ("mails", [])
-    assert (found["lease_ms"], found["ordered_by"]) == (5000, "key")
+    assert (found["group"], found["retry_delays_s"]) == ("mails", "none")
+    assert (found["lease_s"], found["ordered_by"]) == (5.0, "key")
 
 
 @pytest.mark.parametrize(

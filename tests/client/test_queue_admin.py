@@ -33,7 +33,7 @@ def test_a_group_is_described_and_deleted() -> None:
                 found = await admin.describe_queue_group("g")
                 assert found.definition.topic == "orders"
                 (one,) = found.queues
-                assert (one.open_count, one.worker_count, one.lost_count) == (3, 1, 0)
+                assert one.open_count == 3
                 assert (one.done_count, one.floor, one.oldest_s) > (0, 0, 0.0)
                 assert one.held == {queue.worker: 3}
                 assert found.problems == ()

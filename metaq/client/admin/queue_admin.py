@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Final, Literal, TypeAlias
 
 from metaq.client.admin.group_admin import AsyncGroupAdmin
@@ -33,8 +33,6 @@ class QueueDescription:
     partition: TopicPartition
     floor: int
     """Offset below which every message is done."""
-    scanned: int
-    """Offset of the first message that was not looked at yet."""
     end: int
     """End of the partition's log."""
     open_count: int = 0
@@ -48,17 +46,7 @@ class QueueDescription:
     expired_count: int = 0
     """Leases that ended before their messages were settled."""
     letter_count: int = 0
-    """Messages that became dead letters."""
-    dropped_count: int = 0
-    """Messages that were given up without a dead letter."""
-    lost_count: int = 0
-    """Open messages that retention took before they were done."""
-    lost_bytes: int = 0
-    """Bytes that retention took before they were looked at."""
-    worker_count: int = 0
-    """Workers that have messages."""
-    taker_count: int = 0
-    """Takes that wait for messages of any partition of this broker."""
+    """Messages that were given up: stored as dead letters, or dropped."""
     held: Mapping[str, int] = field(default_factory=no_items)
     """Worker → messages that it has; those that have most."""
     oldest_s: float | None = None
@@ -289,23 +277,9 @@ async def _queues_on(
     ]
 
 
-_FIGURES: Final = {
-    "floor": "floor",
-    "scanned": "scanned",
-    "end": "end",
-    "open_count": "open",
-    "ready_count": "ready",
-    "delayed_count": "delayed",
-    "done_count": "done",
-    "expired_count": "expired",
-    "letter_count": "letters",
-    "dropped_count": "dropped",
-    "lost_count": "lost",
-    "lost_bytes": "lost_bytes",
-    "worker_count": "workers",
-    "taker_count": "takers",
-}
-"""Field of a description → its name in a line of `stats queues`."""
+_FIGURES: Final = {each.name for each in fields(QueueDescription)} - {
+    "partition", "held", "oldest_s",
+}  # fmt: skip
 
 
 def read_lines(
@@ -326,8 +300,9 @@ def read_lines(
             found = json.loads(line)
             group = str(found["group"])
             partition = TopicPartition(found["topic"], broker_id, found["partition"])
-            figures = {name: int(found.get(word, 0)) for name, word in _FIGURES.items()}
             held = {str(name): int(count) for name, count in found["held"].items()}
+            figures = {name: int(found[name]) for name in _FIGURES & found.keys()}
+            queue = QueueDescription(partition=partition, held=held, **figures)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RemoteProtocolError(f"stats queues: {line[:200]!r}") from error
-        yield group, QueueDescription(partition=partition, held=held, **figures)
+        yield group, queue
