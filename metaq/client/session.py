@@ -14,7 +14,6 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Final, Self, Unpack
 
@@ -24,7 +23,7 @@ from metaq.client.client_statistics import ClientStatistics, Made
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.former_leaders import FormerLeaders
 from metaq.client.cluster.metadata import AddressMetadata, Metadata, ZooKeeperMetadata
-from metaq.client.cluster.queue_groups import ensure_queue_group
+from metaq.client.cluster.queue_groups import reach_queue_groups
 from metaq.client.consume.browse import (
     GetResult,
     browse_topic,
@@ -480,9 +479,11 @@ class AsyncClient:
         settings = QueueOptions(**options)
         check_topic(topic)
         name = check_group(group)
-        define = partial(
-            ensure_queue_group, context, name, topic, settings.definition()
-        )
+
+        async def define() -> object:
+            groups = await reach_queue_groups(context)
+            return await groups.ensure(name, topic, settings.definition())
+
         queue = AsyncQueue(context, define, topic=topic, group=name, options=settings)
         self._made.queues.add(queue)
         self._adopt(queue)

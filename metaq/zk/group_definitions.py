@@ -14,9 +14,9 @@ which a broker that was away in that time knows that it is another one.
 Properties that are not known here are kept. Source: docs/messaging.md.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from metaq.model import no_items
 from metaq.zk.definitions import decode_json, encode_json, whole_number
@@ -32,17 +32,8 @@ DELAY_MS_MAX: Final = 24 * 3600 * 1000
 """Longest delay before a message is given out again."""
 DELAYS_MAX: Final = 16
 """Most delays of a schedule."""
-ORDERED_BY: Final = ("key",)
-STARTS: Final = ("earliest", "latest")
 STATES: Final = ("active", "deleted")
 GENERATION_MAX: Final = 2**32 - 1
-
-_KNOWN: Final = frozenset(
-    {
-        "dead_letter_topic", "deliveries_max", "generation", "lease_ms", "ordered_by",
-        "retry_delays_ms", "start", "state", "then", "topic", "type",
-    }
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,62 +90,71 @@ def decode_group(data: bytes) -> QueueGroupDefinition:
     Raises:
         PayloadError: not a JSON object, or a property makes no sense.
     """
-    fields = decode_json(data, "queue group")
-    _require(fields.get("type") == "queue", "type queue", data)
-    topic, letters = fields.get("topic"), fields.get("dead_letter_topic")
-    lease_ms = whole_number(fields.get("lease_ms"), LEASE_MS_MIN, LEASE_MS_MAX)
-    deliveries_max = whole_number(fields.get("deliveries_max"), 1, DELIVERIES_MAX)
-    ordered_by, start = fields.get("ordered_by"), fields.get("start")
-    delays = fields.get("retry_delays_ms")
-    if not isinstance(topic, str) or not topic:
-        raise _nonsense("a topic", data)
-    if letters is not None and (not isinstance(letters, str) or letters == topic):
-        raise _nonsense("dead_letter_topic to be another topic, or null", data)
-    _require(
-        fields.get("then") == ("drop" if letters is None else "dead_letter"),
-        "then to be drop, or dead_letter with a dead_letter_topic",
-        data,
-    )
-    if lease_ms is None:
-        raise _nonsense(f"lease_ms from {LEASE_MS_MIN} to {LEASE_MS_MAX}", data)
-    if deliveries_max is None:
-        raise _nonsense(f"deliveries_max from 1 to {DELIVERIES_MAX}", data)
-    if ordered_by is not None and ordered_by not in ORDERED_BY:
-        raise _nonsense("ordered_by to be null or key", data)
-    if start not in STARTS:
-        raise _nonsense("start to be earliest or latest", data)
-    generation = whole_number(fields.get("generation"), 0, GENERATION_MAX)
-    if generation is None:
-        raise _nonsense(f"generation from 0 to {GENERATION_MAX}", data)
-    _require(fields.get("state") in STATES, "state to be active or deleted", data)
+    fields: dict[str, Any] = decode_json(data, "queue group")
+    for name, (is_sound, wanted) in _PROPERTIES.items():
+        if not is_sound(fields.get(name)):
+            raise _nonsense(f"{name} {wanted}", data)
+    letters = fields["dead_letter_topic"]
+    if letters == fields["topic"]:
+        raise _nonsense("dead_letter_topic to be another topic", data)
+    if (letters is None) != (fields["then"] == "drop"):
+        raise _nonsense("a dead_letter_topic, or then to be drop", data)
     return QueueGroupDefinition(
-        topic=topic,
-        lease_ms=lease_ms,
-        deliveries_max=deliveries_max,
+        topic=fields["topic"],
+        lease_ms=fields["lease_ms"],
+        deliveries_max=fields["deliveries_max"],
         dead_letter_topic=letters,
-        retry_delays_ms=_read_delays(delays, data),
-        ordered_by=None if ordered_by is None else str(ordered_by),
-        start=str(start),
-        generation=generation,
+        retry_delays_ms=tuple(fields["retry_delays_ms"]),
+        ordered_by=fields["ordered_by"],
+        start=fields["start"],
+        generation=fields["generation"],
         is_deleted=fields["state"] == "deleted",
-        others={name: each for name, each in fields.items() if name not in _KNOWN},
+        others={name: each for name, each in fields.items() if name not in _PROPERTIES},
     )
 
 
-def _read_delays(value: object, data: bytes) -> tuple[int, ...]:
-    listed = value if isinstance(value, list) else [None]
-    delays = [whole_number(each, 0, DELAY_MS_MAX) for each in listed]
-    if None in delays or len(delays) > DELAYS_MAX:
-        raise _nonsense(
-            f"retry_delays_ms to be at most {DELAYS_MAX} numbers up to {DELAY_MS_MAX}",
-            data,
-        )
-    return tuple(each for each in delays if each is not None)
+_Rule: TypeAlias = tuple[Callable[[object], bool], str]
+"""Returns whether a property makes sense, and what is expected."""
 
 
-def _require(is_so: bool, wanted: str, data: bytes) -> None:
-    if not is_so:
-        raise _nonsense(wanted, data)
+def _whole(low: int, high: int) -> _Rule:
+    return (
+        lambda value: whole_number(value, low, high) is not None,
+        f"from {low} to {high}",
+    )
+
+
+def _one_of(*values: str | None) -> _Rule:
+    return lambda value: value in values, f"to be one of {values}"
+
+
+def _are_delays(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= DELAYS_MAX
+        and all(whole_number(each, 0, DELAY_MS_MAX) is not None for each in value)
+    )
+
+
+_PROPERTIES: Final[Mapping[str, _Rule]] = {
+    "type": _one_of("queue"),
+    "topic": (lambda value: isinstance(value, str) and value != "", "to be a name"),
+    "lease_ms": _whole(LEASE_MS_MIN, LEASE_MS_MAX),
+    "deliveries_max": _whole(1, DELIVERIES_MAX),
+    "then": _one_of("dead_letter", "drop"),
+    "dead_letter_topic": (
+        lambda value: value is None or isinstance(value, str),
+        "to be a name, or null",
+    ),
+    "retry_delays_ms": (
+        _are_delays,
+        f"to be at most {DELAYS_MAX} numbers up to {DELAY_MS_MAX}",
+    ),
+    "ordered_by": _one_of(None, "key"),
+    "start": _one_of("earliest", "latest"),
+    "generation": _whole(0, GENERATION_MAX),
+    "state": _one_of(*STATES),
+}
 
 
 def _nonsense(wanted: str, data: bytes) -> PayloadError:

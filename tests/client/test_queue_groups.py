@@ -3,22 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 import pytest
 
 from metaq.client import AsyncClient, Client
-from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.queue_groups import (
-    alter_queue_group,
-    create_queue_group,
-    delete_queue_group,
-    ensure_queue_group,
-    read_queue_groups,
-)
+from metaq.client.cluster.queue_groups import QueueGroupDefinitions, reach_queue_groups
 from metaq.client.errors import QueueGroupError
-from metaq.errors import ConfigError
+from metaq.errors import ClientError, ConfigError
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.zk.group_definitions import QueueGroupDefinition
 from tests.client.worlds import parts_of
@@ -47,11 +39,11 @@ DROP = {"then": "drop"}
 
 
 def ask(
-    broker: EmbeddedBroker, work: Callable[[ClientContext], Awaitable[T]], **options
+    broker: EmbeddedBroker, work: Callable[[QueueGroupDefinitions], Awaitable[T]]
 ) -> T:
     async def main() -> T:
-        async with AsyncClient(**(options or broker.client_options)) as client:
-            return await work(parts_of(client))
+        async with AsyncClient(**broker.client_options) as client:
+            return await work(await reach_queue_groups(parts_of(client)))
 
     return asyncio.run(main())
 
@@ -59,20 +51,18 @@ def ask(
 def test_the_first_user_defines_a_group_and_others_may_say_less() -> None:
     """The rest is as it is."""
 
-    async def work(context: ClientContext) -> None:
+    async def work(groups: QueueGroupDefinitions) -> None:
         wanted = {"dead_letter_topic": "dead", "lease_ms": 5_000}
-        first = await ensure_queue_group(context, "g", "orders", wanted)
+        first = await groups.ensure("g", "orders", wanted)
         assert first == QueueGroupDefinition(
             topic="orders", dead_letter_topic="dead", lease_ms=5_000
         )
-        assert await ensure_queue_group(context, "g", "orders", {}) == first
-        found = await read_queue_groups(context, deadline_s=context.deadline_s())
+        assert await groups.ensure("g", "orders", {}) == first
+        found = await groups.read()
         assert found == {"g": first}
-        deadline_s = await context.reach()
-        assert await delete_queue_group(context, "g", deadline_s=deadline_s)
-        assert not await delete_queue_group(
-            context, "g", deadline_s=context.deadline_s()
-        )
+        await groups.delete("g")
+        with pytest.raises(ClientError, match="no queue group g"):
+            await groups.delete("g")
 
     with embedded_broker(topics={"orders": 1, "dead": 1}) as broker:
         ask(broker, work)
@@ -91,10 +81,10 @@ def test_another_definition_is_refused_with_the_difference(
 ) -> None:
     """Theirs, and ours."""
 
-    async def work(context: ClientContext) -> None:
-        await ensure_queue_group(context, "g", "orders", DROP)
+    async def work(groups: QueueGroupDefinitions) -> None:
+        await groups.ensure("g", "orders", DROP)
         with pytest.raises(QueueGroupError, match=text):
-            await ensure_queue_group(context, "g", topic, wanted)
+            await groups.ensure("g", topic, wanted)
 
     with embedded_broker(topics={"orders": 1, "dead": 1}) as broker:
         ask(broker, work)
@@ -113,9 +103,9 @@ def test_a_new_group_says_where_dead_letters_go(
 ) -> None:
     """To a topic that is there, or nowhere."""
 
-    async def work(context: ClientContext) -> None:
+    async def work(groups: QueueGroupDefinitions) -> None:
         with pytest.raises(ConfigError, match=text):
-            await ensure_queue_group(context, "g", "orders", wanted)
+            await groups.ensure("g", "orders", wanted)
 
     with embedded_broker(topics={"orders": 1}) as broker:
         ask(broker, work)
@@ -124,17 +114,15 @@ def test_a_new_group_says_where_dead_letters_go(
 def test_a_group_is_made_once() -> None:
     """Of a topic that is there; after a deletion it is another one."""
 
-    async def work(context: ClientContext) -> None:
-        deadline_s = await context.reach()
-        make = partial(create_queue_group, context, deadline_s=deadline_s)
+    async def work(groups: QueueGroupDefinitions) -> None:
         with pytest.raises(ConfigError, match="topic: there is no topic 'nowhere'"):
-            await make("g", "nowhere", DROP)
-        made = await make("g", "orders", DROP)
+            await groups.create("g", "nowhere", DROP)
+        made = await groups.create("g", "orders", DROP)
         assert made == QueueGroupDefinition(topic="orders")
         with pytest.raises(QueueGroupError, match="'g' exists, of topic 'orders'"):
-            await make("g", "orders", DROP)
-        assert await delete_queue_group(context, "g", deadline_s=deadline_s)
-        assert (await make("g", "orders", DROP)).generation == 1
+            await groups.create("g", "orders", DROP)
+        await groups.delete("g")
+        assert (await groups.create("g", "orders", DROP)).generation == 1
 
     with embedded_broker(topics={"orders": 1}) as broker:
         ask(broker, work)
@@ -143,19 +131,16 @@ def test_a_group_is_made_once() -> None:
 def test_an_altered_group_keeps_what_it_is() -> None:
     """Topic, order, start and generation, and what is not named."""
 
-    async def work(context: ClientContext) -> None:
-        deadline_s = await context.reach()
+    async def work(groups: QueueGroupDefinitions) -> None:
         wanted = {**DROP, "ordered_by": "key", "start": "latest"}
-        old = await ensure_queue_group(context, "g", "orders", wanted)
-        alter = partial(alter_queue_group, context, "g", deadline_s=deadline_s)
-        new = await alter({"dead_letter_topic": "dead", "lease_ms": 5_000})
+        old = await groups.ensure("g", "orders", wanted)
+        new = await groups.alter("g", {"dead_letter_topic": "dead", "lease_ms": 5_000})
         assert new == replace(old, dead_letter_topic="dead", lease_ms=5_000)
-        assert await alter(DROP) == replace(old, lease_ms=5_000)
-        found = await read_queue_groups(context, deadline_s=deadline_s)
+        assert await groups.alter("g", DROP) == replace(old, lease_ms=5_000)
+        found = await groups.read()
         assert found == {"g": replace(old, lease_ms=5_000)}
-        assert (
-            await alter_queue_group(context, "other", DROP, deadline_s=deadline_s)
-        ) is None
+        with pytest.raises(ClientError, match="no queue group other"):
+            await groups.alter("other", DROP)
 
     with embedded_broker(topics={"orders": 1, "dead": 1}) as broker:
         ask(broker, work)
@@ -175,12 +160,11 @@ def test_an_alteration_that_cannot_be_changes_nothing(
 ) -> None:
     """One sentence says why."""
 
-    async def work(context: ClientContext) -> None:
-        deadline_s = await context.reach()
-        old = await ensure_queue_group(context, "g", "orders", DROP)
+    async def work(groups: QueueGroupDefinitions) -> None:
+        old = await groups.ensure("g", "orders", DROP)
         with pytest.raises(ConfigError, match=text):
-            await alter_queue_group(context, "g", wanted, deadline_s=deadline_s)
-        found = await read_queue_groups(context, deadline_s=deadline_s)
+            await groups.alter("g", wanted)
+        found = await groups.read()
         assert found == {"g": old}
 
     with embedded_broker(topics={"orders": 1}) as broker:
@@ -190,12 +174,13 @@ def test_an_alteration_that_cannot_be_changes_nothing(
 def test_without_zookeeper_there_are_no_queue_groups() -> None:
     """The sentence says what is expected."""
 
-    async def work(context: ClientContext) -> None:
-        with pytest.raises(ConfigError, match="queue groups are kept in ZooKeeper"):
-            await ensure_queue_group(context, "g", "orders", DROP)
+    async def main(broker: EmbeddedBroker) -> None:
+        async with AsyncClient(brokers=[broker.address]) as client:
+            with pytest.raises(ConfigError, match="queue groups are kept in ZooKeeper"):
+                await reach_queue_groups(parts_of(client))
 
     with embedded_broker(topics={"orders": 1}) as broker:
-        ask(broker, work, brokers=[broker.address])
+        asyncio.run(main(broker))
 
 
 def test_a_name_is_a_log_group_or_a_queue_group() -> None:
@@ -203,12 +188,12 @@ def test_a_name_is_a_log_group_or_a_queue_group() -> None:
 
     async def main(broker: EmbeddedBroker) -> None:
         async with AsyncClient(**broker.client_options) as client:
-            context = parts_of(client)
+            groups = await reach_queue_groups(parts_of(client))
             async with client.consumer("log", ["orders"]):
                 pass
             with pytest.raises(QueueGroupError, match="group 'log' is a log group"):
-                await ensure_queue_group(context, "log", "orders", DROP)
-            await ensure_queue_group(context, "queue", "orders", DROP)
+                await groups.ensure("log", "orders", DROP)
+            await groups.ensure("queue", "orders", DROP)
             with pytest.raises(QueueGroupError, match="'queue' is a queue group"):
                 async with client.consumer("queue", ["orders"]):
                     pass
@@ -241,7 +226,7 @@ def test_a_log_consumer_that_joins_at_the_same_moment_is_found() -> None:
     async def main(broker: EmbeddedBroker) -> None:
         async with AsyncClient(**broker.client_options) as client:
             context = parts_of(client)
-            await context.reach()
+            groups = await reach_queue_groups(context)
             coordinator = context.coordinator
             assert coordinator is not None
             replace = coordinator.replace
@@ -252,10 +237,9 @@ def test_a_log_consumer_that_joins_at_the_same_moment_is_found() -> None:
 
             coordinator.replace = join_first  # type: ignore[method-assign]
             with pytest.raises(QueueGroupError, match="'g' is a log group"):
-                await ensure_queue_group(context, "g", "orders", DROP)
+                await groups.ensure("g", "orders", DROP)
             coordinator.replace = replace  # type: ignore[method-assign]
-            deadline_s = context.deadline_s()
-            assert await read_queue_groups(context, deadline_s=deadline_s) == {}
+            assert await groups.read() == {}
 
     with embedded_broker(topics={"orders": 1}) as broker:
         asyncio.run(main(broker))
@@ -264,8 +248,8 @@ def test_a_log_consumer_that_joins_at_the_same_moment_is_found() -> None:
 def test_a_broker_keeps_its_groups_without_zookeeper() -> None:
     """From the copy on its disk."""
 
-    async def work(context: ClientContext) -> None:
-        await ensure_queue_group(context, "g", "orders", DROP)
+    async def work(groups: QueueGroupDefinitions) -> None:
+        await groups.ensure("g", "orders", DROP)
 
     with embedded_broker(topics={"orders": 1}) as broker:
         ask(broker, work)
@@ -314,10 +298,9 @@ def test_what_is_done_outlives_a_definition_lost_by_zookeeper() -> None:
 def test_a_group_made_again_while_its_broker_was_down_begins_anew() -> None:
     """It is another group of that name."""
 
-    async def remake(context: ClientContext) -> None:
-        deadline_s = await context.reach()
-        assert await delete_queue_group(context, "g", deadline_s=deadline_s)
-        found = await ensure_queue_group(context, "g", "orders", DROP)
+    async def remake(groups: QueueGroupDefinitions) -> None:
+        await groups.delete("g")
+        found = await groups.ensure("g", "orders", DROP)
         assert found.generation == 1
 
     with embedded_broker(topics={"orders": 1}) as broker:

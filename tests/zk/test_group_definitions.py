@@ -58,21 +58,23 @@ def test_definitions_read_back(definition: QueueGroupDefinition) -> None:
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [
-        ({"type": "log"}, "type queue"),
-        ({"topic": ""}, "a topic"),
+        ({"type": "log"}, "type to be one of"),
+        ({"topic": ""}, "topic to be a name"),
         ({"lease_ms": 999}, "lease_ms from 1000 to 43200000"),
         ({"lease_ms": True}, "lease_ms"),
         ({"deliveries_max": 0}, "deliveries_max from 1 to 1000"),
-        ({"then": "drop"}, "then to be drop, or dead_letter"),
-        ({"dead_letter_topic": 5}, "dead_letter_topic to be another topic"),
+        ({"then": "drop"}, "a dead_letter_topic, or then to be drop"),
+        ({"dead_letter_topic": 5}, "dead_letter_topic to be a name, or null"),
         ({"dead_letter_topic": "orders"}, "dead_letter_topic to be another topic"),
+        ({"then": "keep"}, "then to be one of"),
+        ({"dead_letter_topic": None}, "a dead_letter_topic, or then to be drop"),
         ({"retry_delays_ms": [-1]}, "retry_delays_ms"),
         ({"retry_delays_ms": [0] * 17}, "at most 16 numbers"),
         ({"retry_delays_ms": 5}, "retry_delays_ms"),
         ({"ordered_by": "tag"}, "ordered_by"),
         ({"start": "middle"}, "start"),
         ({"generation": -1}, "generation from 0"),
-        ({"state": "gone"}, "state to be active or deleted"),
+        ({"state": "gone"}, "state to be one of"),
     ],
 )
 def test_a_property_that_makes_no_sense_is_named(

@@ -8,12 +8,7 @@ from typing import Final, Literal, TypeAlias
 from metaq.client.admin.group_admin import AsyncGroupAdmin
 from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.queue_groups import (
-    alter_queue_group,
-    create_queue_group,
-    delete_queue_group,
-    read_queue_groups,
-)
+from metaq.client.cluster.queue_groups import reach_queue_groups
 from metaq.client.consume.browse import stats_text
 from metaq.client.consume.progress import lag_of
 from metaq.client.fan_out import failures, for_each
@@ -81,9 +76,8 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
             ConfigError: the client has no ZooKeeper.
             CoordinationError: ZooKeeper cannot be asked.
         """
-        context = self._context
-        deadline_s = await context.reach(timeout)
-        return await read_queue_groups(context, deadline_s=deadline_s)
+        groups = await reach_queue_groups(self._context, timeout)
+        return await groups.read()
 
     async def describe_queue_group(
         self, group: str, timeout: float | None = None
@@ -172,11 +166,8 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
             ordered_by=ordered_by,
             start=start,
         )
-        context = self._context
-        deadline_s = await context.reach(timeout)
-        return await create_queue_group(
-            context, group, topic, options.definition(), deadline_s=deadline_s
-        )
+        groups = await reach_queue_groups(self._context, timeout)
+        return await groups.create(group, topic, options.definition())
 
     async def alter_queue_group(
         self,
@@ -205,10 +196,10 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
 
         Raises:
             ClientError: there is no such group.
-            QueueGroupError: another one has changed it at this moment.
             ConfigError: an option that cannot be, or none; a dead-letter topic that is
                 not there; or the client has no ZooKeeper.
-            CoordinationError: ZooKeeper cannot be asked.
+            CoordinationError: ZooKeeper cannot be asked, or another one has changed the
+                group at this moment.
             TypeError: an argument of another type; the text names it.
 
         Cancellation: it may be changed.
@@ -221,14 +212,8 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
             dead_letter_topic=dead_letter_topic,
             retry_delays_s=retry_delays_s,
         )
-        context = self._context
-        deadline_s = await context.reach(timeout)
-        found = await alter_queue_group(
-            context, group, options.definition(), deadline_s=deadline_s
-        )
-        if found is None:
-            raise ClientError(f"no queue group {group}")
-        return found
+        groups = await reach_queue_groups(self._context, timeout)
+        return await groups.alter(group, options.definition())
 
     async def delete_queue_group(
         self, group: str, timeout: float | None = None
@@ -249,10 +234,8 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
             TypeError: the name is no text.
         """
         require_text("group", group)
-        context = self._context
-        deadline_s = await context.reach(timeout)
-        if not await delete_queue_group(context, group, deadline_s=deadline_s):
-            raise ClientError(f"no queue group {group}")
+        groups = await reach_queue_groups(self._context, timeout)
+        await groups.delete(group)
 
 
 async def _queues_on(

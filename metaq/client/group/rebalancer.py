@@ -41,7 +41,7 @@ from typing import Final
 
 from metaq.assignment import Strategy, assignment_of, plan_rebalance
 from metaq.client.cluster.metadata import Metadata
-from metaq.client.cluster.queue_groups import refuse_queue_group
+from metaq.client.cluster.queue_groups import QueueGroupDefinitions
 from metaq.client.errors import NotSettledError
 from metaq.client.fan_out import for_each, raise_first
 from metaq.client.group.assignments import RETRY, AssignmentSink, Fence
@@ -450,12 +450,10 @@ class GroupSource:
     async def _refuse_queue_group(self) -> None:
         # After our registration: who makes a queue group looks for one before.
         if not self._is_log_group:
-            await refuse_queue_group(
-                self._coordinator,
-                self._paths,
-                self._group,
-                deadline_s=self._deadline_s(),
+            groups = QueueGroupDefinitions(
+                self._coordinator, self._paths, self._deadline_s()
             )
+            await groups.refuse(self._group)
             self._is_log_group = True
 
     def _is_listed(self) -> bool:
