@@ -10,12 +10,13 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from metaq.broker.context import BrokerContext
-from metaq.errors import MetaqError, StorageError, TransactionError
-from metaq.model import LocalTransactionId, LogId
+from metaq.errors import MetaqError, TransactionError
+from metaq.model import LocalTransactionId, LogId, TransactionId
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import NO_CHECKSUM, Put
 from metaq.protocol.transaction_ids import format_key
 from metaq.record.layout import encode_record
+from metaq.txn.decisions import DecisionTicket
 from metaq.txn.records import encode_put
 from metaq.txn.transaction import PutRun
 
@@ -25,6 +26,8 @@ HELD_BYTES_MAX: Final = 16 << 20
 """Payload bytes of all of them together."""
 _SESSION: Final = "metaq-broker"
 _NO_TIMEOUT: Final = 0
+_UNHEARD: Final = DecisionTicket(lambda _position: None, lambda _error: None)
+"""Of a put: the commit fails after one that is refused."""
 
 
 class JoinedRecord(NamedTuple):
@@ -35,14 +38,19 @@ class JoinedRecord(NamedTuple):
     flag: int = 0
 
 
-class _Written:
-    """A put whose outcome the commit tells."""
-
-    def on_journalled(self, position: int) -> None:
-        """Nothing waits for it."""
-
-    def on_refused(self, error: StorageError) -> None:
-        """The commit fails after it."""
+def run_of_one(
+    context: BrokerContext,
+    record: JoinedRecord,
+    transaction: TransactionId | None,
+) -> PutRun:
+    """Return the put of one record in a transaction, with an id of its own."""
+    log_id, payload, flag = record
+    message_id = context.ids.reserve(1)
+    topic, partition = log_id.topic, log_id.partition
+    put = Put(topic, partition, payload, flag, NO_CHECKSUM, 0, transaction)
+    data = encode_record(payload, id=message_id, flag=flag)
+    journalled = (encode_put(message_id, encode(put)),)
+    return PutRun(log_id, (data,), len(data), 1, message_id, journalled)
 
 
 class _Decision:
@@ -113,22 +121,14 @@ class JoinedAppends:
         records: Sequence[JoinedRecord],
         on_done: Callable[[MetaqError | None], None],
     ) -> None:
-        transactions, ids = self._context.transactions, self._context.ids
+        transactions = self._context.transactions
         transaction = LocalTransactionId(_SESSION, next(self._numbers))
         key = format_key(transaction)
         transactions.begin(key, self, _NO_TIMEOUT)
         tx = transactions.find_for_put(key, self)
-        for log_id, payload, flag in records:
-            message_id = ids.reserve(1)
-            topic, partition = log_id.topic, log_id.partition
-            put = Put(topic, partition, payload, flag, NO_CHECKSUM, 0, transaction)
-            record = encode_record(payload, id=message_id, flag=flag)
-            journalled = (encode_put(message_id, encode(put)),)
-            transactions.put(
-                tx,
-                PutRun(log_id, (record,), len(record), 1, message_id, journalled),
-                _Written(),
-            )
+        for each in records:
+            run = run_of_one(self._context, each, transaction)
+            transactions.put(tx, run, _UNHEARD)
         decision = _Decision()
         tx.holds.append(decision)
 

@@ -1,7 +1,6 @@
 """One queue group on its broker, and the service that owns it, as its parts see it."""
 
 import asyncio
-from abc import abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -70,63 +69,48 @@ class QueueGroup:
 class QueueOwner(Protocol):
     """The service."""
 
-    @abstractmethod
     def find_group(self, command: Take | Settle) -> QueueGroup:
         """Return the group that a command names; raises WireError."""
 
-    @abstractmethod
     def queues_of(self, group: QueueGroup, partition: int) -> list[ServedQueue]:
         """Return the queues of one partition, or of all (-1); raises WireError."""
 
-    @abstractmethod
     def queue_for(self, group: QueueGroup, partition: int) -> ServedQueue:
         """Return the queue of one partition; raises WireError."""
 
-    @abstractmethod
     def has(self, queue: ServedQueue) -> bool:
         """Return whether a queue is still the one in memory."""
 
-    @abstractmethod
     def note_worker(self, name: str, answerer: Answerer) -> None:
         """Note that a worker is connected."""
 
-    @abstractmethod
     def note_taken(self, name: str, queue: ServedQueue) -> None:
         """Note that a worker has messages of a queue."""
 
-    @abstractmethod
     def holds(self, name: str) -> bool:
         """Return whether a worker has messages."""
 
-    @abstractmethod
     def watch(self, queue: ServedQueue) -> None:
         """Look at a queue when its next lease or delay ends."""
 
-    @abstractmethod
     def store(self, queue: ServedQueue) -> None:
         """Store what has changed, for no answer."""
 
-    @abstractmethod
     def send_letters(self, queue: ServedQueue, on_tried: OnTried) -> int:
         """Send the dead letters of a queue; return how many there are."""
 
-    @abstractmethod
     def letter_topic(self, queue: ServedQueue) -> str | None:
         """Return the topic of its dead letters now; None: they are dropped."""
 
-    @abstractmethod
     def on_settled(self, queue: ServedQueue) -> None:
         """Look at a queue of which something was settled."""
 
-    @abstractmethod
     def fail(self, log_id: LogId, error: MetaqError) -> None:
         """Drop the queues in a partition of `__queues`."""
 
-    @abstractmethod
     def now(self) -> Now:
         """Return both clocks."""
 
-    @abstractmethod
     def spawn(
         self, work: Coroutine[Any, Any, None], *, name: str
     ) -> asyncio.Task[None]:

@@ -12,21 +12,18 @@ would not have the record, and is not read again (`require_ended` of the coordin
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from metaq.broker.acks import Answerer
+from metaq.broker.joined_appends import JoinedRecord, run_of_one
 from metaq.broker.queue_groups import QueueOwner
 from metaq.broker.queue_part import ServedQueue
 from metaq.errors import MetaqError, ServerError, StorageError, TransactionError
 from metaq.model import LocalTransactionId
-from metaq.protocol.codec import encode
-from metaq.protocol.commands import NO_CHECKSUM, Put, Settle
+from metaq.protocol.commands import Settle
 from metaq.protocol.queue_frames import Settlement, SettleVerb, Word
 from metaq.protocol.transaction_ids import format_key
 from metaq.queues.state_log import Done, DoneRanges
-from metaq.record.layout import encode_record
-from metaq.txn.records import encode_put
-from metaq.txn.transaction import PutRun
+from metaq.txn.decisions import DecisionTicket
 
 
 def require_acks(command: Settle, entries: Sequence[Settlement]) -> None:
@@ -99,20 +96,15 @@ class QueueHold:
             return
         queue, command = self._queue, self._command
         payload = queue.encode(DoneRanges(self._held).ranges())
-        message_id, log_id = self._context.ids.reserve(1), queue.journal_id
-        put = Put(
-            log_id.topic,
-            log_id.partition,
-            payload,
-            0,
-            NO_CHECKSUM,
-            0,
-            command.transaction,
+        record = JoinedRecord(queue.journal_id, payload)
+        ticket = DecisionTicket(
+            lambda _position: on_done(None),
+            lambda error: on_done(
+                TransactionError(f"not in the transaction journal: {error}")
+            ),
         )
-        record = encode_record(payload, id=message_id)
-        journalled = (encode_put(message_id, encode(put)),)
-        puts = PutRun(log_id, (record,), len(record), 1, message_id, journalled)
-        self._context.transactions.put(self._tx, puts, _Ticket(on_done))
+        run = run_of_one(self._context, record, command.transaction)
+        self._context.transactions.put(self._tx, run, ticket)
 
     # -- called by the transaction
 
@@ -142,17 +134,3 @@ class QueueHold:
         # Its connection is that of the transaction, or one more: it is known here.
         service.note_taken(self._command.worker, queue)
         service.on_settled(queue)
-
-
-class _Ticket(NamedTuple):
-    """Reports whether a put is in the journal."""
-
-    on_done: Callable[[MetaqError | None], None]
-
-    def on_journalled(self, _position: int) -> None:
-        """Report it."""
-        self.on_done(None)
-
-    def on_refused(self, error: StorageError) -> None:
-        """Likewise."""
-        self.on_done(TransactionError(f"not in the transaction journal: {error}"))

@@ -11,7 +11,7 @@ change. Deliveries are numbered by *incarnation*: nothing is given out before th
 of this one is stored, so no earlier life has used a number of this one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from metaq.broker.queue_log import OnStored, QueueLog, log_of
@@ -35,6 +35,8 @@ from metaq.storage.partition_log import PartitionLog
 WINDOW_BYTES: Final = 256 * 1024
 """Most bytes that a scan reads at once, but for one larger message."""
 WINDOW_BYTES_MIN: Final = 4 * 1024
+RECORD_BYTES: Final = 512
+"""Bytes that are read for each message that is wanted."""
 SNAPSHOT_CHANGES: Final = 8192
 """Changes after which a queue is written as a whole."""
 
@@ -81,8 +83,10 @@ class ServedQueue:
         self._journal = journal
         self._on_freed = on_freed
         self._window: tuple[Offset, bytes] | None = None
-        self._record_bytes = 512.0
+        self._scale = 1
+        """Factor of what is read: grows while a record is larger than that."""
         self._waiting: list[OnStored] = []
+        """Those that hear of the outcome of the last append."""
         self._appends = 0
         self._changes = 0
 
@@ -149,16 +153,12 @@ class ServedQueue:
 
     def _append(self, payload: bytes, on_stored: OnStored) -> None:
         self._appends += 1
-        before, self._waiting = self._waiting, []
+        waiting = self._waiting = [on_stored]
 
         def stored(error: MetaqError | None) -> None:
             self._appends -= 1
-            for each in (*before, on_stored):
+            for each in waiting:
                 each(error)
-            if not self._appends:
-                late, self._waiting = self._waiting, []
-                for each in late:
-                    each(error)
 
         self._journal.append(self.journal_id, payload, stored)
 
@@ -187,10 +187,18 @@ class ServedQueue:
             offset = state.scan_offset
             if offset >= log.high_watermark:
                 break
-            window = self._window_at(offset, count)
-            if window is None:
-                return False
-            self._walk(offset, window, count, through, now)
+            data = self._window_at(offset)
+            if data is None:
+                data = self._read_now(offset, self._wanted_bytes(count))
+                if data is None:
+                    return False
+                self._window = (offset, data)
+            self._walk(offset, data, count, through, now)
+            if state.scan_offset > offset:
+                self._scale = 1
+            else:
+                # It is cut in its first record.
+                self._scale, self._window = 2 * self._scale, None
         self.problem = ""
         return True
 
@@ -206,33 +214,21 @@ class ServedQueue:
     async def read_ahead(self, count: int) -> None:
         """Read what `scan` needs; raises as `scan`."""
         offset = self.state.scan_offset
-        part = self.log.read(offset, self._wanted_bytes(offset, count))
+        part = self.log.read(offset, self._wanted_bytes(count))
         self._window = (offset, await part.run(part.read))
 
     def drop_window(self) -> None:
         """Forget the bytes that were read last."""
         self._window = None
 
-    def _window_at(self, offset: Offset, count: int) -> bytes | None:
-        """Return bytes from an offset on, at least a header; None: from the disk."""
-        if self._window is not None:
-            start, known = self._window
-            left = known[offset - start :] if offset >= start else b""
-            if len(left) >= HEADER_BYTES and _first_size(left) <= len(left):
-                return left
-        data = self._read_now(offset, self._wanted_bytes(offset, count))
-        if data is not None:
-            self._window = (offset, data)
-        return data
+    def _window_at(self, offset: Offset) -> bytes | None:
+        """Return what is left of the window from an offset on."""
+        start, known = self._window or (offset, b"")
+        return known[offset - start :] or None if offset >= start else None
 
-    def _wanted_bytes(self, offset: Offset, count: int) -> SizeBytes:
-        wanted = int(1.25 * count * self._record_bytes)
-        wanted = max(WINDOW_BYTES_MIN, min(wanted, WINDOW_BYTES))
-        if self._window is not None and self._window[0] == offset:
-            # It was there, and its first record is larger.
-            data = self._window[1]
-            wanted = max(2 * wanted, _first_size(data))
-        return SizeBytes(wanted)
+    def _wanted_bytes(self, count: int) -> SizeBytes:
+        wanted = max(WINDOW_BYTES_MIN, min(count * RECORD_BYTES, WINDOW_BYTES))
+        return SizeBytes(self._scale * wanted)
 
     def _read_now(self, offset: Offset, size: int) -> bytes | None:
         part = self.log.read(offset, SizeBytes(size))
@@ -267,7 +263,6 @@ class ServedQueue:
                 payload = data[position + HEADER_BYTES : end]
                 key = decode_payload(payload, flag).key
             state.found(Offset(base + position), SizeBytes(end - position), key, now)
-            self._record_bytes += (end - position - self._record_bytes) / 64
             position = state.scan_offset - base
 
     # -- bytes of deliveries
@@ -284,10 +279,10 @@ class ServedQueue:
 
     async def read_runs(self, taken: Sequence[Taken]) -> list[RecordRun]:
         """Return the same, from the disk; raises as `scan`."""
-        runs = list[RecordRun]()
-        for start, end in _ranges(taken):
-            runs.append(RecordRun(start, await self.read(start, end)))
-        return runs
+        return [
+            RecordRun(start, await self.read(start, end))
+            for start, end in _ranges(taken)
+        ]
 
     async def read(self, start: Offset, end: Offset) -> bytes:
         """Return the bytes of a range that holds whole records."""
@@ -306,23 +301,12 @@ class ServedQueue:
         return found if found is not None and len(found) == end - start else None
 
 
-def _first_size(data: bytes) -> int:
-    """Return the size of the record at the start of some bytes."""
-    if len(data) < HEADER_BYTES:
-        return HEADER_BYTES
-    length: int = HEADER.unpack_from(data)[0]
-    return HEADER_BYTES + max(0, length)
-
-
-def _ranges(taken: Sequence[Taken]) -> Iterator[tuple[Offset, Offset]]:
-    """Yield the ranges of deliveries in ascending order, neighbours as one."""
-    start = end = None
+def _ranges(taken: Sequence[Taken]) -> list[tuple[Offset, Offset]]:
+    """Return the ranges of deliveries in ascending order, neighbours as one."""
+    ranges = list[tuple[Offset, Offset]]()
     for each in sorted(taken):
-        if start is not None and end == each.offset:
-            end = Offset(each.offset + each.size_bytes)
-            continue
-        if start is not None and end is not None:
-            yield start, end
         start, end = each.offset, Offset(each.offset + each.size_bytes)
-    if start is not None and end is not None:
-        yield start, end
+        if ranges and ranges[-1][1] == start:
+            start, _ = ranges.pop()
+        ranges.append((start, end))
+    return ranges
