@@ -14,45 +14,39 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from metaq.client.cluster.context import ClientContext
-from metaq.client.consume.decode import FetchedMessages, decode_messages
+from metaq.client.consume.decode import decode_messages
 from metaq.client.consume.fetcher import GET_SLACK_S
-from metaq.client.errors import NoQueuesError
+from metaq.client.errors import LeaseLostError, NoQueuesError
 from metaq.client.options import QueueOptions
-from metaq.client.queue.prefetch import HeldMessage, HeldState
-from metaq.client.queue.settling import (
-    RECLAIM_BACKOFF,
-    OnSettled,
-    PartitionSettler,
-    Settling,
-)
+from metaq.client.queue.prefetch import HeldMessage, HeldState, Prefetch
+from metaq.client.queue.settling import RECLAIM_BACKOFF, PartitionSettler, Settling, ask
 from metaq.errors import (
     BadRequestError,
-    ClosedError,
     CorruptRecordError,
     MetaqError,
     NoBrokerError,
     NotDefinedError,
-    RemoteProtocolError,
     ServerError,
     UnexpectedReplyError,
 )
 from metaq.model import BrokerId, Offset, TopicPartition
-from metaq.peer.connection import BrokerConnection
+from metaq.peer.connection import BrokerConnection, ignore, settling
 from metaq.peer.replies import require_ok
-from metaq.protocol.codec import encode
 from metaq.protocol.commands import Reply, Take, Value
 from metaq.protocol.queue_frames import (
     GROUP_DELAY,
     SettleVerb,
     TakenReply,
+    Word,
     decode_taken,
 )
-from metaq.record.runs import decode_runs, records_of
+from metaq.record.runs import RecordRun, decode_runs, records_of
 from metaq.retry import wait_set
+from metaq.stats import counter, gauge
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +62,53 @@ RENEWED_AT: Final = 2 / 3
 """Part of a lease that is left when it is renewed."""
 
 
-@dataclass(frozen=True, slots=True)
+RETURNS: Final = (SettleVerb.NACK, SettleVerb.RELEASE)
+"""Verbs that give a message back. Where the first answer was lost, another delivery may
+have it by now, as was wanted."""
+SUCCESS: Final = {verb: {Word.OK, Word.DONE, Word.LATER} for verb in SettleVerb} | {
+    SettleVerb.EXTEND: {Word.OK}
+}
+"""Words that count as success; `done` is the answer to what is sent again, and `later`
+says that the broker has still to store the dead letter."""
+
+
+@dataclass(slots=True)
+class QueueStatistics:
+    """Counters of one worker."""
+
+    group: str = ""
+    """Its group; "" in a sum."""
+    taken_count: int = counter(
+        "metaq_queue_taken_messages_total", "Messages that brokers gave this worker."
+    )
+    acked_count: int = counter(
+        "metaq_queue_acked_messages_total",
+        "Messages acknowledged, and on disk as done.",
+    )
+    returned_count: int = counter(
+        "metaq_queue_returned_messages_total",
+        "Messages given back to be delivered again: nacks and releases.",
+    )
+    rejected_count: int = counter(
+        "metaq_queue_rejected_messages_total", "Messages given up for good."
+    )
+    lost_count: int = counter(
+        "metaq_queue_lost_leases_total",
+        "Messages whose lease ended before they were settled.",
+    )
+    damaged_count: int = counter(
+        "metaq_queue_damaged_messages_total",
+        "Messages that contradicted their checksum, and were given back.",
+    )
+    failure_count: int = counter(
+        "metaq_queue_handler_failures_total", "Failures of handlers of `run`."
+    )
+    held_count: int = gauge(
+        "metaq_queue_held_messages", "Messages that are here and not settled."
+    )
+
+
+@dataclass(slots=True, eq=False)
 class QueueParts:
     """Parts that the links of one queue share."""
 
@@ -77,16 +117,17 @@ class QueueParts:
     group: str
     worker: str
     options: QueueOptions
-    on_taken: Callable[[Sequence[HeldMessage]], bool]
-    """Takes messages in order; False: the queue is closed, and has none of them."""
-    on_damage: Callable[[HeldMessage], None]
-    """Called with a message that cannot be read; it is returned already."""
-    gives_up: Callable[[HeldMessage, bool], bool]
-    """Called with a message whose lease needs renewal, and whether it is here for
-    `handle_s_max`; returns whether it is given up."""
-    on_settled: OnSettled
+    prefetch: Prefetch
+    """Takes messages in order."""
+    counts: QueueStatistics
     on_fatal: Callable[[MetaqError], None]
     """Called once, with the reason why no message will ever come from a broker."""
+    count_max: int
+    """Most messages of each broker that are here; handlers of `run` may want more."""
+    unanswered_count: int = 0
+    """Entries of settles without an answer."""
+    all_answered: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when there are none."""
 
 
 class BrokerLink:
@@ -101,9 +142,6 @@ class BrokerLink:
         self._parts = parts
         self._context = parts.context
         self.held: set[HeldMessage] = set()
-        self.prefetch = parts.options.prefetch
-        self.unanswered_count = 0
-        """Entries of settles without an answer."""
         self._held_bytes = 0
         self._kept_up_s = self._kept_up_before_s = 0.0
         """Monotonic times of the last two `keep_up`. What had come by the earlier one
@@ -180,7 +218,7 @@ class BrokerLink:
                 )
             self._connection = connection
             connection.on_closed(lambda _reason: self.wake())
-            self._extend(self.held, self._context.clock.monotonic_s())
+            self._extend(self.held)
         return connection
 
     def _open_connection(self) -> BrokerConnection | None:
@@ -190,57 +228,50 @@ class BrokerLink:
     def _has_room(self) -> bool:
         options = self._parts.options
         return (
-            len(self.held) <= self.prefetch // 2
+            len(self.held) <= self._parts.count_max // 2
             and self._held_bytes <= options.prefetch_bytes // 2
-            and self.unanswered_count < UNANSWERED_MAX
+            and self._parts.unanswered_count < UNANSWERED_MAX
         )
 
     async def _take(self, connection: BrokerConnection) -> float:
         """Take once; return the pause after it, 0 for none."""
-        options, parts = self._parts.options, self._parts
-        clock = self._context.clock
+        options, clock = self._parts.options, self._context.clock
         announced_s = connection.capabilities.wait_ms_max / 1000
         # After an error, ask for an answer at once: it shows that the error is over.
         wait_s = min(options.wait_s, announced_s) if self.last_error is None else 0.0
-        command = Take(
-            parts.topic,
-            parts.group,
-            ANY_PARTITION,
-            min(self.prefetch - len(self.held), TAKE_COUNT_MAX),
-            min(max(1, options.prefetch_bytes - self._held_bytes), TAKE_BYTES_MAX),
-            connection.next_opaque(),
-            parts.worker,
-            wait_ms=int(wait_s * 1000),
-        )
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-        def receive(reply: Reply | MetaqError) -> None:
-            # Also when `run` was cancelled: what the broker gave is given back.
-            try:
-                if isinstance(reply, MetaqError):
-                    raise reply
-                count = self._on_reply(reply, sent_s)
-            except MetaqError as error:
-                if isinstance(error, RemoteProtocolError):
-                    connection.close_for(error)
-                if not answer.done():
-                    answer.set_exception(error)
-            else:
-                if not answer.done():
-                    answer.set_result(count)
-
-        sent_s = clock.monotonic_s()
-        connection.submit(
-            encode(command),
-            command.opaque,
-            receive,
+        settle, sent_s = settling(answer), clock.monotonic_s()
+        ask(
+            connection,
+            self._taking(
+                connection,
+                min(self._parts.count_max - len(self.held), TAKE_COUNT_MAX),
+                min(max(1, options.prefetch_bytes - self._held_bytes), TAKE_BYTES_MAX),
+                wait_s,
+            ),
+            on_reply=lambda reply: settle(self._on_reply(reply, sent_s)),
+            on_error=settle,
             deadline_s=self._context.deadline_s() + wait_s + GET_SLACK_S,
-            is_alone=True,
         )
         count = await answer
         is_early = clock.monotonic_s() - sent_s < wait_s / 2 or not wait_s
         # An empty answer that comes sooner than requested must not make this spin.
         return float(not count and is_early and self.last_error is None)
+
+    def _taking(
+        self, connection: BrokerConnection, count: int, size_max: int, wait_s: float
+    ) -> Take:
+        parts, opaque = self._parts, connection.next_opaque()
+        return Take(
+            parts.topic,
+            parts.group,
+            ANY_PARTITION,
+            count,
+            size_max,
+            opaque,
+            parts.worker,
+            wait_ms=int(wait_s * 1000),
+        )
 
     def _on_reply(self, reply: Reply, sent_s: float) -> int:
         """Hold what a take brought that was sent then; return how much it was."""
@@ -256,9 +287,9 @@ class BrokerLink:
         given_s = max(sent_s, self._kept_up_before_s)
         good = list[HeldMessage]()
         for offset, delivery, deliveries in taken.deliveries:
-            row = rows.get(offset)
+            row = rows.get(offset, ())
             held = HeldMessage(
-                row or (),
+                row,
                 partition,
                 offset,
                 delivery,
@@ -266,19 +297,27 @@ class BrokerLink:
                 lease_s,
                 given_s + lease_s,
                 now_s,
+                row[6] - offset if row else 0,
             )
-            if row is None:
-                self._settle_unheld(held, SettleVerb.NACK, GROUP_DELAY)
-                self._parts.on_damage(held)
+            if row:
+                good.append(held)
                 continue
-            held.size_bytes = row[6] - offset
-            good.append(held)
-        if self._parts.on_taken(good):
+            self._parts.counts.damaged_count += 1
+            _log.error(
+                "damaged message given back: topic=%s partition=%s group=%s offset=%d",
+                partition.topic,
+                partition.name,
+                self._parts.group,
+                offset,
+            )
+            self.give_back(held, SettleVerb.NACK)
+        if self._parts.prefetch.put(good):
+            self._parts.counts.taken_count += len(good)
             self.held.update(good)
             self._held_bytes += sum(one.size_bytes for one in good)
         else:
             for held in good:
-                self._settle_unheld(held, SettleVerb.RELEASE)
+                self.give_back(held, SettleVerb.RELEASE)
         self.flush()
         return len(taken.deliveries)
 
@@ -286,6 +325,7 @@ class BrokerLink:
 
     def settle(self, entry: Settling) -> None:
         """Have an entry sent by the next `flush`; one that ends is held no more."""
+        entry.since_s = self._context.clock.monotonic_s()
         number = entry.held.partition.partition
         settler = self._settlers.get(number)
         if settler is None:
@@ -299,7 +339,7 @@ class BrokerLink:
             )
         if entry.verb is not SettleVerb.EXTEND:
             self.drop(entry.held)
-        self.unanswered_count += 1
+        self._parts.unanswered_count += 1
         settler.add(entry)
 
     def flush(self) -> None:
@@ -319,37 +359,53 @@ class BrokerLink:
         """Hold a message again; its renewal says whether the broker still has it."""
         self.held.add(held)
         self._held_bytes += held.size_bytes
-        self._extend([held], self._context.clock.monotonic_s())
+        self._extend([held])
 
-    def _settle_unheld(
-        self, held: HeldMessage, verb: SettleVerb, argument: int = 0
-    ) -> None:
+    def give_back(self, held: HeldMessage, verb: SettleVerb) -> None:
+        """Return a message by itself: nothing was, or will be said of it."""
         held.state = HeldState.SETTLED
-        self.settle(Settling(held, verb, held.since_s, argument))
+        delay = GROUP_DELAY if verb is SettleVerb.NACK else 0
+        self.settle(Settling(held, verb, delay))
 
-    def _on_settled(self, entry: Settling, outcome: Any) -> None:
-        self.unanswered_count -= 1
-        self._parts.on_settled(entry, outcome)
+    def _on_settled(self, entry: Settling, outcome: Word | MetaqError) -> None:
+        held, verb, future, parts = entry.held, entry.verb, entry.future, self._parts
+        error: MetaqError | None = None
+        if isinstance(outcome, MetaqError):
+            error = outcome
+        elif outcome in SUCCESS[verb] or (entry.is_in_doubt and verb in RETURNS):
+            _count(parts.counts, entry)
+        else:
+            error = lease_lost(held)
+            if verb is not SettleVerb.EXTEND or held.state is not HeldState.SETTLED:
+                parts.counts.lost_count += 1
+            with parts.prefetch.lock:
+                held.state = HeldState.LOST
+            self.drop(held)
+        if verb is SettleVerb.EXTEND:
+            held.is_renewing = False
+        if future is None and error is not None:
+            _log.warning("not settled: group=%s verb=%s: %s", parts.group, verb, error)
+        elif future is not None and not future.done():
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+        parts.unanswered_count -= 1
+        if not parts.unanswered_count:
+            parts.all_answered.set()
         if self._has_room():
             self.wake()
 
     def stop_taking(self) -> None:
         """End the take that waits: what is given back must not come to it."""
         connection = self._open_connection()
-        if connection is None:
-            return
-        opaque = connection.next_opaque()
-        parts = self._parts
-        command = Take(
-            parts.topic, parts.group, ANY_PARTITION, 0, 1, opaque, parts.worker
-        )
-        with contextlib.suppress(ClosedError):
-            connection.submit(
-                encode(command),
-                opaque,
-                lambda _reply: None,
+        if connection is not None:
+            ask(
+                connection,
+                self._taking(connection, 0, 1, 0.0),
+                on_reply=ignore,
+                on_error=ignore,
                 deadline_s=self._context.deadline_s(),
-                is_alone=True,
             )
 
     def give_up(self) -> None:
@@ -368,43 +424,79 @@ class BrokerLink:
         for held in tuple(self.held):
             if held.lease_end_s - now_s > held.lease_s * RENEWED_AT:
                 continue
-            is_late = now_s - held.since_s >= self._parts.options.handle_s_max
-            if self._parts.gives_up(held, is_late):
+            if self._lets_go(held, now_s):
                 self.drop(held)
             else:
                 due.append(held)
-        self._extend(due, now_s)
+        self._extend(due)
 
-    def _extend(self, messages: Iterable[HeldMessage], now_s: float) -> None:
+    def _lets_go(self, held: HeldMessage, now_s: float) -> bool:
+        """Return whether a message is not this worker's any more, or for too long."""
+        parts = self._parts
+        is_late = now_s - held.since_s >= parts.options.handle_s_max
+        with parts.prefetch.lock:
+            is_waiting = held.state is HeldState.WAITING
+            if is_waiting and held.lease_end_s <= now_s:
+                held.state = HeldState.LOST
+            if held.state is HeldState.LOST:
+                parts.counts.lost_count += 1
+                return True
+            if is_late and is_waiting:
+                self.give_back(held, SettleVerb.RELEASE)
+        if is_late and not is_waiting:
+            _log.warning(
+                "lease is not renewed any more: group=%s handle_s_max=%g: %s",
+                parts.group,
+                parts.options.handle_s_max,
+                held,
+            )
+        return is_late
+
+    def _extend(self, messages: Iterable[HeldMessage]) -> None:
         for held in messages:
             if not held.is_renewing:
                 held.is_renewing = True
                 argument = int(held.lease_s * 1000)
-                self.settle(Settling(held, SettleVerb.EXTEND, now_s, argument))
+                self.settle(Settling(held, SettleVerb.EXTEND, argument))
         self.flush()
+
+
+def _count(counts: QueueStatistics, entry: Settling) -> None:
+    match entry.verb:
+        case SettleVerb.ACK:
+            counts.acked_count += 1
+        case SettleVerb.NACK | SettleVerb.RELEASE:
+            counts.returned_count += 1
+        case SettleVerb.REJECT:
+            counts.rejected_count += 1
+        case SettleVerb.EXTEND:
+            entry.held.lease_end_s = entry.since_s + entry.argument / 1000
+
+
+def lease_lost(held: HeldMessage) -> LeaseLostError:
+    """Return the error of a message that is not its worker's any more."""
+    return LeaseLostError(
+        f"{held}: its lease is over, and another delivery has it: it may be handled"
+        " twice"
+    )
 
 
 def _rows_of(
     payload: bytes, taken: TakenReply, partition: TopicPartition
 ) -> dict[Offset, Sequence[Any]]:
     """Return the fields of each message in the runs that is whole, by offset."""
-    rows = dict[Offset, Sequence[Any]]()
-    try:
+
+    def decode(run: RecordRun) -> list[Sequence[Any]]:
+        messages, _end = decode_messages(run.data, partition, run.offset)
+        return list(zip(*messages.columns, strict=True))
+
+    found = list[Sequence[Any]]()
+    with contextlib.suppress(CorruptRecordError):  # what was read so far is good
         for run in decode_runs(payload, taken.records_at):
-            messages, _end = decode_messages(run.data, partition, run.offset)
-            if not len(messages) or messages[-1].next_offset < run.offset + len(
-                run.data
-            ):
+            rows = decode(run)
+            if not rows or rows[-1][6] < run.offset + len(run.data):
                 # What follows the damage may be good.
                 for one in records_of(run):
-                    messages, _end = decode_messages(one.data, partition, one.offset)
-                    rows |= _by_offset(messages)
-            else:
-                rows |= _by_offset(messages)
-    except CorruptRecordError:
-        pass  # what was read so far is good
-    return rows
-
-
-def _by_offset(messages: FetchedMessages) -> dict[Offset, Sequence[Any]]:
-    return {row[5]: row for row in zip(*messages.columns, strict=True)}
+                    rows += decode(one)
+            found += rows
+    return {row[5]: row for row in found}

@@ -64,16 +64,24 @@ class Prefetch:
         self.lock = threading.Lock()
         """Guards the state of every message."""
         self._arrival = threading.Condition(self.lock)
+        self._is_drained = False
         self.error: MetaqError | None = None
         """Raised when the messages that wait are handed out."""
 
-    def put(self, messages: Sequence[HeldMessage]) -> None:
-        """Let messages be handed out, in this order, after the others."""
+    def put(self, messages: Sequence[HeldMessage]) -> bool:
+        """Let messages be handed out, in this order, after the others.
+
+        Returns:
+            False: it was drained, and takes none.
+        """
         with self.lock:
+            if self._is_drained:
+                return False
             while self._ready and self._ready[0].state is not HeldState.WAITING:
                 self._ready.popleft()
             self._ready.extend(messages)
             self._wake(len(messages))
+        return True
 
     def fail(self, error: MetaqError) -> None:
         """Raise `error` for all who take, after the messages that wait."""
@@ -83,8 +91,9 @@ class Prefetch:
             self._arrival.notify_all()
 
     def drain(self) -> list[HeldMessage]:
-        """Return what waits, and hand nothing of it out."""
+        """Return what waits, and hand nothing more out."""
         with self.lock:
+            self._is_drained = True
             left = [one for one in self._ready if one.state is HeldState.WAITING]
             self._ready.clear()
         return left

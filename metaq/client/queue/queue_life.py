@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Self
 
 from metaq.client.cluster.context import ClientContext
@@ -18,66 +18,26 @@ from metaq.client.consume.handler_tasks import CONCURRENCY_MAX
 from metaq.client.consume.redelivery import FailureLog, Reject
 from metaq.client.errors import AlreadySettledError, LeaseLostError
 from metaq.client.options import QueueOptions
-from metaq.client.queue.broker_link import BrokerLink, QueueParts
+from metaq.client.queue.broker_link import (
+    BrokerLink,
+    QueueParts,
+    QueueStatistics,
+    lease_lost,
+)
 from metaq.client.queue.prefetch import HeldMessage, HeldState, Prefetch
-from metaq.client.queue.settling import SettleFuture, Settling
+from metaq.client.queue.settling import Settling
 from metaq.client.timeouts import require_loop, within
 from metaq.client.validation import check_timeout, check_whole
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import ClosedError, MetaqError
 from metaq.model import BrokerId
-from metaq.protocol.queue_frames import GROUP_DELAY, SettleVerb, Word
+from metaq.protocol.queue_frames import GROUP_DELAY, SettleVerb
 from metaq.retry import wait_set
-from metaq.stats import counter, gauge
 
 _log = logging.getLogger(__name__)
 
 UPKEEP_S: Final = 0.15
 """Pause between two looks at the leases: a sixth of the shortest one."""
-RETURNS: Final = (SettleVerb.NACK, SettleVerb.RELEASE)
-"""Verbs that give a message back. Where the first answer was lost, another delivery may
-have it by now, as was wanted."""
-SUCCESS: Final = {verb: {Word.OK, Word.DONE, Word.LATER} for verb in SettleVerb} | {
-    SettleVerb.EXTEND: {Word.OK}
-}
-"""Words that count as success; `done` is the answer to what is sent again, and `later`
-says that the broker has still to store the dead letter."""
-
-
-@dataclass(slots=True)
-class QueueStatistics:
-    """Counters of one worker."""
-
-    group: str = ""
-    """Its group; "" in a sum."""
-    taken_count: int = counter(
-        "metaq_queue_taken_messages_total", "Messages that brokers gave this worker."
-    )
-    acked_count: int = counter(
-        "metaq_queue_acked_messages_total",
-        "Messages acknowledged, and on disk as done.",
-    )
-    returned_count: int = counter(
-        "metaq_queue_returned_messages_total",
-        "Messages given back to be delivered again: nacks and releases.",
-    )
-    rejected_count: int = counter(
-        "metaq_queue_rejected_messages_total", "Messages given up for good."
-    )
-    lost_count: int = counter(
-        "metaq_queue_lost_leases_total",
-        "Messages whose lease ended before they were settled.",
-    )
-    damaged_count: int = counter(
-        "metaq_queue_damaged_messages_total",
-        "Messages that contradicted their checksum, and were given back.",
-    )
-    failure_count: int = counter(
-        "metaq_queue_handler_failures_total", "Failures of handlers of `run`."
-    )
-    held_count: int = gauge(
-        "metaq_queue_held_messages", "Messages that are here and not settled."
-    )
 
 
 class QueueLife:
@@ -110,6 +70,7 @@ class QueueLife:
         self._define = define
         self.loop = asyncio.get_running_loop()
         self.prefetch = Prefetch(context.clock)
+        self.counts = QueueStatistics(group)
         self.schedule: Callable[[Callable[[], object]], object] = self.loop.call_soon
         self._parts = QueueParts(
             context,
@@ -117,21 +78,17 @@ class QueueLife:
             group,
             self.worker,
             options,
-            self._on_taken,
-            self._on_damage,
-            self._gives_up,
-            self._on_settled,
+            self.prefetch,
+            self.counts,
             self._fail,
+            options.prefetch,
         )
         self._links: dict[BrokerId, BrokerLink] = {}
         self._tasks = set[asyncio.Task[None]]()
         self._said: deque[Settling] = deque()
         self._is_draining = False
-        self._all_answered = asyncio.Event()
-        self._concurrency = 0
         self._is_started = self.is_closed = self.has_ended = False
         self._ended = asyncio.Event()
-        self.counts = QueueStatistics(group)
         self.failure_log = FailureLog(_log)
         self._unlisten: Callable[[], None] = lambda: None
 
@@ -175,7 +132,6 @@ class QueueLife:
         for broker_id in snapshot.puts.get(self.topic, {}):
             if broker_id not in self._links:
                 link = self._links[broker_id] = BrokerLink(broker_id, self._parts)
-                link.prefetch = max(link.prefetch, self._concurrency)
                 self._spawn(link.run(), f"broker {broker_id}")
         for link in self._links.values():
             link.wake()
@@ -230,27 +186,20 @@ class QueueLife:
             for link in self._links.values():
                 link.stop_taking()
             self._drain()
-            self._give_back(waiting)
-            if self._unanswered:
-                await wait_set(self._all_answered, timeout)
+            for held in waiting:
+                self._link(held).give_back(held, SettleVerb.RELEASE)
+            for link in self._links.values():
+                for held in tuple(link.held):
+                    link.give_back(held, SettleVerb.NACK)
+                link.flush()
+            if self._parts.unanswered_count:
+                self._parts.all_answered.clear()
+                await wait_set(self._parts.all_answered, timeout)
         finally:
             for link in self._links.values():
                 link.give_up()
             self.has_ended = True
             self._ended.set()
-
-    def _give_back(self, waiting: Sequence[HeldMessage]) -> None:
-        for held in waiting:
-            self._link(held).settle(self.entry(held, SettleVerb.RELEASE))
-        for link in self._links.values():
-            for held in tuple(link.held):
-                held.state = HeldState.SETTLED
-                link.settle(self.entry(held, SettleVerb.NACK, argument=GROUP_DELAY))
-            link.flush()
-
-    @property
-    def _unanswered(self) -> int:
-        return sum(link.unanswered_count for link in self._links.values())
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -281,9 +230,8 @@ class QueueLife:
         """
         check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
         self.require_started()
-        self._concurrency = max(self._concurrency, concurrency)
+        self._parts.count_max = max(self._parts.count_max, concurrency)
         for link in self._links.values():
-            link.prefetch = max(link.prefetch, self._concurrency)
             link.wake()
 
     @property
@@ -291,25 +239,24 @@ class QueueLife:
         """Return how long the end of a run waits for handlers, seconds."""
         return self._context.options.close_timeout_s
 
-    def verb_for(self, held: HeldMessage, error: BaseException | None) -> SettleVerb:
-        """Return what the end of a handler says of its message; any thread."""
+    def conclude(self, held: HeldMessage, error: BaseException | None) -> None:
+        """Settle a message as its handler has ended; any thread."""
         if error is None:
-            return SettleVerb.ACK
+            self.say(held, SettleVerb.ACK)
+            return
         is_given_up = isinstance(error, Reject)
         self.counts.failure_count += 1
         text = f"handler failed: group={self.group} {held}: {error!r}"
         self.failure_log.write(text, error, is_last=is_given_up)
-        return SettleVerb.REJECT if is_given_up else SettleVerb.NACK
+        verb = SettleVerb.REJECT if is_given_up else SettleVerb.NACK
+        self.say(held, verb, str(error) or repr(error))
 
-    def conclude(
-        self, held: HeldMessage, verb: SettleVerb, error: BaseException | None = None
-    ) -> None:
-        """Settle a message whose handler has ended, unless it did so; any thread."""
+    def say(self, held: HeldMessage, verb: SettleVerb, text: str = "") -> None:
+        """Settle a message, unless its handler did so; any thread."""
         argument = GROUP_DELAY if verb is SettleVerb.NACK else 0
-        text = str(error) or repr(error)
-        # It may have settled its message; and what is lost is counted.
+        # What is lost is counted.
         with contextlib.suppress(AlreadySettledError, LeaseLostError, ClosedError):
-            self.settle([self.entry(held, verb, None, argument, text)])
+            self.settle([Settling(held, verb, argument, text)])
 
     # -- settling ---------------------------------------------------------------------
 
@@ -321,7 +268,7 @@ class QueueLife:
         futures: list[asyncio.Future[None]]
         futures = [self.loop.create_future() for _ in helds]
         entries = [
-            self.entry(held, SettleVerb.ACK, future)
+            Settling(held, SettleVerb.ACK, future=future)
             for held, future in zip(helds, futures, strict=True)
         ]
         self.settle(entries)
@@ -336,18 +283,6 @@ class QueueLife:
                 f"{errors[0]} (the first of {len(errors)} that are not acked, of"
                 f" {len(entries)})"
             )
-
-    def entry(
-        self,
-        held: HeldMessage,
-        verb: SettleVerb,
-        future: SettleFuture | None = None,
-        argument: int = 0,
-        text: str = "",
-    ) -> Settling:
-        """Return what `settle` takes, said now."""
-        now_s = self._context.clock.monotonic_s()
-        return Settling(held, verb, now_s, argument, text, future)
 
     def settle(self, entries: Sequence[Settling]) -> None:
         """Say something about messages that were handed out; from any thread.
@@ -418,85 +353,6 @@ class QueueLife:
     def _link(self, held: HeldMessage) -> BrokerLink:
         return self._links[held.partition.broker_id]
 
-    # -- called by the links ----------------------------------------------------------
-
-    def _on_taken(self, messages: Sequence[HeldMessage]) -> bool:
-        if self.is_closed:
-            return False
-        self.counts.taken_count += len(messages)
-        self.prefetch.put(messages)
-        return True
-
-    def _on_damage(self, held: HeldMessage) -> None:
-        self.counts.damaged_count += 1
-        _log.error(
-            "damaged message given back: topic=%s partition=%s group=%s offset=%d",
-            self.topic,
-            held.partition.name,
-            self.group,
-            held.offset,
-        )
-
-    def _gives_up(self, held: HeldMessage, is_late: bool) -> bool:
-        now_s = self._context.clock.monotonic_s()
-        with self.prefetch.lock:
-            is_waiting = held.state is HeldState.WAITING
-            if is_waiting and held.lease_end_s <= now_s:
-                held.state = HeldState.LOST
-            if held.state is HeldState.LOST:
-                self.counts.lost_count += 1
-                return True
-            if is_late and is_waiting:
-                held.state = HeldState.SETTLED
-        if is_late and is_waiting:
-            self._link(held).settle(self.entry(held, SettleVerb.RELEASE))
-        elif is_late:
-            _log.warning(
-                "lease is not renewed any more: group=%s handle_s_max=%g: %s",
-                self.group,
-                self.options.handle_s_max,
-                held,
-            )
-        return is_late
-
-    def _on_settled(self, entry: Settling, outcome: Word | MetaqError) -> None:
-        held, verb = entry.held, entry.verb
-        error: MetaqError | None = None
-        if isinstance(outcome, MetaqError):
-            error = outcome
-        elif outcome in SUCCESS[verb] or (entry.is_in_doubt and verb in RETURNS):
-            self._count(entry)
-        else:
-            error = lease_lost(held)
-            if verb is not SettleVerb.EXTEND or held.state is not HeldState.SETTLED:
-                self.counts.lost_count += 1
-            with self.prefetch.lock:
-                held.state = HeldState.LOST
-            self._link(held).drop(held)
-        if verb is SettleVerb.EXTEND:
-            held.is_renewing = False
-        if entry.future is None and error is not None:
-            _log.warning("not settled: group=%s verb=%s: %s", self.group, verb, error)
-        elif entry.future is not None and not entry.future.done():
-            if error is None:
-                entry.future.set_result(None)
-            else:
-                entry.future.set_exception(error)
-        if self.is_closed and not self._unanswered:
-            self._all_answered.set()
-
-    def _count(self, entry: Settling) -> None:
-        counts = self.counts
-        match entry.verb:
-            case SettleVerb.ACK:
-                counts.acked_count += 1
-            case SettleVerb.NACK | SettleVerb.RELEASE:
-                counts.returned_count += 1
-            case SettleVerb.REJECT:
-                counts.rejected_count += 1
-            case SettleVerb.EXTEND:
-                entry.held.lease_end_s = entry.since_s + entry.argument / 1000
-
     async def _run_upkeep(self) -> None:
         while True:
             await asyncio.sleep(UPKEEP_S)
@@ -508,11 +364,3 @@ class QueueLife:
         """Return a snapshot of the counters; from any thread."""
         held_count = sum(len(link.held) for link in tuple(self._links.values()))
         return replace(self.counts, held_count=held_count)
-
-
-def lease_lost(held: HeldMessage) -> LeaseLostError:
-    """Return the error of a message that is not its worker's any more."""
-    return LeaseLostError(
-        f"{held}: its lease is over, and another delivery has it: it may be handled"
-        " twice"
-    )

@@ -8,6 +8,7 @@ from metaq.client.names import require_text
 from metaq.client.options import check_delay, check_lease
 from metaq.client.queue.prefetch import HeldMessage
 from metaq.client.queue.queue_life import QueueLife
+from metaq.client.queue.settling import Settling
 from metaq.client.timeouts import within
 from metaq.client.validation import check_timeout
 from metaq.model import Message
@@ -55,7 +56,7 @@ class AsyncQueueMessage(DeliveredMessage):
     def ack_nowait(self) -> asyncio.Future[None]:
         """Begin an `ack`; the future has its outcome, and need not be awaited."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.queue.settle([self.queue.entry(self.held, SettleVerb.ACK, future)])
+        self.queue.settle([Settling(self.held, SettleVerb.ACK, future=future)])
         return future
 
     async def nack(
@@ -103,7 +104,7 @@ class AsyncQueueMessage(DeliveredMessage):
         check_timeout(timeout)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue = self.queue
-        queue.settle([queue.entry(self.held, verb, future, argument, text)])
+        queue.settle([Settling(self.held, verb, argument, text, future)])
         what = f"{self.held}: {verb.name.lower()}"
         await within(timeout, asyncio.shield(future), what)
 

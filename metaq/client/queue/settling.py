@@ -9,8 +9,9 @@ so an entry that is sent twice counts once.
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import OutcomeUnknownError
@@ -26,7 +27,7 @@ from metaq.model import TopicPartition
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.replies import require_ok
 from metaq.protocol.codec import encode
-from metaq.protocol.commands import Reply, Settle
+from metaq.protocol.commands import Reply, Settle, Take
 from metaq.protocol.queue_frames import (
     Settlement,
     SettleVerb,
@@ -46,42 +47,60 @@ GRACE_S: Final = 5.0
 while no other worker has the message."""
 
 
-class SettleFuture(Protocol):
-    """A future of either world."""
-
-    def done(self) -> bool:
-        """Return whether it has an outcome."""
-
-    def set_result(self, result: Any, /) -> None:
-        """Set the outcome."""
-
-    def set_exception(self, error: Any, /) -> None:
-        """Set the outcome to an error."""
-
-
 @dataclass(slots=True, eq=False)
 class Settling:
     """One message, and what is said about it."""
 
     held: HeldMessage
     verb: SettleVerb
-    since_s: float
-    """Monotonic; when it was said."""
     argument: int = 0
     text: str = ""
-    future: SettleFuture | None = None
-    """Of who waits for it; None: no one."""
+    future: asyncio.Future[None] | Future[None] | None = None
+    """Of who waits for it, in either world; None: no one."""
+    since_s: float = 0.0
+    """Monotonic; when it came to the link of its broker."""
     is_in_doubt: bool = False
     """It was sent, and no answer came."""
-    deadline_s: float = field(init=False)
-    """Monotonic; from then on it is not tried any more."""
 
-    def __post_init__(self) -> None:
-        """Take the deadline from the lease that the message has now."""
-        self.deadline_s = max(self.held.lease_end_s, self.since_s) + GRACE_S
+    @property
+    def deadline_s(self) -> float:
+        """Monotonic; from then on it is not tried any more."""
+        return max(self.held.lease_end_s, self.since_s) + GRACE_S
 
 
 OnSettled = Callable[[Settling, Word | MetaqError], None]
+
+
+def ask(
+    connection: BrokerConnection,
+    command: Take | Settle,
+    *,
+    on_reply: Callable[[Reply], None],
+    on_error: Callable[[MetaqError], None],
+    deadline_s: float,
+) -> None:
+    """Send a command; its reply is handled, or an error, that of `on_reply` as well.
+
+    Also when its sender was cancelled: what a broker gives has to be given back.
+    """
+
+    def receive(reply: Reply | MetaqError) -> None:
+        try:
+            if isinstance(reply, MetaqError):
+                raise reply
+            on_reply(reply)
+        except MetaqError as error:
+            if isinstance(error, RemoteProtocolError):
+                connection.close_for(error)
+            on_error(error)
+
+    frame = encode(command)
+    try:
+        connection.submit(
+            frame, command.opaque, receive, deadline_s=deadline_s, is_alone=True
+        )
+    except MetaqError as error:
+        on_error(error)
 
 
 class PartitionSettler:
@@ -116,8 +135,6 @@ class PartitionSettler:
         self._pending: list[Settling] = []
         self._sent: list[Settling] = []
         self._failures = 0
-        self._alone_left = 0
-        """Entries that leave one by one: the broker refused them together."""
 
     def add(self, entry: Settling) -> None:
         """Have an entry sent by the next `flush`, after all others."""
@@ -128,9 +145,8 @@ class PartitionSettler:
         connection = self._connection()
         if self._sent or not self._pending or connection is None:
             return
-        count = 1 if self._alone_left else ENTRIES_MAX
-        self._sent, self._pending = self._pending[:count], self._pending[count:]
-        sent = self._sent
+        sent = self._sent = self._pending[:ENTRIES_MAX]
+        self._pending = self._pending[ENTRIES_MAX:]
         entries = [
             Settlement(
                 one.held.offset, one.held.delivery, one.verb, one.argument, one.text
@@ -146,16 +162,13 @@ class PartitionSettler:
             connection.next_opaque(),
             self._worker,
         )
-        try:
-            connection.submit(
-                encode(command),
-                command.opaque,
-                lambda reply: self._on_reply(reply, sent, connection),
-                deadline_s=self._context.deadline_s(),
-                is_alone=True,
-            )
-        except MetaqError as error:
-            self._on_failure(error)
+        ask(
+            connection,
+            command,
+            on_reply=lambda reply: self._on_reply(reply, sent),
+            on_error=lambda error: self._on_error(error, sent),
+            deadline_s=self._context.deadline_s(),
+        )
 
     def expire(self, now_s: float) -> None:
         """End the entries that wait, and whose time is over."""
@@ -177,33 +190,20 @@ class PartitionSettler:
         self._pending, self._sent = [*self._sent, *self._pending], []
         self.expire(math.inf)
 
-    def _on_reply(
-        self,
-        reply: Reply | MetaqError,
-        sent: list[Settling],
-        connection: BrokerConnection,
-    ) -> None:
+    def _on_reply(self, reply: Reply, sent: list[Settling]) -> None:
         if sent is not self._sent:
             return  # given up
-        try:
-            if isinstance(reply, MetaqError):
-                raise reply
-            words = decode_words(require_ok(reply).text, len(sent))
-        except MetaqError as error:
-            if isinstance(error, RemoteProtocolError):
-                connection.close_for(error)
-            self._on_failure(error)
-            return
-        self._failures = 0
-        self._alone_left = max(0, self._alone_left - len(sent))
-        self._sent = []
+        words = decode_words(require_ok(reply).text, len(sent))
+        self._failures, self._sent = 0, []
         for one, word in zip(sent, words, strict=True):
             self._on_settled(one, word)
         self.flush()
 
-    def _on_failure(self, error: MetaqError) -> None:
-        """Send it again, one by one where the broker refuses one of several."""
-        sent, self._sent = self._sent, []
+    def _on_error(self, error: MetaqError, sent: list[Settling]) -> None:
+        """Send them again, unless the broker refuses for good."""
+        if sent is not self._sent:
+            return  # given up
+        self._sent = []
         if error.retriable or isinstance(error, ClosedError | RemoteProtocolError):
             self._failures += 1
             if isinstance(error, RequestTimeoutError | RemoteProtocolError):
@@ -213,10 +213,6 @@ class PartitionSettler:
             delay_s = RECLAIM_BACKOFF.delay_s(self._failures)
             asyncio.get_running_loop().call_later(delay_s, self.flush)
             return
-        if len(sent) > 1:
-            self._alone_left = len(sent)
-            self._pending = [*sent, *self._pending]
-        else:
-            self._alone_left = max(0, self._alone_left - 1)
-            self._on_settled(sent[0], error)
+        for one in sent:
+            self._on_settled(one, error)
         self.flush()

@@ -154,9 +154,9 @@ class AsyncQueue(QueueLife):
                 try:
                     error = await failure_of(handler, self.message(held))
                 except BaseException:
-                    self.conclude(held, SettleVerb.NACK)
+                    self.say(held, SettleVerb.NACK)
                     raise
-                self.conclude(held, self.verb_for(held, error), error)
+                self.conclude(held, error)
                 # Let other tasks run if the handler never waits.
                 await asyncio.sleep(0)
 

@@ -18,6 +18,7 @@ from metaq.client.queue.queue_messages import (
     delay_of,
     held_of,
 )
+from metaq.client.queue.settling import Settling
 from metaq.client.queue.work_queue import AsyncQueue
 from metaq.client.sync.derived import (
     SyncClosable,
@@ -76,7 +77,7 @@ class QueueMessage(DeliveredMessage):
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()  # it cannot be cancelled from now on
         queue = self.queue
-        queue.settle([queue.entry(self.held, verb, future, argument, text)])
+        queue.settle([Settling(self.held, verb, argument, text, future)])
         return future
 
     def _settle(
@@ -228,6 +229,6 @@ class _QueueThreads(HandlerThreads[QueueMessage]):
         try:
             error = self.failure_of(self._make(held))
         except BaseException:
-            self._twin.conclude(held, SettleVerb.NACK)
+            self._twin.say(held, SettleVerb.NACK)
             raise
-        self._twin.conclude(held, self._twin.verb_for(held, error), error)
+        self._twin.conclude(held, error)

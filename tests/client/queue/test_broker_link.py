@@ -6,8 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from metaq.client.options import ClientOptions, QueueOptions
-from metaq.client.queue.broker_link import NOT_DEFINED_S, BrokerLink, QueueParts
-from metaq.client.queue.prefetch import HeldMessage
+from metaq.client.queue.broker_link import (
+    NOT_DEFINED_S,
+    BrokerLink,
+    QueueParts,
+    QueueStatistics,
+)
+from metaq.client.queue.prefetch import HeldMessage, Prefetch
 from metaq.client.queue.settling import Settling
 from metaq.clock import SystemClock
 from metaq.cluster_snapshot import BrokerCopies
@@ -72,6 +77,20 @@ class SkippingClock(SystemClock):
         return super().monotonic_s() + self.ahead_s
 
 
+class Recorder(Prefetch):
+    """Keeps what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__(CLOCK)
+        self.taken: list[HeldMessage] = []
+
+    def put(self, messages: Sequence[HeldMessage]) -> bool:
+        is_taken = super().put(messages)
+        if is_taken:
+            self.taken += messages
+        return is_taken
+
+
 class Rig:
     """A link to a scripted broker, and what it hands over."""
 
@@ -79,10 +98,10 @@ class Rig:
         self.broker = broker
         self.script = Script()
         broker.answer = self.script.answer
-        self.taken: list[HeldMessage] = []
-        self.damaged: list[HeldMessage] = []
+        self.prefetch = Recorder()
+        self.taken = self.prefetch.taken
+        self.counts = QueueStatistics("workers")
         self.fatal: list[MetaqError] = []
-        self.is_closed = False
         self.clock = SkippingClock()
         settings = ClientOptions(**QUICK)
         pool = ConnectionPool(
@@ -98,29 +117,20 @@ class Rig:
             ),
             deadline_s=lambda: CLOCK.monotonic_s() + 30,
         )
+        chosen = QueueOptions(**options)
         parts = QueueParts(
             context,
             "orders",
             "workers",
             "w-1",
-            QueueOptions(**options),
-            self._on_taken,
-            self.damaged.append,
-            lambda _held, _is_late: False,
-            self._on_settled,
+            chosen,
+            self.prefetch,
+            self.counts,
             self.fatal.append,
+            chosen.prefetch,
         )
         self.link = BrokerLink(BrokerId(0), parts)
         self.task = asyncio.create_task(self.link.run())
-
-    def _on_taken(self, messages: Sequence[HeldMessage]) -> bool:
-        if not self.is_closed:
-            self.taken += messages
-        return not self.is_closed
-
-    def _on_settled(self, entry: Settling, _end: object) -> None:
-        if entry.verb is SettleVerb.EXTEND:
-            entry.held.is_renewing = False
 
     async def take(self, number: int) -> Take:
         """Return the take of this number, as soon as it has come."""
@@ -165,7 +175,7 @@ def test_a_take_asks_for_what_there_is_room_for_and_again_at_half() -> None:
         # Three of four are here: none is asked for before half are gone.
         await asyncio.sleep(0.02)
         assert len(rig.script.takes) == 1
-        rig.link.settle(Settling(rig.taken[0], SettleVerb.ACK, 0.0))
+        rig.link.settle(Settling(rig.taken[0], SettleVerb.ACK))
         rig.link.flush()
         second = await rig.take(1)
         assert second.count == 2
@@ -181,7 +191,7 @@ def test_a_worker_with_a_prefetch_of_one_has_one_message() -> None:
         await until(lambda: bool(rig.taken))
         await asyncio.sleep(0.02)
         assert [one.count for one in rig.script.takes] == [1]
-        rig.link.settle(Settling(rig.taken[0], SettleVerb.ACK, 0.0))
+        rig.link.settle(Settling(rig.taken[0], SettleVerb.ACK))
         rig.link.flush()
         await rig.take(1)
 
@@ -233,7 +243,7 @@ def test_a_message_against_its_checksum_is_given_back_and_no_other() -> None:
         rig.give(await rig.take(0), [0, SIZE, 2 * SIZE], records)
         await until(lambda: len(rig.script.said) == 1)
         assert [one.offset for one in rig.taken] == [0, 2 * SIZE]
-        assert [one.offset for one in rig.damaged] == [SIZE]
+        assert rig.counts.damaged_count == 1
         (said,) = rig.script.said
         assert (said.offset, said.verb, said.argument) == (
             SIZE,
@@ -249,7 +259,7 @@ def test_what_comes_after_the_end_of_the_queue_is_released() -> None:
 
     async def scenario(rig: Rig) -> None:
         take = await rig.take(0)
-        rig.is_closed = True
+        rig.prefetch.drain()
         rig.task.cancel()
         rig.give(take, [0, SIZE])
         await until(lambda: len(rig.script.said) == 2)

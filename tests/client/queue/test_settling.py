@@ -21,7 +21,6 @@ from metaq.errors import (
     MetaqError,
     NotSentError,
     RemoteProtocolError,
-    ServerError,
 )
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.protocol.commands import Result, Settle
@@ -46,7 +45,7 @@ def held(offset: int) -> HeldMessage:
 
 
 def entry(offset: int, verb: SettleVerb = SettleVerb.ACK, **more: Any) -> Settling:
-    return Settling(held(offset), verb, 80.0, **more)
+    return Settling(held(offset), verb, since_s=80.0, **more)
 
 
 class FakeConnection:
@@ -184,22 +183,15 @@ def test_a_refusal_that_passes_is_tried_again_by_itself() -> None:
     asyncio.run(scenario())
 
 
-def test_what_is_refused_together_is_said_one_by_one() -> None:
-    """A wrong entry takes no other with it, and what comes later goes together."""
+def test_a_refusal_is_the_end_of_all_that_went_together() -> None:
+    """The error is that of each of them; what comes later is said."""
     rig = Rig()
-    rig.say(entry(0), entry(10), entry(20))
-    rig.wire.reply(Result(500, b"delay too long", 1))
-    assert rig.wire.offsets == [0]
-    rig.wire.answer(Word.OK)
-    rig.wire.reply(Result(500, b"delay too long", 1))
+    rig.say(entry(0), entry(10))
+    rig.say(entry(20))
+    rig.wire.reply(Result(500, b"no such queue", 1))
+    assert [offset for offset, _ in rig.ends] == [0, 10]
+    assert {str(error) for _, error in rig.ends} == {"no such queue"}
     assert rig.wire.offsets == [20]
-    rig.wire.answer(Word.OK)
-    ok, refused, last = rig.ends
-    assert (ok, last) == ((0, Word.OK), (20, Word.OK))
-    assert isinstance(refused[1], ServerError)
-    assert str(refused[1]) == "delay too long"
-    rig.say(entry(30), entry(40))
-    assert rig.wire.offsets == [30, 40]
 
 
 def test_an_answer_that_makes_no_sense_closes_the_connection() -> None:
