@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Final, Self
 
@@ -259,30 +259,6 @@ class QueueLife:
             self.settle([Settling(held, verb, argument, text)])
 
     # -- settling ---------------------------------------------------------------------
-
-    async def ack_held(
-        self, messages: Iterable[HeldMessage], timeout: float | None
-    ) -> None:
-        """Ack messages that were handed out, each once; raises as `ack_many`."""
-        helds = [*dict.fromkeys(messages)]
-        futures: list[asyncio.Future[None]]
-        futures = [self.loop.create_future() for _ in helds]
-        entries = [
-            Settling(held, SettleVerb.ACK, future=future)
-            for held, future in zip(helds, futures, strict=True)
-        ]
-        self.settle(entries)
-        outcomes = await within(
-            timeout,
-            asyncio.gather(*futures, return_exceptions=True),
-            f"{self}: ack of {len(entries)} messages",
-        )
-        errors = [one for one in outcomes if one is not None]
-        if errors:
-            raise type(errors[0])(
-                f"{errors[0]} (the first of {len(errors)} that are not acked, of"
-                f" {len(entries)})"
-            )
 
     def settle(self, entries: Sequence[Settling]) -> None:
         """Say something about messages that were handed out; from any thread.

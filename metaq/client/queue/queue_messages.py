@@ -1,9 +1,10 @@
-"""Messages of a queue group: what both worlds have, and that of the async world."""
+"""Messages of a queue group, and how both worlds settle them."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
 
-from metaq.client.errors import AlreadySettledError
 from metaq.client.names import require_text
 from metaq.client.options import check_delay, check_lease
 from metaq.client.queue.prefetch import HeldMessage
@@ -14,9 +15,22 @@ from metaq.client.validation import check_timeout
 from metaq.model import Message
 from metaq.protocol.queue_frames import GROUP_DELAY, SettleVerb
 
+S = TypeVar("S")
+F = TypeVar("F", asyncio.Future[None], Future[None])
 
-class DeliveredMessage(Message):
-    """A message with its delivery, of either world."""
+
+class DeliveredMessage(Message, Generic[S, F]):
+    """A message with its delivery: it is settled once, and by its worker.
+
+    Settles return when the broker has them on disk; one that is not answered is sent
+    again until the lease is over. All of them raise
+
+    * `AlreadySettledError`: it was settled before;
+    * `LeaseLostError`: another delivery has it;
+    * `OutcomeUnknownError`: the broker did not answer until the lease was over;
+    * `ClosedError`: after the block of its queue;
+    * `RequestTimeoutError`: `timeout` is over; the settle goes on.
+    """
 
     held: HeldMessage
     queue: QueueLife
@@ -31,54 +45,40 @@ class DeliveredMessage(Message):
         """End of its lease, as `time.monotonic` counts; later with each renewal."""
         return self.held.lease_end_s
 
-
-class AsyncQueueMessage(DeliveredMessage):
-    """A message of a queue group: it is settled once, and by its worker.
-
-    A `Message` with its delivery. Settles return when the broker has them on disk;
-    one that is not answered is sent again until the lease is over. All of them raise
-
-    * `AlreadySettledError`: it was settled before;
-    * `LeaseLostError`: another delivery has it;
-    * `OutcomeUnknownError`: the broker did not answer until the lease was over;
-    * `ClosedError`: after the block of its queue;
-    * `RequestTimeoutError`: `timeout` is over; the settle goes on.
-    """
-
-    async def ack(self, timeout: float | None = None) -> None:
+    def ack(self, timeout: float | None = None) -> S:
         """Say that it is done: it is never delivered again.
 
         Args:
             timeout: seconds to wait for the answer; None: until the lease is over.
         """
-        await self._settle(SettleVerb.ACK, timeout)
+        return self._settle(SettleVerb.ACK, timeout)
 
-    def ack_nowait(self) -> asyncio.Future[None]:
-        """Begin an `ack`; the future has its outcome, and need not be awaited."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.queue.settle([Settling(self.held, SettleVerb.ACK, future=future)])
-        return future
+    def ack_nowait(self) -> F:
+        """Begin an `ack`; the future has its outcome, and need not be waited for."""
+        return self._say(SettleVerb.ACK)
 
-    async def nack(
-        self, delay: float | None = None, timeout: float | None = None
-    ) -> None:
+    def nack(self, delay: float | None = None, timeout: float | None = None) -> S:
         """Have it delivered again, to any worker; this delivery counts.
 
         Args:
             delay: seconds until then, at most 24 h; None: as the group has it.
             timeout: as for `ack`.
         """
-        await self._settle(SettleVerb.NACK, timeout, delay_of(delay))
+        delay_ms = GROUP_DELAY
+        if delay is not None:
+            check_delay("delay", delay)
+            delay_ms = int(delay * 1000)
+        return self._settle(SettleVerb.NACK, timeout, delay_ms)
 
-    async def release(self, timeout: float | None = None) -> None:
+    def release(self, timeout: float | None = None) -> S:
         """Have it delivered again at once: it was not begun, and this does not count.
 
         Args:
             timeout: as for `ack`.
         """
-        await self._settle(SettleVerb.RELEASE, timeout)
+        return self._settle(SettleVerb.RELEASE, timeout)
 
-    async def extend(self, seconds: float, timeout: float | None = None) -> None:
+    def extend(self, seconds: float, timeout: float | None = None) -> S:
         """Let its lease end so many seconds from now; it is not settled by that.
 
         Args:
@@ -86,9 +86,9 @@ class AsyncQueueMessage(DeliveredMessage):
             timeout: as for `ack`.
         """
         check_lease("seconds", seconds)
-        await self._settle(SettleVerb.EXTEND, timeout, int(seconds * 1000))
+        return self._settle(SettleVerb.EXTEND, timeout, int(seconds * 1000))
 
-    async def reject(self, reason: str, timeout: float | None = None) -> None:
+    def reject(self, reason: str, timeout: float | None = None) -> S:
         """Give it up: it becomes a dead letter, or nothing, as the group says.
 
         Args:
@@ -96,44 +96,34 @@ class AsyncQueueMessage(DeliveredMessage):
             timeout: as for `ack`.
         """
         require_text("reason", reason)
-        await self._settle(SettleVerb.REJECT, timeout, text=reason)
+        return self._settle(SettleVerb.REJECT, timeout, text=reason)
+
+    def _say(self, verb: SettleVerb, argument: int = 0, text: str = "") -> F:
+        future = self._make_future()
+        self.queue.settle([Settling(self.held, verb, argument, text, future)])
+        return future
+
+    def _make_future(self) -> F:
+        raise NotImplementedError
+
+    def _settle(
+        self, verb: SettleVerb, timeout: float | None, argument: int = 0, text: str = ""
+    ) -> S:
+        raise NotImplementedError
+
+
+class AsyncQueueMessage(
+    DeliveredMessage[Coroutine[Any, Any, None], asyncio.Future[None]]
+):
+    """A message of a queue group; its settles are awaited."""
+
+    def _make_future(self) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().create_future()
 
     async def _settle(
         self, verb: SettleVerb, timeout: float | None, argument: int = 0, text: str = ""
     ) -> None:
         check_timeout(timeout)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue = self.queue
-        queue.settle([Settling(self.held, verb, argument, text, future)])
+        future = self._say(verb, argument, text)
         what = f"{self.held}: {verb.name.lower()}"
         await within(timeout, asyncio.shield(future), what)
-
-
-def held_of(
-    messages: Iterable[DeliveredMessage], queue: QueueLife
-) -> list[HeldMessage]:
-    """Return what a worker holds of messages.
-
-    Raises:
-        AlreadySettledError: one is of another queue object.
-    """
-    helds = list[HeldMessage]()
-    for one in messages:
-        if one.queue is not queue:
-            raise AlreadySettledError(
-                f"{one.held}: it is of another queue object: {one.queue!r}"
-            )
-        helds.append(one.held)
-    return helds
-
-
-def delay_of(delay: float | None) -> int:
-    """Return a nack's argument for a delay in seconds; None: the group's.
-
-    Raises:
-        TypeError, ConfigError: not from 0 to 24 h.
-    """
-    if delay is None:
-        return GROUP_DELAY
-    check_delay("delay", delay)
-    return int(delay * 1000)

@@ -10,8 +10,8 @@ each broker, and what is said about them, are in `broker_link.py`.
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 from metaq.client.consume.decode import MAKE
 from metaq.client.consume.handler_tasks import (
@@ -19,16 +19,16 @@ from metaq.client.consume.handler_tasks import (
     HandlerTasks,
     failure_of,
 )
+from metaq.client.errors import AlreadySettledError
 from metaq.client.options import check_callable
 from metaq.client.queue.prefetch import HeldMessage
 from metaq.client.queue.queue_life import QueueLife
-from metaq.client.queue.queue_messages import AsyncQueueMessage, held_of
-from metaq.client.timeouts import require_loop
+from metaq.client.queue.queue_messages import AsyncQueueMessage, DeliveredMessage
+from metaq.client.queue.settling import Settling
+from metaq.client.timeouts import require_loop, within
 from metaq.client.validation import check_timeout, check_whole
 from metaq.errors import ClosedError
 from metaq.protocol.queue_frames import SettleVerb
-
-_log = logging.getLogger(__name__)
 
 
 class AsyncQueue(QueueLife):
@@ -164,7 +164,9 @@ class AsyncQueue(QueueLife):
         await tasks.run(work, concurrency, timeout_s=timeout, grace_s=grace_s)
 
     async def ack_many(
-        self, messages: Iterable[AsyncQueueMessage], timeout: float | None = None
+        self,
+        messages: Iterable[DeliveredMessage[Any, Any]],
+        timeout: float | None = None,
     ) -> None:
         """Ack messages together: one request and one sync for each partition.
 
@@ -179,4 +181,27 @@ class AsyncQueue(QueueLife):
         """
         check_timeout(timeout)
         require_loop(self.loop, self)
-        await self.ack_held(held_of(messages, self), timeout)
+        helds = dict[HeldMessage, asyncio.Future[None]]()
+        for one in messages:
+            if one.queue is not self:
+                raise AlreadySettledError(
+                    f"{one.held}: it is of another queue object: {one.queue!r}"
+                )
+            helds[one.held] = self.loop.create_future()
+        self.settle(
+            [
+                Settling(held, SettleVerb.ACK, future=future)
+                for held, future in helds.items()
+            ]
+        )
+        outcomes = await within(
+            timeout,
+            asyncio.gather(*helds.values(), return_exceptions=True),
+            f"{self}: ack of {len(helds)} messages",
+        )
+        errors = [one for one in outcomes if one is not None]
+        if errors:
+            raise type(errors[0])(
+                f"{errors[0]} (the first of {len(errors)} that are not acked, of"
+                f" {len(helds)})"
+            )

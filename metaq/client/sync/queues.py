@@ -4,25 +4,19 @@ Messages are taken from the worker's prefetch by the calling thread; what is sai
 them crosses to the client's loop, many at once.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Self
+from typing import Self
 
 from metaq.client.consume.decode import MAKE
-from metaq.client.names import require_text
-from metaq.client.options import QueueOptions, check_lease
+from metaq.client.options import QueueOptions
 from metaq.client.queue.prefetch import HeldMessage
-from metaq.client.queue.queue_messages import (
-    AsyncQueueMessage,
-    DeliveredMessage,
-    delay_of,
-    held_of,
-)
-from metaq.client.queue.settling import Settling
+from metaq.client.queue.queue_messages import DeliveredMessage
 from metaq.client.queue.work_queue import AsyncQueue
 from metaq.client.sync.derived import (
     SyncClosable,
     blocking,
+    closing,
     direct,
     like,
     on_loop,
@@ -37,47 +31,14 @@ from metaq.loop_thread import LoopThread
 from metaq.protocol.queue_frames import SettleVerb
 
 
-class QueueMessage(DeliveredMessage):
-    """A message of a queue group, for any thread; see `AsyncQueueMessage`."""
+class QueueMessage(DeliveredMessage[None, Future[None]]):
+    """A message of a queue group, for any thread; its settles wait for the broker."""
 
     thread: LoopThread
 
-    @like(AsyncQueueMessage.ack)
-    def ack(self, timeout: float | None = None) -> None:
-        """Say that it is done; see `AsyncQueueMessage.ack`."""
-        self._settle(SettleVerb.ACK, timeout)
-
-    def ack_nowait(self) -> Future[None]:
-        """Begin an `ack`; the future has its outcome, and need not be waited for."""
-        return self._say(SettleVerb.ACK)
-
-    @like(AsyncQueueMessage.nack)
-    def nack(self, delay: float | None = None, timeout: float | None = None) -> None:
-        """Have it delivered again; see `AsyncQueueMessage.nack`."""
-        self._settle(SettleVerb.NACK, timeout, delay_of(delay))
-
-    @like(AsyncQueueMessage.release)
-    def release(self, timeout: float | None = None) -> None:
-        """Have it delivered again, uncounted; see `AsyncQueueMessage.release`."""
-        self._settle(SettleVerb.RELEASE, timeout)
-
-    @like(AsyncQueueMessage.extend)
-    def extend(self, seconds: float, timeout: float | None = None) -> None:
-        """Let its lease go on; see `AsyncQueueMessage.extend`."""
-        check_lease("seconds", seconds)
-        self._settle(SettleVerb.EXTEND, timeout, int(seconds * 1000))
-
-    @like(AsyncQueueMessage.reject)
-    def reject(self, reason: str, timeout: float | None = None) -> None:
-        """Give it up; see `AsyncQueueMessage.reject`."""
-        require_text("reason", reason)
-        self._settle(SettleVerb.REJECT, timeout, text=reason)
-
-    def _say(self, verb: SettleVerb, argument: int = 0, text: str = "") -> Future[None]:
+    def _make_future(self) -> Future[None]:
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()  # it cannot be cancelled from now on
-        queue = self.queue
-        queue.settle([Settling(self.held, verb, argument, text, future)])
         return future
 
     def _settle(
@@ -86,21 +47,14 @@ class QueueMessage(DeliveredMessage):
         check_timeout(timeout)
         self.thread.require_caller()
         future = self._say(verb, argument, text)
-        wait_answered(future, timeout, f"{self.held}: {verb.name.lower()}")
-
-
-def wait_answered(future: Future[None], timeout: float | None, what: str) -> None:
-    """Wait for the outcome of a settle, and raise its error.
-
-    Raises:
-        RequestTimeoutError: there is none yet; it goes on.
-    """
-    try:
-        future.result(timeout)
-    except TimeoutError as error:
-        if future.done():
-            raise
-        raise RequestTimeoutError(f"{what}: no answer within {timeout:g} s") from error
+        try:
+            future.result(timeout)
+        except TimeoutError as error:
+            if future.done():
+                raise
+            raise RequestTimeoutError(
+                f"{self.held}: {verb.name.lower()}: no answer within {timeout:g} s"
+            ) from error
 
 
 class Queue(SyncClosable[AsyncQueue]):
@@ -119,17 +73,13 @@ class Queue(SyncClosable[AsyncQueue]):
 
     start = blocking(AsyncQueue.start)
 
-    def close(self, timeout: float | None = None) -> None:
-        """Release what was not begun, and leave; see `AsyncQueue.close`."""
-        check_timeout(timeout)
-        self._thread.run_close(self._twin.close(timeout))
+    close = closing(AsyncQueue.close)
+    ack_many = blocking(AsyncQueue.ack_many)
+    statistics = direct(AsyncQueue.statistics)
 
     def __enter__(self) -> Self:
         self.start()
         return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def __iter__(self) -> Iterator[QueueMessage]:
         self._require_started()
@@ -188,47 +138,31 @@ class Queue(SyncClosable[AsyncQueue]):
         `close_timeout_s`, and is raised then.
         """
         check_timeout(timeout)
-        calls = ThreadCalls(self._clock)
-        threads = _QueueThreads(self._twin, self._thread, handler, calls, self._message)
+        threads = _QueueThreads(
+            self._thread,
+            handler,
+            ThreadCalls(self._clock),
+            grace_s=self._twin.close_timeout_s,
+        )
+        threads.twin, threads.make = self._twin, self._message
         self._thread.run(on_loop(self._twin.begin_run, concurrency))
         threads.run_threads(concurrency, timeout)
-
-    @like(AsyncQueue.ack_many)
-    def ack_many(
-        self, messages: Iterable[QueueMessage], timeout: float | None = None
-    ) -> None:
-        """Ack messages together; see `AsyncQueue.ack_many`."""
-        check_timeout(timeout)
-        helds = held_of(messages, self._twin)
-        self._thread.run(self._twin.ack_held(helds, timeout))
-
-    statistics = direct(AsyncQueue.statistics)
 
 
 class _QueueThreads(HandlerThreads[QueueMessage]):
     """The threads of one run of a worker."""
 
-    def __init__(
-        self,
-        twin: AsyncQueue,
-        thread: LoopThread,
-        handler: Handler[QueueMessage],
-        calls: ThreadCalls,
-        make: Any,
-    ) -> None:
-        """Prepare; as `HandlerThreads`."""
-        super().__init__(thread, handler, calls, grace_s=twin.close_timeout_s)
-        self._twin = twin
-        self._make = make
+    twin: AsyncQueue
+    make: Callable[[HeldMessage], QueueMessage]
 
     def turn(self) -> None:
         """Have the next message handled, if one comes."""
-        held = self._twin.prefetch.take(TAKE_S)
+        held = self.twin.prefetch.take(TAKE_S)
         if held is None:
             return
         try:
-            error = self.failure_of(self._make(held))
+            error = self.failure_of(self.make(held))
         except BaseException:
-            self._twin.say(held, SettleVerb.NACK)
+            self.twin.say(held, SettleVerb.NACK)
             raise
-        self._twin.conclude(held, error)
+        self.twin.conclude(held, error)
