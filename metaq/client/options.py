@@ -244,9 +244,6 @@ class QueueOptions:
     handle_s_max: float = 1800.0
     """A lease is renewed for so long, from the moment when its message was handed out,
     or came and waits. Then it ends, and another worker gets the message."""
-    wait_s: float = 10.0
-    """Longest wait of a broker for messages; one that announces less is asked for
-    less."""
     lease_s: float | None = None
     """Time for which a message is its worker's, unless that renews it, 1 s to 12 h. Of
     a new group: 30 s."""
@@ -268,7 +265,7 @@ class QueueOptions:
     """Start of a new group: the log start, unless it says `"latest"`."""
 
     def __post_init__(self) -> None:
-        _check_types(self, zero=("wait_s",))
+        _check_types(self, zero=())
         check_whole("prefetch", self.prefetch, 1, PREFETCH_MAX)
         check_lease("lease_s", self.lease_s)
         if self.deliveries_max is not None:
@@ -577,7 +574,6 @@ class QueueKeywords(TypedDict, total=False):
     prefetch: int
     prefetch_bytes: int
     handle_s_max: float
-    wait_s: float
     lease_s: float | None
     deliveries_max: int | None
     then: Literal["dead_letter", "drop"] | None

@@ -119,24 +119,18 @@ def decode_taken(payload: bytes) -> TakenReply:
     Raises:
         RemoteProtocolError: it is cut, or a number is out of range.
     """
-    if len(payload) < _TAKEN.size:
-        raise RemoteProtocolError(
-            f"take: expected {_TAKEN.size} bytes or more, got {len(payload)}"
-        )
-    partition, lease_ms, count = _TAKEN.unpack_from(payload)
-    end = _TAKEN.size + count * _DELIVERY.size
-    if end > len(payload):
-        raise RemoteProtocolError(
-            f"take: expected {count} deliveries in {end} bytes, got {len(payload)}"
-        )
-    found = [
-        QueueDelivery(*each)
-        for each in _DELIVERY.iter_unpack(payload[_TAKEN.size : end])
-    ]
-    for each in found:
-        if each.offset < 0 or each.deliveries < 1:
-            raise RemoteProtocolError(f"take: no delivery is {each}")
-    return TakenReply(partition, lease_ms, found, end)
+    found = list[QueueDelivery]()
+    if len(payload) >= _TAKEN.size:
+        partition, lease_ms, count = _TAKEN.unpack_from(payload)
+        end = _TAKEN.size + count * _DELIVERY.size
+        if end <= len(payload):
+            rows = _DELIVERY.iter_unpack(payload[_TAKEN.size : end])
+            found = [QueueDelivery(*each) for each in rows]
+            if all(each.offset >= 0 and each.deliveries >= 1 for each in found):
+                return TakenReply(partition, lease_ms, found, end)
+    raise RemoteProtocolError(
+        f"take: no deliveries in {len(payload)} bytes, {found[:1]}"
+    )
 
 
 def encode_settlements(entries: Sequence[Settlement]) -> bytes:
@@ -159,27 +153,23 @@ def decode_settlements(payload: bytes, count: int) -> list[Settlement]:
         RemoteProtocolError: it is cut or too long, there are too many entries, or one
             makes no sense.
     """
-    if not 1 <= count <= SETTLE_COUNT_MAX:
-        raise RemoteProtocolError(
-            f"settle: expected 1 to {SETTLE_COUNT_MAX} deliveries, got {count}"
-        )
     at = count * _ENTRY.size
-    if len(payload) < at:
+    if not 1 <= count <= SETTLE_COUNT_MAX or len(payload) < at:
         raise RemoteProtocolError(
-            f"settle: expected {at} bytes for {count} deliveries, got {len(payload)}"
+            f"settle: expected 1 to {SETTLE_COUNT_MAX} deliveries, got {count} in"
+            f" {len(payload)} bytes"
         )
     entries = list[Settlement]()
     for offset, delivery, verb, argument in _ENTRY.iter_unpack(payload[:at]):
-        _require_sense(offset, verb, argument)
+        low, high = _RANGES.get(verb, (0, -1))
+        if offset < 0 or not low <= argument <= high:
+            raise RemoteProtocolError(
+                f"settle: no entry is offset {offset}, verb {verb}, argument {argument}"
+            )
         text = ""
         if verb == SettleVerb.REJECT:
-            end = at + argument
-            if end > len(payload):
-                raise RemoteProtocolError(
-                    f"settle: expected a text of {argument} bytes, got"
-                    f" {len(payload) - at}"
-                )
-            text, at = payload[at:end].decode(errors="replace"), end
+            text = payload[at : at + argument].decode(errors="replace")
+            at += argument
         entries.append(
             Settlement(Offset(offset), delivery, SettleVerb(verb), argument, text)
         )
@@ -198,14 +188,6 @@ _RANGES: Final[dict[int, tuple[int, int]]] = {
     SettleVerb.REJECT: (0, REASON_BYTES_MAX),
 }
 """Least and greatest argument of each verb."""
-
-
-def _require_sense(offset: int, verb: int, argument: int) -> None:
-    low, high = _RANGES.get(verb, (0, -1))
-    if offset < 0 or not low <= argument <= high:
-        raise RemoteProtocolError(
-            f"settle: no entry is offset {offset}, verb {verb}, argument {argument}"
-        )
 
 
 def encode_words(words: Sequence[Word]) -> bytes:

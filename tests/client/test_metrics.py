@@ -131,7 +131,7 @@ FULL = ClientStatistics(
     producers=(PRODUCER,),
     ordered_producers=(OrderedStatistics(32, 33, 34, 35, {PART: 36}, ()),),
     consumers=(CONSUMER,),
-    queues=(QueueStatistics("w", 101, 102, 103, 104, 105, 106, 107, 108),),
+    queues=(QueueStatistics("w", 101, 102, 103, 104, 105, 107, 108),),
 )
 OF_PART = "{group=g,partition=3-1,topic=t}"
 EXPECTED = {
@@ -225,7 +225,6 @@ EXPECTED = {
     "metaq_queue_returned_messages_total{group=w}": 103,
     "metaq_queue_rejected_messages_total{group=w}": 104,
     "metaq_queue_lost_leases_total{group=w}": 105,
-    "metaq_queue_damaged_messages_total{group=w}": 106,
     "metaq_queue_handler_failures_total{group=w}": 107,
     "metaq_queue_held_messages{group=w}": 108,
 }

@@ -53,6 +53,8 @@ _log = logging.getLogger(__name__)
 TAKE_COUNT_MAX: Final = 1_000
 """Most messages of one take."""
 TAKE_BYTES_MAX: Final = 1024 * 1024
+WAIT_S: Final = 10.0
+"""Longest wait of a broker for messages, where it announces no less."""
 UNANSWERED_MAX: Final = 10_000
 """Settles without an answer at which no more is taken."""
 NOT_DEFINED_S: Final = 10.0
@@ -95,10 +97,6 @@ class QueueStatistics:
     lost_count: int = counter(
         "metaq_queue_lost_leases_total",
         "Messages whose lease ended before they were settled.",
-    )
-    damaged_count: int = counter(
-        "metaq_queue_damaged_messages_total",
-        "Messages that contradicted their checksum, and were given back.",
     )
     failure_count: int = counter(
         "metaq_queue_handler_failures_total", "Failures of handlers of `run`."
@@ -236,9 +234,9 @@ class BrokerLink:
     async def _take(self, connection: BrokerConnection) -> float:
         """Take once; return the pause after it, 0 for none."""
         options, clock = self._parts.options, self._context.clock
-        announced_s = connection.capabilities.wait_ms_max / 1000
         # After an error, ask for an answer at once: it shows that the error is over.
-        wait_s = min(options.wait_s, announced_s) if self.last_error is None else 0.0
+        announced_s = connection.capabilities.wait_ms_max / 1000
+        wait_s = min(WAIT_S, announced_s) if self.last_error is None else 0.0
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         settle, sent_s = settling(answer), clock.monotonic_s()
         ask(
@@ -302,7 +300,6 @@ class BrokerLink:
             if row:
                 good.append(held)
                 continue
-            self._parts.counts.damaged_count += 1
             _log.error(
                 "damaged message given back: topic=%s partition=%s group=%s offset=%d",
                 partition.topic,

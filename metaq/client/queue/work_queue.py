@@ -40,7 +40,7 @@ class AsyncQueue(QueueLife):
     Delivery: at least once. A message is this worker's until it is settled or its lease
     is over; leases are renewed as long as the messages are here, up to `handle_s_max`.
     A message that contradicts its checksum is not handed out: it is given back with the
-    delay of the group, counted and logged.
+    delay of the group, and logged.
 
     The end of the block releases what was not handed out, returns with the delay of the
     group what was and is not settled, and waits for settles that are on their way.

@@ -243,7 +243,6 @@ def test_a_message_against_its_checksum_is_given_back_and_no_other() -> None:
         rig.give(await rig.take(0), [0, SIZE, 2 * SIZE], records)
         await until(lambda: len(rig.script.said) == 1)
         assert [one.offset for one in rig.taken] == [0, 2 * SIZE]
-        assert rig.counts.damaged_count == 1
         (said,) = rig.script.said
         assert (said.offset, said.verb, said.argument) == (
             SIZE,
