@@ -24,7 +24,6 @@ from metaq.errors import (
 from metaq.model import (
     RANDOM_PARTITION,
     BrokerId,
-    LogId,
     MessageId,
     Millis,
     Offset,
@@ -122,11 +121,15 @@ class Letters:
                 self._end(sending, is_stored=False)  # retention was faster
                 return
             topic = self._service.letter_topic(queue)
-            if topic is None:
-                self._drop(sending)  # an operator wants it so by now
+            if topic is None:  # an operator wants it so by now
+                queue.state.drop_letter(letter.offset)
+                self._service.store(queue)
+                self._service.on_settled(queue)
+                self._end(sending, is_stored=False)
                 return
-            sending.topic = topic
-            target = self._target_of(topic)
+            sending.topic, topics = topic, self._context.topics
+            partition = topics.resolve_put(topic, RANDOM_PARTITION)
+            target = topics.log_for_put(topic, partition).log_id
             payload, flag = self._make(sending, await queue.read(letter.offset, end))
         except (StorageError, ClosedError, WireError) as error:
             self._on_done(sending, error)
@@ -139,23 +142,6 @@ class Letters:
             ],
             lambda error: self._on_done(sending, error),
         )
-
-    def _drop(self, sending: _Sending) -> None:
-        queue = sending.queue
-        queue.state.drop_letter(sending.letter.offset)
-
-        def stored(error: MetaqError | None) -> None:
-            if error is not None:
-                self._service.fail(queue.journal_id, error)
-            self._end(sending, is_stored=error is None)
-
-        queue.store(stored)
-        self._service.on_settled(queue)
-
-    def _target_of(self, topic: str) -> LogId:
-        topics = self._context.topics
-        partition = topics.resolve_put(topic, RANDOM_PARTITION)
-        return topics.log_for_put(topic, partition).log_id
 
     def _make(self, sending: _Sending, data: bytes) -> tuple[bytes, int]:
         """Return payload and flag of a letter.

@@ -62,7 +62,30 @@ def show(target: Target, group: str, *, as_json: bool) -> bool:
         return after, rates_of(before, after, now_s() - began_s)
 
     found, rates = target.ask(look)
-    _show(found, rates, as_json=as_json)
+    rows: list[dict[str, Any]] = [
+        {
+            **asdict(each),
+            "partition": each.partition.name,
+            "done_per_s": rates.get(each.partition),
+        }
+        for each in found.queues
+    ]
+    if as_json:
+        render.print_json({**_options(group, found.definition), "queues": rows})
+    else:
+        _print_groups({group: found.definition}, as_json=False)
+        click.echo()
+        progress = [[row[name] for name in PROGRESS_COLUMNS] for row in rows]
+        render.print_rows(PROGRESS_COLUMNS, progress, as_json=False)
+        click.echo()
+        held = [
+            (worker, row["partition"], count)
+            for row in rows
+            for worker, count in row["held"].items()
+        ]
+        render.print_rows(WORKER_COLUMNS, held, as_json=False)
+    for problem in found.problems:
+        render.say(problem)
     return not found.problems
 
 
@@ -197,7 +220,7 @@ def delete(
     group does.
     """
     found = target.ask(lambda admin: admin.describe_queue_group(group))
-    _show(found, {}, as_json=as_json)
+    _print_groups({group: found.definition}, as_json=as_json)
     question = f"Delete queue group {group}?"
     if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
         target.ask(lambda admin: admin.delete_queue_group(group))
@@ -215,34 +238,6 @@ def rates_of(
         if (count := counts.get(each.partition)) is not None
         and count <= each.done_count
     }
-
-
-def _show(found: QueueGroupDescription, rates: Rates, *, as_json: bool) -> None:
-    rows: list[dict[str, Any]] = [
-        {
-            **asdict(each),
-            "partition": each.partition.name,
-            "done_per_s": rates.get(each.partition),
-        }
-        for each in found.queues
-    ]
-    if as_json:
-        options = _options(found.group, found.definition)
-        render.print_json({**options, "queues": rows})
-    else:
-        _print_groups({found.group: found.definition}, as_json=False)
-        click.echo()
-        progress = [[row[name] for name in PROGRESS_COLUMNS] for row in rows]
-        render.print_rows(PROGRESS_COLUMNS, progress, as_json=False)
-        click.echo()
-        held = [
-            (worker, row["partition"], count)
-            for row in rows
-            for worker, count in row["held"].items()
-        ]
-        render.print_rows(WORKER_COLUMNS, held, as_json=False)
-    for problem in found.problems:
-        render.say(problem)
 
 
 def _print_groups(found: Mapping[str, QueueGroupDefinition], *, as_json: bool) -> None:
