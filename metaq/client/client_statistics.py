@@ -18,7 +18,7 @@ from metaq.client.produce.ordered_producer import (
 )
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.producer_counters import ProducerStatistics
-from metaq.client.queue.broker_link import QueueStatistics
+from metaq.client.queue.prefetch import QueueStatistics
 from metaq.client.queue.queue_life import QueueLife
 from metaq.model import TopicPartition
 from metaq.peer.pool import PoolStatistics

@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 from metaq.clock import Clock
-from metaq.errors import ClosedError, RequestTimeoutError
+from metaq.errors import ClosedError, MetaqError, RequestTimeoutError
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +36,21 @@ async def within(timeout: float | None, work: Awaitable[T], what: str) -> T:
         if timeout is None or not bound.expired():
             raise
         raise RequestTimeoutError(f"{what}: not done within {timeout:.3g} s") from error
+
+
+def spawn(
+    work: Coroutine[Any, Any, None], name: str, on_failed: Callable[[MetaqError], None]
+) -> asyncio.Task[None]:
+    """Begin a task that waits for no one; its failure is logged and reported."""
+
+    def on_done(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("%s failed", name, exc_info=error)
+            on_failed(MetaqError(f"{name} failed: {error!r}"))
+
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(on_done)
+    return task
 
 
 def finish(future: asyncio.Future[T], result: T) -> None:

@@ -32,7 +32,7 @@ from metaq.client.produce.producer_counters import (
     ProducerStatistics,
     TransactionStatistics,
 )
-from metaq.client.queue.broker_link import QueueStatistics
+from metaq.client.queue.prefetch import QueueStatistics
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import (
     BrokerAddress,

@@ -9,8 +9,8 @@ Source: docs/metaq-1.4/client.md 10 to 13.
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
-from typing import Self
+from collections.abc import Collection, Coroutine, Mapping
+from typing import Any, Self
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.presence import find_away_of_group
@@ -36,7 +36,7 @@ from metaq.client.offsets.commit_orders import CommitOrders
 from metaq.client.offsets.committer import Commit, CommitOrder
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions
-from metaq.client.timeouts import require_loop, within
+from metaq.client.timeouts import require_loop, spawn, within
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import ClosedError, CoordinationError, MetaqError, RequestTimeoutError
 from metaq.model import TopicPartition
@@ -188,15 +188,8 @@ class ConsumerLife:
         for partition in partitions:
             self.fetch_buffer.unhold(partition)
 
-    def _spawn(self, work: "asyncio._CoroutineLike[None]", name: str) -> None:
-        task = self._loop.create_task(work, name=f"{name} of {self.group}")
-        task.add_done_callback(self._on_task_done)
-        self._tasks.append(task)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("%s failed", task.get_name(), exc_info=error)
-            self._fail(MetaqError(f"{task.get_name()} failed: {error!r}"))
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(spawn(work, f"{name} of {self.group}", self._fail))
 
     def _fail(self, error: MetaqError) -> None:
         """Stop fetching; the iterator raises the error after the fetched messages."""

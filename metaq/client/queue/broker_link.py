@@ -13,16 +13,18 @@ long as it is held its lease is renewed when a third of it is over.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.decode import decode_messages
 from metaq.client.consume.fetcher import GET_SLACK_S
 from metaq.client.errors import LeaseLostError, NoQueuesError
-from metaq.client.options import QueueOptions
-from metaq.client.queue.prefetch import HeldMessage, HeldState, Prefetch
+from metaq.client.queue.prefetch import (
+    HeldMessage,
+    HeldState,
+    QueueParts,
+    QueueStatistics,
+)
 from metaq.client.queue.settling import RECLAIM_BACKOFF, PartitionSettler, Settling, ask
 from metaq.errors import (
     BadRequestError,
@@ -46,7 +48,6 @@ from metaq.protocol.queue_frames import (
 )
 from metaq.record.runs import RecordRun, decode_runs, records_of
 from metaq.retry import wait_set
-from metaq.stats import counter, gauge
 
 _log = logging.getLogger(__name__)
 
@@ -72,60 +73,6 @@ SUCCESS: Final = {verb: {Word.OK, Word.DONE, Word.LATER} for verb in SettleVerb}
 }
 """Words that count as success; `done` is the answer to what is sent again, and `later`
 says that the broker has still to store the dead letter."""
-
-
-@dataclass(slots=True)
-class QueueStatistics:
-    """Counters of one worker."""
-
-    group: str = ""
-    """Its group; "" in a sum."""
-    taken_count: int = counter(
-        "metaq_queue_taken_messages_total", "Messages that brokers gave this worker."
-    )
-    acked_count: int = counter(
-        "metaq_queue_acked_messages_total",
-        "Messages acknowledged, and on disk as done.",
-    )
-    returned_count: int = counter(
-        "metaq_queue_returned_messages_total",
-        "Messages given back to be delivered again: nacks and releases.",
-    )
-    rejected_count: int = counter(
-        "metaq_queue_rejected_messages_total", "Messages given up for good."
-    )
-    lost_count: int = counter(
-        "metaq_queue_lost_leases_total",
-        "Messages whose lease ended before they were settled.",
-    )
-    failure_count: int = counter(
-        "metaq_queue_handler_failures_total", "Failures of handlers of `run`."
-    )
-    held_count: int = gauge(
-        "metaq_queue_held_messages", "Messages that are here and not settled."
-    )
-
-
-@dataclass(slots=True, eq=False)
-class QueueParts:
-    """Parts that the links of one queue share."""
-
-    context: ClientContext
-    topic: str
-    group: str
-    worker: str
-    options: QueueOptions
-    prefetch: Prefetch
-    """Takes messages in order."""
-    counts: QueueStatistics
-    on_fatal: Callable[[MetaqError], None]
-    """Called once, with the reason why no message will ever come from a broker."""
-    count_max: int
-    """Most messages of each broker that are here; handlers of `run` may want more."""
-    unanswered_count: int = 0
-    """Entries of settles without an answer."""
-    all_answered: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when there are none."""
 
 
 class BrokerLink:
@@ -168,7 +115,7 @@ class BrokerLink:
                 failures = failures + 1 if pause_s else 0
             except MetaqError as error:
                 if self._is_final(error):
-                    self._parts.on_fatal(error)
+                    self._parts.fail(error)
                     return
                 if not isinstance(error, NotDefinedError | type(self.last_error)):
                     _log.warning(
@@ -327,12 +274,10 @@ class BrokerLink:
         settler = self._settlers.get(number)
         if settler is None:
             settler = self._settlers[number] = PartitionSettler(
-                self._context,
+                self._parts,
                 entry.held.partition,
-                group=self._parts.group,
-                worker=self._parts.worker,
-                connection=self._open_connection,
-                on_settled=self._on_settled,
+                self._open_connection,
+                self._on_settled,
             )
         if entry.verb is not SettleVerb.EXTEND:
             self.drop(entry.held)

@@ -1,18 +1,24 @@
-"""Messages that a worker was given: those that wait here, and who waits for them."""
+"""Messages that a worker was given, who waits for them, and what its links share."""
 
 import asyncio
 import contextlib
 import enum
+import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from metaq.client.cluster.context import ClientContext
+from metaq.client.options import QueueOptions
 from metaq.client.timeouts import finish, wait_for
 from metaq.clock import Clock
 from metaq.errors import MetaqError
 from metaq.model import Offset, TopicPartition
+from metaq.stats import counter, gauge
+
+_log = logging.getLogger(__name__)
 
 
 class HeldState(enum.Enum):
@@ -164,3 +170,60 @@ class Prefetch:
         while count and self._sleepers:
             finish(self._sleepers.popleft(), None)
             count -= 1
+
+
+@dataclass(slots=True)
+class QueueStatistics:
+    """Counters of one worker."""
+
+    group: str = ""
+    """Its group; "" in a sum."""
+    taken_count: int = counter(
+        "metaq_queue_taken_messages_total", "Messages that brokers gave this worker."
+    )
+    acked_count: int = counter(
+        "metaq_queue_acked_messages_total",
+        "Messages acknowledged, and on disk as done.",
+    )
+    returned_count: int = counter(
+        "metaq_queue_returned_messages_total",
+        "Messages given back to be delivered again: nacks and releases.",
+    )
+    rejected_count: int = counter(
+        "metaq_queue_rejected_messages_total", "Messages given up for good."
+    )
+    lost_count: int = counter(
+        "metaq_queue_lost_leases_total",
+        "Messages whose lease ended before they were settled.",
+    )
+    failure_count: int = counter(
+        "metaq_queue_handler_failures_total", "Failures of handlers of `run`."
+    )
+    held_count: int = gauge(
+        "metaq_queue_held_messages", "Messages that are here and not settled."
+    )
+
+
+@dataclass(slots=True, eq=False)
+class QueueParts:
+    """Parts that the links of one queue share."""
+
+    context: ClientContext
+    topic: str
+    group: str
+    worker: str
+    options: QueueOptions
+    prefetch: Prefetch
+    """Takes messages in order."""
+    counts: QueueStatistics
+    count_max: int
+    """Most messages of each broker that are here; handlers of `run` may want more."""
+    unanswered_count: int = 0
+    """Entries of settles without an answer."""
+    all_answered: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when there are none."""
+
+    def fail(self, error: MetaqError) -> None:
+        """Raise an error for all who want messages, after those that are here."""
+        _log.error("queue of group %s stops: %s", self.group, error)
+        self.prefetch.fail(error)

@@ -18,18 +18,19 @@ from metaq.client.consume.handler_tasks import CONCURRENCY_MAX
 from metaq.client.consume.redelivery import FailureLog, Reject
 from metaq.client.errors import AlreadySettledError, LeaseLostError
 from metaq.client.options import QueueOptions
-from metaq.client.queue.broker_link import (
-    BrokerLink,
+from metaq.client.queue.broker_link import BrokerLink, lease_lost
+from metaq.client.queue.prefetch import (
+    HeldMessage,
+    HeldState,
+    Prefetch,
     QueueParts,
     QueueStatistics,
-    lease_lost,
 )
-from metaq.client.queue.prefetch import HeldMessage, HeldState, Prefetch
 from metaq.client.queue.settling import Settling
-from metaq.client.timeouts import require_loop, within
+from metaq.client.timeouts import require_loop, spawn, within
 from metaq.client.validation import check_timeout, check_whole
 from metaq.cluster_snapshot import ClusterSnapshot
-from metaq.errors import ClosedError, MetaqError
+from metaq.errors import ClosedError
 from metaq.model import BrokerId
 from metaq.protocol.queue_frames import GROUP_DELAY, SettleVerb
 from metaq.retry import wait_set
@@ -80,11 +81,10 @@ class QueueLife:
             options,
             self.prefetch,
             self.counts,
-            self._fail,
             options.prefetch,
         )
         self._links: dict[BrokerId, BrokerLink] = {}
-        self._tasks = set[asyncio.Task[None]]()
+        self._tasks = list[asyncio.Task[None]]()
         self._said: deque[Settling] = deque()
         self._is_draining = False
         self._is_started = self.is_closed = self.has_ended = False
@@ -137,20 +137,7 @@ class QueueLife:
             link.wake()
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = self.loop.create_task(work, name=f"{name} of {self.group}")
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("%s failed", task.get_name(), exc_info=error)
-            self._fail(MetaqError(f"{task.get_name()} failed: {error!r}"))
-
-    def _fail(self, error: MetaqError) -> None:
-        """Raise an error for all who want messages, after those that are here."""
-        _log.error("queue of group %s stops: %s", self.group, error)
-        self.prefetch.fail(error)
+        self._tasks.append(spawn(work, f"{name} of {self.group}", self._parts.fail))
 
     async def close(self, timeout: float | None = None) -> None:
         """Release what was not handed out, and wait for settles; the block's end.

@@ -13,9 +13,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
-from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import OutcomeUnknownError
-from metaq.client.queue.prefetch import HeldMessage
+from metaq.client.queue.prefetch import HeldMessage, QueueParts
 from metaq.errors import (
     ClosedError,
     MetaqError,
@@ -108,28 +107,21 @@ class PartitionSettler:
 
     def __init__(
         self,
-        context: ClientContext,
+        parts: QueueParts,
         partition: TopicPartition,
-        *,
-        group: str,
-        worker: str,
         connection: Callable[[], BrokerConnection | None],
         on_settled: OnSettled,
     ) -> None:
         """Begin with nothing to settle.
 
         Args:
-            context: the client's parts.
+            parts: of the queue.
             partition: of all messages.
-            group: the queue group.
-            worker: the worker that has them.
             connection: returns the open connection to the broker, if there is one.
             on_settled: called with each entry, and the broker's word or an error.
         """
-        self._context = context
+        self._parts = parts
         self.partition = partition
-        self._group = group
-        self._worker = worker
         self._connection = connection
         self._on_settled = on_settled
         self._pending: list[Settling] = []
@@ -155,19 +147,19 @@ class PartitionSettler:
         ]
         command = Settle(
             self.partition.topic,
-            self._group,
+            self._parts.group,
             self.partition.partition,
             len(entries),
             encode_settlements(entries),
             connection.next_opaque(),
-            self._worker,
+            self._parts.worker,
         )
         ask(
             connection,
             command,
             on_reply=lambda reply: self._on_reply(reply, sent),
             on_error=lambda error: self._on_error(error, sent),
-            deadline_s=self._context.deadline_s(),
+            deadline_s=self._parts.context.deadline_s(),
         )
 
     def expire(self, now_s: float) -> None:

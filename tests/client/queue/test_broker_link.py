@@ -6,13 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from metaq.client.options import ClientOptions, QueueOptions
-from metaq.client.queue.broker_link import (
-    NOT_DEFINED_S,
-    BrokerLink,
+from metaq.client.queue.broker_link import NOT_DEFINED_S, BrokerLink
+from metaq.client.queue.prefetch import (
+    HeldMessage,
+    Prefetch,
     QueueParts,
     QueueStatistics,
 )
-from metaq.client.queue.prefetch import HeldMessage, Prefetch
 from metaq.client.queue.settling import Settling
 from metaq.clock import SystemClock
 from metaq.cluster_snapshot import BrokerCopies
@@ -100,8 +100,6 @@ class Rig:
         broker.answer = self.script.answer
         self.prefetch = Recorder()
         self.taken = self.prefetch.taken
-        self.counts = QueueStatistics("workers")
-        self.fatal: list[MetaqError] = []
         self.clock = SkippingClock()
         settings = ClientOptions(**QUICK)
         pool = ConnectionPool(
@@ -125,12 +123,16 @@ class Rig:
             "w-1",
             chosen,
             self.prefetch,
-            self.counts,
-            self.fatal.append,
+            QueueStatistics("workers"),
             chosen.prefetch,
         )
         self.link = BrokerLink(BrokerId(0), parts)
         self.task = asyncio.create_task(self.link.run())
+
+    @property
+    def fatal(self) -> MetaqError | None:
+        """Why no message will ever come."""
+        return self.prefetch.error
 
     async def take(self, number: int) -> Take:
         """Return the take of this number, as soon as it has come."""
@@ -306,9 +308,9 @@ def test_a_lease_is_renewed_when_a_third_of_it_is_over() -> None:
 def test_a_broker_without_queue_groups_is_named() -> None:
     async def scenario(rig: Rig) -> None:
         rig.script.capabilities = Capabilities("0.9")
-        await until(lambda: bool(rig.fatal))
+        await until(lambda: rig.fatal)
         text = f"broker 0 at {rig.broker.address} has no queue groups: its version is"
-        assert str(rig.fatal[0]).startswith(text)
+        assert str(rig.fatal).startswith(text)
         assert not rig.script.takes
 
     run(scenario)
@@ -322,8 +324,8 @@ def test_a_group_that_a_broker_does_not_know_is_asked_for_some_seconds() -> None
         await rig.take(1)
         assert not rig.fatal
         rig.clock.ahead_s = NOT_DEFINED_S
-        await until(lambda: bool(rig.fatal))
-        assert "no queue group 'workers' here" in str(rig.fatal[0])
+        await until(lambda: rig.fatal)
+        assert "no queue group 'workers' here" in str(rig.fatal)
 
     run(scenario)
 
@@ -346,8 +348,8 @@ def test_a_refusal_for_good_ends_the_queue_with_the_sentence_of_the_broker() -> 
         text = b"group 'workers' is of topic 'other', not of 'orders'"
         reply = Result(500, text, take.opaque)
         rig.broker.talks[-1].transport.write(encode(reply))
-        await until(lambda: bool(rig.fatal))
-        assert str(rig.fatal[0]) == text.decode()
+        await until(lambda: rig.fatal)
+        assert str(rig.fatal) == text.decode()
 
     run(scenario)
 

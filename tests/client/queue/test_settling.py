@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,14 +96,13 @@ class Rig:
     def __init__(self) -> None:
         self.connection: FakeConnection | None = FakeConnection()
         self.ends: list[tuple[int, Word | MetaqError]] = []
-        context: Any = type("Context", (), {"deadline_s": lambda _self: 90.0})()
+        context = SimpleNamespace(deadline_s=lambda: 90.0)
+        parts: Any = SimpleNamespace(context=context, group="workers", worker="w-1")
         self.settler = PartitionSettler(
-            context,
+            parts,
             PARTITION,
-            group="workers",
-            worker="w-1",
-            connection=lambda: self.connection,  # type: ignore[arg-type,return-value]
-            on_settled=lambda one, end: self.ends.append((one.held.offset, end)),
+            lambda: self.connection,  # type: ignore[arg-type,return-value]
+            lambda one, end: self.ends.append((one.held.offset, end)),
         )
 
     @property
