@@ -51,9 +51,8 @@ from metaq.retry import wait_set
 
 _log = logging.getLogger(__name__)
 
-TAKE_COUNT_MAX: Final = 1_000
-"""Most messages of one take."""
 TAKE_BYTES_MAX: Final = 1024 * 1024
+"""Most bytes of one take; a broker gives no more."""
 WAIT_S: Final = 10.0
 """Longest wait of a broker for messages, where it announces no less."""
 UNANSWERED_MAX: Final = 10_000
@@ -63,16 +62,6 @@ NOT_DEFINED_S: Final = 10.0
 ANY_PARTITION: Final = -1
 RENEWED_AT: Final = 2 / 3
 """Part of a lease that is left when it is renewed."""
-
-
-RETURNS: Final = (SettleVerb.NACK, SettleVerb.RELEASE)
-"""Verbs that give a message back. Where the first answer was lost, another delivery may
-have it by now, as was wanted."""
-SUCCESS: Final = {verb: {Word.OK, Word.DONE, Word.LATER} for verb in SettleVerb} | {
-    SettleVerb.EXTEND: {Word.OK}
-}
-"""Words that count as success; `done` is the answer to what is sent again, and `later`
-says that the broker has still to store the dead letter."""
 
 
 class BrokerLink:
@@ -142,10 +131,8 @@ class BrokerLink:
             now_s = self._context.clock.monotonic_s()
             since_s = self._undefined_since_s = self._undefined_since_s or now_s
             return now_s - since_s >= NOT_DEFINED_S
-        if isinstance(error, NoQueuesError):
-            return True
-        refuses = isinstance(error, BadRequestError | ServerError)
-        return refuses and not error.retriable
+        refusals = NoQueuesError | BadRequestError | ServerError
+        return isinstance(error, refusals) and not error.retriable
 
     async def _connect(self) -> BrokerConnection:
         """Return the connection; a new one hears first what is held."""
@@ -190,7 +177,7 @@ class BrokerLink:
             connection,
             self._taking(
                 connection,
-                min(self._parts.count_max - len(self.held), TAKE_COUNT_MAX),
+                self._parts.count_max - len(self.held),
                 min(max(1, options.prefetch_bytes - self._held_bytes), TAKE_BYTES_MAX),
                 wait_s,
             ),
@@ -311,10 +298,16 @@ class BrokerLink:
 
     def _on_settled(self, entry: Settling, outcome: Word | MetaqError) -> None:
         held, verb, future, parts = entry.held, entry.verb, entry.future, self._parts
+        is_lost = outcome is Word.LOST
+        if verb is SettleVerb.EXTEND:
+            held.is_renewing, is_lost = False, outcome is not Word.OK
+        elif verb in (SettleVerb.NACK, SettleVerb.RELEASE) and entry.is_in_doubt:
+            # Another delivery may have it after the first try, as was wanted.
+            is_lost = False
         error: MetaqError | None = None
         if isinstance(outcome, MetaqError):
             error = outcome
-        elif outcome in SUCCESS[verb] or (entry.is_in_doubt and verb in RETURNS):
+        elif not is_lost:
             _count(parts.counts, entry)
         else:
             error = lease_lost(held)
@@ -323,8 +316,6 @@ class BrokerLink:
             with parts.prefetch.lock:
                 held.state = HeldState.LOST
             self.drop(held)
-        if verb is SettleVerb.EXTEND:
-            held.is_renewing = False
         if future is None and error is not None:
             _log.warning("not settled: group=%s verb=%s: %s", parts.group, verb, error)
         elif future is not None and not future.done():
