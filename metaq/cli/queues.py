@@ -14,6 +14,7 @@ from metaq.cli.tree import command, group
 from metaq.client import AsyncAdmin, QueueGroupDescription
 from metaq.model import TopicPartition
 from metaq.zk.group_definitions import (
+    DELAY_MS_MAX,
     DELIVERIES_MAX,
     LEASE_MS_MAX,
     LEASE_MS_MIN,
@@ -89,19 +90,6 @@ def show(target: Target, group: str, *, as_json: bool) -> bool:
     return not found.problems
 
 
-def _read_delays(
-    _context: click.Context, _option: click.Parameter, words: str | None
-) -> list[float] | None:
-    if words is None or words == "none":
-        return None if words is None else []
-    try:
-        return [float(word) for word in words.split(",")]
-    except ValueError as error:
-        raise click.BadParameter(
-            f"'{words}' is neither 'none' nor seconds such as 1,5,30"
-        ) from error
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupWishes:
     """Wanted options of a queue group; None: as it is, or the default."""
@@ -128,18 +116,19 @@ class GroupWishes:
         type=click.Choice(["drop"]),
         help="Drop messages that are given up.",
     )
-    retry_delays_s: list[float] | None = option(
-        "--retry-delays",
+    retry_delays_s: tuple[float, ...] = option(
+        "--retry-delay",
         "retry_delays_s",
-        metavar="SECONDS,...|none",
-        callback=_read_delays,
-        help="Delays of messages that are given back, by deliveries so far; the last"
-        " one repeats.",
+        multiple=True,
+        type=SecondsRange(0, DELAY_MS_MAX / 1000),
+        metavar="SECONDS",
+        help="Delay of a message that is given back once, twice, ... as often as it is"
+        " said; the last one repeats, and 0 is none.",
     )
 
     def said(self) -> dict[str, Any]:
         """Return them as arguments of `admin`."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {each.name: getattr(self, each.name) or None for each in fields(self)}
 
 
 @command(
@@ -192,7 +181,7 @@ def create(
     group_argument,
     takes(GroupWishes, "wishes"),
     examples=(
-        "metaq queues alter workers --lease 60 --retry-delays 5,60",
+        "metaq queues alter workers --lease 60 --retry-delay 5 --retry-delay 60",
         "metaq queues alter workers --then drop",
     ),
 )

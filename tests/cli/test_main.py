@@ -42,7 +42,7 @@ COMMANDS = {
     "queues list": {"--zookeeper", "--json"},
     "queues show": {"--zookeeper", "--json"},
     "queues create": {"--zookeeper", "--topic", "--dead-letter-topic", "--then"},
-    "queues alter": {"--zookeeper", "--lease", "--retry-delays", "--json"},
+    "queues alter": {"--zookeeper", "--lease", "--retry-delay", "--json"},
     "queues redrive": {"--zookeeper", "--limit", "--dry-run", "--yes", "--json"},
     "queues delete": {"--zookeeper", "--dry-run", "--yes", "--json"},
     "offsets show": {"--zookeeper", "--json"},

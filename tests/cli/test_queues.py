@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -119,7 +120,11 @@ def test_a_group_is_made_and_altered(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its options are printed as they are then."""
-    words = {"deliveries_max": None, "dead_letter_topic": None, "retry_delays_s": None}
+    words: dict[str, Any] = {
+        "deliveries_max": None,
+        "dead_letter_topic": None,
+        "retry_delays_s": (),
+    }
     create(
         target,
         "mails",
@@ -141,10 +146,12 @@ def test_a_group_is_made_and_altered(
         "ordered_by": "key",
         "start": "latest",
     }
-    wishes = GroupWishes(**{**words, "retry_delays_s": []}, lease_s=None, then=None)
+    wishes = GroupWishes(
+        **{**words, "retry_delays_s": (0.0, 2.0)}, lease_s=None, then=None
+    )
     alter(target, "mails", wishes, as_json=True)
     found = json.loads(capsys.readouterr().out)
-    assert (found["group"], found["retry_delays_s"]) == ("mails", "none")
+    assert (found["group"], found["retry_delays_s"]) == ("mails", "0,2")
     assert (found["lease_s"], found["ordered_by"]) == (5.0, "key")
 
 
@@ -153,7 +160,7 @@ def test_a_group_is_made_and_altered(
     [
         (["create", "g"], "Missing option '--topic'"),
         (["create", "g", "--topic", "t"], "'--dead-letter-topic' or '--then'"),
-        (["alter", "g", "--retry-delays", "1,x"], "neither 'none' nor seconds"),
+        (["alter", "g", "--retry-delay", "x"], "--retry-delay"),
         (["alter", "g", "--lease", "0"], "--lease"),
         (["alter", "g", "--deliveries-max", "0"], "--deliveries-max"),
         (["alter", "g", "--ordered-by", "key"], "No such option"),
