@@ -56,7 +56,7 @@ TAKE_BYTES_MAX: Final = 1024 * 1024
 WAIT_S: Final = 10.0
 """Longest wait of a broker for messages, where it announces no less."""
 UNANSWERED_MAX: Final = 10_000
-"""Settles without an answer at which no more is taken."""
+"""Settles without an answer of a broker at which no more is taken from it."""
 NOT_DEFINED_S: Final = 10.0
 """A broker may not have heard of a new group for so long."""
 ANY_PARTITION: Final = -1
@@ -77,6 +77,8 @@ class BrokerLink:
         self._context = parts.context
         self.held: set[HeldMessage] = set()
         self._held_bytes = 0
+        self._unanswered_count = 0
+        """Entries of settles without an answer of this broker."""
         self._kept_up_s = self._kept_up_before_s = 0.0
         """Monotonic times of the last two `keep_up`. What had come by the earlier one
         was read: the later one may be the first event after a stop of the process."""
@@ -162,7 +164,7 @@ class BrokerLink:
         return (
             len(self.held) <= self._parts.count_max // 2
             and self._held_bytes <= options.prefetch_bytes // 2
-            and self._parts.unanswered_count < UNANSWERED_MAX
+            and self._unanswered_count < UNANSWERED_MAX
         )
 
     async def _take(self, connection: BrokerConnection) -> float:
@@ -268,6 +270,7 @@ class BrokerLink:
             )
         if entry.verb is not SettleVerb.EXTEND:
             self.drop(entry.held)
+        self._unanswered_count += 1
         self._parts.unanswered_count += 1
         settler.add(entry)
 
@@ -323,6 +326,7 @@ class BrokerLink:
                 future.set_result(None)
             else:
                 future.set_exception(error)
+        self._unanswered_count -= 1
         parts.unanswered_count -= 1
         if not parts.unanswered_count:
             parts.all_answered.set()
