@@ -244,6 +244,7 @@ class ServedQueue:
     ) -> None:
         """Find the whole records of a window."""
         state, position, size = self.state, 0, len(data)
+        limit = self.log.high_watermark - base
         unpack, is_ordered = HEADER.unpack_from, self.state.rules.is_ordered
         while position + HEADER_BYTES <= size and (
             state.wants_scan(count)
@@ -251,7 +252,7 @@ class ServedQueue:
         ):
             length, _checksum, _id, flag = unpack(data, position)
             end = position + HEADER_BYTES + length
-            if length < 0:
+            if length < 0 or end > limit:
                 raise CorruptRecordError(
                     f"partition {self.log.log_id}: length {length} of the record at"
                     f" offset {base + position}"

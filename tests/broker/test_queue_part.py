@@ -120,6 +120,26 @@ def test_damage_is_named_to_the_taker(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_a_length_beyond_the_end_of_the_log_is_damage(tmp_path: Path) -> None:
+    """It is not read for, again and again."""
+
+    async def scenario(broker, peer) -> None:
+        await put(peer, b"a", b"b")
+        worker = Worker(peer)
+        (a,) = await worker.take(1)
+        path = queue_of(broker).log.segments.first.path
+        data = bytearray(path.read_bytes())
+        second = len(data) // 2
+        data[second : second + 4] = (2**30).to_bytes(4, "big")
+        path.write_bytes(data)
+        reply = await worker.ask(worker.taking(1, wait_ms=20_000))
+        assert reply.status == 500
+        assert f"length {2**30} of the record at offset {second}" in reply.text
+        assert await worker.ack(a) is Word.OK
+
+    run(tmp_path, scenario)
+
+
 def test_at_the_bound_of_open_messages_takes_wait(tmp_path: Path) -> None:
     """Until something is settled."""
 
