@@ -73,11 +73,8 @@ class QueueHold:
 
     def hold(self, entries: Sequence[Settlement]) -> list[Word]:
         """Hold the messages of acks that are good; return a word for each entry."""
-        state, now, worker = (
-            self._queue.state,
-            self._service.now(),
-            self._command.worker,
-        )
+        state, worker = self._queue.state, self._command.worker
+        now = self._service.now()
         words = list[Word]()
         for each in entries:
             words.append(state.settle(worker, each, now, is_held=True))
