@@ -207,13 +207,14 @@ def test_a_log_consumer_that_was_refused_leaves_the_name_free() -> None:
 
     async def main(broker: EmbeddedBroker) -> None:
         async with AsyncClient(**broker.client_options) as client:
-            context = parts_of(client)
-            await ensure_queue_group(context, "g", "orders", DROP)
+            groups = await reach_queue_groups(parts_of(client))
+            await groups.ensure("g", "orders", DROP)
             with pytest.raises(QueueGroupError, match="'g' is a queue group"):
                 async with client.consumer("g", ["orders"]):
                     pass
             await client.admin().delete_queue_group("g")
-            again = await ensure_queue_group(context, "g", "orders", DROP)
+            groups = await reach_queue_groups(parts_of(client))
+            again = await groups.ensure("g", "orders", DROP)
             assert again.generation == 1
 
     with embedded_broker(topics={"orders": 1}) as broker:
