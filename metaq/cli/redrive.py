@@ -4,25 +4,32 @@ A member of the log group `GROUP-redrive` reads the dead-letter topic. The messa
 of a batch of letters and its offsets are stored together or not at all, so a letter is
 sent back once, whenever this is killed. It ends where the topic ended when it began: a
 message that dies again is not sent in circles.
+
+The offsets pass letters that are not chosen as well. These are put at the end of the
+topic again by the same transaction, so that a later call finds them.
 """
 
 import asyncio
+import datetime as dt
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target
+from metaq.cli.options import declared, takes, time_option
 from metaq.cli.queues import group_argument
 from metaq.cli.tree import command
-from metaq.client import AsyncClient
+from metaq.client import AsyncClient, Origin, read_origin
 from metaq.errors import ClientError, RequestTimeoutError
-from metaq.model import GroupOffset, Message, Offset, TopicPartition
-from metaq.record.dead_letters import PREFIX, origin_topic
+from metaq.model import GroupOffset, HeaderPairs, Message, Offset, TopicPartition
+from metaq.record.dead_letters import PREFIX
 
 COLUMNS = ("topic", "cause", "letters")
+INTERRUPTED: Final = "interrupted: a second call goes on, and sends no letter twice"
 BATCH_COUNT: Final = 500
 CAUSES_MAX: Final = 50
 """Causes that are counted one by one; others are counted together."""
@@ -32,24 +39,67 @@ Found = tuple[Counter[tuple[str, str]], Mapping[TopicPartition, Offset]]
 """Letters by topic and cause, and the end of each partition that has more to read."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterChoice:
+    """Dead letters that are sent back; None: whatever it is."""
+
+    key: str | None = declared(
+        click.option("--key", help="Send back those with this key."), default=None
+    )
+    cause: str | None = declared(
+        click.option(
+            "--cause", metavar="TEXT", help="Send back those with TEXT in their cause."
+        ),
+        default=None,
+    )
+    since: dt.datetime | None = declared(
+        time_option("--since", "Send back those given up at that time or later."),
+        default=None,
+    )
+    until: dt.datetime | None = declared(
+        time_option("--until", "Send back those given up before that time."),
+        default=None,
+    )
+    limit: int | None = declared(
+        click.option(
+            "--limit",
+            type=click.IntRange(1),
+            metavar="COUNT",
+            help="Send back so many at most.  [default: all]",
+        ),
+        default=None,
+    )
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every letter is chosen, as far as the limit goes."""
+        return (self.key, self.cause, self.since, self.until) == (None,) * 4
+
+    def has(self, letter: Message, origin: Origin) -> bool:
+        """Return whether a letter is chosen."""
+        at_s = -1.0 if origin.at_ms is None else origin.at_ms / 1000
+        return (
+            (self.key is None or letter.key == self.key.encode())
+            and (self.cause is None or self.cause in _cause_of(letter))
+            and (self.since is None or at_s >= self.since.timestamp())
+            and (self.until is None or 0 <= at_s < self.until.timestamp())
+        )
+
+
 @command(
     "queues redrive",
     group_argument,
-    click.option(
-        "--limit",
-        type=click.IntRange(1),
-        metavar="COUNT",
-        help="Send back so many at most.  [default: all]",
-    ),
+    takes(LetterChoice, "choice"),
     examples=(
         "metaq queues redrive workers --dry-run",
         "metaq queues redrive workers --limit 10 --yes",
+        "metaq queues redrive workers --cause 'no such customer' --since 2026-01-31",
     ),
 )
 def redrive(
     target: Target,
     group: str,
-    limit: int | None,
+    choice: LetterChoice,
     *,
     is_dry: bool,
     is_sure: bool,
@@ -59,33 +109,42 @@ def redrive(
 
     Counts them by cause and asks. Each is sent once: a second call goes on where the
     first one ended, or was killed. They are new messages of their topics, and all
-    groups of these get them.
+    groups of these get them. Letters that are read on the way and not chosen are put
+    at the end of the dead-letter topic.
     """
-    counts, ends = target.run(lambda client: _find(client, group))
+    counts, ends = target.run(lambda client: _find(client, group, choice))
     rows = [(topic, cause, count) for (topic, cause), count in counts.most_common()]
     render.print_rows(COLUMNS, rows, as_json=as_json)
-    total = min(counts.total(), counts.total() if limit is None else limit)
+    total = min(counts.total(), choice.limit or counts.total())
     if not total:
-        render.say(f"queue group {group} has no dead letters that were not sent back")
+        such = "" if choice.is_all else " of that kind"
+        render.say(
+            f"queue group {group} has no dead letters{such} that were not sent back"
+        )
         return
     letters = render.count_text(total, "dead letter")
     question = f"Send {letters} of queue group {group} back?"
     if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
-        sent = target.run(
-            lambda client: _send(client, group, ends, total, target.timeout_s)
-        )
+        timeout_s = target.timeout_s
+        try:
+            sent = target.run(
+                lambda client: _send(client, group, choice, ends, total, timeout_s)
+            )
+        except KeyboardInterrupt:
+            render.say(INTERRUPTED)
+            raise
         render.say(f"{render.count_text(sent, 'dead letter')} sent back")
 
 
-async def _find(client: AsyncClient, group: str) -> Found:
-    """Count the letters that were not sent back yet."""
+async def _find(client: AsyncClient, group: str, choice: LetterChoice) -> Found:
+    """Count the chosen letters that were not sent back yet."""
     counts, ends = Counter[tuple[str, str]](), dict[TopicPartition, Offset]()
     async for letter in _letters(client, group, await _topic_of(client, group)):
         ends[letter.partition] = letter.next_offset
-        topic = _origin(letter, group)
-        if topic is not None:
-            cause = letter.headers.get(f"{PREFIX}cause", b"").decode(errors="replace")
-            key = (topic, cause[:CAUSE_CHARS_MAX])
+        origin = _origin(letter, group)
+        if origin is not None and choice.has(letter, origin):
+            topic = origin.partition.topic
+            key = (topic, _cause_of(letter)[:CAUSE_CHARS_MAX])
             if key not in counts and len(counts) >= CAUSES_MAX:
                 key = (topic, "other causes")
             counts[key] += 1
@@ -128,11 +187,12 @@ async def _letters(
 async def _send(
     client: AsyncClient,
     group: str,
+    choice: LetterChoice,
     ends: Mapping[TopicPartition, Offset],
     total: int,
     timeout_s: float,
 ) -> int:
-    """Send letters back, up to the ends; return how many."""
+    """Send the chosen letters back, up to the ends; return how many."""
     topic, sent, left = await _topic_of(client, group), 0, dict(ends)
     async with (
         client.producer() as producer,
@@ -141,7 +201,7 @@ async def _send(
         ) as consumer,
     ):
         while left and sent < total:
-            count_max = min(BATCH_COUNT, total - sent)
+            count_max = min(BATCH_COUNT, total - sent) if choice.is_all else BATCH_COUNT
             batches = consumer.batches(max_count=count_max, max_wait_s=0.1)
             try:
                 async with asyncio.timeout(timeout_s):
@@ -156,17 +216,15 @@ async def _send(
                     origin = _origin(letter, group)
                     if origin is None:
                         continue
-                    own = (
-                        h for h in letter.header_pairs if not h[0].startswith(PREFIX)
-                    )
+                    is_meant = sent < total and choice.has(letter, origin)
                     await tx.send(
-                        origin,
+                        origin.partition.topic if is_meant else topic,
                         letter.data,
                         attribute=letter.attribute,
                         key=letter.key,
-                        headers=tuple(own),
+                        headers=_own(letter) if is_meant else letter.header_pairs,
                     )
-                    sent += 1
+                    sent += is_meant
             for partition, offset in batch.offsets.items():
                 if offset >= left.get(partition, offset + 1):
                     del left[partition]
@@ -178,9 +236,16 @@ def _reader_of(group: str) -> str:
     return f"{group}-redrive"
 
 
-def _origin(letter: Message, group: str) -> str | None:
-    """Return the topic that a letter of the group is from; None: it is another's."""
-    headers = letter.headers
-    if headers.get(f"{PREFIX}group") != group.encode(errors="surrogatepass"):
-        return None
-    return origin_topic(headers.get(f"{PREFIX}origin", b""))
+def _origin(letter: Message, group: str) -> Origin | None:
+    """Return where a letter of the group is from; None: it is another's, or none."""
+    origin = read_origin(letter)
+    return None if origin is None or origin.group != group else origin
+
+
+def _cause_of(letter: Message) -> str:
+    return letter.headers.get(f"{PREFIX}cause", b"").decode(errors="replace")
+
+
+def _own(letter: Message) -> HeaderPairs:
+    """Return the headers that the message had before it became a letter."""
+    return tuple(h for h in letter.header_pairs if not h[0].startswith(PREFIX))

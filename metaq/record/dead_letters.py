@@ -57,12 +57,6 @@ class Origin(NamedTuple):
     unknown."""
 
 
-def origin_topic(value: bytes) -> str | None:
-    """Return the topic of a `dead-letter.origin`; None: it makes no sense."""
-    topic, slash, _partition = value.decode(errors="replace").rpartition("/")
-    return topic if topic and slash else None
-
-
 def letter_headers(own: HeaderPairs, origin: Origin) -> HeaderPairs:
     """Return the headers of a dead letter: the message's `own`, and its origin."""
     fields = {

@@ -43,7 +43,17 @@ COMMANDS = {
     "queues show": {"--zookeeper", "--json"},
     "queues create": {"--zookeeper", "--topic", "--dead-letter-topic", "--then"},
     "queues alter": {"--zookeeper", "--lease", "--retry-delay", "--json"},
-    "queues redrive": {"--zookeeper", "--limit", "--dry-run", "--yes", "--json"},
+    "queues redrive": {
+        "--zookeeper",
+        "--key",
+        "--cause",
+        "--since",
+        "--until",
+        "--limit",
+        "--dry-run",
+        "--yes",
+        "--json",
+    },
     "queues delete": {"--zookeeper", "--dry-run", "--yes", "--json"},
     "offsets show": {"--zookeeper", "--json"},
     "offsets reset": {

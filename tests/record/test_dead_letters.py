@@ -1,7 +1,7 @@
 """The headers of a dead letter, as consumers and brokers write them."""
 
 from metaq.model import BrokerId, MessageId, Millis, Offset, TopicPartition
-from metaq.record.dead_letters import Origin, letter_headers, origin_topic
+from metaq.record.dead_letters import Origin, letter_headers
 
 ORIGIN = Origin(
     TopicPartition("orders", BrokerId(0), 3),
@@ -34,10 +34,3 @@ def test_a_letter_of_a_letter_has_the_last_origin_alone() -> None:
     again = letter_headers(first, ORIGIN._replace(offset=Offset(1)))
     assert [name for name, _ in again] == [name for name, _ in first]
     assert dict(again)["dead-letter.origin"] == b"orders/0-3@1"
-
-
-def test_the_topic_of_a_letter_is_read_back() -> None:
-    """An origin that makes no sense has none."""
-    value = dict(letter_headers((), ORIGIN))["dead-letter.origin"]
-    assert origin_topic(value) == "orders"
-    assert [origin_topic(each) for each in (b"", b"orders", b"/0-3@1")] == [None] * 3
