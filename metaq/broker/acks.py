@@ -16,6 +16,8 @@ from typing import Final, NamedTuple, Protocol
 from metaq.broker.context import BrokerContext
 from metaq.errors import (
     ClosedError,
+    CorruptRecordError,
+    DiskError,
     ForbiddenError,
     LogDirOfflineError,
     LogOfflineError,
@@ -73,6 +75,9 @@ REFUSALS: Final = (
     ForbiddenError, ServerError, UnavailableError, SequenceError, StorageError,
     ClosedError,
 )  # fmt: skip
+
+PASSING: Final = (LogOfflineError, ClosedError, CorruptRecordError, DiskError)
+"""Errors of one copy of a log, where there are others."""
 
 CODES: Final[dict[type[MetaqError], str]] = {
     NoSpaceError: NO_ROOM,
@@ -275,10 +280,23 @@ def refuse_put(
         error = context.topics.refusal  # the log follows since a moment ago
     cause = next(word for kind, word in CAUSES.items() if isinstance(error, kind))
     context.counters.rejections[cause] += count
+    if not isinstance(error, ForbiddenError):
+        context.counters.put_failed += count
+        if context.topics.has_stat(topic):
+            context.realtime.record("put_failed", topic, count=count)
+    return wire_error(context, error, topic=topic, partition=partition)
+
+
+def wire_error(
+    context: BrokerContext, error: MetaqError, *, topic: str, partition: int
+) -> WireError:
+    """Return the answer to what failed at a partition, as `refuse_put`."""
+    if isinstance(error, ClosedError) and context.topics.refusal is not None:
+        error = context.topics.refusal
     if context.replica is not None:
         if isinstance(error, LogDirOfflineError):
             error = NotLeaderError(str(error))  # it gives up, and another leads soon
-        elif isinstance(error, LogOfflineError | ClosedError):
+        elif isinstance(error, PASSING):
             error = UnavailableError(str(error))  # it is mended, and opened again
     detail = str(error)
     if isinstance(error, NoSpaceError):
@@ -286,9 +304,6 @@ def refuse_put(
     text = texts.put_failed(context.address, topic, partition, detail)
     if isinstance(error, ForbiddenError):
         return ForbiddenError(text)
-    context.counters.put_failed += count
-    if context.topics.has_stat(topic):
-        context.realtime.record("put_failed", topic, count=count)
     for kind, word in CODES.items():
         if isinstance(error, kind):
             text = with_code(text, word, {})

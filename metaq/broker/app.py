@@ -206,9 +206,8 @@ class Broker(Service):
         self._schedules = Schedules(self._clock, local_timezone())
         self._make_context(started_s)
         await self._open_transactions()
-        if self._config.replication is None:
-            self._queues = self.context.queues = QueueService(self.context)
-            await self.start_owned(self._queues)
+        self._queues = self.context.queues = QueueService(self.context)
+        await self.start_owned(self._queues)
         self._listen()
         data_path = Path(self._config.system.data_path)
         await self.start_owned(

@@ -87,6 +87,10 @@ class SetMember(Protocol):
         """Return whether it surely leads: then logs end where its own do."""
 
     @property
+    def is_registered(self) -> bool:
+        """Return whether clients can find it: it leads, and MetaQ's nodes say so."""
+
+    @property
     def epoch(self) -> int:
         """Return the number of its own epoch; 0 while it does not lead."""
 
@@ -127,6 +131,9 @@ class QueueGroups(Protocol):
 
     def drop_topic(self, topic: str) -> None:
         """Forget the queues of a topic that was deleted."""
+
+    def set_leading(self, *, is_leading: bool) -> None:
+        """Begin to serve, or stop at once: the replica leads its set, or no more."""
 
     def apply_groups(self, definitions: Mapping[str, QueueGroupDefinition]) -> None:
         """Put definitions in effect."""

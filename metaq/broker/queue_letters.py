@@ -3,39 +3,53 @@
 A letter and the end of its message are one local transaction (`joined_appends.py`).
 Until it is committed the message is open, and not given out. A letter that its topic
 does not take is tried again, with a growing delay, and the problem names the topic.
+
+A replica set has no transactions. There a letter is a batch with a name made of its
+queue and offset, so that it is stored once (`storage/producers.py`), and the end of its
+message is noted after it. A leader that finds it in the table notes that before it
+gives anything out (`stored_letters`).
 """
 
 import logging
 from collections import deque
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Final
 
 from metaq.broker.context import BrokerContext
 from metaq.broker.joined_appends import JoinedAppends, JoinedRecord
 from metaq.broker.queue_groups import OnTried, QueueOwner
+from metaq.broker.queue_log import Ticket, append_record
 from metaq.broker.queue_part import ServedQueue
+from metaq.broker.topics import Topics
 from metaq.errors import (
     ClosedError,
     CorruptRecordError,
     MetaqError,
+    SequenceError,
     StorageError,
+    UnavailableError,
     WireError,
 )
 from metaq.model import (
     RANDOM_PARTITION,
     BrokerId,
+    LogId,
     MessageId,
     Millis,
     Offset,
+    SizeBytes,
     TopicPartition,
 )
 from metaq.queues.state import Letter
-from metaq.queues.state_log import Done
+from metaq.queues.state_log import Done, QueueName
 from metaq.record.dead_letters import TEXT_CHARS_MAX, Origin, letter_headers
 from metaq.record.flags import decode_payload, encode_payload
-from metaq.record.layout import Record
+from metaq.record.layout import Record, encode_record
 from metaq.record.scan import read_record
 from metaq.retry import Backoff
+from metaq.storage.partition_log import PartitionLog
+from metaq.storage.producers import NO_CHECKSUM, StoredBatch
 
 _log = logging.getLogger(__name__)
 
@@ -131,7 +145,10 @@ class Letters:
             partition = topics.resolve_put(topic, RANDOM_PARTITION)
             target = topics.log_for_put(topic, partition).log_id
             payload, flag = self._make(sending, await queue.read(letter.offset, end))
-        except (StorageError, ClosedError, WireError) as error:
+            if self._context.replica is not None:
+                self._send_by_name(sending, target, payload, flag)
+                return
+        except (StorageError, ClosedError, WireError, SequenceError) as error:
             self._on_done(sending, error)
             return
         change = queue.encode([Done(letter.offset, end)])
@@ -142,6 +159,53 @@ class Letters:
             ],
             lambda error: self._on_done(sending, error),
         )
+
+    def _send_by_name(
+        self, sending: _Sending, target: LogId, payload: bytes, flag: int
+    ) -> None:
+        """Store a letter unless it is stored, and then that its message is done."""
+        queue, letter = sending.queue, sending.letter
+        if not self._service.has(queue):
+            raise ClosedError("the queue is read again")
+        topics, ids = self._context.topics, self._context.ids
+        done = Done(letter.offset, Offset(letter.offset + letter.size_bytes))
+
+        def noted(error: MetaqError | None) -> None:
+            if error is not None:
+                self._service.fail(queue.journal_id, error)
+            self._on_done(sending, error)
+
+        def stored(error: MetaqError | None) -> None:
+            if error is None and self._service.has(queue):
+                queue.note_done([done], noted)
+            else:
+                self._on_done(sending, error or ClosedError("the queue is read again"))
+
+        name, ticket = (
+            f"{letters_of(queue.name, queue.log)}{done.start}",
+            Ticket(stored),
+        )
+        for log in topics.logs():
+            if log.log_id.topic == target.topic:
+                known = log.producers.find(name, letter.size_bytes, 1, NO_CHECKSUM)
+                if known is not None:
+                    log.join(known, ticket)
+                    return
+        log, message_id = (
+            topics.log_for_put(target.topic, target.partition),
+            ids.reserve(1),
+        )
+        record = encode_record(payload, id=message_id, flag=flag)
+        batch = StoredBatch(
+            name,
+            letter.size_bytes,
+            1,
+            NO_CHECKSUM,
+            message_id,
+            log.next_offset,
+            SizeBytes(len(record)),
+        )
+        append_record(log, record, message_id, ticket, batch)
 
     def _make(self, sending: _Sending, data: bytes) -> tuple[bytes, int]:
         """Return payload and flag of a letter.
@@ -204,3 +268,31 @@ class Letters:
         on_first, sending.on_first = sending.on_first, None
         if on_first is not None:
             on_first(sending.letter.offset, is_stored)
+
+
+def letters_of(name: QueueName, log: PartitionLog) -> str:
+    """Return the begin of the names of the letters of a queue.
+
+    The number of the log is in it: a topic that is made again gives the same offsets.
+    """
+    parts = "\0".join(map(str, (*name, log.number)))
+    return f"letter-{blake2b(parts.encode(), digest_size=16).hexdigest()}-"
+
+
+def stored_letters(
+    topics: Topics, topic: str, name: QueueName, queue_log: PartitionLog
+) -> list[Done]:
+    """Return the messages of a queue that are known to have letters in a topic.
+
+    Raises:
+        UnavailableError: one is on its way.
+    """
+    begin, found = letters_of(name, queue_log), list[Done]()
+    for log in topics.logs():
+        for batch in log.producers if log.log_id.topic == topic else ():
+            if batch.producer.startswith(begin):
+                if batch.end_offset > log.high_watermark:
+                    raise UnavailableError("a dead letter is on its way")
+                start = Offset(int(batch.producer[len(begin) :]))
+                found.append(Done(start, Offset(start + batch.sequence)))
+    return found

@@ -14,11 +14,12 @@ from typing import Final
 
 from metaq.broker.context import BrokerContext
 from metaq.errors import ClosedError, CorruptRecordError, MetaqError, StorageError
-from metaq.model import LogId, Offset, Position, SizeBytes
+from metaq.model import LogId, MessageId, Offset, Position, SizeBytes
 from metaq.queues.state_log import Images, QueueName, decode_state
 from metaq.record.layout import Record, encode_record
 from metaq.record.scan import Incomplete, read_record
 from metaq.storage.partition_log import PartitionLog
+from metaq.storage.producers import StoredBatch
 
 TOPIC: Final = "__queues"
 PARTITIONS: Final = 1
@@ -103,21 +104,37 @@ class QueueLog:
         """Append a record; never blocks. `on_stored` may be called at once."""
         try:
             log = self.find(log_id) or self._context.topics.internal_log(log_id)
-            message_id = self._context.ids.reserve(1)
-            record = encode_record(payload, id=message_id)
-            log.append(
-                (record,),
-                size_bytes=SizeBytes(len(record)),
-                record_count=1,
-                last_id=message_id,
-                ticket=_Ticket(on_stored),
-                is_light=True,
-            )
         except (StorageError, ClosedError) as error:
             on_stored(error)
+            return
+        message_id = self._context.ids.reserve(1)
+        record = encode_record(payload, id=message_id)
+        append_record(log, record, message_id, Ticket(on_stored))
 
 
-class _Ticket:
+def append_record(
+    log: PartitionLog,
+    record: bytes,
+    message_id: MessageId,
+    ticket: "Ticket",
+    batch: StoredBatch | None = None,
+) -> None:
+    """Append one record; never blocks. The ticket may be called at once."""
+    try:
+        log.append(
+            (record,),
+            size_bytes=SizeBytes(len(record)),
+            record_count=1,
+            last_id=message_id,
+            ticket=ticket,
+            batch=batch,
+            is_light=True,
+        )
+    except (StorageError, ClosedError) as error:
+        ticket.on_failed(error)
+
+
+class Ticket:
     """Reports the outcome of an append."""
 
     __slots__ = ("_on_stored",)
@@ -129,6 +146,6 @@ class _Ticket:
         """Report it."""
         self._on_stored(None)
 
-    def on_failed(self, error: StorageError) -> None:
+    def on_failed(self, error: StorageError | ClosedError) -> None:
         """Likewise."""
         self._on_stored(error)

@@ -21,6 +21,7 @@ from metaq.queues.rules import Now
 from metaq.queues.state import QueueState, Taken
 from metaq.queues.state_log import (
     Change,
+    Done,
     QueueName,
     StateKind,
     StateRecord,
@@ -122,6 +123,10 @@ class ServedQueue:
             self._waiting.append(on_stored)
         else:
             on_stored(None)
+
+    def note_done(self, done: Sequence[Done], on_stored: OnStored) -> None:
+        """Write that messages are done of which the state is told apart."""
+        self._append(self.encode(done), on_stored)
 
     def encode(self, changes: Sequence[Change]) -> bytes:
         """Return the record of changes, which is appended next."""

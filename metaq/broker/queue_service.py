@@ -13,21 +13,26 @@ Everything happens on the loop's thread.
               from memory, and read again until it works
 
 A worker is a name, not a connection. Its leases end queueReclaimMs after its
-last connection, unless it is back by then. A broker that does not lead its set refuses.
+last connection, unless it is back by then.
+
+In a replica set the leader serves. Its term begins with `load`, once it is registered
+and every log has what its predecessor acknowledged: before that a done message could
+look open, and one that a worker has could be unknown. With the term all is dropped.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from metaq.broker.acks import Answerer
+from metaq.broker.acks import Answerer, wire_error
 from metaq.broker.context import BrokerContext
 from metaq.broker.joined_appends import JoinedAppends
 from metaq.broker.queue_groups import OnTried, QueueGroup
-from metaq.broker.queue_letters import Letters
+from metaq.broker.queue_letters import Letters, stored_letters
 from metaq.broker.queue_log import QueueLog, all_logs, log_of, read_images
 from metaq.broker.queue_part import ServedQueue
 from metaq.broker.queue_settling import settle
@@ -41,6 +46,7 @@ from metaq.errors import (
     ServerError,
     StorageError,
     UnavailableError,
+    WireError,
 )
 from metaq.lifecycle import Service
 from metaq.model import LogId, Offset
@@ -49,6 +55,7 @@ from metaq.protocol.commands import Settle, Take
 from metaq.queues.rules import Now, QueueRules
 from metaq.queues.state import QueueState
 from metaq.queues.state_log import (
+    Done,
     Images,
     QueueImage,
     QueueName,
@@ -65,6 +72,8 @@ _log = logging.getLogger(__name__)
 PINNED_BYTES_MAX: Final = 64 << 20
 """Bytes of a partition of `__queues` after which the queues that pin it are written."""
 RELOAD: Final = Backoff(first_s=0.2, max_s=10.0)
+SETTLED_POLL_S: Final = 0.02
+"""Between two looks whether a new leader has all that its predecessor promised."""
 TIMER_S: Final = 0.005
 """Deadlines that come within this are looked at together."""
 
@@ -104,6 +113,11 @@ class QueueService(Service):
         self._timer: asyncio.TimerHandle | None = None
         self._load_due = asyncio.Event()
         self._reclaims_until_ms = 0
+        self._is_leading = context.config.replication is None
+        self._is_found = False
+        """Clients could find it in this term."""
+        self._term = 0
+        """Counts what `set_leading` did; what was read in another one counts not."""
         self.letters: Final = Letters(self, context, JoinedAppends(context))
         self.takers: Final = Takers(self, context)
 
@@ -127,6 +141,11 @@ class QueueService(Service):
 
     async def _load(self) -> None:
         """Read the partitions of `__queues` that are not in memory."""
+        term = self._term
+        if self._context.config.replication is not None:
+            await self._wait_settled(term)
+        if not self._is_leading:
+            return
         for log_id in all_logs():
             if log_id in self._partitions:
                 continue
@@ -137,16 +156,57 @@ class QueueService(Service):
                     (Images(), {}) if log is None else await read_images(log)
                 )
             except (StorageError, ClosedError) as error:
+                if term != self._term:
+                    return
                 if self._failures.get(log_id) != str(error):
                     _log.error("queue groups are away: %s", error)
                 self._failures[log_id] = str(error)
                 continue
+            if term != self._term:
+                return
             self._failures.pop(log_id, None)
             self._partitions[log_id] = _Partition(images, starts)
             self.restart_reclaim()
         self._delete(self._is_over)
         for group in self._groups.values():
             self._open_latest(group)
+
+    async def _wait_settled(self, term: int) -> None:
+        """Wait until the logs of this leader are as long as they are known to be.
+
+        What is in doubt in `__queues` has been stored by then: a queue that begins
+        there keeps its number.
+        """
+        while term == self._term and self._is_leading:
+            replica, topics = self._context.replica, self._context.topics
+            found = [log for each in all_logs() if (log := self._journal.find(each))]
+            if (
+                (self._is_found or (replica is not None and replica.is_registered))
+                and all(log.is_settled for log in topics.logs())
+                and all(log.high_watermark == log.next_offset for log in found)
+            ):
+                self._is_found = True
+                return
+            await asyncio.sleep(SETTLED_POLL_S)
+
+    def set_leading(self, *, is_leading: bool) -> None:
+        """Begin to serve, or stop at once: the replica leads its set, or no more."""
+        if is_leading == self._is_leading:
+            return
+        self._is_leading, self._is_found = is_leading, False
+        self._term += 1
+        self._failures.clear()
+        for group in self._groups.values():
+            self.takers.refuse_all(group, self._refusal(group.definition.topic, -1))
+            for queue in [*group.queues.values()]:
+                self._forget(group, queue)
+        self._partitions.clear()
+        self._load_due.set()
+
+    def _refusal(self, topic: str, partition: int) -> WireError:
+        """Return why this replica of a set serves none."""
+        cause = self._context.topics.refusal or ClosedError("the term begins")
+        return wire_error(self._context, cause, topic=topic, partition=partition)
 
     def restart_reclaim(self) -> None:
         """Give workers their time from now on: clients can find this broker."""
@@ -219,12 +279,14 @@ class QueueService(Service):
         """Note where a group begins that reads only what comes later."""
         if group.definition.start == "latest":
             for log in self._logs_of(group):
-                if log_of(_name_of(group, log)) in self._partitions:
+                with suppress(UnavailableError):
                     self._queue_of(group, log)
 
     def _is_over(self, name: QueueName) -> bool:
         """Return whether a queue is of a group that was deleted."""
         definition = self._definitions.get(name.group)
+        if self._context.topics.is_withdrawn(name.topic):
+            return True  # by another leader, maybe
         return definition is not None and (
             definition.is_deleted
             or _identity(definition) != (name.topic, name.generation)
@@ -266,7 +328,7 @@ class QueueService(Service):
             ServerError: it is of another topic.
         """
         if self._context.topics.refusal is not None:
-            raise self._context.topics.refusal
+            raise self._refusal(command.topic, command.partition)
         group = self._groups.get(command.group)
         if group is None:
             raise UnavailableError(texts.queue_group_unknown(command.group))
@@ -331,6 +393,8 @@ class QueueService(Service):
         image = partition.images.by_name.get(name)
         if image is None:
             image = QueueImage(_first_floor(group, log))
+        buried = self._buried(group, log, image)
+        image.apply(buried)
         image.incarnation += 1
         queue_id = partition.images.id_of(name)
         partition.images.by_name[name] = image
@@ -360,7 +424,23 @@ class QueueService(Service):
                 self.takers.pump(group)
 
         queue.open(opened)
+        if buried:
+            queue.note_done(buried, partial(self._on_stored, log_id))
         return queue
+
+    def _buried(
+        self, group: QueueGroup, log: PartitionLog, image: QueueImage
+    ) -> list[Done]:
+        """Return what a former leader had stored dead letters of, and no more."""
+        topic = group.definition.dead_letter_topic
+        if topic is None or self._context.replica is None:
+            return []
+        found = stored_letters(self._context.topics, topic, _name_of(group, log), log)
+        return [
+            each
+            for each in found
+            if each.start >= image.floor and image.done.end_at(each.start) is None
+        ]
 
     def _forget(self, group: QueueGroup, queue: ServedQueue) -> None:
         """Drop a queue from memory."""
@@ -492,6 +572,7 @@ class QueueService(Service):
     def tick(self) -> None:
         """Write whole states where that is due, trim, forget workers; once a second."""
         self.letters.retry()
+        self._pump_all()  # a leader that did not know whether it leads may know now
         for group in self._groups.values():
             for queue in [*group.queues.values()]:
                 self._tend(group, queue)
@@ -523,9 +604,7 @@ class QueueService(Service):
         """Whether a segment of `__queues` is needed no more."""
         logs = [log for each in all_logs() if (log := self._journal.find(each))]
         return any(
-            log.segments.sealed
-            and log.trim_offset is not None
-            and log.segments.first.end_offset <= log.trim_offset
+            log.segments.sealed and log.segments.first.end_offset <= log.trims_to
             for log in logs
         )
 

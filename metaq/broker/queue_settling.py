@@ -6,7 +6,7 @@ in a transaction go by `queue_holds.py`.
 
 from typing import Final
 
-from metaq.broker.acks import Answerer
+from metaq.broker.acks import Answerer, wire_error
 from metaq.broker.context import BrokerContext
 from metaq.broker.queue_groups import QueueOwner
 from metaq.broker.queue_holds import QueueHold, require_acks
@@ -20,7 +20,6 @@ from metaq.errors import (
     TransactionError,
 )
 from metaq.model import Offset
-from metaq.protocol import texts
 from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import Settle, Status
 from metaq.protocol.queue_frames import (
@@ -129,6 +128,9 @@ class _Settling:
             self.go_on()
 
     def _on_letter(self, offset: Offset, is_stored: bool) -> None:
+        if not self._service.has(self._queue):
+            self._end(ClosedError("the queue is read again"))
+            return
         if not is_stored:
             for at, each in enumerate(self._entries):
                 if each.offset == offset and self._words[at] is Word.OK:
@@ -149,10 +151,14 @@ class _Settling:
         if self._error is None:
             reply = encode_result(Status.OK, encode_words(self._words), command.opaque)
         else:
-            text = str(self._error)
-            if not isinstance(self._error, TransactionError):
-                text = texts.put_failed(
-                    self._context.address, command.topic, command.partition, text
+            error = self._error
+            if not isinstance(error, TransactionError):
+                error = wire_error(
+                    self._context,
+                    error,
+                    topic=command.topic,
+                    partition=command.partition,
                 )
-            reply = encode_result(Status.SERVER_ERROR, text.encode(), command.opaque)
+            status = getattr(error, "status", Status.SERVER_ERROR)
+            reply = encode_result(status, str(error).encode(), command.opaque)
         self._answerer.answer(reply, count=1, size_bytes=0)

@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any, Final
 
-from metaq.broker.acks import Answerer
+from metaq.broker.acks import Answerer, wire_error
 from metaq.broker.context import BrokerContext
 from metaq.broker.load import TURN_S
 from metaq.broker.queue_groups import Kept, QueueGroup, QueueOwner, Taker
@@ -117,9 +117,17 @@ class Takers:
 
     def _pump_now(self, group: QueueGroup) -> None:
         try:
-            self._pump(group)
+            if self._may_give():
+                self._pump(group)
         finally:
             group.is_pumping = False
+
+    def _may_give(self) -> bool:
+        """Return whether no other leader may have settled what is open here."""
+        replica = self._context.replica
+        return self._context.topics.refusal is None and (
+            replica is None or replica.knows_ends
+        )
 
     def _pump(self, group: QueueGroup) -> None:
         now_s = self._context.clock.monotonic_s
@@ -145,7 +153,7 @@ class Takers:
         try:
             queues = self._service.queues_of(group, -1)
         except WireError as error:
-            self._refuse_all(group, error)
+            self.refuse_all(group, error)
             return []
         group.turn += 1
         middle = group.turn % len(queues) if queues else 0
@@ -343,15 +351,15 @@ class Takers:
         self._end(group, taker)
         self._answer_error(taker, self._error_of(queue, error))
 
-    def _refuse_all(self, group: QueueGroup, error: WireError) -> None:
+    def refuse_all(self, group: QueueGroup, error: WireError) -> None:
+        """Answer all takers of a group with an error."""
         for taker in [*group.takers]:
             self._end(group, taker)
             self._answer_error(taker, error)
 
     def _error_of(self, queue: ServedQueue, error: MetaqError) -> WireError:
         topic, partition = queue.log.log_id.topic, queue.log.log_id.partition
-        address = self._context.address
-        return ServerError(texts.put_failed(address, topic, partition, str(error)))
+        return wire_error(self._context, error, topic=topic, partition=partition)
 
     def _answer_error(self, taker: Taker, error: WireError) -> None:
         reply = encode_result(error.status, str(error).encode(), taker.command.opaque)

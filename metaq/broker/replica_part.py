@@ -17,7 +17,7 @@ from typing import Final
 from metaq.broker.context import BrokerContext
 from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig, TopicConfig
-from metaq.errors import MetaqError, UnavailableError, WireError
+from metaq.errors import MetaqError, NotLeaderError, UnavailableError, WireError
 from metaq.fs import FileSystem
 from metaq.lifecycle import Service
 from metaq.model import MessageId
@@ -184,6 +184,11 @@ class ReplicaPart(Service):
         return self.is_leading and self._thawed_s is None and not is_alone
 
     @property
+    def is_registered(self) -> bool:
+        """Return whether clients can find it: it leads, and MetaQ's nodes say so."""
+        return self.statistics().state is RegistrationState.REGISTERED
+
+    @property
     def epoch(self) -> int:
         """Return the number of its own epoch; 0 while it does not lead."""
         return self.node.epoch
@@ -252,6 +257,9 @@ class ReplicaPart(Service):
     def refuse_puts(self, error: UnavailableError | None) -> None:
         """Refuse puts with this error before they are appended; None: take them."""
         self._context.topics.refuse(error)
+        if self._context.queues is not None:
+            is_leading = not isinstance(error, NotLeaderError)
+            self._context.queues.set_leading(is_leading=is_leading)
 
     def begin_term(self, last_id: MessageId) -> None:
         """Give out ids above this one, and be the broker that clients see."""

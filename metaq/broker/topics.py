@@ -78,6 +78,10 @@ class Topics:
         self._withdrawn = topics
         self.version += 1
 
+    def is_withdrawn(self, topic: str) -> bool:
+        """Return whether a topic is being deleted."""
+        return topic in self._withdrawn
+
     def refuse(self, error: UnavailableError | None) -> None:
         """Refuse all puts with this error, or take them (None)."""
         if type(error) is not type(self.refusal):

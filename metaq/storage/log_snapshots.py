@@ -56,8 +56,7 @@ def take_directory_snapshot(
         keeping = _KEEPING
         if is_internal(log.log_id.topic):
             policy = replace(policy, kind=DeleteKind.DELETE, age_ms=_AT_ONCE_MS)
-            trim_offset = log.trim_offset or log.log_start_offset
-            sealed = tuple(s for s in sealed if s.end_offset <= trim_offset)
+            sealed = tuple(s for s in sealed if s.end_offset <= log.trims_to)
         elif log.state is LogState.FOLLOWING:
             policy = replace(policy, age_ms=_AT_ONCE_MS)
             sealed = tuple(s for s in sealed if s.end_offset <= log.leader_start)

@@ -164,6 +164,13 @@ class PartitionLog(ReadableLog):
     # -- state
 
     @property
+    def trims_to(self) -> Offset:
+        """Return the offset below which a log of the broker's own is not needed."""
+        if self.state is LogState.FOLLOWING:
+            return self.leader_start
+        return self.log_start_offset if self.trim_offset is None else self.trim_offset
+
+    @property
     def _answered_end(self) -> Offset:
         """Return the offset below which appends are answered as stored.
 

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
@@ -134,13 +135,14 @@ def work_async(
     topic: str,
     *,
     concurrency: int,
+    worker_count: int = 1,
     **options: Any,
 ) -> None:
-    """Take and settle in tasks until SIGTERM."""
+    """Take and settle in tasks until SIGTERM, as one worker or several."""
     random = Random(name)
 
-    async def handle(message: Any) -> None:
-        notes = _Notes(book, name, message)
+    async def handle(worker: str, message: Any) -> None:
+        notes = _Notes(book, worker, message)
         pause_s, verb, arguments = act_of(message.data, random)
         await asyncio.sleep(pause_s)
         notes.said(verb)
@@ -154,13 +156,21 @@ def work_async(
     async def main() -> None:
         ending = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
-        async with (
-            AsyncClient(zookeeper, session_timeout_s=SESSION_S) as client,
-            client.queue(topic, **options) as queue,
-        ):
-            book.note("works", worker=name)
-            while not ending.is_set():
-                await queue.run(handle, concurrency=concurrency, timeout=0.5)
+
+        async def one(client: AsyncClient, worker: str) -> None:
+            async with client.queue(topic, **options) as queue:
+                book.note("works", worker=worker)
+                while not ending.is_set():
+                    await queue.run(
+                        partial(handle, worker), concurrency=concurrency, timeout=0.5
+                    )
+
+        async with AsyncClient(zookeeper, session_timeout_s=SESSION_S) as client:
+            if worker_count == 1:
+                await one(client, name)
+                return
+            names = [f"{name}.{number}" for number in range(worker_count)]
+            await asyncio.gather(*(one(client, worker) for worker in names))
 
     asyncio.run(main())
 

@@ -95,12 +95,17 @@ class Peer:
 
     async def __aenter__(self) -> Self:
         """Connect, and find the session at the other end."""
-        before = set(self._broker.sessions)
         self.reader, self.writer = await asyncio.open_connection(
             "127.0.0.1", self._broker.port, limit=64 * 1024 * 1024
         )
-        await until(lambda: set(self._broker.sessions) - before)
-        (self.session,) = set(self._broker.sessions) - before
+        host, port = self.writer.get_extra_info("sockname")
+
+        def sessions() -> list[Session]:
+            name = f"{host}:{port}"
+            return [each for each in self._broker.sessions if each.peer == name]
+
+        await until(sessions)
+        (self.session,) = sessions()
         return self
 
     async def __aexit__(self, *_error: object) -> None:

@@ -21,6 +21,7 @@ from metaq.errors import (
     NotSentError,
     RemoteProtocolError,
     RequestTimeoutError,
+    UnknownPutError,
 )
 from metaq.model import TopicPartition
 from metaq.peer.connection import BrokerConnection
@@ -196,9 +197,10 @@ class PartitionSettler:
         if sent is not self._sent:
             return  # given up
         self._sent = []
-        if error.retriable or isinstance(error, ClosedError | RemoteProtocolError):
+        in_doubt = RequestTimeoutError | RemoteProtocolError | UnknownPutError
+        if error.retriable or isinstance(error, ClosedError | in_doubt):
             self._failures += 1
-            if isinstance(error, RequestTimeoutError | RemoteProtocolError):
+            if isinstance(error, in_doubt):
                 for one in sent:
                     one.is_in_doubt = True
             self._pending = [*sent, *self._pending]

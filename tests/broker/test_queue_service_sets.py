@@ -1,0 +1,280 @@
+"""Queue groups of a replica set: its leader serves them, and the next one goes on."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from metaq.broker.app import NO_TRANSACTIONS, Broker
+from metaq.broker.queue_log import all_logs
+from metaq.protocol.commands import Result
+from metaq.protocol.queue_frames import SettleVerb, Word
+from metaq.record.flags import decode_payload
+from metaq.replication.operator import change_set
+from metaq.replication.record import plan_transfer
+from metaq.storage.partition_log import PartitionLog
+from tests.broker.queue_worker import Worker, define, put, queue_of, stored
+from tests.replication.replicas import SOON_S, Replicas, replicas, soon
+from tests.rigs.broker import Peer
+
+(QUEUES,) = all_logs()
+LETTERS = "meta-test"
+WAIT_MS = 20_000
+
+
+def run(
+    scenario: Callable[[Replicas], Awaitable[None]],
+    *,
+    has_links: bool = False,
+    **group: Any,
+) -> None:
+    """Run a scenario on a set of three with one queue group."""
+
+    async def main() -> None:
+        async with replicas(
+            settings={"queueReclaimMs": "300"}, has_links=has_links
+        ) as rig:
+            for each in rig.running:
+                define(broker_of(rig, each.number), **group)
+            await scenario(rig)
+
+    asyncio.run(main())
+
+
+def broker_of(rig: Replicas, number: int) -> Broker:
+    broker = rig[number].broker
+    assert broker is not None
+    return broker
+
+
+def journal_of(rig: Replicas, number: int) -> PartitionLog:
+    found = broker_of(rig, number).context.topics.find_internal(QUEUES)
+    assert found is not None
+    return found
+
+
+@contextlib.asynccontextmanager
+async def serving(rig: Replicas, *data: bytes) -> AsyncIterator[tuple[Broker, Peer]]:
+    """Have a connection to the leader, put messages, and wait until it has queues."""
+    broker = broker_of(rig, rig.leader())
+    queues = broker.context.queues
+    assert queues is not None
+    async with Peer(broker) as peer:
+        await put(peer, *data)
+        await soon(queues.lines, show=rig.describe)
+        yield broker, peer
+
+
+async def kill_leader(rig: Replicas) -> None:
+    """End the leader, and its session; another one leads."""
+    leader = rig.leader()
+    epoch = rig[leader].node.epoch
+    rig.zookeeper.reap(await rig[leader].kill())
+    await rig.led(after=epoch)
+
+
+async def transfer(rig: Replicas, target: int) -> None:
+    """Have an operator name the next leader."""
+    async with rig.operator() as nodes:
+        await change_set(
+            nodes,
+            lambda view, record: plan_transfer(record, view.view.version, target),
+        )
+        await soon(lambda: rig.leader() == target, show=rig.describe)
+    await rig.in_sync(1, 2, 3)
+
+
+async def refused(worker: Worker, command: Any) -> str:
+    """Return the code and text of a refusal that passes."""
+    reply = await worker.ask(command)
+    assert isinstance(reply, Result)
+    assert reply.status == 503, reply
+    return reply.text
+
+
+async def letters_on(rig: Replicas, number: int) -> list[bytes]:
+    records = await stored(broker_of(rig, number), LETTERS, 1)
+    return [decode_payload(each.payload, each.flag).data for each in records]
+
+
+def test_the_next_leader_goes_on_with_what_is_done_and_who_has_what() -> None:
+    """An ack is done there; a worker that is back keeps the rest, others get theirs."""
+
+    async def scenario(rig: Replicas) -> None:
+        async with serving(rig, b"done", b"kept", b"lost") as (_broker, peer):
+            worker, other = Worker(peer, "w1"), Worker(peer, "w2")
+            done, kept = await worker.take(2)
+            await other.take(1)
+            assert await worker.ack(done) is Word.OK
+        await kill_leader(rig)
+        async with serving(rig) as (_broker, peer):
+            worker, other = Worker(peer, "w1"), Worker(peer, "w3")
+            assert await worker.say(kept, SettleVerb.EXTEND, 30_000) is Word.OK
+            (lost,) = await other.take(9, wait_ms=WAIT_MS)
+            assert lost.data == b"lost"
+            assert await worker.ack(done) is Word.DONE
+            assert await worker.ack(kept) is Word.OK
+            assert await other.ack(lost) is Word.OK
+            assert await other.take(9, wait_ms=600) == []
+
+    run(scenario)
+
+
+def test_a_follower_says_that_it_does_not_lead() -> None:
+    """To a take and to a settle, with the code that a put gets."""
+
+    async def scenario(rig: Replicas) -> None:
+        async with serving(rig, b"a") as (_broker, peer):
+            (got,) = await Worker(peer).take(1)
+        async with Peer(broker_of(rig, rig.follower())) as peer:
+            worker = Worker(peer)
+            entries = [got.says(SettleVerb.ACK)]
+            for command in (worker.taking(), worker.settling(0, entries)):
+                assert (await refused(worker, command)).endswith("[not-leader]")
+
+    run(scenario)
+
+
+def test_a_take_that_waits_is_refused_when_the_term_ends() -> None:
+    """At once, and the memory of the former leader is gone with the term."""
+
+    async def scenario(rig: Replicas) -> None:
+        async with serving(rig, b"a") as (broker, peer):
+            worker = Worker(peer)
+            assert len(await worker.take(1)) == 1
+            command = worker.taking(wait_ms=60_000)
+            waiting = asyncio.create_task(refused(worker, command))
+            await soon(lambda: peer.session.taker_count)
+            leaving = asyncio.create_task(rig[rig.leader()].node.leave())
+            text = await asyncio.wait_for(waiting, SOON_S)
+            assert text.endswith("[not-leader]")
+            await leaving
+            queues: Any = broker.context.queues
+            assert queues.lines() == []
+            assert queues.problems() == ()
+
+    run(scenario)
+
+
+def test_what_is_open_is_given_out_by_the_leader_that_leads_again() -> None:
+    """Its memory of the term before is not believed: another one settled since."""
+
+    async def scenario(rig: Replicas) -> None:
+        first = rig.leader()
+        async with serving(rig, b"one", b"two", b"three") as (_broker, peer):
+            one, two, _three = await Worker(peer, "w1").take(3)
+            assert await Worker(peer, "w1").ack(one) is Word.OK
+        await transfer(rig, rig.follower())
+        async with serving(rig) as (_broker, peer):
+            assert await Worker(peer, "w1").ack(two) is Word.OK
+        await transfer(rig, first)
+        async with serving(rig) as (_broker, peer):
+            assert await Worker(peer, "w1").ack(two) is Word.DONE
+            (three,) = await Worker(peer, "w2").take(9, wait_ms=WAIT_MS)
+            assert three.data == b"three"
+
+    run(scenario)
+
+
+def test_an_ack_is_answered_when_enough_replicas_have_it() -> None:
+    """In doubt where none answers for the lag time, and done when it is sent again."""
+
+    async def scenario(rig: Replicas) -> None:
+        async with serving(rig, b"a") as (_broker, peer):
+            leader = rig.leader()
+            worker = Worker(peer)
+            (got,) = await worker.take(1)
+            for link in rig.links.of(leader):
+                link.stall()
+            command = worker.settling(0, [got.says(SettleVerb.ACK)])
+            reply = await worker.ask(command)
+            assert isinstance(reply, Result)
+            assert reply.text.endswith("[in-doubt]"), reply
+            assert journal_of(rig, leader).high_watermark < (
+                journal_of(rig, leader).synced_end
+            )
+            for link in rig.links.of(leader):
+                link.pass_all()
+        await rig.in_sync(1, 2, 3)
+        async with serving(rig) as (_broker, peer):
+            worker = Worker(peer)
+            assert await worker.ack(got) is Word.DONE
+            assert await worker.take(1, wait_ms=600) == []
+
+    run(scenario, has_links=True)
+
+
+def test_a_dead_letter_of_a_set_is_stored_once() -> None:
+    """Without a transaction; the next leader knows that its message is done."""
+
+    async def scenario(rig: Replicas) -> None:
+        async with serving(rig, b"bad", b"good") as (_broker, peer):
+            worker = Worker(peer)
+            bad, _good = await worker.take(2)
+            assert await worker.say(bad, SettleVerb.REJECT, text="no") is Word.OK
+            assert await worker.ack(bad) is Word.DONE
+        await kill_leader(rig)
+        async with serving(rig) as (_broker, peer):
+            (good,) = await Worker(peer, "w2").take(9, wait_ms=WAIT_MS)
+            assert good.data == b"good"
+            assert await letters_on(rig, rig.leader()) == [b"bad"]
+
+    run(scenario, dead_letter_topic=LETTERS)
+
+
+@pytest.mark.parametrize("is_rejected_again", [True, False])
+def test_a_letter_whose_end_was_not_noted_is_found_by_the_next_leader(
+    is_rejected_again: bool,
+) -> None:
+    """It is not stored again, and its message is given to nobody."""
+
+    async def scenario(rig: Replicas) -> None:
+        async with serving(rig, b"bad", b"good") as (broker, peer):
+            worker = Worker(peer)
+            bad, _good = await worker.take(2)
+            queue: Any = queue_of(broker)
+            queue.note_done = lambda _done, _on_stored: None
+            command = worker.settling(0, [bad.says(SettleVerb.REJECT, text="no")])
+            asking = asyncio.create_task(worker.ask(command))
+
+            def have_it() -> bool:
+                logs = [rig[number].log(LETTERS, 1) for number in (1, 2, 3)]
+                return all(log is not None and log.synced_end for log in logs)
+
+            await soon(have_it, show=rig.describe)
+            assert not asking.done()
+            await kill_leader(rig)
+            with contextlib.suppress(Exception):
+                await asking
+        async with serving(rig) as (_broker, peer):
+            worker = Worker(peer)
+            if is_rejected_again:
+                assert await worker.say(bad, SettleVerb.REJECT, text="no") is Word.DONE
+            (good,) = await Worker(peer, "w2").take(9, wait_ms=WAIT_MS)
+            assert good.data == b"good"
+            assert await worker.ack(bad) is Word.DONE
+            assert await letters_on(rig, rig.leader()) == [b"bad"]
+
+    run(scenario, dead_letter_topic=LETTERS)
+
+
+def test_a_set_takes_no_ack_in_a_transaction() -> None:
+    """It says so, in the words with which it refuses to begin one."""
+
+    async def scenario(rig: Replicas) -> None:
+        async with serving(rig, b"a") as (_broker, peer):
+            worker = Worker(peer)
+            (got,) = await worker.take(1)
+            begun = await peer.ask(b"transaction TX:w:1 null BEGIN 1\r\n")
+            assert NO_TRANSACTIONS.encode() in begun, begun
+            reply = await worker.ask(
+                worker.settling(0, [got.says(SettleVerb.ACK)], "TX:w:1")
+            )
+            assert isinstance(reply, Result)
+            assert reply.status == 500
+            assert NO_TRANSACTIONS in reply.text
+            assert await worker.ack(got) is Word.OK
+
+    run(scenario)
