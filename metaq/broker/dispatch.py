@@ -27,10 +27,12 @@ from metaq.errors import ServerError, UnavailableError, WireError
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import (
+    Cancel,
     Check,
     CommitTogether,
     Follow,
     Get,
+    ListScheduled,
     Mput,
     OffsetQuery,
     Put,
@@ -56,6 +58,8 @@ Small: TypeAlias = (
     | Check
     | Take
     | Settle
+    | Cancel
+    | ListScheduled
     | Version
     | TransactionCommand
     | CommitTogether
@@ -144,6 +148,8 @@ def _handle(command: Small, answerer: GetAnswerer) -> bytes | None:
             queues_of(answerer.context).take(command, answerer)
         case Settle():
             queues_of(answerer.context).settle(command, answerer)
+        case Cancel() | ListScheduled():
+            raise UnavailableError(texts.NO_DELAY)
         case Version():
             return handle_version(answerer.context)
         case TransactionCommand():
