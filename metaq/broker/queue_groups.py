@@ -107,7 +107,7 @@ class QueueOwner(Protocol):
         """Store what has changed, for no answer."""
 
     @abstractmethod
-    def send_letters(self, queue: ServedQueue, on_tried: OnTried) -> int:
+    def send_letters(self, queue: ServedQueue, on_tried: OnTried | None = None) -> int:
         """Send the dead letters of a queue; return how many there are."""
 
     @abstractmethod

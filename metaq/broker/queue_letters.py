@@ -170,7 +170,9 @@ class Letters:
                 f"partition {queue.log.log_id}: no record at offset {letter.offset}"
             )
         message = decode_payload(record.payload, record.flag)
-        error, _, text = letter.cause.partition(": ")
+        error, colon, text = letter.cause.partition(": ")
+        if not colon:
+            error, text = "", letter.cause
         log_id, context = queue.log.log_id, self._context
         broker_id = BrokerId(context.config.system.broker_id)
         origin = Origin(

@@ -16,7 +16,7 @@ from typing import Final
 
 from metaq.broker.queue_log import OnStored, QueueLog, log_of
 from metaq.errors import CorruptRecordError, MetaqError
-from metaq.model import LogId, Offset, SizeBytes
+from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.queues.rules import Now
 from metaq.queues.state import QueueState, Taken
 from metaq.queues.state_log import (
@@ -27,6 +27,7 @@ from metaq.queues.state_log import (
     encode_state,
     snapshot_of,
 )
+from metaq.record.expiry import EXPIRY_MARK, expiry_of
 from metaq.record.flags import HAS_PROPERTIES, decode_payload
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.runs import RecordRun
@@ -253,7 +254,7 @@ class ServedQueue:
             state.wants_scan(count)
             or (through is not None and base + position <= through)
         ):
-            length, _checksum, _id, flag = unpack(data, position)
+            length, _checksum, message_id, flag = unpack(data, position)
             end = position + HEADER_BYTES + length
             if length < 0:
                 raise CorruptRecordError(
@@ -262,11 +263,21 @@ class ServedQueue:
                 )
             if end > size:
                 break
-            key = None
-            if is_ordered and flag & HAS_PROPERTIES:
+            key = expiry_ms = None
+            if flag & HAS_PROPERTIES and (
+                is_ordered or data.find(EXPIRY_MARK, position, end) >= 0
+            ):
                 payload = data[position + HEADER_BYTES : end]
-                key = decode_payload(payload, flag).key
-            state.found(Offset(base + position), SizeBytes(end - position), key, now)
+                decoded = decode_payload(payload, flag)
+                key = decoded.key if is_ordered else None
+                expiry_ms = expiry_of(MessageId(message_id), decoded.headers)
+            state.found(
+                Offset(base + position),
+                SizeBytes(end - position),
+                key,
+                now,
+                expiry_ms=expiry_ms,
+            )
             self._record_bytes += (end - position - self._record_bytes) / 64
             position = state.scan_offset - base
 
