@@ -7,6 +7,7 @@ from metaq.model import NULL_TRANSACTION, LocalTransactionId, XaTransactionId
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
     OPAQUE_MISSING,
+    Cancel,
     Check,
     Command,
     CommitTogether,
@@ -19,6 +20,7 @@ from metaq.protocol.commands import (
     Quit,
     Reply,
     Result,
+    Scheduled,
     Settle,
     SplitQuestion,
     Stats,
@@ -81,6 +83,17 @@ CANONICAL: list[tuple[Command | Reply, bytes]] = [
         Settle("test", "g", 0, 1, b"", 5, "w1", LOCAL),
         b"settle test g 0 1 0 5 worker=w1 tx=TX:test:1\r\n",
     ),
+    (
+        Mput("t", 0, 1, 77, 9, b"payload", deliver_ms=1_900_000_000_000),
+        b"mput t 0 7 1 77 - -1 9 deliver=1900000000000\r\npayload",
+    ),
+    (
+        Mput("t", 0, 1, 77, 9, b"", transaction=LOCAL, deliver_ms=0),
+        b"mput t 0 0 1 77 - -1 TX:test:1 9 deliver=0\r\n",
+    ),
+    (Cancel("t", b"3 50 7 8", -7), b"cancel t 8 -7\r\n3 50 7 8"),
+    (Scheduled("*", 10, 5), b"scheduled * 10 5\r\n"),
+    (Scheduled("t", 0, -5, 7, 2**40), b"scheduled t 0 -5 from=7 to=1099511627776\r\n"),
     (Value(b"hello", 99, 7), b"value 5 99 next=7\r\nhello"),
     (Follow("pull", b"\r\n\0", -7), b"follow pull 3 -7\r\n\r\n\0"),
     (Follow("join", b"", 0), b"follow join 0 0\r\n"),
@@ -190,6 +203,12 @@ SYNONYMS: list[tuple[Command | Reply, bytes]] = [
         b"offset t g 0 0 1 boundaries=%s,%s\r\n" % (b"9" * 19, b"9" * 60),
     ),
     (Check("t", 0, 25, 5, 18), b"check t 0 25 5 18 deep=1 x\r\n"),
+    (
+        Mput("t", 0, 1, 7, 9, b"", deliver_ms=2**63 - 1),
+        b"mput t 0 0 1 7 - -1 9 x deliver=%s deliver=1\r\n" % (b"9" * 60),
+    ),
+    (Scheduled("t", 1, 5), b"scheduled t 1 5 from=x to= y\r\n"),
+    (Cancel("t", b"", 5), b"cancel t 0 5 x\r\n"),
     (
         Take("t", "g", 0, 1, 9, 5, "w", 0, 2),
         b"take t g 0 1 9 5 x lease=a wait=2 worker=w worker=v\r\n",

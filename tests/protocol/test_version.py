@@ -23,6 +23,7 @@ FULL = Capabilities(
     together=True,
     check=True,
     follow=True,
+    delay_ms_max=34_560_000_000,
 )
 
 
@@ -30,7 +31,7 @@ def test_a_body_lists_what_the_broker_can_do() -> None:
     """The form that docs/protocol.md shows."""
     body = (
         "metaq/1.0;mput;dedup;spans;codes;mput-tx;together;check;follow;wait=30000"
-        ";payload=16777216;batch=8388608,65536"
+        ";delay=34560000000;payload=16777216;batch=8388608,65536"
     )
     assert encode_version_body(FULL) == body
     assert decode_version_body(body) == FULL

@@ -75,13 +75,15 @@ def mputs() -> st.SearchStrategy[Mput]:
     """Batches with and without producer or transaction; payloads are not records."""
     producers = st.from_regex(r"[A-Za-z0-9._~-]{1,64}", fullmatch=True)
     fields = (NAMES, I32, COUNTS, I32, I32, PAYLOADS)
+    times = st.none() | st.integers(0, I64_MAX)
     return st.builds(
-        Mput, *fields, transaction=st.none() | transaction_ids()
+        Mput, *fields, transaction=st.none() | transaction_ids(), deliver_ms=times
     ) | st.builds(
         Mput,
         *fields,
         producers.filter(lambda name: name != "-"),
         st.integers(0, 2**63 - 1),
+        deliver_ms=times,
     )
 
 
@@ -122,6 +124,9 @@ BY_NAME: dict[str, st.SearchStrategy[object]] = {
     "wait_ms": COUNTS,
     "item": NAMES | st.just(""),
     "lease_ms": COUNTS,
+    "limit": COUNTS,
+    "from_ms": st.integers(0, I64_MAX),
+    "to_ms": st.integers(0, I64_MAX),
     "worker": WORKERS,
 }
 """Strategies of fields, where the type says too little."""
