@@ -14,7 +14,7 @@ from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig
 from metaq.errors import MetaqError, WireError
 from metaq.fs import FileSystem
-from metaq.protocol.commands import Cancel, Follow, Mput, Scheduled, Settle, Take
+from metaq.protocol.commands import Cancel, Follow, ListScheduled, Mput, Settle, Take
 from metaq.record.batch import CheckedRecords
 from metaq.record.ids import IdGenerator
 from metaq.stats import Histogram, counter
@@ -159,7 +159,7 @@ class DelayedMessages(Protocol):
     def cancel(self, command: Cancel, answerer: Any) -> None:
         """Answer a `cancel`, later; raises WireError."""
 
-    def show(self, command: Scheduled, answerer: Any) -> None:
+    def show(self, command: ListScheduled, answerer: Any) -> None:
         """Answer a `scheduled`, later; raises WireError."""
 
     def drop_topic(

@@ -79,7 +79,7 @@ from metaq.errors import (
 from metaq.lifecycle import Service
 from metaq.model import LogId, Offset, SizeBytes
 from metaq.protocol.codec import encode_result
-from metaq.protocol.commands import Cancel, Mput, Scheduled, Status
+from metaq.protocol.commands import Cancel, ListScheduled, Mput, Status
 from metaq.record.batch import CheckedRecords
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.retry import Backoff
@@ -158,11 +158,11 @@ class DelayService(Service):
         """Take one message back; see `delay_cancel.py`."""
         self._answer_later(command, answerer, cancel(self, command))
 
-    def show(self, command: Scheduled, answerer: Answerer) -> None:
+    def show(self, command: ListScheduled, answerer: Answerer) -> None:
         """Answer what waits."""
         self._answer_later(command, answerer, self._list(command))
 
-    async def _list(self, command: Scheduled) -> bytes:
+    async def _list(self, command: ListScheduled) -> bytes:
         if not self._is_unused:
             await self._followed.wait()  # what was answered is in it
         found = await list_scheduled(
@@ -172,7 +172,7 @@ class DelayService(Service):
 
     def _answer_later(
         self,
-        command: Cancel | Scheduled,
+        command: Cancel | ListScheduled,
         answerer: Answerer,
         work: Coroutine[Any, Any, bytes],
     ) -> None:

@@ -32,10 +32,10 @@ from metaq.protocol.commands import (
     CommitTogether,
     Follow,
     Get,
+    ListScheduled,
     Mput,
     OffsetQuery,
     Put,
-    Scheduled,
     Settle,
     Stats,
     Status,
@@ -59,7 +59,7 @@ Small: TypeAlias = (
     | Take
     | Settle
     | Cancel
-    | Scheduled
+    | ListScheduled
     | Version
     | TransactionCommand
     | CommitTogether
@@ -161,7 +161,7 @@ def _handle(command: Small, answerer: GetAnswerer) -> bytes | None:
             queues_of(answerer.context).settle(command, answerer)
         case Cancel():
             delays_of(answerer.context).cancel(command, answerer)
-        case Scheduled():
+        case ListScheduled():
             delays_of(answerer.context).show(command, answerer)
         case Version():
             return handle_version(answerer.context)

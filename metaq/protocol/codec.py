@@ -35,6 +35,7 @@ from metaq.protocol.commands import (
     CountQuestion,
     Follow,
     Get,
+    ListScheduled,
     Mput,
     OffsetQuery,
     Put,
@@ -42,7 +43,6 @@ from metaq.protocol.commands import (
     Quit,
     Reply,
     Result,
-    Scheduled,
     Settle,
     SplitQuestion,
     Stats,
@@ -396,13 +396,13 @@ def _decode_v(tokens: Tokens) -> Command | Frame:
     return Version(parse_i32(tokens[1], "opaque") if has_opaque else OPAQUE_MISSING)
 
 
-def _decode_scheduled(tokens: Tokens) -> Scheduled:
+def _decode_scheduled(tokens: Tokens) -> ListScheduled:
     _need(tokens, 4)
     limit = parse_i32(tokens[2], "limit")
     if limit < 0:
         raise _bad_line(f"limit: expected 0 or more, got {limit}", tokens)
     start, end = _extra(tokens[4:], _FROM) or b"", _extra(tokens[4:], _TO) or b""
-    return Scheduled(
+    return ListScheduled(
         topic=_text(tokens[1]),
         limit=limit,
         opaque=parse_i32(tokens[3], "opaque"),
@@ -529,7 +529,7 @@ def encode(event: Command | Reply) -> bytes:
         case Cancel():
             tokens = ["cancel", event.topic, _length(event.payload)]
             return _line([*tokens, _i32(event.opaque)]) + event.payload
-        case Scheduled():
+        case ListScheduled():
             return _encode_scheduled(event)
         case Version():
             return _line(["version", _i32(event.opaque)])
@@ -702,7 +702,7 @@ def _encode_take(take: Take) -> bytes:
     return _line(tokens)
 
 
-def _encode_scheduled(scheduled: Scheduled) -> bytes:
+def _encode_scheduled(scheduled: ListScheduled) -> bytes:
     limit = _in_range(scheduled.limit, 0, I32_MAX)
     tokens = ["scheduled", scheduled.topic, str(limit), _i32(scheduled.opaque)]
     if scheduled.from_ms:

@@ -205,7 +205,7 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduled:
+class ListScheduled:
     """Ask what waits for its time (our extension)."""
 
     topic: str
@@ -348,7 +348,7 @@ Command: TypeAlias = (
     | Take
     | Settle
     | Cancel
-    | Scheduled
+    | ListScheduled
     | Version
     | Stats
     | Quit

@@ -42,6 +42,9 @@ class Capabilities:
     has_mput: bool = False
     wait_ms_max: int = 0
     """Longest wait of a get that the broker keeps, milliseconds; 0 is none."""
+    delay_ms_max: int = 0
+    """Longest delay of an `mput` that the broker delivers later, milliseconds; 0: it
+    delays none."""
     payload_bytes_max: int | None = None
     batch_bytes_max: int | None = None
     batch_records_max: int | None = None
@@ -61,9 +64,6 @@ class Capabilities:
     """The broker is a replica of a set, and takes messages of the others."""
     queues: bool = False
     """The broker serves queue groups: `take` and `settle`."""
-    delay_ms_max: int = 0
-    """Longest delay of an `mput` that the broker delivers later, milliseconds; 0: it
-    delays none."""
 
 
 def encode_version_body(capabilities: Capabilities) -> str:

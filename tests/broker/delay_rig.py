@@ -16,7 +16,7 @@ from metaq.config.settings import BrokerConfig
 from metaq.errors import MetaqError, WireError
 from metaq.model import LogId
 from metaq.protocol.codec import encode
-from metaq.protocol.commands import Cancel, Mput, Result, Scheduled
+from metaq.protocol.commands import Cancel, ListScheduled, Mput, Result
 from metaq.protocol.connection import Connection, Role, WireLimits
 from metaq.protocol.transaction_ids import parse_key
 from metaq.record.checksum import checksum
@@ -59,7 +59,7 @@ def result_of(data: bytes) -> Result:
     return reply
 
 
-async def ask(peer: Peer, command: Mput | Cancel | Scheduled) -> Result:
+async def ask(peer: Peer, command: Mput | Cancel | ListScheduled) -> Result:
     """Send a command to a broker; return its reply."""
     return result_of(await peer.ask(encode(command)))
 
@@ -247,13 +247,13 @@ class DelayRig:
         assert none == -1
         return tier, offset, first_id
 
-    async def ask(self, command: Cancel | Scheduled) -> Result:
+    async def ask(self, command: Cancel | ListScheduled) -> Result:
         """Ask the service, which begins to work for requests with this."""
         session: Any = FakeSession(self.context)
         refused = dispatch(command, session)
         if refused:
             return result_of(refused)
-        if isinstance(command, Scheduled):
+        if isinstance(command, ListScheduled):
             await asyncio.sleep(0)
             await self.tick()
         while not session.replies:
@@ -277,13 +277,29 @@ class DelayRig:
     def now_ms(self) -> int:
         return self.service.now_ms()
 
+    async def drop(self, topic: str) -> None:
+        """Note that a topic is deleted."""
+        outcomes: list[MetaqError | None] = []
+        self.service.drop_topic(topic, outcomes.append)
+        await self.tick()
+        assert outcomes == [None]
+
     def payloads(self, partition: int = 0, topic: str = TOPIC) -> list[bytes]:
         """Return what readers of a partition see."""
         return self.bench.payloads(LogId(topic, partition))
+
+    async def close(self) -> None:
+        """End this life by a clean stop."""
+        await self.service.stop()
+        self.bench.close()
+        await self._end_readers()
 
     async def kill(self) -> None:
         """End this life, as the end of a process does."""
         self.bench.kill()
         await self.service.stop()
+        await self._end_readers()
+
+    async def _end_readers(self) -> None:
         for directory in self.bench.logs.manager.directories():
             await directory.reader.end()

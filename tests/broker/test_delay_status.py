@@ -4,14 +4,14 @@ import asyncio
 import json
 from typing import Any
 
-from metaq.protocol.commands import Cancel, Scheduled
+from metaq.protocol.commands import Cancel, ListScheduled
 from tests.broker.delay_rig import DelayRig
 
 HOUR_MS = 3_600_000
 
 
 async def listed(rig: DelayRig, topic: str = "*", limit: int = 9, **more: int) -> Any:
-    reply = await rig.ask(Scheduled(topic, limit, 1, **more))
+    reply = await rig.ask(ListScheduled(topic, limit, 1, **more))
     assert reply.status == 200, reply
     return json.loads(reply.text)
 

@@ -13,6 +13,7 @@ FULL = Capabilities(
     "1.0",
     True,
     30000,
+    34_560_000_000,
     16777216,
     8388608,
     65536,
@@ -23,7 +24,6 @@ FULL = Capabilities(
     together=True,
     check=True,
     follow=True,
-    delay_ms_max=34_560_000_000,
 )
 
 
@@ -54,7 +54,7 @@ def test_a_foreign_body_announces_nothing(body: str) -> None:
     "body",
     [
         "metaq/2;wait=;payload=x;batch=5",
-        "metaq/2;wait=-1;payload;batch=5,",
+        "metaq/2;wait=-1;payload;batch=5,;delay=soon",
         "metaq/2;wait=1e3;payload=٣;batch=,5",
         "metaq/2;shiny=1;;wait=" + "9" * 30 + ";batch=1,2,3",
     ],
