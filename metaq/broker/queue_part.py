@@ -14,7 +14,8 @@ of this one is stored, so no earlier life has used a number of this one.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from metaq.broker.queue_log import OnStored, QueueLog, log_of
+from metaq.broker.internal_logs import InternalLogs, OnStored, read_range
+from metaq.broker.queue_log import log_of
 from metaq.errors import CorruptRecordError, MetaqError
 from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.queues.rules import Now
@@ -48,7 +49,7 @@ class ServedQueue:
         name: QueueName,
         log: PartitionLog,
         state: QueueState,
-        journal: QueueLog,
+        journal: InternalLogs,
         *,
         queue_id: int,
         given_from_ms: int,
@@ -302,11 +303,7 @@ class ServedQueue:
 
     async def read(self, start: Offset, end: Offset) -> bytes:
         """Return the bytes of a range that holds whole records."""
-        data = b""
-        while len(data) < end - start:
-            part = self.log.read(Offset(start + len(data)), end - start - len(data))
-            data += await part.run(part.read)
-        return data
+        return await read_range(self.log, start, end)
 
     def _bytes_at(self, start: Offset, end: Offset) -> bytes | None:
         if self._window is not None:

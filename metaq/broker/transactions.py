@@ -125,12 +125,15 @@ def put_run(
     *,
     opaques: Sequence[bytes],
     ids: Sequence[int],
+    partition: int | None = None,
 ) -> None:
-    """Add puts to a transaction; they are answered when they are journalled."""
+    """Add puts to a transaction; they are answered when they are journalled.
+
+    The answers name `partition` where that is not the one that they go to now.
+    """
     transactions, size_bytes = answerer.context.transactions, puts.size_bytes
-    ticket = PutRunTicket(
-        transaction, answerer, puts.log_id.partition, opaques, ids, size_bytes
-    )
+    partition = puts.log_id.partition if partition is None else partition
+    ticket = PutRunTicket(transaction, answerer, partition, opaques, ids, size_bytes)
     try:
         transactions.check_room(puts.record_count, size_bytes)
     except TransactionError as error:

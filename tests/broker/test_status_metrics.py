@@ -23,6 +23,7 @@ from metaq.storage.log_state import LogState
 from metaq.zk.registry import RegistrationState
 from metaq.zk.session import SessionState
 from tests.broker.figures import (
+    DELAYS,
     DIRECTORY,
     HEALTHY,
     QUEUE_GROUP,
@@ -75,6 +76,7 @@ FULL = status(
     ),
     reload_count=23,
     queue_groups=(QUEUE_GROUP,),
+    delays=DELAYS,
     scrub=SCRUB,
     retention=RetentionStatus(segment_count=27, removed_bytes=28, failure_count=29),
     jobs=(JobStatus(name="sync", run_count=30, failure_count=31, last_error=""),),
@@ -176,6 +178,11 @@ EXPECTED = {
     "metaq_queue_lost_messages_total{group=workers,topic=test}": 52,
     "metaq_queue_lost_bytes_total{group=workers,topic=test}": 53,
     "metaq_queue_waiting_takes{group=workers,topic=test}": 54,
+    "metaq_delayed_messages{}": 55,
+    "metaq_delayed_bytes{}": 56,
+    "metaq_delayed_delivered_messages_total{}": 57,
+    "metaq_delayed_cancelled_messages_total{}": 58,
+    "metaq_delayed_late_seconds{}": 0.059,
     "metaq_retention_segments_total{}": 27,
     "metaq_retention_removed_bytes_total{}": 28,
     "metaq_retention_failures_total{}": 29,
