@@ -17,6 +17,8 @@ from metaq.retry import Backoff, retry
 ALL_TOPICS: Final = "*"
 LIST_COUNT_MAX: Final = 1000
 """Batches that one answer names."""
+TIME_END_MS: Final = 10**14
+"""Later times are none: the year 5138."""
 AGAIN: Final = Backoff(first_s=0.05, max_s=1.0)
 _CANCELLED: Final = "cancelled"
 _UNKNOWN: Final = "unknown"
@@ -148,7 +150,7 @@ def parse_listing(text: str, broker_id: BrokerId) -> WaitingOnBroker:
         soonest = tuple(
             ScheduledBatch(
                 TopicPartition(str(each["topic"]), broker_id, int(each["partition"])),
-                Millis(int(each["due"])),
+                _time(each["due"]),
                 int(each["count"]),
                 int(each["tier"]),
                 Offset(int(each["offset"])),
@@ -156,7 +158,14 @@ def parse_listing(text: str, broker_id: BrokerId) -> WaitingOnBroker:
             )
             for each in found["first"]
         )
-        hours = {int(hour): int(count) for hour, count in found["hours"]}
+        hours = {int(_time(hour)): int(count) for hour, count in found["hours"]}
         return WaitingOnBroker(int(found["count"]), int(found["bytes"]), hours, soonest)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         raise BadReplyError(f"scheduled: no listing is {text[:80]!r}") from error
+
+
+def _time(value: object) -> Millis:
+    """Return a time; raise ValueError where it is none."""
+    if not isinstance(value, int) or not 0 <= value < TIME_END_MS:
+        raise ValueError(value)
+    return Millis(value)

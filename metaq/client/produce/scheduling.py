@@ -34,7 +34,7 @@ _UNITS: Final[Mapping[str, float]] = {
 _PART: Final = r"(\d{1,12}(?:\.\d{1,9})?)(ms|[dhms])"
 _SPAN: Final = re.compile(rf"(?:{_PART})+", re.ASCII)
 _TEXT: Final = re.compile(
-    r"([^ ]+)/(\d{1,4}-\d{1,9}) (-1|\d{1,9}) (\d{1,19}) (\d{1,19}) (-?\d{1,19})",
+    r"([^ ]+)/(\d{1,4}-\d{1,9}) (-1|\d{1,9}) (\d{1,19}) (\d{1,14}) (-?\d{1,19})",
     re.ASCII,
 )
 
