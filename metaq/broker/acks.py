@@ -33,10 +33,11 @@ from metaq.errors import (
     WireError,
 )
 from metaq.fs import Buffer
-from metaq.model import MessageId, SizeBytes
+from metaq.model import LogId, MessageId, SizeBytes
 from metaq.protocol import texts
-from metaq.protocol.codec import encode_put_replies, encode_result
+from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import NO_CHECKSUM
+from metaq.protocol.put_replies import encode_put_replies
 from metaq.protocol.texts import (
     IN_DOUBT,
     NO_ROOM,
@@ -135,23 +136,23 @@ class PutTicket:
     """A run of puts that waits for the disk. Called once, on the loop's thread."""
 
     __slots__ = (
-        "_answerer", "_appended_s", "_log", "_receipts", "_record_count", "_size_bytes"
+        "_answerer", "_appended_s", "_record_count", "log_id", "receipts", "size_bytes"
     )  # fmt: skip
 
     def __init__(
         self,
         answerer: Answerer,
         *,
-        log: PartitionLog,
+        log_id: LogId,
         receipts: Receipts,
         record_count: int,
         size_bytes: int,
     ) -> None:
         self._answerer = answerer
-        self._log = log
-        self._receipts = receipts
+        self.log_id: Final = log_id
+        self.receipts: Final = receipts
         self._record_count = record_count
-        self._size_bytes = size_bytes
+        self.size_bytes: Final = size_bytes
         self._appended_s = answerer.context.clock.monotonic_s()
 
     def on_stored(self) -> None:
@@ -160,31 +161,34 @@ class PutTicket:
         waited_s = context.clock.monotonic_s() - self._appended_s
         context.put_latency.record(waited_s, self._record_count)
         try:
-            replies = encode_put_replies(self._log.log_id.partition, *self._receipts)
+            replies = self.encode()
         except MemoryError:
             # Do not raise: other tickets of this group still need replies.
             replies = b""
             self._answerer.run_out()
         self._answerer.answer(
-            replies, count=len(self._receipts.opaques), size_bytes=self._size_bytes
+            replies, count=len(self.receipts.opaques), size_bytes=self.size_bytes
         )
+
+    def encode(self) -> bytes:
+        """Return the replies."""
+        return encode_put_replies(self.log_id.partition, *self.receipts)
 
     def on_failed(self, error: StorageError | ClosedError) -> None:
         """Refuse every put of the run."""
-        log_id = self._log.log_id
         refusal = refuse_put(
             self._answerer.context,
             error,
-            topic=log_id.topic,
-            partition=log_id.partition,
+            topic=self.log_id.topic,
+            partition=self.log_id.partition,
             count=self._record_count,
         )
         body = str(refusal).encode()
-        opaques = self._receipts.opaques
+        opaques = self.receipts.opaques
         self._answerer.answer(
             b"".join([encode_result(refusal.status, body, int(o)) for o in opaques]),
             count=len(opaques),
-            size_bytes=self._size_bytes,
+            size_bytes=self.size_bytes,
         )
 
 
@@ -212,7 +216,7 @@ def append_run(
     in_flight = size_bytes + count * PUT_OVERHEAD_BYTES
     ticket = PutTicket(
         answerer,
-        log=log,
+        log_id=log.log_id,
         receipts=receipts,
         record_count=record_count,
         size_bytes=in_flight,
@@ -320,7 +324,7 @@ def answer_repeated(
     answerer.hold(count=1, size_bytes=PUT_OVERHEAD_BYTES)
     ticket = PutTicket(
         answerer,
-        log=log,
+        log_id=log.log_id,
         receipts=Receipts((b"%d" % opaque,), (batch.first_id,), (batch.offset,)),
         record_count=batch.count,
         size_bytes=PUT_OVERHEAD_BYTES,

@@ -31,6 +31,7 @@ from metaq.broker.admin import AdminServer
 from metaq.broker.context import BrokerContext
 from metaq.broker.control import Control
 from metaq.broker.definitions import Definitions
+from metaq.broker.delay_service import DelayService
 from metaq.broker.housekeeping import (
     CONNECTION_CHECK_S,
     DELETED_CHECK_S,
@@ -165,6 +166,7 @@ class Broker(Service):
         self._registration: Registration | None = None
         self._replica: ReplicaPart | None = None
         self._queues: QueueService | None = None
+        self._delays: DelayService | None = None
         self._opening: JournalOpening | None = None
         self.http_port: int | None = None
         """Port of /health and /metrics; None without one."""
@@ -208,6 +210,9 @@ class Broker(Service):
         await self._open_transactions()
         self._queues = self.context.queues = QueueService(self.context)
         await self.start_owned(self._queues)
+        if self._config.replication is None:
+            self._delays = self.context.delays = DelayService(self.context)
+            await self.start_owned(self._delays)
         self._listen()
         data_path = Path(self._config.system.data_path)
         await self.start_owned(
@@ -641,6 +646,7 @@ class Broker(Service):
         if any(each.is_low_on_space for each in self._logs.directories()):
             return self.control.deletion_schedules(self.context.config).keys()
         is_trimmed = self._queues is not None and self._queues.wants_trim
+        is_trimmed = is_trimmed or (self._delays is not None and self._delays.trim())
         return () if self._logs.is_over_size_limit or is_trimmed else None
 
     def _on_retention_end(self, run: RetentionReport) -> None:

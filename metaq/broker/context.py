@@ -1,7 +1,7 @@
 """Parts of one broker used by handlers, and its counters."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -12,9 +12,10 @@ from metaq.broker.topics import Topics
 from metaq.broker.waiters import Waiters
 from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig
-from metaq.errors import WireError
+from metaq.errors import MetaqError, WireError
 from metaq.fs import FileSystem
-from metaq.protocol.commands import Follow, Settle, Take
+from metaq.protocol.commands import Cancel, Follow, ListScheduled, Mput, Settle, Take
+from metaq.record.batch import CheckedRecords
 from metaq.record.ids import IdGenerator
 from metaq.stats import Histogram, counter
 from metaq.storage.span_lookup import MadeIndexes
@@ -148,6 +149,35 @@ class QueueGroups(Protocol):
         """Return a `QueueGroupStatus` of each group."""
 
 
+class DelayedMessages(Protocol):
+    """Delayed messages interface used by handlers; `answerer` is the session."""
+
+    def answer_if_repeated(self, command: Mput, answerer: Any) -> bool:
+        """Answer a batch that is sent again; return whether it is one."""
+
+    def is_due_later(self, command: Mput) -> bool:
+        """Return whether the time of a batch is to come; raises what a put raises."""
+
+    def schedule(
+        self, command: Mput, parts: Sequence[CheckedRecords], answerer: Any
+    ) -> Generator[None, None, None]:
+        """Keep a verified batch until its time; raises what a put raises."""
+
+    def cancel(self, command: Cancel, answerer: Any) -> None:
+        """Answer a `cancel`, later; raises WireError."""
+
+    def show(self, command: ListScheduled, answerer: Any) -> None:
+        """Answer a `scheduled`, later; raises WireError."""
+
+    def drop_topic(
+        self, topic: str, on_done: Callable[[MetaqError | None], None]
+    ) -> None:
+        """Forget what waits for a topic that was deleted, durably."""
+
+    def status(self) -> Any:
+        """Return a `DelayStatus`."""
+
+
 @dataclass(slots=True)
 class BrokerContext:
     """The parts of one broker. Owner: the app; used on the loop's thread."""
@@ -176,6 +206,8 @@ class BrokerContext:
     """Its part in a replica set; None: it is the only copy."""
     queues: QueueGroups | None = None
     """Its queue groups; None: it serves none now."""
+    delays: DelayedMessages | None = None
+    """Its delayed messages; None: it delays none."""
     counters: CommandStatistics = field(default_factory=CommandStatistics)
     put_latency: Histogram = field(default_factory=Histogram)
     """Seconds from append to acknowledgement, per message."""

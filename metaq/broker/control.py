@@ -140,6 +140,7 @@ class Control:
             queue_groups=context.queues.status() if context.queues else (),
             groups_both_ways=self._definitions.groups_both_ways(),
             queue_problems=context.queues.problems() if context.queues else (),
+            delays=context.delays.status() if context.delays else None,
             jobs=self.jobs(),
             # A set has none, and misses none.
             transactions=None

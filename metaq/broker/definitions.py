@@ -392,6 +392,9 @@ class Definitions(Service):
         if replica is None:
             # A set has no transactions, of which a start could bring something back.
             error = await outcome_of(partial(transactions.note_deletion, topic))
+        delays = self._context.delays
+        if error is None and delays is not None:
+            error = await outcome_of(partial(delays.drop_topic, topic))
         if error is None:
             error = await outcome_of(partial(self._logs.delete_topic, topic))
         if error is None:

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from typing import TypeAlias, assert_never
 
 from metaq.broker.acks import Answerer
-from metaq.broker.context import BrokerContext, QueueGroups
+from metaq.broker.context import BrokerContext, DelayedMessages, QueueGroups
 from metaq.broker.handlers.check import handle_check
 from metaq.broker.handlers.follow import handle_follow
 from metaq.broker.handlers.get import GetAnswerer, handle_get
@@ -27,10 +27,12 @@ from metaq.errors import ServerError, UnavailableError, WireError
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import (
+    Cancel,
     Check,
     CommitTogether,
     Follow,
     Get,
+    ListScheduled,
     Mput,
     OffsetQuery,
     Put,
@@ -56,6 +58,8 @@ Small: TypeAlias = (
     | Check
     | Take
     | Settle
+    | Cancel
+    | ListScheduled
     | Version
     | TransactionCommand
     | CommitTogether
@@ -130,6 +134,17 @@ def queues_of(context: BrokerContext) -> QueueGroups:
     return context.queues
 
 
+def delays_of(context: BrokerContext) -> DelayedMessages:
+    """Return the delayed messages.
+
+    Raises:
+        UnavailableError: this broker has none.
+    """
+    if context.delays is None:
+        raise UnavailableError(texts.NO_DELAY)
+    return context.delays
+
+
 def _handle(command: Small, answerer: GetAnswerer) -> bytes | None:
     match command:
         case Put():
@@ -144,6 +159,10 @@ def _handle(command: Small, answerer: GetAnswerer) -> bytes | None:
             queues_of(answerer.context).take(command, answerer)
         case Settle():
             queues_of(answerer.context).settle(command, answerer)
+        case Cancel():
+            delays_of(answerer.context).cancel(command, answerer)
+        case ListScheduled():
+            delays_of(answerer.context).show(command, answerer)
         case Version():
             return handle_version(answerer.context)
         case TransactionCommand():

@@ -66,6 +66,7 @@ class Alarm(enum.Enum):
     QUEUE_FULL = "queue_full"
     QUEUE_LOST_TO_RETENTION = "queue_lost_to_retention"
     GROUP_USED_BOTH_WAYS = "group_used_both_ways"
+    DELAY_STALLED = "delay_stalled"
     JOB_FAILED = "job_failed"
     REPLICA_FROZEN = "replica_frozen"
     REPLICA_INCOMPLETE = "replica_incomplete"
@@ -86,6 +87,7 @@ _FAILING: Final = frozenset(
         Alarm.TRANSACTIONS_SILENT,
         Alarm.TRANSACTIONS_STUCK,
         Alarm.QUEUE_GROUPS,
+        Alarm.DELAY_STALLED,
         Alarm.REPLICA_FROZEN,
         Alarm.REPLICAS_DIFFER,
         Alarm.SET_LEADERLESS,
@@ -200,6 +202,11 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
     for name in status.groups_both_ways:
         text = f"'{name}' is a queue group, and consumers of a log group have its name"
         yield Alarm.GROUP_USED_BOTH_WAYS, text
+    if status.delays is not None:
+        for problem in status.delays.problems:
+            yield Alarm.DELAY_STALLED, problem
+        if status.delays.clock_problem:
+            yield Alarm.CLOCK_DOUBTED, status.delays.clock_problem
     for job in status.jobs:
         if job.last_error:
             yield Alarm.JOB_FAILED, f"{job.name}: {job.last_error}"

@@ -15,15 +15,17 @@ from metaq.model import LocalTransactionId, LogId, TransactionId
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import NO_CHECKSUM, Put
 from metaq.protocol.transaction_ids import format_key
+from metaq.record.batch import CheckedRecords, stamp_in_steps
+from metaq.record.ids import id_after
 from metaq.record.layout import encode_record
 from metaq.txn.decisions import DecisionTicket
-from metaq.txn.records import encode_put
+from metaq.txn.records import encode_batch, encode_put
 from metaq.txn.transaction import PutRun
 
 OPEN_MAX: Final = 64
 """Joined appends that are not settled yet; more are refused, to be tried again."""
 HELD_BYTES_MAX: Final = 16 << 20
-"""Payload bytes of all of them together."""
+"""Bytes of all of them together, but for a larger one that is alone."""
 _SESSION: Final = "metaq-broker"
 _NO_TIMEOUT: Final = 0
 _UNHEARD: Final = DecisionTicket(lambda _position: None, lambda _error: None)
@@ -53,6 +55,16 @@ def run_of_one(
     return PutRun(log_id, (data,), len(data), 1, message_id, journalled)
 
 
+class JoinedBatch(NamedTuple):
+    """Records of one partition, which get their ids when they are appended."""
+
+    log_id: LogId
+    records: bytearray
+    """In segment format; changed, and the log's from then on."""
+    positions: Sequence[int]
+    """Start of each."""
+
+
 class _Decision:
     """Whether the commit is decided: what a partition lacks then is appended later."""
 
@@ -73,15 +85,17 @@ class _Decision:
 class JoinedAppends:
     """Joined appends of one broker. Used on the loop's thread."""
 
-    def __init__(self, context: BrokerContext) -> None:
+    def __init__(self, context: BrokerContext, session: str = _SESSION) -> None:
+        """Begin with none; objects of one broker have sessions of different names."""
         self._context = context
+        self._session = session
         self._numbers = count(1)
         self._open_count = 0
         self._held_bytes = 0
 
     def append(
         self,
-        records: Sequence[JoinedRecord],
+        records: Sequence[JoinedRecord | JoinedBatch],
         on_done: Callable[[MetaqError | None], None],
     ) -> None:
         """Append records, all or none; never blocks.
@@ -93,9 +107,9 @@ class JoinedAppends:
                 record whose partition fails after the decision is stored later, by the
                 journal, and counts as stored.
         """
-        size_bytes = sum(len(each.payload) for each in records)
-        held_bytes = self._held_bytes + size_bytes
-        if self._open_count >= OPEN_MAX or held_bytes > HELD_BYTES_MAX:
+        size_bytes = sum(len(each[1]) for each in records)
+        held_bytes, is_busy = self._held_bytes + size_bytes, self._open_count > 0
+        if self._open_count >= OPEN_MAX or (is_busy and held_bytes > HELD_BYTES_MAX):
             on_done(
                 TransactionError(
                     f"joined appends: expected at most {OPEN_MAX} of {HELD_BYTES_MAX}"
@@ -118,16 +132,19 @@ class JoinedAppends:
 
     def _commit(
         self,
-        records: Sequence[JoinedRecord],
+        records: Sequence[JoinedRecord | JoinedBatch],
         on_done: Callable[[MetaqError | None], None],
     ) -> None:
         transactions = self._context.transactions
-        transaction = LocalTransactionId(_SESSION, next(self._numbers))
+        transaction = LocalTransactionId(self._session, next(self._numbers))
         key = format_key(transaction)
         transactions.begin(key, self, _NO_TIMEOUT)
         tx = transactions.find_for_put(key, self)
         for each in records:
-            run = run_of_one(self._context, each, transaction)
+            if isinstance(each, JoinedBatch):
+                run = self._run_of(each, key)
+            else:
+                run = run_of_one(self._context, each, transaction)
             transactions.put(tx, run, _UNHEARD)
         decision = _Decision()
         tx.holds.append(decision)
@@ -136,3 +153,13 @@ class JoinedAppends:
             on_done(None if decision.is_committed else error)
 
         transactions.commit(key, self, end, is_two_phase=False)
+
+    def _run_of(self, batch: JoinedBatch, key: str) -> PutRun:
+        log_id, records, positions = batch
+        count = len(positions)
+        first_id = self._context.ids.reserve(count)
+        for _ in stamp_in_steps([CheckedRecords(records, positions)], first_id):
+            pass  # in one turn: the batches of a broker are small
+        journalled = encode_batch(log_id, key.encode(), 0, records, positions)
+        last_id = id_after(first_id, count - 1)
+        return PutRun(log_id, (records,), len(records), count, last_id, journalled)

@@ -96,7 +96,7 @@ class QueueOwner(Protocol):
     def store(self, queue: ServedQueue) -> None:
         """Store what has changed, for no answer."""
 
-    def send_letters(self, queue: ServedQueue, on_tried: OnTried) -> int:
+    def send_letters(self, queue: ServedQueue, on_tried: OnTried | None = None) -> int:
         """Send the dead letters of a queue; return how many there are."""
 
     def letter_topic(self, queue: ServedQueue) -> str | None:

@@ -17,9 +17,9 @@ from hashlib import blake2b
 from typing import Final
 
 from metaq.broker.context import BrokerContext
+from metaq.broker.internal_logs import Ticket, append_record
 from metaq.broker.joined_appends import JoinedAppends, JoinedRecord
 from metaq.broker.queue_groups import OnTried, QueueOwner
-from metaq.broker.queue_log import Ticket, append_record
 from metaq.broker.queue_part import ServedQueue
 from metaq.broker.topics import Topics
 from metaq.errors import (
@@ -220,7 +220,9 @@ class Letters:
                 f"partition {queue.log.log_id}: no record at offset {letter.offset}"
             )
         message = decode_payload(record.payload, record.flag)
-        error, _, text = letter.cause.partition(": ")
+        error, colon, text = letter.cause.partition(": ")
+        if not colon:
+            error, text = "", letter.cause
         log_id, context = queue.log.log_id, self._context
         broker_id = BrokerId(context.config.system.broker_id)
         origin = Origin(

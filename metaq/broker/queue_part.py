@@ -14,9 +14,10 @@ of this one is stored, so no earlier life has used a number of this one.
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from metaq.broker.queue_log import OnStored, QueueLog, log_of
+from metaq.broker.internal_logs import InternalLogs, OnStored, read_range
+from metaq.broker.queue_log import log_of
 from metaq.errors import CorruptRecordError, MetaqError
-from metaq.model import LogId, Offset, SizeBytes
+from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.queues.rules import Now
 from metaq.queues.state import QueueState, Taken
 from metaq.queues.state_log import (
@@ -28,6 +29,7 @@ from metaq.queues.state_log import (
     encode_state,
     snapshot_of,
 )
+from metaq.record.expiry import EXPIRY_MARK, expiry_of
 from metaq.record.flags import HAS_PROPERTIES, decode_payload
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.runs import RecordRun
@@ -50,7 +52,7 @@ class ServedQueue:
         name: QueueName,
         log: PartitionLog,
         state: QueueState,
-        journal: QueueLog,
+        journal: InternalLogs,
         *,
         queue_id: int,
         given_from_ms: int,
@@ -255,7 +257,7 @@ class ServedQueue:
             state.wants_scan(count)
             or (through is not None and base + position <= through)
         ):
-            length, _checksum, _id, flag = unpack(data, position)
+            length, _checksum, message_id, flag = unpack(data, position)
             end = position + HEADER_BYTES + length
             if length < 0 or end > limit:
                 raise CorruptRecordError(
@@ -264,11 +266,21 @@ class ServedQueue:
                 )
             if end > size:
                 break
-            key = None
-            if is_ordered and flag & HAS_PROPERTIES:
+            key = expiry_ms = None
+            if flag & HAS_PROPERTIES and (
+                is_ordered or data.find(EXPIRY_MARK, position, end) >= 0
+            ):
                 payload = data[position + HEADER_BYTES : end]
-                key = decode_payload(payload, flag).key
-            state.found(Offset(base + position), SizeBytes(end - position), key, now)
+                decoded = decode_payload(payload, flag)
+                key = decoded.key if is_ordered else None
+                expiry_ms = expiry_of(MessageId(message_id), decoded.headers)
+            state.found(
+                Offset(base + position),
+                SizeBytes(end - position),
+                key,
+                now,
+                expiry_ms=expiry_ms,
+            )
             position = state.scan_offset - base
 
     # -- bytes of deliveries
@@ -292,11 +304,7 @@ class ServedQueue:
 
     async def read(self, start: Offset, end: Offset) -> bytes:
         """Return the bytes of a range that holds whole records."""
-        data = b""
-        while len(data) < end - start:
-            part = self.log.read(Offset(start + len(data)), end - start - len(data))
-            data += await part.run(part.read)
-        return data
+        return await read_range(self.log, start, end)
 
     def _bytes_at(self, start: Offset, end: Offset) -> bytes | None:
         if self._window is not None:

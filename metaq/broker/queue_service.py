@@ -30,10 +30,11 @@ from typing import Final
 
 from metaq.broker.acks import Answerer, wire_error
 from metaq.broker.context import BrokerContext
+from metaq.broker.internal_logs import InternalLogs
 from metaq.broker.joined_appends import JoinedAppends
 from metaq.broker.queue_groups import OnTried, QueueGroup
 from metaq.broker.queue_letters import Letters, stored_letters
-from metaq.broker.queue_log import QueueLog, all_logs, log_of, read_images
+from metaq.broker.queue_log import all_logs, log_of, read_images
 from metaq.broker.queue_part import ServedQueue
 from metaq.broker.queue_settling import settle
 from metaq.broker.queue_status import Place, QueueGroupStatus, line_of, status_of
@@ -101,7 +102,7 @@ class QueueService(Service):
     def __init__(self, context: BrokerContext) -> None:
         super().__init__("queues", stop_timeout_s=2.0)
         self._context = context
-        self._journal = QueueLog(context)
+        self._journal = InternalLogs(context)
         self._definitions: Mapping[str, QueueGroupDefinition] = {}
         self._groups: dict[str, QueueGroup] = {}
         self._partitions: dict[LogId, _Partition] = {}

@@ -160,7 +160,7 @@ class Takers:
         return queues[middle:] + queues[:middle]
 
     def _serve(self, group: QueueGroup, queue: ServedQueue, taker: Taker) -> bool:
-        """Give a taker what a queue has; return whether it got an answer."""
+        """Give a taker what a queue has; return whether that changed anything."""
         now = self._service.now()
         if not queue.is_open or queue.is_reading or now.mono_ms < queue.given_from_ms:
             return False
@@ -183,8 +183,12 @@ class Takers:
         taken = queue.state.take(
             command.worker, count, size_max, lease_ms, now, is_alone=is_alone
         )
+        has_expired = queue.state.has_changes
+        if has_expired:
+            self._service.send_letters(queue)
+            self._service.store(queue)
         if not taken:
-            return False
+            return has_expired
         self._end(group, taker)
         if is_alone:
             self._keep(group, command.worker, None, queue, now)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from metaq.broker.context import CommandStatistics
+from metaq.broker.delay_status import DelayStatus
 from metaq.broker.queue_status import QueueGroupStatus
 from metaq.lifecycle import State
 from metaq.model import no_items
@@ -188,6 +189,8 @@ class BrokerStatus:
     """Names of queue groups that are log groups as well."""
     queue_problems: tuple[str, ...] = ()
     """One sentence for each thing that keeps queue groups from going on."""
+    delays: DelayStatus | None = None
+    """None: the broker delays no messages."""
     definition_problems: tuple[str, ...] = ()
     jobs: tuple[JobStatus, ...] = part(
         default=(), labels=("job",), label=lambda job: (job.name,)

@@ -15,8 +15,9 @@ from metaq.broker.acks import PUT_OVERHEAD_BYTES, Answerer
 from metaq.broker.topics import Topics
 from metaq.errors import MetaqError, ServerError, StorageError, TransactionError
 from metaq.model import LogId, is_internal
-from metaq.protocol.codec import encode_put_replies, encode_result
+from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import CommitTogether, Status, TransactionCommand
+from metaq.protocol.put_replies import encode_put_replies
 from metaq.protocol.transaction_ids import LINE_END
 from metaq.storage.partition_log import PartitionLog
 from metaq.txn.state import TxState, XaCommandError
@@ -124,12 +125,15 @@ def put_run(
     *,
     opaques: Sequence[bytes],
     ids: Sequence[int],
+    partition: int | None = None,
 ) -> None:
-    """Add puts to a transaction; they are answered when they are journalled."""
+    """Add puts to a transaction; they are answered when they are journalled.
+
+    The answers name `partition` where that is not the one that they go to now.
+    """
     transactions, size_bytes = answerer.context.transactions, puts.size_bytes
-    ticket = PutRunTicket(
-        transaction, answerer, puts.log_id.partition, opaques, ids, size_bytes
-    )
+    partition = puts.log_id.partition if partition is None else partition
+    ticket = PutRunTicket(transaction, answerer, partition, opaques, ids, size_bytes)
     try:
         transactions.check_room(puts.record_count, size_bytes)
     except TransactionError as error:

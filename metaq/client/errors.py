@@ -80,6 +80,10 @@ class PartlySentError(ClientError):
         """One for each message, in their order: its `SendResult`, or its error."""
 
 
+class NoDelayError(ClientError):
+    """The broker delivers no message later: it is an older one, or of MetaQ 1.4."""
+
+
 class PartitionsAwayError(NoBrokerError):
     """Partitions cannot be read: their broker is away."""
 

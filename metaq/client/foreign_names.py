@@ -8,6 +8,10 @@ from types import MappingProxyType
 from typing import Final
 
 _BROKERS: Final = "'zookeeper', its address, or 'brokers', a list of host:port"
+_TIMES: Final = (
+    "an argument of 'send' of a producer, or of its transactions: what may wait on this"
+    " disk, or for the end of a block, has no time"
+)
 _SEND_TIME: Final = "'timeout_s', the time of a send with all its retries, in seconds"
 
 _NAMES: Final = (
@@ -48,6 +52,7 @@ _NAMES: Final = (
     ("value msg payload body", "'data'"),
     ("callback on_delivery", "'add_done_callback' of the future of send_nowait"),
     ("timestamp_ms", "not there: the broker stamps messages"),
+    ("delay deliver_at expires_in", _TIMES),
     ("acks", "not needed: a message is acknowledged when it is on disk"),
     ("enable_idempotence", "not needed: a repeated batch is stored once"),
     ("transactional_id", "'qualifier' of client.xa"),

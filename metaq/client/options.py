@@ -179,6 +179,9 @@ class ConsumerOptions:
     logged and counted."""
     message_filter: Callable[[Message], bool] | None = None
     """Messages for which it returns False are counted as handled, not delivered."""
+    on_expired: Literal["skip", "deliver"] = "skip"
+    """Messages that are read later than their senders' `expires_in` says are counted
+    and passed over, or delivered all the same."""
     skip_repeats: bool = True
     """Messages that this process has handled are not delivered to it again after a
     lost session or a late rebalance; `seek` and `rollback` ask for them. What
@@ -210,6 +213,7 @@ class ConsumerOptions:
         check_start(self.start)
         _check_choice("strategy", self.strategy, ("DEFAULT", "CONSIST"))
         _check_choice("on_corrupt", self.on_corrupt, ("stop", "skip"))
+        _check_choice("on_expired", self.on_expired, ("skip", "deliver"))
         if self.consumer_id is not None and (
             not is_legal_step(self.consumer_id)
             or self.consumer_id.split() != [self.consumer_id]
@@ -558,6 +562,7 @@ class ConsumerKeywords(TypedDict, total=False):
     idle_step_s: float
     idle_max_s: float
     on_corrupt: Literal["stop", "skip"]
+    on_expired: Literal["skip", "deliver"]
     message_filter: Callable[[Message], bool] | None
     skip_repeats: bool
     duplicate_ids: DuplicateIds | None

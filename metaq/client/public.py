@@ -15,10 +15,14 @@ from metaq.client.admin.queue_admin import QueueDescription as QueueDescription
 from metaq.client.admin.queue_admin import (
     QueueGroupDescription as QueueGroupDescription,
 )
+from metaq.client.admin.scheduled_admin import (
+    ScheduledDescription as ScheduledDescription,
+)
 from metaq.client.admin.topic_admin import AsyncAdmin as AsyncAdmin
 from metaq.client.admin.topic_admin import TopicDescription as TopicDescription
 from metaq.client.admin.topic_admin import TopicOnBroker as TopicOnBroker
 from metaq.client.client_statistics import ClientStatistics as ClientStatistics
+from metaq.client.cluster.scheduled import ScheduledBatch as ScheduledBatch
 from metaq.client.consume.browse import GetResult as GetResult
 from metaq.client.consume.consumer import AsyncConsumer as AsyncConsumer
 from metaq.client.consume.consumer import AsyncMessageBatch as AsyncMessageBatch
@@ -40,6 +44,7 @@ from metaq.client.errors import HeuristicError as HeuristicError
 from metaq.client.errors import LeaseLostError as LeaseLostError
 from metaq.client.errors import LostBranchError as LostBranchError
 from metaq.client.errors import MessageTooLargeError as MessageTooLargeError
+from metaq.client.errors import NoDelayError as NoDelayError
 from metaq.client.errors import NoQueuesError as NoQueuesError
 from metaq.client.errors import NoTopicError as NoTopicError
 from metaq.client.errors import OutcomeUnknownError as OutcomeUnknownError
@@ -75,6 +80,7 @@ from metaq.client.produce.producer import AsyncProducer as AsyncProducer
 from metaq.client.produce.producer_counters import (
     ProducerStatistics as ProducerStatistics,
 )
+from metaq.client.produce.scheduling import Scheduled as Scheduled
 from metaq.client.produce.transaction import AsyncTransaction as AsyncTransaction
 from metaq.client.produce.transaction import TransactionState as TransactionState
 from metaq.client.produce.transaction_branch import PendingResult as PendingResult

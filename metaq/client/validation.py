@@ -1,13 +1,17 @@
 """Numbers that users give: refused at the call where they mean nothing. Pure."""
 
+import datetime as dt
 import math
 from typing import Final
 
 from metaq.errors import ConfigError
-from metaq.model import MAX_OFFSET
+from metaq.model import MAX_OFFSET, Millis
 
 SECONDS_MAX: Final = 1_000_000_000
 """Longest time: three decades. Clocks of the system take some more, and no infinity."""
+
+EPOCH: Final = dt.datetime.fromtimestamp(0, dt.UTC)
+"""Zero of the times of messages."""
 
 WHOLE_MAX: Final = 2**63 - 1
 
@@ -74,6 +78,27 @@ def check_offset(name: str, value: object) -> None:
         ConfigError: no whole number of 0 or more in 63 bits.
     """
     check_whole(name, value, 0, MAX_OFFSET)
+
+
+def moment_ms(name: str, value: object) -> Millis:
+    """Return a moment in ms since 1970, rounded up, and 0 for an earlier one.
+
+    Args:
+        name: of the argument, for the error.
+        value: what was given.
+
+    Raises:
+        ConfigError: it has no time zone.
+        TypeError: it is no `datetime`.
+    """
+    if not isinstance(value, dt.datetime):
+        raise wrong_type(name, "a datetime with a time zone", value)
+    if value.utcoffset() is None:
+        raise ConfigError(
+            f"{name}: expected a time with a time zone, got {value.isoformat()}"
+            " without one"
+        )
+    return Millis(max(0, -((EPOCH - value) // dt.timedelta(milliseconds=1))))
 
 
 def _shown(value: float) -> str:

@@ -185,6 +185,8 @@ LIMITS_KEYS: Final = (
     Key("waitersMax", "waiters_max", unit="long polls", low=0),
     Key("queueOpenMax", "queue_open_max", unit="messages", low=1),
     Key("queueReclaimMs", "queue_reclaim_ms", unit="ms", low=0),
+    Key("delayMax", "delay_max", unit="ms", low=1, high=INT64_MAX),
+    Key("delayBytesMax", "delay_bytes_max", unit="bytes", low=0, high=INT64_MAX),
     Key("logBytesMax", "log_bytes_max", unit="bytes", low=0, high=INT64_MAX),
     Key("dataDirBytesMax", "data_dir_bytes_max", unit="bytes", low=0, high=INT64_MAX),
     Key("freeBytesMin", "free_bytes_min", unit="bytes", low=0, high=INT64_MAX),

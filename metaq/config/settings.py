@@ -196,6 +196,10 @@ class LimitsConfig:
     queue_open_max: int = 20_000
     """Messages of a queue group and partition that are given out, returned or blocked;
     at the bound nothing more is given out."""
+    delay_max: int = 400 * 86_400_000
+    """Longest delay of a message, milliseconds."""
+    delay_bytes_max: int = 8192 * MIB
+    """Bytes on disk of messages that wait for their time; above it more are refused."""
     queue_reclaim_ms: int = 2_000
     """A worker without a connection keeps its messages for so long; for as long after a
     start nothing of an older queue is given out."""
@@ -252,6 +256,12 @@ class TopicConfig(TopicSettings):
     """Consumer group → filter class (`group.<consumerGroup>=<class>`)."""
 
 
+INTERNAL_SEGMENT_BYTES: Final = 16 * MIB
+INTERNAL_PRODUCERS: Final = 16
+"""A partition of the broker's own remembers so many times as many producers."""
+INTERNAL_PRODUCERS_MAX: Final = 32_768
+"""More than these would not fit into the file that remembers them."""
+
 _SHARED: Final = tuple(each.name for each in fields(TopicSettings))
 
 
@@ -306,6 +316,21 @@ class BrokerConfig:
             or self.defined.get(name)
             or default_topic(name, self.system)
         )
+
+    def segment_bytes_of(self, topic: str) -> int:
+        """Return the size of a full segment: of the broker's own they go sooner."""
+        size = self.system.segment_bytes_max
+        return min(size, INTERNAL_SEGMENT_BYTES) if is_internal(topic) else size
+
+    def producers_of(self, topic: str) -> int:
+        """Return how many producers a partition remembers.
+
+        One of the broker's own has those of many partitions.
+        """
+        count = self.limits.producer_count_max
+        if not is_internal(topic):
+            return count
+        return min(count * INTERNAL_PRODUCERS, INTERNAL_PRODUCERS_MAX)
 
     @property
     def topic_names(self) -> tuple[str, ...]:

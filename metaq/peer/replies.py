@@ -51,6 +51,10 @@ _NUMBER: Final = re.compile("[0-9]{1,19}")
 """Counts and offsets of 64 bits."""
 _RECEIPT: Final = re.compile(rb"(-?[0-9]{1,19}) ([0-9]{1,10}) ([0-9]{1,19})")
 """Id, which is negative where a Java broker stamped it, partition and offset."""
+_SCHEDULED: Final = re.compile(
+    rb"([0-9]{1,19}) (-?[0-9]{1,10}) -1 ([0-9]) ([0-9]{1,19})"
+)
+"""Id and partition of a message with a time; tier and offset where it waits."""
 _ONE_OF_SEVERAL: Final = re.compile(r"[^ ]+ part [0-9]+(?= )|set [^ =]+(?==)")
 _STATS_FRAME: Final = frozenset({"STATS", "END"})
 """Lines around the lines of a `stats` reply."""
@@ -142,6 +146,29 @@ def parse_receipt(reply: Reply, partition: int | None = None) -> PutReceipt:
             return PutReceipt(MessageId(message_id), chosen, Offset(offset))
     wanted = "partition" if partition is None else partition
     raise BadReplyError(f"put: expected 'id {wanted} offset', got {result.text[:80]!r}")
+
+
+def parse_scheduled(reply: Reply, partition: int) -> tuple[PutReceipt, int]:
+    """Read the reply to an mput with a time.
+
+    Returns:
+        The receipt, and the tier in which the message waits at its offset; -1: its time
+        had passed, and the receipt is that of a put.
+
+    Raises:
+        WireError: the broker refused.
+        BadReplyError: a 200 that is neither.
+    """
+    result = require_ok(reply)
+    found = _SCHEDULED.fullmatch(result.body)
+    if found is None:
+        return parse_receipt(reply, partition), -1
+    message_id, chosen, tier, offset = map(int, found.groups())
+    if chosen != partition or max(message_id, offset) > MAX_OFFSET:
+        raise BadReplyError(
+            f"put: expected 'id {partition} -1 tier offset', got {result.text[:80]!r}"
+        )
+    return PutReceipt(MessageId(message_id), chosen, Offset(offset)), tier
 
 
 def parse_get(reply: Reply, asked: Offset) -> GetOutcome:

@@ -28,12 +28,14 @@ from metaq.protocol.commands import (
     NO_NEXT,
     NO_SEQUENCE,
     OPAQUE_MISSING,
+    Cancel,
     Check,
     Command,
     CommitTogether,
     CountQuestion,
     Follow,
     Get,
+    ListScheduled,
     Mput,
     OffsetQuery,
     Put,
@@ -79,6 +81,9 @@ _LEASE: Final = b"lease="
 _WORKER: Final = b"worker="
 _TRANSACTION: Final = b"tx="
 _NEXT: Final = b"next="
+_DELIVER: Final = b"deliver="
+_FROM: Final = b"from="
+_TO: Final = b"to="
 _DIGITS_MAX: Final = 19
 """Digits of the largest 64-bit number."""
 _TYPES: Final = {kind.value.encode(): kind for kind in TransactionType}
@@ -89,8 +94,8 @@ class Frame:
     """A line whose payload is still to come."""
 
     word: str
-    """`put`, `sync`, `mput`, `settle`, `transactions`, `follow`, `result` or
-    `value`."""
+    """`put`, `sync`, `mput`, `settle`, `cancel`, `transactions`, `follow`, `result`
+    or `value`."""
     length: int
     """Bytes of payload right after the line, 0 or more."""
     tokens: Tokens
@@ -201,10 +206,14 @@ def _decode_mput(tokens: Tokens, payload: bytes) -> Mput:
         raise _bad_line(f"sequence: expected -1, got {sequence}", tokens)
     if producer is not None and (sequence < 0 or not PRODUCER.fullmatch(producer)):
         raise _bad_line("producer and sequence do not fit", tokens)
-    opaque, transaction = tokens[8], None
+    opaque, transaction, extra = tokens[8], None, tokens[9:]
     if opaque[:1].isalpha():
         _need(tokens, 10)
         opaque, transaction = tokens[9], parse_key(_text(opaque))
+    deliver = _extra(extra, _DELIVER)
+    if deliver is not None and not deliver.isdigit():
+        # Ignored, it would be there at once.
+        raise _bad_line("expected deliver=MILLISECONDS", tokens)
     if producer is not None and transaction is not None:
         raise _bad_line("a batch of a transaction has no producer", tokens)
     return Mput(
@@ -217,6 +226,7 @@ def _decode_mput(tokens: Tokens, payload: bytes) -> Mput:
         producer=producer,
         sequence=sequence,
         transaction=transaction,
+        deliver_ms=None if deliver is None else _capped(deliver),
     )
 
 
@@ -261,6 +271,10 @@ def _decode_settle(tokens: Tokens, payload: bytes) -> Settle:
         worker=_worker(tokens[7:], tokens),
         transaction=None if key is None else parse_key(_text(key)),
     )
+
+
+def _decode_cancel(tokens: Tokens, payload: bytes) -> Cancel:
+    return Cancel(_text(tokens[1]), payload, parse_i32(tokens[3], "opaque"))
 
 
 # -- lines that are whole commands ----------------------------------------------------
@@ -360,9 +374,11 @@ def _capped(digits: bytes) -> int:
     return I64_MAX if len(digits) > _DIGITS_MAX else min(int(digits), I64_MAX)
 
 
+def _decode_c(tokens: Tokens) -> Command | Frame:
+    return _decode_check(tokens) if tokens[0] == b"check" else _decode_opening(tokens)
+
+
 def _decode_check(tokens: Tokens) -> Check:
-    if tokens[0] != b"check":
-        raise _bad_line("unknown command", tokens)
     _need(tokens, 6)
     return Check(
         topic=_text(tokens[1]),
@@ -380,7 +396,24 @@ def _decode_v(tokens: Tokens) -> Command | Frame:
     return Version(parse_i32(tokens[1], "opaque") if has_opaque else OPAQUE_MISSING)
 
 
+def _decode_scheduled(tokens: Tokens) -> ListScheduled:
+    _need(tokens, 4)
+    limit = parse_i32(tokens[2], "limit")
+    if limit < 0:
+        raise _bad_line(f"limit: expected 0 or more, got {limit}", tokens)
+    start, end = _extra(tokens[4:], _FROM) or b"", _extra(tokens[4:], _TO) or b""
+    return ListScheduled(
+        topic=_text(tokens[1]),
+        limit=limit,
+        opaque=parse_i32(tokens[3], "opaque"),
+        from_ms=_capped(start) if start.isdigit() else 0,
+        to_ms=_capped(end) if end.isdigit() else I64_MAX,
+    )
+
+
 def _decode_s(tokens: Tokens) -> Command | Frame:
+    if tokens[0] == b"scheduled":
+        return _decode_scheduled(tokens)
     if tokens[0] != b"stats":
         return _decode_opening(tokens)
     # A single token after the word is the item, even when it is a number.
@@ -432,7 +465,7 @@ _DECODERS: Final[dict[bytes, Callable[[Tokens], Command | Frame]]] = {
     b"v": _decode_v,
     b"g": _decode_get,
     b"o": _decode_offset,
-    b"c": _decode_check,
+    b"c": _decode_c,
     b"t": _decode_t,
     b"q": _decode_q,
 }
@@ -446,6 +479,7 @@ _FRAMES: Final[
     "sync": (3, 4, _decode_sync),
     "mput": (3, 9, _decode_mput),
     "settle": (5, 7, _decode_settle),
+    "cancel": (2, 4, _decode_cancel),
     "transactions": (4, 6, _decode_together),
     "follow": (2, 4, _decode_follow),
     "result": (2, 4, _decode_result),
@@ -492,6 +526,11 @@ def encode(event: Command | Reply) -> bytes:
             if event.transaction is not None:
                 tokens.append(f"tx={_key(event.transaction)}")
             return _line(tokens) + event.payload
+        case Cancel():
+            tokens = ["cancel", event.topic, _length(event.payload)]
+            return _line([*tokens, _i32(event.opaque)]) + event.payload
+        case ListScheduled():
+            return _encode_scheduled(event)
         case Version():
             return _line(["version", _i32(event.opaque)])
         case Stats():
@@ -579,72 +618,6 @@ def encode_value_line(length: int, opaque: int, *, next_offset: int = NO_NEXT) -
     return b"value %d %d next=%d\r\n" % (length, opaque, next_offset)
 
 
-_PUT_REPLY: Final = b"result 200 %d %%b\r\n%%d %d %%d"
-"""Length of the body and partition; then, of each put, opaque, id and offset."""
-
-
-def encode_put_replies(
-    partition: int, opaques: Sequence[bytes], ids: Sequence[int], offsets: Sequence[int]
-) -> bytes:
-    """Return the 200 replies to a run of puts to one partition.
-
-    The replies are made in one operation as long as their bodies have one length; one
-    operation per reply would cost three times as much.
-
-    Args:
-        partition: the partition that all of them went to.
-        opaques: of each put, in decimal as replies have it.
-        ids: of each put; 0 or more, and growing.
-        offsets: of each put; 0 or more, and growing.
-
-    Returns:
-        The replies in the same order; b"" for none.
-    """
-    count = len(opaques)
-    if not count:
-        return b""
-    if count == 1:
-        body = b"%d %d %d" % (ids[0], partition, offsets[0])
-        return b"result 200 %d %b\r\n%b" % (len(body), opaques[0], body)
-    body_bytes = _put_body_bytes(partition, ids, offsets)
-    if body_bytes:
-        reply = _PUT_REPLY % (body_bytes, partition)
-        values: list[bytes | int] = [0] * (3 * count)
-        values[0::3], values[1::3], values[2::3] = opaques, ids, offsets
-        return reply * count % tuple(values)
-    # A number gains a digit on the way: halve until that reply is isolated.
-    middle = count // 2
-    return encode_put_replies(
-        partition, opaques[:middle], ids[:middle], offsets[:middle]
-    ) + encode_put_replies(partition, opaques[middle:], ids[middle:], offsets[middle:])
-
-
-def encode_put_replies_apart(
-    partition: int, opaques: Sequence[bytes], ids: Sequence[int], offsets: Sequence[int]
-) -> list[bytes]:
-    """Return the replies of `encode_put_replies`, 1 or more, each by itself."""
-    body_bytes = _put_body_bytes(partition, ids, offsets)
-    if body_bytes:
-        reply = _PUT_REPLY % (body_bytes, partition)
-        return [reply % put for put in zip(opaques, ids, offsets, strict=True)]
-    middle = len(opaques) // 2
-    return encode_put_replies_apart(
-        partition, opaques[:middle], ids[:middle], offsets[:middle]
-    ) + encode_put_replies_apart(
-        partition, opaques[middle:], ids[middle:], offsets[middle:]
-    )
-
-
-def _put_body_bytes(
-    partition: int, ids: Sequence[int], offsets: Sequence[int]
-) -> int | None:
-    """Return the length that the bodies of all replies have; None: they differ."""
-    id_bytes, offset_bytes = len(str(ids[0])), len(str(offsets[0]))
-    if id_bytes != len(str(ids[-1])) or offset_bytes != len(str(offsets[-1])):
-        return None
-    return id_bytes + len(str(partition)) + offset_bytes + 2
-
-
 def _encode_question(question: Question) -> str:
     match question:
         case TimeQuestion():
@@ -676,7 +649,10 @@ def _encode_mput(mput: Mput) -> bytes:
         if mput.producer is not None:
             raise LocalProtocolError("a batch of a transaction has no producer")
         key = _words([_key(mput.transaction)]) + b" "
-    line = b"%b %d %d %d %b %d %b%d\r\n" % (
+    extra = b""
+    if mput.deliver_ms is not None:
+        extra = b" deliver=%d" % _in_range(mput.deliver_ms, 0, I64_MAX)
+    line = b"%b %d %d %d %b %d %b%d%b\r\n" % (
         _mput_words(mput.topic, mput.partition),
         _in_range(len(mput.payload), 0, I32_MAX),
         _in_range(mput.count, 0, I32_MAX),
@@ -685,6 +661,7 @@ def _encode_mput(mput: Mput) -> bytes:
         mput.sequence,
         key,
         _in_range(mput.opaque, I32_MIN, I32_MAX),
+        extra,
     )
     return line + mput.payload
 
@@ -722,6 +699,16 @@ def _encode_take(take: Take) -> bytes:
     tokens.append(_worker_word(take.worker))
     if take.wait_ms:
         tokens.append(f"wait={_in_range(take.wait_ms, 0, I32_MAX)}")
+    return _line(tokens)
+
+
+def _encode_scheduled(scheduled: ListScheduled) -> bytes:
+    limit = _in_range(scheduled.limit, 0, I32_MAX)
+    tokens = ["scheduled", scheduled.topic, str(limit), _i32(scheduled.opaque)]
+    if scheduled.from_ms:
+        tokens.append(f"from={_in_range(scheduled.from_ms, 0, I64_MAX)}")
+    if scheduled.to_ms != I64_MAX:
+        tokens.append(f"to={_in_range(scheduled.to_ms, 0, I64_MAX)}")
     return _line(tokens)
 
 

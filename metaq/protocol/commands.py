@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from metaq.model import TransactionId
-from metaq.protocol.decimals import I32_MAX
+from metaq.protocol.decimals import I32_MAX, I64_MAX
 
 OPAQUE_MISSING: Final = I32_MAX
 """Opaque of a `version` or `stats` that carries none."""
@@ -77,6 +77,9 @@ class Mput:
     or more; NO_SEQUENCE without a producer."""
     transaction: TransactionId | None = None
     """The transaction it belongs to, then without a producer; None appends at once."""
+    deliver_ms: int | None = None
+    """When it is to be in its partition, milliseconds since 1970, 0 or more; None: at
+    once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,31 @@ class Settle:
     """Name of the worker that settles."""
     transaction: TransactionId | None = None
     """A local one of this connection, which the acks count with; None: at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Take back one message whose time has not come (our extension)."""
+
+    topic: str
+    payload: bytes
+    """Its receipt: `tier offset due id`, in decimal."""
+    opaque: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListScheduled:
+    """Ask what waits for its time (our extension)."""
+
+    topic: str
+    """One topic, or `*`."""
+    limit: int
+    """Most records named one by one, 0 or more."""
+    opaque: int
+    from_ms: int = 0
+    """Of due times, milliseconds since 1970."""
+    to_ms: int = I64_MAX
+    """After the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +347,8 @@ Command: TypeAlias = (
     | Check
     | Take
     | Settle
+    | Cancel
+    | ListScheduled
     | Version
     | Stats
     | Quit

@@ -35,6 +35,10 @@ NO_SYNC_PROCESSOR: Final = (
 NO_QUEUES: Final = "This broker serves no queue groups."
 """Our answer to a take or settle that comes too early or too late (503)."""
 
+NO_DELAY: Final = "This broker delays no messages: send without a time."
+"""Our answer to what is about a time where transactions are refused, as in a replica
+set (503)."""
+
 NO_REPLICA_SET: Final = "This broker is no replica of a set."
 """Our answer to a message of a replica (503)."""
 

@@ -1,7 +1,7 @@
 """Capabilities of a broker, in the body of its `version` reply.
 
     metaq/<version>;mput;dedup;spans;codes;mput-tx;together;check;follow;queues
-        ;wait=<ms>;payload=<bytes>;batch=<bytes>,<records>                (in one line)
+        ;wait=<ms>;delay=<ms>;payload=<bytes>;batch=<bytes>,<records>      (in one line)
 
 MetaQ clients ignore the body. The body of a MetaQ broker (`1.4.6.3-SNAPSHOT`) lists
 nothing, so a client uses no extension of ours there. Unknown names are skipped, and
@@ -42,6 +42,9 @@ class Capabilities:
     has_mput: bool = False
     wait_ms_max: int = 0
     """Longest wait of a get that the broker keeps, milliseconds; 0 is none."""
+    delay_ms_max: int = 0
+    """Longest delay of an `mput` that the broker delivers later, milliseconds; 0: it
+    delays none."""
     payload_bytes_max: int | None = None
     batch_bytes_max: int | None = None
     batch_records_max: int | None = None
@@ -69,6 +72,8 @@ def encode_version_body(capabilities: Capabilities) -> str:
     parts += [word for word, name in _FIELDS.items() if getattr(capabilities, name)]
     if capabilities.wait_ms_max:
         parts.append(f"wait={capabilities.wait_ms_max}")
+    if capabilities.delay_ms_max:
+        parts.append(f"delay={capabilities.delay_ms_max}")
     if capabilities.payload_bytes_max is not None:
         parts.append(f"payload={capabilities.payload_bytes_max}")
     size, records = capabilities.batch_bytes_max, capabilities.batch_records_max
@@ -89,6 +94,7 @@ def decode_version_body(body: str) -> Capabilities:
     return Capabilities(
         version,
         wait_ms_max=_number(found.get("wait", "")) or 0,
+        delay_ms_max=_number(found.get("delay", "")) or 0,
         payload_bytes_max=_number(found.get("payload", "")),
         batch_bytes_max=size if is_whole else None,
         batch_records_max=records if is_whole else None,

@@ -95,12 +95,17 @@ class _Open:
     """An open message. Owner: the state."""
 
     __slots__ = (
-        "at", "count", "delivery", "heap", "key", "lease_end_ms", "offset",
+        "at", "count", "delivery", "expiry_ms", "heap", "key", "lease_end_ms", "offset",
         "silent_count", "size_bytes", "worker",
     )  # fmt: skip
 
     def __init__(
-        self, offset: Offset, size_bytes: SizeBytes, count: int, key: int | None
+        self,
+        offset: Offset,
+        size_bytes: SizeBytes,
+        count: int,
+        key: int | None,
+        expiry_ms: int | None,
     ) -> None:
         self.offset = offset
         self.size_bytes = size_bytes
@@ -108,6 +113,7 @@ class _Open:
         self.silent_count = count
         """Leases that ended since its last nack; after a restart all returns."""
         self.key = key
+        self.expiry_ms = expiry_ms
         self.at = _At.READY
         self.delivery = 0
         """The last one that is known, of this life or an earlier; 0: none."""
@@ -184,6 +190,11 @@ class QueueState:
         return len(self._deadlines) - sum(map(len, self._held.values()))
 
     @property
+    def has_changes(self) -> bool:
+        """Return whether anything is to be stored, letters included."""
+        return bool(self._changes or self._letters)
+
+    @property
     def has_room(self) -> bool:
         """Return whether another message may be open."""
         return len(self._open) < self._open_max
@@ -228,7 +239,13 @@ class QueueState:
         return others < count and len(self._open) < self._open_max
 
     def found(
-        self, offset: Offset, size_bytes: SizeBytes, key: bytes | None, now: Now
+        self,
+        offset: Offset,
+        size_bytes: SizeBytes,
+        key: bytes | None,
+        now: Now,
+        *,
+        expiry_ms: int | None = None,
     ) -> None:
         """Add the message at the scan offset.
 
@@ -237,6 +254,7 @@ class QueueState:
             size_bytes: of its record.
             key: its key where the group is ordered; None: it waits for no other.
             now: for one that was returned with a delay.
+            expiry_ms: when it is given up, on the wall clock; None: never.
         """
         if offset > self.scan_offset:
             self._done.add(self.scan_offset, offset)
@@ -246,7 +264,7 @@ class QueueState:
         before = self._returned.pop(offset, None)
         lock = None if key is None else zlib.crc32(key)
         count = 0 if before is None else before.deliveries
-        message = _Open(offset, size_bytes, count, lock)
+        message = _Open(offset, size_bytes, count, lock, expiry_ms)
         message.delivery = 0 if before is None else before.delivery
         self._open[offset] = message
         if lock is not None:
@@ -302,6 +320,8 @@ class QueueState:
     ) -> list[Taken]:
         """Give out messages that are ready, those of lower offsets first.
 
+        Those that have expired are given up.
+
         Args:
             worker: that gets them.
             count: at most.
@@ -316,6 +336,9 @@ class QueueState:
         while len(taken) < count and (message := self._first(queued)) is not None:
             if taken and (is_alone or message.size_bytes > left_bytes):
                 break
+            if message.expiry_ms is not None and message.expiry_ms <= now.wall_ms:
+                self._give_up(message, "expired")
+                continue
             self._counter += 1
             message.delivery = self.incarnation << INCARNATION_SHIFT | self._counter
             message.count += 1

@@ -1,7 +1,7 @@
 """Dead letters: the message, with its origin and the error in headers. Pure.
 
-A dead letter has the data, attribute, key and headers of the message, and after them
-these headers, UTF-8 texts:
+A dead letter has the data, attribute, key and headers of the message, but for the one
+that would let it expire, and after them these headers, UTF-8 texts:
 
     dead-letter.origin      test/0-3@4096            topic, partition, offset
     dead-letter.id          123
@@ -14,12 +14,13 @@ these headers, UTF-8 texts:
 Dead letters of Spark's source have the first three: they must be equal when they are
 sent again, so they have no time. A dead letter that is given up itself has only the
 headers of its last origin. Those of a queue group come from its broker; their cause is
-`rejected: ...` or `deliveries: N`.
+`rejected: ...`, `deliveries: N` or `expired`.
 """
 
 from typing import Final, NamedTuple
 
 from metaq.model import HeaderPairs, MessageId, Millis, Offset, TopicPartition
+from metaq.record.expiry import EXPIRES_IN
 
 PREFIX: Final = "dead-letter."
 
@@ -58,7 +59,10 @@ class Origin(NamedTuple):
 
 
 def letter_headers(own: HeaderPairs, origin: Origin) -> HeaderPairs:
-    """Return the headers of a dead letter: the message's `own`, and its origin."""
+    """Return the headers of a dead letter: the message's `own`, and its origin.
+
+    It does not expire: it is there to be looked at, however late.
+    """
     fields = {
         "origin": f"{origin.partition}@{origin.offset}",
         "id": str(origin.id),
@@ -71,7 +75,9 @@ def letter_headers(own: HeaderPairs, origin: Origin) -> HeaderPairs:
         fields["at_ms"] = str(origin.at_ms)
     if origin.traceback:
         fields["traceback"] = origin.traceback
-    kept = (pair for pair in own if not pair[0].startswith(PREFIX))
+    kept = (
+        pair for pair in own if pair[0] != EXPIRES_IN and not pair[0].startswith(PREFIX)
+    )
     added = (
         (PREFIX + name, text.encode(errors="surrogatepass"))
         for name, text in fields.items()

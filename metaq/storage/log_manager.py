@@ -676,7 +676,7 @@ class LogManager(LogRemoval):
         watermark: Offset | None = None,
     ) -> PartitionLog:
         limits, system = self._config.limits, self._config.system
-        producers = ProducerTable(limits.producer_count_max)
+        producers = ProducerTable(self._config.producers_of(log_id.topic))
         for batch in batches:
             producers.add(batch)
         log = PartitionLog(

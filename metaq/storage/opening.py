@@ -131,12 +131,12 @@ class PartitionLoader:
         """Return the writer of a partition directory, configured and without files."""
         limits = self.config.limits
         options = WriterOptions(
-            segment_bytes_max=self.config.system.segment_bytes_max,
+            segment_bytes_max=self.config.segment_bytes_of(settings.name),
             span_bytes_min=limits.span_bytes_min,
             slow_sync_ms=limits.slow_sync_ms,
             unflush_threshold=settings.unflush_threshold,
             unflush_interval_s=settings.unflush_interval_s,
-            producer_count_max=limits.producer_count_max,
+            producer_count_max=self.config.producers_of(settings.name),
         )
         return LogWriter(
             self.fs,
@@ -253,7 +253,10 @@ class PartitionLoader:
         newest = found.spans.newest_append_ms if found.spans is not None else None
         try:
             batches = stored_batches(
-                fs, segments, noted, producer_count_max=limits.producer_count_max
+                fs,
+                segments,
+                noted,
+                producer_count_max=self.config.producers_of(log_id.topic),
             )
             if notes.flaw and not found.damage:
                 # Reported once: the next start finds a whole file.

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from metaq.broker.context import CommandStatistics
+from metaq.broker.delay_status import DelayStatus
 from metaq.broker.queue_status import QueueGroupStatus
 from metaq.broker.status import BrokerStatus, DirectoryStatus
 from metaq.lifecycle import State
@@ -92,6 +93,13 @@ TRANSACTIONS = TransactionFigures(
     notes=(),
 )
 
+DELAYS = DelayStatus(
+    waiting_count=55,
+    waiting_bytes=56,
+    delivered_count=57,
+    cancelled_count=58,
+    late_ms=59,
+)
 QUEUE_GROUP = QueueGroupStatus(
     group="workers",
     topic="test",

@@ -22,7 +22,7 @@ from metaq.protocol.queue_frames import (
     encode_settlements,
 )
 from metaq.protocol.transaction_ids import parse_key
-from metaq.record.flags import decode_payload, encode_payload
+from metaq.record.flags import Headers, decode_payload, encode_payload
 from metaq.record.layout import Record
 from metaq.record.runs import decode_runs, records_of
 from metaq.record.scan import read_record
@@ -144,11 +144,15 @@ def data_of(raw: bytes) -> bytes:
 
 
 async def put(
-    peer: Peer, *data: bytes, partition: int = 0, key: str | None = None
+    peer: Peer,
+    *data: bytes,
+    partition: int = 0,
+    key: str | None = None,
+    headers: Headers = (),
 ) -> None:
     """Put messages, each acknowledged."""
     for each in data:
-        payload, flag = encode_payload(each, key=key)
+        payload, flag = encode_payload(each, key=key, headers=headers)
         reply = await peer.ask(encode(Put(TOPIC, partition, payload, flag, -1, 1)))
         assert reply.startswith(b"result 200"), reply
 

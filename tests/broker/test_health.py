@@ -27,6 +27,7 @@ from metaq.storage.log_state import LogState
 from metaq.zk.registry import RegistrationState
 from metaq.zk.session import SessionState
 from tests.broker.figures import (
+    DELAYS,
     DIRECTORY,
     HEALTHY,
     QUEUE_GROUP,
@@ -222,6 +223,16 @@ CASES = [
         status(groups_both_ways=("workers",)),
         Alarm.GROUP_USED_BOTH_WAYS,
         "'workers' is a queue group, and consumers of a log group have its name",
+    ),
+    (
+        status(delays=replace(DELAYS, problems=("messages wait for topic 't'",))),
+        Alarm.DELAY_STALLED,
+        "messages wait for topic 't'",
+    ),
+    (
+        status(delays=replace(DELAYS, clock_problem="the clock has jumped")),
+        Alarm.CLOCK_DOUBTED,
+        "the clock has jumped",
     ),
     (status(jobs=(BROKEN_JOB,)), Alarm.JOB_FAILED, "scrub: boom"),
 ]

@@ -5,6 +5,7 @@ from pathlib import Path
 from metaq.broker.app import Broker
 from metaq.protocol.queue_frames import SettleVerb, Word
 from metaq.record.flags import decode_payload
+from metaq.record.layout import Record
 from tests.broker.queue_worker import Worker, define, put, queue_of, run, stored
 from tests.rigs.broker import Peer
 from tests.rigs.waiting import until
@@ -48,6 +49,48 @@ def test_a_message_that_fails_too_often_is_a_dead_letter(tmp_path: Path) -> None
         assert headers["dead-letter.cause"] == b"deliveries: 2"
 
     run(tmp_path, scenario, dead_letter_topic="meta-test", deliveries_max=2)
+
+
+def test_an_expired_message_is_a_dead_letter_and_others_go_out(tmp_path: Path) -> None:
+    """Also one that fills whole takes; the letter does not expire."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await put(peer, *[b"late"] * 40, headers={"expires-in": b"0", "a": b"1"})
+        await put(peer, b"good", headers={"expires-in": b"60000"})
+        worker = Worker(peer)
+        (got,) = await worker.take(9, wait_ms=20_000)
+        assert got.data == b"good"
+        letters = await until_stored(broker, "meta-test", 40)
+        headers = dict(decode_payload(letters[0].payload, letters[0].flag).headers)
+        assert headers["dead-letter.cause"] == b"expired"
+        assert headers["dead-letter.attempts"] == b"0"
+        assert headers["a"] == b"1"
+        assert "expires-in" not in headers
+        assert await worker.ack(got) is Word.OK
+        assert queue_of(broker).state.floor == queue_of(broker).log.high_watermark
+
+    run(tmp_path, scenario, dead_letter_topic="meta-test")
+
+
+async def until_stored(broker: Broker, topic: str, count: int) -> list[Record]:
+    """Wait for so many letters, and for the ends of their messages."""
+    state = queue_of(broker).state
+    await until(lambda: state.letter_count == count)
+    return [each for number in range(4) for each in await stored(broker, topic, number)]
+
+
+def test_expired_messages_are_dropped_where_the_group_says_so(tmp_path: Path) -> None:
+    """Counted as dropped; a taker that finds nothing else waits on."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await put(peer, b"late", b"late", headers={"expires-in": b"0"})
+        worker = Worker(peer)
+        assert await worker.take(1, wait_ms=50) == []
+        state = queue_of(broker).state
+        assert (state.dropped_count, state.open_count) == (2, 0)
+        assert state.floor == queue_of(broker).log.high_watermark
+
+    run(tmp_path, scenario)
 
 
 def test_a_dead_letter_that_its_topic_refuses_is_tried_again(tmp_path: Path) -> None:

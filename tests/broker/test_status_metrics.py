@@ -23,6 +23,7 @@ from metaq.storage.log_state import LogState
 from metaq.zk.registry import RegistrationState
 from metaq.zk.session import SessionState
 from tests.broker.figures import (
+    DELAYS,
     DIRECTORY,
     HEALTHY,
     QUEUE_GROUP,
@@ -75,6 +76,7 @@ FULL = status(
     ),
     reload_count=23,
     queue_groups=(QUEUE_GROUP,),
+    delays=DELAYS,
     scrub=SCRUB,
     retention=RetentionStatus(segment_count=27, removed_bytes=28, failure_count=29),
     jobs=(JobStatus(name="sync", run_count=30, failure_count=31, last_error=""),),
@@ -172,6 +174,11 @@ EXPECTED = {
     "metaq_queue_done_messages_total{group=workers,topic=test}": 48,
     "metaq_queue_expired_leases_total{group=workers,topic=test}": 49,
     "metaq_queue_dead_letters_total{group=workers,topic=test}": 50,
+    "metaq_delayed_messages{}": 55,
+    "metaq_delayed_bytes{}": 56,
+    "metaq_delayed_delivered_messages_total{}": 57,
+    "metaq_delayed_cancelled_messages_total{}": 58,
+    "metaq_delayed_late_seconds{}": 0.059,
     "metaq_retention_segments_total{}": 27,
     "metaq_retention_removed_bytes_total{}": 28,
     "metaq_retention_failures_total{}": 29,

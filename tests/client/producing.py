@@ -35,6 +35,7 @@ from tests.rigs.virtual_time import VirtualClock
 
 JAVA = Capabilities("1.4.6.2")
 OURS = Capabilities("1.0", has_mput=True, dedup=True)
+TIMED = Capabilities("1.0", has_mput=True, dedup=True, delay_ms_max=10**10)
 FORGETFUL = Capabilities("0.9", has_mput=True)
 
 
@@ -74,6 +75,8 @@ class StandInBroker:
         self.default = Act.STORE
         self.payloads: dict[int, list[bytes]] = {}
         self.ends: dict[int, int] = {}
+        self.scheduled: list[tuple[int, int, list[bytes]]] = []
+        """Time, partition and payloads of each batch with a time."""
         self.commands: list[Put | Mput] = []
         self.seen: dict[tuple[int, str, int], tuple[int, bytes]] = {}
         self.expected: dict[tuple[int, str], int] = {}
@@ -115,6 +118,14 @@ class StandInBroker:
             payloads = split_records(command.payload)
             assert len(payloads) == command.count
             size_bytes = len(command.payload)
+        if isinstance(command, Mput) and command.deliver_ms is not None:
+            place = len(self.scheduled)
+            receipt = b"%d %d -1 1 %d" % (self.next_id, number, place)
+            self.scheduled.append((command.deliver_ms, number, payloads))
+            self.next_id += len(payloads)
+            if key is not None:
+                self.seen[key] = (command.count, receipt)
+            return receipt
         offset = self.ends.get(number, 0)
         self.ends[number] = offset + size_bytes
         self.payloads.setdefault(number, []).extend(payloads)

@@ -35,8 +35,9 @@ class Bench:
     """A handler over a fetch buffer, with the fatal errors that it reports."""
 
     def __init__(self, marks: Marks | None = None, **options: Any) -> None:
+        self.clock = ManualClock()
         self.buffer = FetchBuffer(
-            clock=ManualClock(),
+            clock=self.clock,
             buffer_bytes_max=1000,
             buffer_count_max=100,
             on_room=lambda: None,
@@ -46,6 +47,7 @@ class Bench:
         self.handler = FetchHandler(
             self.buffer,
             group="g",
+            clock=self.clock,
             options=ConsumerOptions(**options),
             marks={} if marks is None else marks,
             duplicates=None,

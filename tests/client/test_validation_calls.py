@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from datetime import date
+from datetime import date, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,17 @@ from metaq.client import (
     Queue,
     QueueMessage,
     RetryPolicy,
+    Scheduled,
     SendFuture,
+    SendResult,
 )
 from metaq.errors import ConfigError
+from metaq.model import BrokerId, MessageId, Millis, Offset, TopicPartition
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.test_derived_worlds import TWINS
 from tests.client.worlds import IDLE, QUICK, WORLDS
 
+ZERO = TopicPartition("test", BrokerId(0), 0)
 NO_TEXTS: tuple[object, ...] = (5, None, b"test", ["test"])
 NO_TOPICS = (*NO_TEXTS, "", "te st", "a/b", "a\nb", "\ud800", ".")
 NO_NAMES: tuple[object, ...] = ("test", b"test", 5, [], [5], ["te st"])
@@ -42,13 +46,28 @@ NO_MOMENTS: tuple[object, ...] = (5, "2026-01-01", date(2026, 1, 1))
 NO_GROUPS: tuple[object, ...] = (5, None, b"g", ["g"])
 NO_FUNCTIONS: tuple[object, ...] = (5, "handle", None)
 
+NO_SPANS: tuple[object, ...] = (
+    -1, math.nan, math.inf, "5", "soon", "1h ", "", True, [5], timedelta(-1),
+    timedelta.max,
+)  # fmt: skip
+TIMED: dict[str, tuple[object, ...]] = {
+    "delay": NO_SPANS,
+    "deliver_at": (*NO_MOMENTS, datetime(2030, 1, 1)),  # that is wrong
+    "expires_in": (*NO_SPANS, 0),
+}
 SEND: dict[str, tuple[object, ...]] = {
     "attribute": (5, b"a", "\ud800"),
     "key": NO_KEYS,
     "headers": NO_HEADERS,
     "timeout": NO_TIMES,
 }
-PUT = {"topic": NO_TOPICS, "data": NO_DATA, **SEND, "partition": NO_PARTITIONS}
+PUT = {
+    "topic": NO_TOPICS,
+    "data": NO_DATA,
+    **SEND,
+    "partition": NO_PARTITIONS,
+    **TIMED,
+}
 MANY: dict[str, tuple[object, ...]] = {
     "topic": NO_TOPICS,
     "messages": (
@@ -57,6 +76,7 @@ MANY: dict[str, tuple[object, ...]] = {
         [OutgoingMessage(b"x", partition="x")],
     ),
     "timeout": NO_TIMES,
+    **TIMED,
 }  # fmt: skip
 WRONG_COMMITS: tuple[object, ...] = (5, "x", [5], {"x": 0}, {"0-0": -1}, {"0-0": "0"})
 XIDS: tuple[object, ...] = (5, "x", b"x")
@@ -118,10 +138,14 @@ WRONG: dict[str, dict[str, tuple[object, ...]]] = {
     "Producer.send_oneway": {
         name: values
         for name, values in PUT.items()
-        if name not in {"partition", "timeout"}
+        if name not in {"partition", "timeout", *TIMED}
     },
     "Producer.transaction": {"timeout": (*NO_TIMES, 0), "keys": ("x", None, 5)},
     "Producer.exactly_once": {"batch": (5, None, [], [b"x"])},
+    "Producer.cancel": {
+        "scheduled": (5, None, "", "t/0-0 0 0 0", b"x", SendResult(1, ZERO, 0)),
+        "timeout": NO_TIMES,
+    },
     "Producer.flush": {"timeout": NO_TIMES},
     "Producer.close": {"timeout": NO_TIMES},
     "OrderedProducer.start": {"timeout": NO_TIMES},
@@ -238,6 +262,19 @@ WRONG: dict[str, dict[str, tuple[object, ...]]] = {
     },
     "Admin.alter_queue_group": {"group": NO_GROUPS, **WRONG_RULES},
     "Admin.delete_queue_group": {"group": NO_GROUPS, "timeout": NO_TIMES},
+    "Admin.scheduled": {
+        "topic": tuple(each for each in NO_TOPICS if each is not None),
+        "since": TIMED["deliver_at"],
+        "until": TIMED["deliver_at"],
+        "count_max": (-1, 1001, 1.5, "1", True, None),
+        "timeout": NO_TIMES,
+    },
+    "Admin.cancel_scheduled": {
+        "topic": NO_TOPICS,
+        "since": TIMED["deliver_at"],
+        "until": TIMED["deliver_at"],
+        "timeout": NO_TIMES,
+    },
 }
 # A sequence, with `commit` alone of its own; test_exactly_once.py has the second one,
 # and queue/test_work_queue.py the workers of queue groups.
@@ -261,6 +298,7 @@ RIGHT: dict[str, Any] = {
     "source": "g",
     "target": "h",
     "to": "latest",
+    "scheduled": Scheduled(MessageId(1), ZERO, Offset(0), Millis(5), 0),
 }
 
 

@@ -117,7 +117,13 @@ class Putter(threading.Thread):
 
 def read_log(port: int, partition: int) -> dict[int, bytes]:
     """Return offset → payload of everything that a consumer can read."""
-    found: dict[int, bytes] = {}
+    found = read_stamped(port, partition)
+    return {offset: payload for offset, (_id, payload) in found.items()}
+
+
+def read_stamped(port: int, partition: int) -> dict[int, tuple[int, bytes]]:
+    """Return offset → id and payload of the same."""
+    found: dict[int, tuple[int, bytes]] = {}
     offset, buffer = 0, b""
     with socket.create_connection(("127.0.0.1", port), 20) as sock:
         while True:
@@ -138,13 +144,13 @@ def read_log(port: int, partition: int) -> dict[int, bytes]:
             buffer += body
             start = 0
             while start + HEADER_BYTES <= len(buffer):
-                length, crc, _id, _flag = HEADER.unpack_from(buffer, start)
+                length, crc, number, _flag = HEADER.unpack_from(buffer, start)
                 end = start + HEADER_BYTES + length
                 if end > len(buffer):
                     break
                 payload = buffer[start + HEADER_BYTES : end]
                 assert zlib.crc32(payload) & 0x7FFFFFFF == crc
-                found[offset] = payload
+                found[offset] = number, payload
                 offset += end - start
                 start = end
             buffer = buffer[start:]

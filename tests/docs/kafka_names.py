@@ -68,8 +68,10 @@ DEFAULTS = {
 }  # fmt: skip
 """Our options → Kafka's names → their defaults, of the Java client or of librdkafka."""
 OTHERS = {"servers", "hosts", "durable", "subject", "stream", "deliver_policy",
-          "prefetch_count", "msg", "payload", "body"}  # fmt: skip
-"""Names of NATS's clients, Redis's and RabbitMQ's."""
+          "prefetch_count", "msg", "payload", "body",
+          "delay", "deliver_at", "expires_in"}  # fmt: skip
+"""Names of NATS's clients, Redis's and RabbitMQ's; the last three are our own, where
+they do not belong."""
 
 
 def table() -> str:

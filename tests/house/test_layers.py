@@ -14,7 +14,7 @@
            │  └────────┐ │
            │            peer                   on net: the way to another broker
            │             │
-4   storage   txn queues net        zk         siblings: never import each other
+4   storage   txn queues net delay  zk         siblings: never import each other
        │       │    │     │          │
 3   record ────┴── fs   protocol   assignment    config  lifecycle  retry
        │            │     │          │         loop_thread   prometheus
@@ -31,7 +31,7 @@ from tests.house.tree import PROJECT, Import, Tree
 L1 = {"model", "clock"}
 L2 = L1 | {"errors", "stats", "deadlines"}
 PURE = {"model", "errors"}
-L4 = {"storage", "txn", "queues", "net", "zk"}
+L4 = {"storage", "txn", "queues", "delay", "net", "zk"}
 
 ALLOWED: dict[str, set[str]] = {
     "": set(),  # metaq/__init__.py imports nothing
@@ -53,6 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "assignment": PURE,
     "storage": L2 | {"record", "fs", "config", "lifecycle", "retry", "storage"},
     "txn": L2 | {"record", "fs", "config", "lifecycle", "retry", "txn"},
+    "delay": PURE | {"record", "fs", "delay"},
     "queues": PURE | {"deadlines", "protocol", "queues"},
     "net": L2 | {"lifecycle", "protocol", "net"},
     "zk": L2 | {"cluster_snapshot", "config", "retry", "lifecycle", "fs", "zk"},

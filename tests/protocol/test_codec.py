@@ -7,12 +7,14 @@ from metaq.model import NULL_TRANSACTION, LocalTransactionId, XaTransactionId
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
     OPAQUE_MISSING,
+    Cancel,
     Check,
     Command,
     CommitTogether,
     CountQuestion,
     Follow,
     Get,
+    ListScheduled,
     Mput,
     OffsetQuery,
     Put,
@@ -80,6 +82,20 @@ CANONICAL: list[tuple[Command | Reply, bytes]] = [
     (
         Settle("test", "g", 0, 1, b"", 5, "w1", LOCAL),
         b"settle test g 0 1 0 5 worker=w1 tx=TX:test:1\r\n",
+    ),
+    (
+        Mput("t", 0, 2, 77, 9, b"payload", "p", 3, deliver_ms=1_700_000_000_000),
+        b"mput t 0 7 2 77 p 3 9 deliver=1700000000000\r\npayload",
+    ),
+    (
+        Mput("t", 0, 2, 77, 9, b"", transaction=LOCAL, deliver_ms=0),
+        b"mput t 0 0 2 77 - -1 TX:test:1 9 deliver=0\r\n",
+    ),
+    (Cancel("test", b"0 375 9 1", -5), b"cancel test 9 -5\r\n0 375 9 1"),
+    (ListScheduled("*", 10, 5), b"scheduled * 10 5\r\n"),
+    (
+        ListScheduled("test", 0, -5, 2**63 - 1, 7),
+        b"scheduled test 0 -5 from=9223372036854775807 to=7\r\n",
     ),
     (Value(b"hello", 99, 7), b"value 5 99 next=7\r\nhello"),
     (Follow("pull", b"\r\n\0", -7), b"follow pull 3 -7\r\n\r\n\0"),
@@ -197,6 +213,15 @@ SYNONYMS: list[tuple[Command | Reply, bytes]] = [
     (
         Settle("t", "g", 0, 1, b"", 5, "w"),
         b"settle t g 0 1 0 5 x worker=w y\r\n",
+    ),
+    (
+        Mput("t", 0, 1, -1, 9, b"", deliver_ms=2**63 - 1),
+        b"mput t 0 0 1 -1 - -1 9 x deliver=%s deliver=x\r\n" % (b"9" * 60),
+    ),
+    (Cancel("t", b"", 5), b"cancel t 0 5 x\r\n"),
+    (
+        ListScheduled("t", 1, 5, 0, 7),
+        b"scheduled t +1 5 x from=-1 to=07 to=9 until=1\r\n",
     ),
     (Value(b"", 9, 2**63 - 1), b"value 0 9 x next=%s\r\n" % (b"9" * 60)),
     (Value(b"", 9), b"value 0 9 next=-1 next\r\n"),

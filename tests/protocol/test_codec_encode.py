@@ -8,18 +8,17 @@ from metaq.errors import LocalProtocolError
 from metaq.model import LocalTransactionId, TransactionId, XaTransactionId
 from metaq.protocol.codec import (
     encode,
-    encode_put_replies,
-    encode_put_replies_apart,
     encode_puts,
-    encode_result,
     encode_value_line,
 )
 from metaq.protocol.commands import (
+    Cancel,
     Check,
     Command,
     CountQuestion,
     Follow,
     Get,
+    ListScheduled,
     Mput,
     OffsetQuery,
     Put,
@@ -31,7 +30,6 @@ from metaq.protocol.commands import (
     TransactionType,
     Version,
 )
-from metaq.protocol.texts import put_reply
 
 LOCAL = LocalTransactionId("s", 1)
 BEGIN = TransactionType.BEGIN
@@ -57,6 +55,14 @@ REFUSED: list[Command] = [
     Mput("t", 0, 0, 0, 0, b"", "x" * 65, 0),
     Mput("t", 0, 0, 0, 0, b"", "p", 0, LocalTransactionId("s", 1)),
     Mput("t", 0, 0, 0, 0, b"", transaction=LocalTransactionId("a:b", 1)),
+    Mput("t", 0, 0, 0, 0, b"", deliver_ms=-1),
+    Mput("t", 0, 0, 0, 0, b"", deliver_ms=2**63),
+    Cancel("", b"", 0),
+    Cancel("t t", b"", 0),
+    ListScheduled("t", -1, 0),
+    ListScheduled("", 0, 0),
+    ListScheduled("t", 0, 0, -1),
+    ListScheduled("t", 0, 0, 2**63),
     Get("t", "", 0, 0, 0, 0),
     Get("t", "g", 0, 2**63, 0, 0),
     Get("t", "g", 0, 0, 0, 0, -1),
@@ -152,35 +158,3 @@ def test_quit_is_one_word() -> None:
 def test_a_value_line_announces_bytes_sent_apart() -> None:
     """A broker sends the line, then file bytes."""
     assert encode_value_line(25, -3) == b"value 25 -3\r\n"
-
-
-@given(
-    st.integers(-1, 12),
-    st.integers(0, 2**62),
-    st.integers(0, 2**40),
-    st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), *[st.integers(0, 40)] * 2)),
-)
-def test_a_run_of_put_replies_equals_one_by_one(
-    partition: int, id_: int, offset: int, steps: list[tuple[int, int, int]]
-) -> None:
-    """One formatting operation for many replies gives the same bytes."""
-    opaques, ids, offsets, single = [], [], [], []
-    for opaque, id_step, offset_step in steps:
-        id_, offset = id_ + id_step, offset + offset_step
-        opaques.append(b"%d" % opaque)
-        ids.append(id_)
-        offsets.append(offset)
-        body = put_reply(id_, partition, offset).encode()
-        single.append(encode_result(200, body, opaque))
-    assert encode_put_replies(partition, opaques, ids, offsets) == b"".join(single)
-    if steps:
-        apart = encode_put_replies_apart(partition, opaques, ids, offsets)
-        assert apart == single
-
-
-def test_a_run_of_put_replies_splits_where_a_number_gains_a_digit() -> None:
-    """Lengths are right on both sides of 9/10 and 99/100."""
-    opaques = [b"%d" % -k for k in range(200)]
-    replies = encode_put_replies(0, opaques, range(5, 205), range(95, 295))
-    single = [encode_result(200, b"%d 0 %d" % (5 + k, 95 + k), -k) for k in range(200)]
-    assert replies == b"".join(single)

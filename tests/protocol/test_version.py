@@ -13,6 +13,7 @@ FULL = Capabilities(
     "1.0",
     True,
     30000,
+    34_560_000_000,
     16777216,
     8388608,
     65536,
@@ -30,7 +31,7 @@ def test_a_body_lists_what_the_broker_can_do() -> None:
     """The form that docs/protocol.md shows."""
     body = (
         "metaq/1.0;mput;dedup;spans;codes;mput-tx;together;check;follow;wait=30000"
-        ";payload=16777216;batch=8388608,65536"
+        ";delay=34560000000;payload=16777216;batch=8388608,65536"
     )
     assert encode_version_body(FULL) == body
     assert decode_version_body(body) == FULL
@@ -53,7 +54,7 @@ def test_a_foreign_body_announces_nothing(body: str) -> None:
     "body",
     [
         "metaq/2;wait=;payload=x;batch=5",
-        "metaq/2;wait=-1;payload;batch=5,",
+        "metaq/2;wait=-1;payload;batch=5,;delay=soon",
         "metaq/2;wait=1e3;payload=٣;batch=,5",
         "metaq/2;shiny=1;;wait=" + "9" * 30 + ";batch=1,2,3",
     ],

@@ -29,6 +29,7 @@ class Stored(NamedTuple):
     offset: Offset
     size_bytes: SizeBytes
     key: bytes | None
+    expiry_ms: int | None = None
 
 
 class Rig:
@@ -53,9 +54,16 @@ class Rig:
         self.state = make_state(self.rules, image, open_max=open_max)
         self._begin()
 
-    def put(self, count: int = 1, *, size: int = 100, key: bytes | None = None) -> None:
+    def put(
+        self,
+        count: int = 1,
+        *,
+        size: int = 100,
+        key: bytes | None = None,
+        expiry_ms: int | None = None,
+    ) -> None:
         for _ in range(count):
-            self.messages.append(Stored(self.end, SizeBytes(size), key))
+            self.messages.append(Stored(self.end, SizeBytes(size), key, expiry_ms))
             self.end = Offset(self.end + size)
 
     def scan(self, count: int) -> None:
@@ -64,9 +72,9 @@ class Rig:
 
     def _find(self) -> None:
         at = self.state.scan_offset
-        offset, size, key = next(m for m in self.messages if m.offset >= at)
+        offset, size, key, expiry_ms = next(m for m in self.messages if m.offset >= at)
         key = key if self.rules.is_ordered else None
-        self.state.found(offset, size, key, self.now)
+        self.state.found(offset, size, key, self.now, expiry_ms=expiry_ms)
 
     def scan_through(self, offset: Offset) -> None:
         """Find everything up to an offset, as far as there is room."""

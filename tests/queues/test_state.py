@@ -61,6 +61,38 @@ def test_an_ack_after_the_lease_is_good_while_nobody_else_has_the_message() -> N
     assert rig.ack(again) is Word.OK
 
 
+@pytest.mark.parametrize("takes_letters", [True, False])
+def test_an_expired_message_is_given_up_where_it_would_be_handed_out(
+    takes_letters: bool,
+) -> None:
+    """Wherever it is in the partition, and after a return as well."""
+    rig = Rig(QueueRules(retry_delays_ms=(), takes_letters=takes_letters))
+    soon_ms = rig.now.wall_ms + 10
+    rig.put()
+    rig.put(2, expiry_ms=soon_ms)
+    rig.put(expiry_ms=soon_ms + 1)
+    first, second = rig.take(2)
+    assert numbers([first, second]) == [0, 1]
+    rig.pass_time(10)
+    assert rig.settle(second, SettleVerb.NACK) is Word.OK
+    (last,) = rig.take(9)
+    assert numbers([last]) == [3]
+    assert rig.state.has_changes
+    rig.store()
+    assert not rig.state.has_changes
+    assert rig.ack(last) is Word.OK
+    assert rig.ack(first) is Word.OK
+    if takes_letters:
+        causes = [(each.offset, each.deliveries, each.cause) for each in rig.letters]
+        assert causes == [(100, 1, "expired"), (200, 0, "expired")]
+        assert rig.state.floor == 100
+        for letter in [*rig.letters]:
+            rig.store_letter(letter)
+    else:
+        assert (rig.letters, rig.state.dropped_count) == ([], 2)
+    assert (rig.state.floor, rig.state.open_count) == (400, 0)
+
+
 def test_a_transaction_holds_a_message_until_its_outcome() -> None:
     """No lease ends, no settle has an effect; a commit has its own record."""
     rig = Rig()
@@ -595,7 +627,7 @@ def test_an_open_message_takes_little_memory() -> None:
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        for offset, size, _key in stored:
+        for offset, size, _key, _expiry_ms in stored:
             rig.state.found(offset, size, None, rig.now)
         rig.state.take("w", 20_000, 10**9, 30_000, rig.now)
         after, _ = tracemalloc.get_traced_memory()

@@ -16,8 +16,8 @@ ORIGIN = Origin(
 
 
 def test_a_letter_says_where_it_came_from_and_why() -> None:
-    """After the headers of the message."""
-    assert letter_headers((("trace", b"1"),), ORIGIN) == (
+    """After the headers of the message, but for one: it does not expire."""
+    assert letter_headers((("trace", b"1"), ("expires-in", b"5")), ORIGIN) == (
         ("trace", b"1"),
         ("dead-letter.origin", b"orders/0-3@4096"),
         ("dead-letter.id", b"7"),

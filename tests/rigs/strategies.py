@@ -17,6 +17,7 @@ from metaq.protocol.commands import (
     Command,
     CommitTogether,
     CountQuestion,
+    ListScheduled,
     Mput,
     Put,
     Question,
@@ -47,6 +48,7 @@ KEY_PARTS = st.text(
 I32 = st.integers(I32_MIN, I32_MAX)
 I64 = st.integers(I64_MIN, I64_MAX)
 COUNTS = st.integers(0, I32_MAX)
+TIMES = st.none() | st.integers(0, I64_MAX)
 PAYLOADS = st.binary(max_size=200)
 
 
@@ -76,12 +78,13 @@ def mputs() -> st.SearchStrategy[Mput]:
     producers = st.from_regex(r"[A-Za-z0-9._~-]{1,64}", fullmatch=True)
     fields = (NAMES, I32, COUNTS, I32, I32, PAYLOADS)
     return st.builds(
-        Mput, *fields, transaction=st.none() | transaction_ids()
+        Mput, *fields, transaction=st.none() | transaction_ids(), deliver_ms=TIMES
     ) | st.builds(
         Mput,
         *fields,
         producers.filter(lambda name: name != "-"),
         st.integers(0, 2**63 - 1),
+        deliver_ms=TIMES,
     )
 
 
@@ -135,6 +138,9 @@ BY_COMMAND: dict[object, st.SearchStrategy[Command]] = {
     ),
     Settle: st.builds(
         Settle, NAMES, NAMES, I32, st.integers(1, I32_MAX), PAYLOADS, I32, WORKERS
+    ),
+    ListScheduled: st.builds(
+        ListScheduled, NAMES, COUNTS, I32, *[st.integers(0, I64_MAX)] * 2
     ),
 }
 """Commands whose fields depend on each other."""

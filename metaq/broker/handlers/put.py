@@ -38,8 +38,9 @@ from metaq.broker.acks import (
 from metaq.broker.context import BrokerContext
 from metaq.broker.handlers.txn import find_transaction, handle_transactional_put
 from metaq.broker.transactions import put_run
-from metaq.errors import ServerError
+from metaq.errors import ServerError, UnavailableError
 from metaq.model import SizeBytes
+from metaq.protocol import texts
 from metaq.protocol.commands import Mput, Put
 from metaq.protocol.connection import Piece
 from metaq.protocol.transaction_ids import format_key
@@ -140,6 +141,10 @@ def handle_mput(
     size_bytes = sum(map(len, pieces))
     payload_bytes = max(0, size_bytes - HEADER_BYTES * count)
     count_puts(context, topic, count=count, payload_bytes=payload_bytes)
+    if command.deliver_ms is not None and (
+        yield from _delay(command, pieces, answerer)
+    ):
+        return
     if command.transaction is not None:
         yield from _put_in_transaction(command, pieces, answerer)
         return
@@ -156,6 +161,38 @@ def handle_mput(
             context, error, topic=topic, partition=partition, count=count
         ) from error
     _append_mput(command, parts, size_bytes, log, answerer)
+
+
+def _delay(
+    command: Mput, pieces: Sequence[BytesLike], answerer: Answerer
+) -> Generator[None, None, bool]:
+    """Keep a batch until its time; return False where that has come.
+
+    Raises:
+        WireError: refused, and nothing is kept; the text is the answer.
+    """
+    context, delays = answerer.context, answerer.context.delays
+    if delays is None:
+        raise UnavailableError(texts.NO_DELAY)
+    if command.transaction is not None:
+        find_transaction(command, answerer, count=command.count)
+    try:
+        if delays.answer_if_repeated(command, answerer):
+            return True
+        context.topics.open_for_put(command.topic, command.partition)
+        if not delays.is_due_later(command):
+            return False
+        parts = yield from _check(command, pieces, context)
+        yield from delays.schedule(command, parts, answerer)
+    except REFUSALS as error:
+        raise refuse_put(
+            context,
+            error,
+            topic=command.topic,
+            partition=command.partition,
+            count=command.count,
+        ) from error
+    return True
 
 
 def _put_in_transaction(

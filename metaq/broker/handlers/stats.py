@@ -258,5 +258,6 @@ def handle_version(context: BrokerContext) -> bytes:
         check=True,
         follow=context.replica is not None,
         queues=context.queues is not None,
+        delay_ms_max=0 if context.delays is None else limits.delay_max,
     )
     return encode_version_body(capabilities).encode()

@@ -22,7 +22,7 @@ from typing import Final, Literal
 
 from metaq.client.admin.broker_admin import require_coordinator
 from metaq.client.admin.cluster_admin import AdminGroup
-from metaq.client.admin.queue_admin import AsyncQueueAdmin
+from metaq.client.admin.scheduled_admin import AsyncScheduledAdmin
 from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import NoTopicError, TopicExistsError, TopicRefusedError
@@ -96,7 +96,7 @@ class TopicDescription:
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
-class AsyncAdmin(AsyncQueueAdmin):
+class AsyncAdmin(AsyncScheduledAdmin):
     """Administration of a cluster. Made by `AsyncClient.admin`; holds nothing.
 
     Topics and groups need ZooKeeper. Topics also need brokers of this package: those of

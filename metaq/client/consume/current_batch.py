@@ -269,7 +269,7 @@ class Filling:
             is_all = batch.handed == len(batch.messages)
             end = batch.next_offset if is_all else many[-1].next_offset
             self.offsets[batch.partition] = end
-        return bool(many) or batch.is_halted
+        return bool(many) or batch.is_used_up
 
     def _leave_out_halted(self) -> None:
         for batch in tuple(self._current.held):

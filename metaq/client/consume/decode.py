@@ -15,6 +15,7 @@ from typing import Any, Final, overload
 from metaq.errors import CorruptRecordError
 from metaq.model import HeaderPairs, Message, Offset, Position, TopicPartition
 from metaq.record.checksum import CHECKSUM_MASK, crc32
+from metaq.record.expiry import EXPIRES_IN
 from metaq.record.flags import decode_payload
 from metaq.record.layout import HEADER, HEADER_BYTES, ZERO_HEADER
 from metaq.record.scan import ScanResult, scan_records
@@ -26,11 +27,15 @@ MAKE: Final = tuple.__new__
 class FetchedMessages(Sequence[Message]):
     """Messages of one partition in order, each made when it is read."""
 
-    __slots__ = ("columns",)
+    __slots__ = ("columns", "may_expire")
 
-    def __init__(self, columns: Sequence[list[Any]]) -> None:
+    def __init__(
+        self, columns: Sequence[list[Any]], *, may_expire: bool = False
+    ) -> None:
         self.columns = columns
         """One list for each field of a message, all of one length."""
+        self.may_expire = may_expire
+        """Whether any of them has the header for that."""
 
     def __len__(self) -> int:
         return len(self.columns[0])
@@ -42,7 +47,8 @@ class FetchedMessages(Sequence[Message]):
     def __getitem__(self, at: int | slice) -> "Message | FetchedMessages":
         """Return one message, or some as columns."""
         if isinstance(at, slice):
-            return FetchedMessages([column[at] for column in self.columns])
+            some = [column[at] for column in self.columns]
+            return FetchedMessages(some, may_expire=self.may_expire)
         return MAKE(Message, [column[at] for column in self.columns])
 
     def __iter__(self) -> Iterator[Message]:
@@ -122,8 +128,10 @@ def decode_messages(
     attributes: list[str | None] = [None] * count
     keys: list[bytes | None] = [None] * count
     headers: list[HeaderPairs] = [()] * count
+    may_expire = False
     for at, (attribute, key, pairs) in described.items():
         attributes[at], keys[at], headers[at] = attribute, key, pairs
+        may_expire = may_expire or any(name == EXPIRES_IN for name, _ in pairs)
     messages = FetchedMessages(
         (
             [partition.topic] * count,
@@ -135,6 +143,7 @@ def decode_messages(
             ends,
             keys,
             headers,
-        )
+        ),
+        may_expire=may_expire,
     )
     return messages, ending or scan_records(data, Position(position))

@@ -76,6 +76,8 @@ class FetchedBatch:
     confirmed: int = 0
     reported: int = 0
     """Number of messages that were passed to `on_handled`."""
+    is_fresh: Callable[[Message], bool] | None = None
+    """Those for which it returns False are passed over; None: nothing is."""
     is_stopped: bool = False
     """Hand out no more: the partition is being revoked, or read elsewhere."""
     is_recalled: bool = False
@@ -118,7 +120,8 @@ class FetchedBatch:
         self._gate = [Message] * length_hint(self._left)
         if self.is_halted:  # checked last: `stop` may come at any point
             self._gate.clear()
-        return map(MAKE, self._gate, self._rows)
+        rest = map(MAKE, self._gate, self._rows)
+        return rest if self.is_fresh is None else filter(self.is_fresh, rest)
 
     def take(self, count_max: int) -> list[Message]:
         """Hand out up to `count_max`; messages handed out before are handled."""
@@ -128,8 +131,13 @@ class FetchedBatch:
 
     def take_more(self, count_max: int) -> list[Message]:
         """Hand out up to `count_max`, to be handled together with those before."""
-        self.held += count_max
-        return list(islice(self._rest(), count_max))
+        held, before = self.held, self.handed
+        # Until they are counted, no commit of another thread counts any of them.
+        self.held = held + len(self.messages)
+        taken = list(islice(self._rest(), count_max))
+        # What was passed over after a message that is being handled counts with it.
+        self.held = held + self.handed - before if taken or held else 0
+        return taken
 
     def count_within(self, bytes_max: int) -> int:
         """Return how many of the rest, which has some, are within so many bytes."""
@@ -149,6 +157,7 @@ class FetchedBatch:
             more.next_offset,
             more.size_bytes,
             held=len(being_handled),
+            is_fresh=more.is_fresh,
         )
         grown._rows, grown._left = take_apart(more.messages)
         return grown
@@ -561,7 +570,11 @@ class FetchBuffer:
             rest = batch.messages[batch.handled :]
             if rest and not batch.is_stopped:
                 left = FetchedBatch(
-                    batch.partition, rest, batch.next_offset, size_bytes=0
+                    batch.partition,
+                    rest,
+                    batch.next_offset,
+                    size_bytes=0,
+                    is_fresh=batch.is_fresh,
                 )
                 buffer.ready.appendleft(left)
                 self._count(buffer, 0, len(rest))

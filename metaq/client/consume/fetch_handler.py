@@ -12,8 +12,10 @@ from metaq.client.consume.duplicate_filter import DuplicateFilter
 from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.client.offsets.offset_reset import NOTHING_HANDLED
 from metaq.client.options import ConsumerOptions
+from metaq.clock import Clock
 from metaq.errors import MetaqError
 from metaq.model import BrokerId, GroupOffset, Message, Offset, TopicPartition
+from metaq.record.expiry import expiry_of
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ class FetchHandler:
         fetch_buffer: FetchBuffer,
         *,
         group: str,
+        clock: Clock,
         options: ConsumerOptions,
         marks: Marks,
         duplicates: DuplicateFilter | None,
@@ -42,12 +45,15 @@ class FetchHandler:
         self._fetch_buffer = fetch_buffer
         self._group = group
         self._options = options
+        self._clock = clock
+        self._passes_over = options.on_expired == "skip"
         self._marks = marks
         self._duplicates = duplicates
         self.on_fatal = on_fatal
         self._failing: dict[tuple[BrokerId, type[MetaqError]], set[TopicPartition]] = {}
         self.delivered_count = 0
         self.filtered_count = 0
+        self.expired_count = 0
         self.repeat_count = 0
         self.missing_bytes = 0
 
@@ -104,6 +110,8 @@ class FetchHandler:
         """Deliver fetched messages, one or more."""
         fresh = self._without_repeats(partition, messages)
         batch = FetchedBatch(partition, fresh, messages[-1].next_offset, size_bytes)
+        if self._passes_over and getattr(messages, "may_expire", False):
+            batch.is_fresh = self._is_fresh
         if self._duplicates is not None and fresh:
             self._duplicates.sift(batch, self._deliver)
         else:
@@ -123,6 +131,14 @@ class FetchHandler:
             batch.messages = kept
         self.delivered_count += len(batch.messages)
         self._fetch_buffer.put(batch)
+
+    def _is_fresh(self, message: Message) -> bool:
+        """Return whether a message that is handed out has not expired. Any thread."""
+        expiry_ms = expiry_of(message.id, message.header_pairs)
+        if expiry_ms is None or self._clock.wall_ms() < expiry_ms:
+            return True
+        self.expired_count += 1
+        return False
 
     def _without_repeats(
         self, partition: TopicPartition, messages: Sequence[Message]

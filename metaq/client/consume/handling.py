@@ -271,7 +271,9 @@ class Handling:
                     pause_s = await self.settle(batch, message, error)
                     if pause_s is not None:
                         break
-                batch.confirmed += 1
+                batch.confirm()
+            else:
+                batch.confirm()  # the last ones may have expired
         finally:
             self.give_back(batch, pause_s)
 

@@ -267,6 +267,10 @@ class ConsumerStatistics:
     filtered_count: int = counter(
         "metaq_consumer_filtered_messages_total", "Messages that the filter held back."
     )
+    expired_count: int = counter(
+        "metaq_consumer_expired_messages_total",
+        "Messages passed over because they had expired.",
+    )
     repeat_count: int = counter(
         "metaq_consumer_repeated_messages_total",
         "Messages not delivered because this process had handled them.",

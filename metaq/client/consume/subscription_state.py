@@ -108,6 +108,7 @@ class SubscriptionState:
         self._fetch_handler = FetchHandler(
             self.fetch_buffer,
             group=group,
+            clock=context.clock,
             options=options,
             marks=marks,
             duplicates=self._duplicates,
@@ -474,6 +475,7 @@ class SubscriptionState:
         return ConsumerStatistics(
             delivered_count=handler.delivered_count,
             filtered_count=handler.filtered_count,
+            expired_count=handler.expired_count,
             repeat_count=handler.repeat_count,
             reset_count=self._reset_count,
             missing_bytes=handler.missing_bytes,

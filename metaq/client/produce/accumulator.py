@@ -24,7 +24,7 @@ from metaq.client.produce.routes import Routes, unknown_topic
 from metaq.client.produce.runs import Appending, Run, frozen, list_messages, sort_runs
 from metaq.client.timeouts import require_loop
 from metaq.client.validation import SECONDS_MAX, check_timeout
-from metaq.model import TopicPartition
+from metaq.model import Millis, TopicPartition
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import Headers, encode_payload
 from metaq.record.layout import HEADER_BYTES
@@ -144,6 +144,7 @@ class Accumulator:
         messages: Iterable[BytesLike | OutgoingMessage],
         *,
         timeout_s: float | None = None,
+        deliver_ms: Millis | None = None,
     ) -> Appending:
         """Prepare to add a list; `Appending.step` adds it, as far as there is memory.
 
@@ -155,6 +156,7 @@ class Accumulator:
             topic: one that is known.
             messages: bytes-like, or `OutgoingMessage` for those that need more.
             timeout_s: as in `append`.
+            deliver_ms: time of all of them; None: they have none.
 
         Raises:
             As `append`, except what depends on free memory.
@@ -175,7 +177,8 @@ class Accumulator:
             self._check_size(topic, run)
         if timeout_s is None:
             timeout_s = self._timeout_s
-        return Appending(partial(self._add_next, topic, timeout_s), runs, order)
+        add = partial(self._add_next, topic, timeout_s, deliver_ms)
+        return Appending(add, runs, order)
 
     def append_batch(
         self,
@@ -264,7 +267,7 @@ class Accumulator:
         return self.routes.select(topic, message)
 
     def _add_next(
-        self, topic: str, timeout_s: float, run: Run
+        self, topic: str, timeout_s: float, deliver_ms: Millis | None, run: Run
     ) -> tuple[Batch, int, int]:
         """Add as much of a run as a batch takes, to the open one if all of it fits.
 
@@ -277,6 +280,8 @@ class Accumulator:
             ClosedError: the producer is closed.
         """
         sender = run.sender or self.routes.next_sender(topic)
+        if deliver_ms is not None:
+            sender = self.routes.timed(sender.partition)
         options = self._options
         payloads, flags, ends = run.next_messages(
             min(sender.bytes_max, options.buffer_bytes_max),
@@ -284,7 +289,9 @@ class Accumulator:
         )
         message_count, size_bytes = len(payloads), ends[-1] - ends[0]
         with self.buffer.lock:
-            batch = self._reserve(sender, size_bytes, message_count, 0, timeout_s)
+            batch = self._reserve(
+                sender, size_bytes, message_count, 0, timeout_s, deliver_ms
+            )
             first = len(batch.payloads)
             batch.add(payloads, flags, ends)
             batch.may_move = batch.may_move and run.may_move
@@ -305,6 +312,7 @@ class Accumulator:
         message_count: int,
         largest_bytes: int,
         timeout_s: float,
+        deliver_ms: Millis | None = None,
         *,
         is_taken: bool = False,
     ) -> Batch:
@@ -328,8 +336,10 @@ class Accumulator:
             or batch.size_bytes + size_bytes > sender.bytes_max
             or len(batch.payloads) + message_count > sender.count_max
             or batch.timeout_s != timeout_s
+            or batch.deliver_ms != deliver_ms
         ):
             batch = self._begin(sender, timeout_s)
+            batch.deliver_ms = deliver_ms
         bounds = sender.bytes_max, sender.count_max
         buffer.reserve(batch, size_bytes, message_count, *bounds)
         return batch

@@ -16,10 +16,10 @@ Source: docs/protocol.md "mput"; docs/metaq-1.4/client.md 7.3, 7.6, 16.5.
 import enum
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from metaq.client.errors import OutcomeUnknownError
+from metaq.client.errors import NoDelayError, OutcomeUnknownError
 from metaq.errors import (
     OUTCOME_UNKNOWN,
     BadReplyError,
@@ -64,6 +64,10 @@ handled together as well, while the next ones leave."""
 
 PUTS_BYTES_MAX: Final = 256 * 1024
 """Record bytes of them; a larger one leaves alone."""
+
+
+WRAPPER_BYTES: Final = 64
+"""More than a broker adds to messages with a time, without their topic."""
 
 
 class Reaction(enum.Enum):
@@ -202,6 +206,25 @@ def plan_spans(
         spans.append(BatchSpan(first, stop, is_mput=fits and capabilities.has_mput))
         first = stop
     return spans
+
+
+def for_one_time(capabilities: Capabilities, topic: str) -> Capabilities:
+    """Return what a broker takes of messages with a time, one record there."""
+    payload_max = capabilities.payload_bytes_max or PAYLOAD_BYTES_MAX
+    bytes_max = payload_max - WRAPPER_BYTES - len(topic.encode())
+    return replace(
+        capabilities,
+        payload_bytes_max=bytes_max - HEADER_BYTES,
+        batch_bytes_max=min(bytes_max, capabilities.batch_bytes_max or bytes_max),
+    )
+
+
+def no_delay(broker: str, capabilities: Capabilities) -> NoDelayError:
+    """Return the error of a message with a time, for a broker that takes none."""
+    return NoDelayError(
+        f"{broker} delivers no message later: its version is {capabilities.version};"
+        " nothing was sent"
+    )
 
 
 def _first_refused(

@@ -29,7 +29,7 @@ from metaq.client.errors import OutcomeUnknownError, PartlySentError
 from metaq.client.timeouts import finish
 from metaq.client.validation import check_timeout
 from metaq.errors import ClosedError, MetaqError, RequestTimeoutError
-from metaq.model import MessageId, Offset, TopicPartition
+from metaq.model import MessageId, Millis, Offset, TopicPartition
 from metaq.record.checksum import CHECKSUM_MASK, crc32
 from metaq.record.ids import id_after
 from metaq.record.layout import HEADER, HEADER_BYTES
@@ -56,7 +56,7 @@ class BatchOutcome(NamedTuple):
     result: SendResult | MetaqError
     """Of the first message; an error is that of all."""
     ids: Sequence[int] | None = None
-    """Ids of all of them, where they were put one by one."""
+    """Ids of all of them, where they were put one by one, or have a time."""
     offsets: Sequence[int] | None = None
     """Their offsets, likewise."""
 
@@ -116,7 +116,7 @@ class Batch:
 
     __slots__ = (
         "_callbacks", "_ends", "_home", "_outcomes", "bytes_left", "created_s",
-        "deadline_s", "flags", "found", "may_move", "name", "payloads",
+        "deadline_s", "deliver_ms", "flags", "found", "may_move", "name", "payloads",
         "requests_left", "reserved_bytes", "reserved_count", "timeout_s",
     )  # fmt: skip
 
@@ -133,6 +133,8 @@ class Batch:
         self.may_move = may_move
         self.name: BatchName | None = None
         """Given by the caller; None leaves producer and sequence to the delivery."""
+        self.deliver_ms: Millis | None = None
+        """Time before which nothing reads its messages; None: they have none."""
         self.payloads: list[bytes] = []
         self.flags: dict[int, int] = {}
         """Flags that are not 0, by the message's number in the batch."""
@@ -268,7 +270,8 @@ class Batch:
             return result
         if ids is not None and offsets is not None:
             message_id, offset = ids[at - first], offsets[at - first]
-            return SendResult(MessageId(message_id), result.partition, Offset(offset))
+            found_at = MessageId(message_id), result.partition, Offset(offset)
+            return type(result)(*found_at, *result[3:])
         return SendResult(
             id_after(result.message_id, at - first),
             result.partition,

@@ -89,18 +89,30 @@ class Delivery:
             on_change=self._on_change,
         )
         self.outcomes = SendOutcomes(self._buffer, limits, self._fail_unsent)
-        self.routes = Routes(self._make_sender, selector, first_turn)
+        self.routes = Routes(self._make_sender, self._make_timed, selector, first_turn)
         self.accumulator = Accumulator(self._buffer, self.routes)
         self._is_ticking = False
 
     def _make_sender(self, partition: TopicPartition) -> PartitionSender:
+        return self._sender(partition, self._producer_id, self.routes.sender)
+
+    def _make_timed(self, partition: TopicPartition) -> PartitionSender:
+        # Its sequences are its own: these batches go to another log of the broker.
+        return self._sender(partition, f"{self._producer_id}~t", self.routes.timed)
+
+    def _sender(
+        self,
+        partition: TopicPartition,
+        producer_id: str,
+        sender_of: Callable[[TopicPartition], PartitionSender],
+    ) -> PartitionSender:
         return PartitionSender(
             partition,
             buffer=self._buffer,
             connections=self._connections,
             outcomes=self.outcomes,
-            producer_id=self._producer_id,
-            sender_of=self.routes.sender,
+            producer_id=producer_id,
+            sender_of=sender_of,
         )
 
     # -- events -----------------------------------------------------------------------

@@ -27,10 +27,12 @@ from metaq.client.produce.attempts import (
     REFUSALS,
     BatchSpan,
     Reaction,
+    for_one_time,
+    no_delay,
     on_failure,
     plan_spans,
 )
-from metaq.client.produce.batches import Batch, BatchOutcome, SendResult
+from metaq.client.produce.batches import Batch
 from metaq.client.produce.buffer import Buffer, age_s
 from metaq.client.produce.connections import Connections
 from metaq.client.produce.outcomes import SendOutcomes
@@ -47,7 +49,6 @@ from metaq.errors import (
     SequenceUsedError,
 )
 from metaq.model import BrokerAddress, TopicPartition
-from metaq.peer.replies import parse_receipt
 from metaq.protocol.commands import Reply
 from metaq.protocol.version import Capabilities
 from metaq.record.layout import HEADER_BYTES, PAYLOAD_BYTES_MAX
@@ -345,10 +346,16 @@ class PartitionSender:
         whole = BatchSpan(0, len(batch.payloads), is_mput=True)
         return Request(batch, whole, self.partition, self._order)
 
-    def _fit_first(self, capabilities: Capabilities) -> MessageTooLargeError | None:
+    def _fit_first(self, capabilities: Capabilities) -> ClientError | None:
         """Cut the first request as the broker takes it; return why it never does."""
         request = self._waiting[0]
         batch, span = request.batch, request.span
+        if batch.deliver_ms is not None:
+            broker_id = self.partition.broker_id
+            if not capabilities.delay_ms_max:
+                address = self._connections.address(broker_id)
+                return no_delay(f"broker {broker_id} at {address}", capabilities)
+            capabilities = for_one_time(capabilities, self.partition.topic)
         if request.is_in_doubt and span.is_mput and capabilities.has_mput:
             return None  # it is recognised by its size
         is_single = self._buffer.options.in_flight_batches_max == 1
@@ -360,9 +367,11 @@ class PartitionSender:
             self._waiting.extendleft(request.like(each) for each in reversed(spans))
         span, limit = spans[0], capabilities.payload_bytes_max
         size_bytes = len(batch.payloads[span.first])
-        if span.is_mput or limit is None or size_bytes <= limit:
+        if span.is_mput:
             return None
-        return self._too_large(limit, size_bytes)
+        if batch.deliver_ms is None and (limit is None or size_bytes <= limit):
+            return None
+        return self._too_large(limit or PAYLOAD_BYTES_MAX, size_bytes)
 
     def _send(self, request: Request, connection: PutConnection) -> None:
         request.attempt += 1
@@ -452,7 +461,7 @@ class PartitionSender:
         try:
             if isinstance(reply, MetaqError):
                 raise reply
-            receipt = parse_receipt(reply, self.partition.partition)
+            outcome = request.outcome_of(reply)
         except MetaqError as error:
             self._end(request, 1)
             self._on_failure(request, connection, error)
@@ -460,10 +469,8 @@ class PartitionSender:
                 connection.close_for(error)
             self._go_on(connection)
             return
-        result = SendResult(receipt.id, self.partition, receipt.offset)
         if _recognises(connection, request):
             request.is_in_doubt = False
-        outcome = BatchOutcome(request.span.first, result)
         # Only now: without memory for all this it is given up at its deadline.
         self._end(request, 1)
         self._forget_failures()

@@ -4,6 +4,8 @@
         result = await producer.send("test", b"hello", key="user-1")
         future = await producer.send_nowait("test", b"more")
         results = await producer.send_many("test", [b"a", b"b"])
+    scheduled = await producer.send("test", b"remind", delay="30m")
+    await producer.cancel(scheduled)
 
 *Durability.* A message is acknowledged when its broker has it on disk. Until then it is
 in memory only: closing waits for it, a crash loses it.
@@ -18,6 +20,7 @@ stored are sent again under the same sequence, which brokers of this package rec
 """
 
 import asyncio
+import datetime as dt
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -27,6 +30,7 @@ from threading import Lock, get_ident
 from typing import Literal, Protocol, Self, TypeVar
 
 from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.scheduled import cancel_scheduled
 from metaq.client.errors import BufferFullError
 from metaq.client.names import check_topic, require_text
 from metaq.client.options import ProducerOptions, names_arguments
@@ -40,10 +44,18 @@ from metaq.client.produce.producer_counters import (
     ProducerStatistics,
 )
 from metaq.client.produce.routes import NotKnownYetError
+from metaq.client.produce.runs import Appending, frozen, with_expiries
+from metaq.client.produce.scheduling import (
+    AT_ONCE,
+    Scheduled,
+    Span,
+    due_of,
+    with_expiry,
+)
 from metaq.client.produce.transaction import AsyncTransaction
 from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.client.timeouts import require_loop
-from metaq.client.validation import check_timeout
+from metaq.client.validation import check_timeout, wrong_type
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (
     ClosedError,
@@ -52,7 +64,13 @@ from metaq.errors import (
     NoBrokerError,
     RequestTimeoutError,
 )
-from metaq.model import BrokerAddress, BrokerId, LocalTransactionId, TopicPartition
+from metaq.model import (
+    BrokerAddress,
+    BrokerId,
+    LocalTransactionId,
+    Millis,
+    TopicPartition,
+)
 from metaq.protocol.decimals import I32_MAX
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import Headers
@@ -196,6 +214,9 @@ class AsyncProducer:
         headers: Headers = (),
         partition: str | TopicPartition | None = None,
         timeout: float | None = None,
+        delay: Span | None = None,
+        deliver_at: dt.datetime | None = None,
+        expires_in: Span | None = None,
     ) -> SendResult:
         """Send one message and wait until it is on the broker's disk.
 
@@ -209,9 +230,14 @@ class AsyncProducer:
                 a partition of the topic.
             timeout: seconds, all retries included; None is `timeout_s` of the options.
                 Waiting for memory, or for a new topic, takes at most as long again.
+            delay: its broker delivers it after this time: `"30m"`, seconds or a
+                `timedelta`. It is on disk when this returns.
+            deliver_at: likewise, at this moment; one that has passed is now.
+            expires_in: after this time, from its delivery on, it is not worth reading:
+                consumers pass over it.
 
         Returns:
-            Its partition, offset and id.
+            Its partition, offset and id; with a time a `Scheduled`, for `cancel`.
 
         Raises:
             OutcomeUnknownError: it was sent, and may be stored.
@@ -223,7 +249,8 @@ class AsyncProducer:
             MessageTooLargeError: larger than broker or buffer take.
             BufferFullError: no memory within the time, or with `when_full="raise"`.
             ConfigError: topic, attribute, key, headers or partition cannot be
-                written.
+                written; or a time that is none, lacks its zone, or is given twice.
+            NoDelayError: the broker takes no message with a time.
             ClosedError: the producer is closed, or of another event loop.
             TypeError: an argument of another type; the text names it.
 
@@ -238,6 +265,9 @@ class AsyncProducer:
                 headers=headers,
                 partition=partition,
                 timeout=timeout,
+                delay=delay,
+                deliver_at=deliver_at,
+                expires_in=expires_in,
             )
         )
 
@@ -251,8 +281,13 @@ class AsyncProducer:
         headers: Headers = (),
         partition: str | TopicPartition | None = None,
         timeout: float | None = None,
+        delay: Span | None = None,
+        deliver_at: dt.datetime | None = None,
+        expires_in: Span | None = None,
     ) -> SendFuture:
         """Begin to send one message; waits for memory only.
+
+        With a time it waits for a topic that is not known as well.
 
         Arguments: see `AsyncProducer.send`.
 
@@ -269,6 +304,14 @@ class AsyncProducer:
         append = self._append
         if get_ident() != self._thread_id:
             self._require_loop()
+        if delay is not None or deliver_at is not None or expires_in is not None:
+            headers = with_expiry(headers, expires_in)
+            due_ms = due_of(self._clock.wall_ms(), delay, deliver_at)
+            if due_ms is not None:
+                message = OutgoingMessage(
+                    frozen(data), attribute, key, partition, headers
+                )
+                return (await self._append_all(topic, [message], timeout, due_ms)).first
         deadline_s: float | None = None
         while True:
             try:
@@ -292,6 +335,9 @@ class AsyncProducer:
         messages: Iterable[BytesLike | OutgoingMessage],
         *,
         timeout: float | None = None,
+        delay: Span | None = None,
+        deliver_at: dt.datetime | None = None,
+        expires_in: Span | None = None,
     ) -> Sequence[SendResult]:
         """Send a list and wait until all of it is on the brokers' disks.
 
@@ -303,6 +349,9 @@ class AsyncProducer:
             topic: as in `send`.
             messages: bytes, or `OutgoingMessage` where there is more to say.
             timeout: seconds for each message, from when there was memory for it.
+            delay: of all of them, as in `send`.
+            deliver_at: likewise.
+            expires_in: likewise.
 
         Returns:
             One result per message, in their order, each computed when asked for; ()
@@ -314,8 +363,27 @@ class AsyncProducer:
 
         Cancellation: appended messages are still sent.
         """
+        due_ms = due_of(self._clock.wall_ms(), delay, deliver_at)
+        messages = with_expiries(messages, expires_in)
+        appending = await self._append_all(topic, messages, timeout, due_ms)
+        for batch in appending.batches:
+            await batch.wait_async()
+        results = appending.results()
+        results.raise_errors()
+        return results
+
+    async def _append_all(
+        self,
+        topic: str,
+        messages: Iterable[BytesLike | OutgoingMessage],
+        timeout: float | None,
+        due_ms: Millis | None,
+    ) -> Appending:
+        """Append a list, as far as there is memory, then the rest."""
         await self.prepare(topic, timeout=timeout)
-        appending = self.accumulator.append_many(topic, messages, timeout_s=timeout)
+        appending = self.accumulator.append_many(
+            topic, messages, timeout_s=timeout, deliver_ms=due_ms
+        )
         while not appending.is_over:
             if appending.step():
                 # A long list lets others, and its own first batches, go.
@@ -323,11 +391,47 @@ class AsyncProducer:
             else:
                 assert appending.lacking is not None
                 await self._wait_room(appending.lacking, self.deadline_s(timeout))
-        for batch in appending.batches:
-            await batch.wait_async()
-        results = appending.results()
-        results.raise_errors()
-        return results
+        return appending
+
+    async def cancel(
+        self, scheduled: SendResult | str, *, timeout: float | None = None
+    ) -> bool:
+        """Take back a message before its time comes; it is never delivered then.
+
+        Args:
+            scheduled: what `send` returned for it, or the text of that.
+            timeout: seconds, all retries included; None is `timeout_s` of the options.
+
+        Returns:
+            Whether it is taken back, also by an earlier call. False: it was delivered,
+            or its topic was deleted.
+
+        Raises:
+            NoBrokerError: its broker is away.
+            RequestTimeoutError: no answer in time; it may be taken back.
+            ConfigError: the text is none of a receipt.
+            ClosedError: the producer is closed, or of another event loop.
+            TypeError: it is no receipt of a message with a time.
+            MetaqError: the broker refused; its text says why.
+
+        Cancellation: the message may be taken back.
+        """
+        self._require_loop()
+        self._check_open()
+        if isinstance(scheduled, str):
+            scheduled = Scheduled.parse(scheduled)
+        if not isinstance(scheduled, Scheduled):
+            raise wrong_type("scheduled", "a Scheduled, or its text", scheduled)
+        if scheduled.tier == AT_ONCE:
+            return False
+        return bool(
+            await cancel_scheduled(
+                self._context,
+                scheduled.partition,
+                scheduled.receipt,
+                deadline_s=self.deadline_s(timeout),
+            )
+        )
 
     def send_oneway(
         self,

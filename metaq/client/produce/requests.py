@@ -10,12 +10,14 @@ from itertools import groupby
 
 from metaq.client.produce.attempts import BatchSpan
 from metaq.client.produce.batches import Batch, BatchName, BatchOutcome, SendResult
+from metaq.client.produce.scheduling import AT_ONCE, Scheduled
 from metaq.errors import MetaqError
 from metaq.model import MessageId, Offset, TopicPartition
-from metaq.peer.replies import ReceiptColumns, parse_receipt
+from metaq.peer.replies import ReceiptColumns, parse_receipt, parse_scheduled
 from metaq.protocol.codec import encode, encode_puts
 from metaq.protocol.commands import Mput, Reply
 from metaq.record.checksum import checksum, checksums
+from metaq.record.ids import ids_from
 
 
 class Request:
@@ -73,6 +75,26 @@ class Request:
         self.sequence = None
         return True
 
+    def outcome_of(self, reply: Reply) -> BatchOutcome:
+        """Return what the reply to its `mput` says; raises as `parse_receipt`."""
+        due_ms, partition, first = (
+            self.batch.deliver_ms,
+            self.partition,
+            self.span.first,
+        )
+        if due_ms is None:
+            receipt = parse_receipt(reply, partition.partition)
+            result = SendResult(receipt.id, partition, receipt.offset)
+            return BatchOutcome(first, result)
+        receipt, tier = parse_scheduled(reply, partition.partition)
+        count, offset = self.message_count, receipt.offset
+        offsets = [offset] * count
+        if tier == AT_ONCE:
+            sizes = (self.batch.size_of(first, first + k) for k in range(count))
+            offsets = [Offset(offset + size) for size in sizes]
+        result = Scheduled(receipt.id, partition, offset, due_ms, tier)
+        return BatchOutcome(first, result, ids_from(receipt.id, count), offsets)
+
     # -- as bytes ---------------------------------------------------------------------
 
     def encode_mput(self, opaque: int, producer_id: str) -> bytes:
@@ -96,6 +118,7 @@ class Request:
                 payload=records,
                 producer=producer_id,
                 sequence=self.sequence,
+                deliver_ms=self.batch.deliver_ms,
             )
         )
 

@@ -34,6 +34,7 @@ class Routes:
     def __init__(
         self,
         make: Callable[[TopicPartition], PartitionSender],
+        make_timed: Callable[[TopicPartition], PartitionSender],
         selector: Selector | None,
         first_turn: int,
     ) -> None:
@@ -41,16 +42,19 @@ class Routes:
 
         Args:
             make: makes the sender of a partition; called in any thread.
+            make_timed: likewise, that of its messages with a time.
             selector: chooses partitions; None goes by the key of messages that have
                 one, and round robin with the others.
             first_turn: where round robin begins, modulo the number of partitions.
         """
         self._make = make
+        self._make_timed = make_timed
         self._selector = selector
         self._by_key = KeyHash()
         self._topics: dict[str, _Topic] = {}
         self._at_broker: dict[tuple[str, BrokerId], tuple[_Topic, _Topic]] = {}
         self._by_partition: dict[TopicPartition, PartitionSender] = {}
+        self._timed: dict[TopicPartition, PartitionSender] = {}
         self.is_default = selector is None
         """Messages without key and partition go to `by_topic` in turn."""
         self.by_topic: dict[str, tuple[PartitionSender, ...]] = {}
@@ -61,7 +65,7 @@ class Routes:
 
     def senders(self) -> list[PartitionSender]:
         """Return all senders that were ever made."""
-        return list(self._by_partition.values())
+        return [*self._by_partition.values(), *self._timed.values()]
 
     def sender(self, partition: TopicPartition) -> PartitionSender:
         """Return a partition's sender, made if there is none."""
@@ -71,6 +75,11 @@ class Routes:
             made = self._make(partition)
             found = self._by_partition.setdefault(partition, made)
         return found
+
+    def timed(self, partition: TopicPartition) -> PartitionSender:
+        """Return the sender of a partition's messages with a time, made if needed."""
+        found = self._timed.get(partition)
+        return found or self._timed.setdefault(partition, self._make_timed(partition))
 
     def next_sender(self, topic: str) -> PartitionSender:
         """Return the sender whose turn it is.
@@ -176,7 +185,9 @@ class Routes:
         self._topics[topic] = now
         self.by_topic[topic] = tuple(map(self.sender, now.available or now.known))
         gone = set(before.available).difference(now.available)
-        return [self.sender(one) for one in before.available if one in gone]
+        moving = [one for one in before.available if one in gone]
+        timed = (self._timed[one] for one in moving if one in self._timed)
+        return [*map(self.sender, moving), *timed]
 
     def plan(self, topic: str, available: Sequence[TopicPartition]) -> _Topic | None:
         """Return what `set_partitions` would set; None when it knows no partition."""

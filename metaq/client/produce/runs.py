@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from metaq.client.errors import BufferFullError
 from metaq.client.partitioner import OutgoingMessage
-from metaq.client.produce.batches import Batch, SendResults, ends_of
+from metaq.client.produce.batches import Batch, SendFuture, SendResults, ends_of
 from metaq.client.produce.partition_sender import PartitionSender
+from metaq.client.produce.scheduling import with_expiry
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES
@@ -133,6 +134,12 @@ class Appending:
         """Return the batches that hold the added messages."""
         return list(dict.fromkeys(batch for batch, _, _ in self._added))
 
+    @property
+    def first(self) -> SendFuture:
+        """The future of the first message that was added."""
+        batch, number, _ = self._added[0]
+        return SendFuture(batch, number)
+
     def results(self) -> SendResults:
         """Return the results, in the order of the list; only when it is over."""
         assert self.is_over
@@ -213,6 +220,18 @@ def list_messages(
         f"messages: expected a list of bytes or OutgoingMessage, got"
         f" {type(messages).__name__}"
     )
+
+
+def with_expiries(
+    messages: Iterable[BytesLike | OutgoingMessage], expires_in: object
+) -> Iterable[BytesLike | OutgoingMessage]:
+    """Return messages with the header of `with_expiry`; None: as they are."""
+    if expires_in is None:
+        return messages
+    return [
+        one._replace(headers=with_expiry(one.headers, expires_in))
+        for one in list_outgoing(messages)
+    ]
 
 
 def frozen(data: BytesLike) -> bytes:

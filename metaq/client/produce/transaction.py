@@ -36,7 +36,7 @@ from metaq.client.produce.transaction_branch import (
 )
 from metaq.client.validation import wrong_type
 from metaq.errors import MetaqError, TransactionError
-from metaq.model import BrokerId, LocalTransactionId, Message
+from metaq.model import BrokerId, LocalTransactionId, Message, Millis
 from metaq.protocol.commands import TransactionType
 from metaq.protocol.queue_frames import Word
 from metaq.protocol.transaction_ids import format_key
@@ -117,7 +117,11 @@ class AsyncTransaction(TransactionSends):
         return format_key(self._transaction)
 
     async def _send(
-        self, topic: str, messages: list[OutgoingMessage], timeout: float | None
+        self,
+        topic: str,
+        messages: list[OutgoingMessage],
+        timeout: float | None,
+        due_ms: Millis | None,
     ) -> list[PendingResult]:
         deadline_s = self._parts.deadline_s(timeout)
         async with self._turn:
@@ -130,9 +134,10 @@ class AsyncTransaction(TransactionSends):
                 deadline_s=deadline_s,
                 is_bound=True,
                 has_local_keys=self._has_local_keys,
+                deliver_ms=due_ms,
             )
             branch = await self._connect(placed[0].partition.broker_id, deadline_s)
-            branch.check([one.payload for one in placed])
+            branch.check([one.payload for one in placed], placed[0])
             with self._failing():
                 await self._begin(branch, deadline_s)
                 return await branch.put(placed, deadline_s=deadline_s)

@@ -13,6 +13,7 @@ docs/protocol.md "mput".
 
 import asyncio
 import contextlib
+import datetime as dt
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,14 +22,27 @@ from typing import Final, NamedTuple, Protocol
 from metaq.client.errors import MessageTooLargeError, TransactionRolledBackError
 from metaq.client.options import ProducerOptions, names_arguments
 from metaq.client.partitioner import OutgoingMessage
-from metaq.client.produce.attempts import NEVER_LEFT, REFUSALS, BatchSpan, plan_spans
+from metaq.client.produce.attempts import (
+    NEVER_LEFT,
+    REFUSALS,
+    BatchSpan,
+    for_one_time,
+    no_delay,
+    plan_spans,
+)
 from metaq.client.produce.batches import encode_records, ends_of
 from metaq.client.produce.broker_starts import BrokerStarts
 from metaq.client.produce.partition_sender import ANSWER_GRACE_S
 from metaq.client.produce.producer_counters import ClientTransactionCounters
 from metaq.client.produce.put_connection import Pool, PutConnection
 from metaq.client.produce.routes import Routes
-from metaq.client.produce.runs import encode_outgoing, frozen, list_outgoing
+from metaq.client.produce.runs import (
+    encode_outgoing,
+    frozen,
+    list_outgoing,
+    with_expiries,
+)
+from metaq.client.produce.scheduling import Span, due_of, with_expiry
 from metaq.client.produce.transaction_replies import (
     parse_pending,
     parse_vote,
@@ -48,6 +62,7 @@ from metaq.model import (
     BrokerAddress,
     BrokerId,
     MessageId,
+    Millis,
     Offset,
     TopicPartition,
     TransactionId,
@@ -69,6 +84,7 @@ from metaq.protocol.queue_frames import (
     decode_words,
     encode_settlements,
 )
+from metaq.protocol.version import Capabilities
 from metaq.record.checksum import BytesLike, checksum, checksums
 from metaq.record.flags import Headers
 from metaq.record.ids import id_after
@@ -105,6 +121,8 @@ class PlacedMessage(NamedTuple):
     payload: bytes
     """Attribute block, if the flag says so, and application bytes."""
     flag: int
+    deliver_ms: Millis | None = None
+    """Time before which nothing reads it; None: the commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +273,7 @@ class TransactionParts(BranchParts):
         deadline_s: float,
         is_bound: bool,
         has_local_keys: bool = False,
+        deliver_ms: Millis | None = None,
     ) -> list[PlacedMessage]:
         """Choose where messages go.
 
@@ -265,6 +284,7 @@ class TransactionParts(BranchParts):
             deadline_s: how long to wait for a topic that is new.
             is_bound: all of them go to one broker, that of the first one.
             has_local_keys: keys choose among the partitions of that broker.
+            deliver_ms: time of all of them; None: they have none.
 
         Raises:
             TransactionError: the broker has no partition of the topic, or not the one
@@ -282,12 +302,14 @@ class TransactionParts(BranchParts):
                 raise _misplaced(topic, message, broker_id, partition)
             if is_bound:
                 broker_id = partition.broker_id
-            placed.append(PlacedMessage(partition, payload, flag))
+            placed.append(PlacedMessage(partition, payload, flag, deliver_ms))
         return placed
 
 
 class TransactionSends:
     """The calls that add messages; base of both kinds of transaction."""
+
+    _parts: TransactionParts
 
     @names_arguments
     async def send(
@@ -300,6 +322,9 @@ class TransactionSends:
         headers: Headers = (),
         partition: str | TopicPartition | None = None,
         timeout: float | None = None,
+        delay: Span | None = None,
+        deliver_at: dt.datetime | None = None,
+        expires_in: Span | None = None,
     ) -> PendingResult:
         """Add one message and wait until its broker holds it.
 
@@ -313,6 +338,10 @@ class TransactionSends:
             partition: where it is sent, and nowhere else: `<broker>-<partition>`, or
                 a partition of the topic.
             timeout: seconds; None is `timeout_s` of the producer's options.
+            delay: after the commit it waits for its time, which counts from now on; as
+                `AsyncProducer.send`. It cannot be taken back.
+            deliver_at: likewise.
+            expires_in: as `AsyncProducer.send`.
 
         Returns:
             Its id and partition; it has an offset when the transaction is committed.
@@ -323,15 +352,18 @@ class TransactionSends:
             TransactionError: none is open: it has failed, is prepared or has ended; or
                 the broker of a local one has no partition of the topic, or not that of
                 the key. Nothing was sent.
-            NoBrokerError, MessageTooLargeError, ConfigError, TypeError: as
-                `AsyncProducer.send`; in a local transaction nothing was sent. The first
-                message waits for a broker that is away, later ones have lost theirs.
+            NoBrokerError, NoDelayError, MessageTooLargeError, ConfigError, TypeError:
+                as `AsyncProducer.send`; in a local transaction nothing was sent. The
+                first message waits for a broker that is away, later ones have lost
+                theirs.
             MetaqError: the message may be missing; the transaction has failed.
 
         Cancellation: the transaction has failed.
         """
+        headers = with_expiry(headers, expires_in)
         message = OutgoingMessage(frozen(data), attribute, key, partition, headers)
-        return (await self._send(topic, [message], timeout))[0]
+        due_ms = due_of(self._parts.clock.wall_ms(), delay, deliver_at)
+        return (await self._send(topic, [message], timeout, due_ms))[0]
 
     @names_arguments
     async def send_many(
@@ -340,6 +372,9 @@ class TransactionSends:
         messages: Iterable[BytesLike | OutgoingMessage],
         *,
         timeout: float | None = None,
+        delay: Span | None = None,
+        deliver_at: dt.datetime | None = None,
+        expires_in: Span | None = None,
     ) -> Sequence[PendingResult]:
         """Add a list: a batch for each partition, or hundreds of puts at a time.
 
@@ -350,6 +385,9 @@ class TransactionSends:
             topic: as in `send`.
             messages: bytes, or `OutgoingMessage` where there is more to say.
             timeout: seconds for all of them; None is `timeout_s` of the options.
+            delay: of all of them, as in `send`.
+            deliver_at: likewise.
+            expires_in: likewise.
 
         Returns:
             One result per message, in their order; () for no messages.
@@ -359,11 +397,16 @@ class TransactionSends:
 
         Cancellation: the transaction has failed.
         """
-        listed = list_outgoing(messages)
-        return await self._send(topic, listed, timeout) if listed else ()
+        listed = list_outgoing(with_expiries(messages, expires_in))
+        due_ms = due_of(self._parts.clock.wall_ms(), delay, deliver_at)
+        return await self._send(topic, listed, timeout, due_ms) if listed else ()
 
     async def _send(
-        self, topic: str, messages: list[OutgoingMessage], timeout: float | None
+        self,
+        topic: str,
+        messages: list[OutgoingMessage],
+        timeout: float | None,
+        due_ms: Millis | None,
     ) -> list[PendingResult]:
         """Add messages, at least one."""
         raise NotImplementedError
@@ -409,18 +452,39 @@ class Branch:
         self._transaction = transaction
         self._has_put = False
 
-    def check(self, payloads: Iterable[bytes]) -> None:
+    def check(
+        self, payloads: Iterable[bytes], first: PlacedMessage | None = None
+    ) -> None:
         """Refuse messages that the broker does not take; at least one is given.
+
+        Args:
+            payloads: of all of them.
+            first: one of them, where they may have a time.
 
         Raises:
             MessageTooLargeError: a payload is larger than it announced.
+            NoDelayError: they have a time, and it takes none with one.
         """
-        limit = self._connection.capabilities.payload_bytes_max or PAYLOAD_BYTES_MAX
+        announced = self._announced(first)
+        limit = announced.payload_bytes_max or PAYLOAD_BYTES_MAX
         largest = max(map(len, payloads))
         if largest > limit:
             raise MessageTooLargeError(
                 f"{self.where} takes messages of at most {limit} bytes, got {largest}"
             )
+
+    def _announced(self, first: PlacedMessage | None) -> Capabilities:
+        """Return what the broker takes of messages that are such as the first one.
+
+        Raises:
+            NoDelayError: as `check`.
+        """
+        announced = self._connection.capabilities
+        if first is None or first.deliver_ms is None:
+            return announced
+        if not announced.delay_ms_max:
+            raise no_delay(self.where, announced)
+        return for_one_time(announced, first.partition.topic)
 
     async def begin(
         self, lifetime_s: int, *, deadline_s: float, qualifier: str | None = None
@@ -487,7 +551,8 @@ class Branch:
                 answered.
         """
         found: dict[int, PendingResult] = {}
-        for span in self._plan([one.payload for one in messages]):
+        deliver_ms, payloads = messages[0].deliver_ms, [one.payload for one in messages]
+        for span in self._plan(payloads, self._announced(messages[0])):
             by_partition: dict[TopicPartition, list[int]] = {}
             for at in range(span.first, span.end):
                 by_partition.setdefault(messages[at].partition, []).append(at)
@@ -497,7 +562,9 @@ class Branch:
                     [messages[at].payload for at in numbers],
                     [messages[at].flag for at in numbers],
                     deadline_s,
-                    is_mput=span.is_mput and len(numbers) > 1,
+                    is_mput=span.is_mput
+                    and (deliver_ms is not None or len(numbers) > 1),
+                    deliver_ms=deliver_ms,
                 )
                 for partition, numbers in by_partition.items()
             ]
@@ -524,7 +591,7 @@ class Branch:
             MetaqError: as `put`.
         """
         runs: list[_Run] = []
-        for span in self._plan(payloads):
+        for span in self._plan(payloads, self._connection.capabilities):
             some = slice(span.first, span.end)
             runs.append(
                 self._submit(
@@ -540,9 +607,10 @@ class Branch:
                 runs = []
         await self._first_ids(runs, deadline_s)
 
-    def _plan(self, payloads: Sequence[bytes]) -> list[BatchSpan]:
+    def _plan(
+        self, payloads: Sequence[bytes], announced: Capabilities
+    ) -> list[BatchSpan]:
         """Cut messages into what is in flight together."""
-        announced = self._connection.capabilities
         has_mput = announced.has_mput and announced.mput_tx
         announced = replace(announced, has_mput=has_mput)
         ends = ends_of(payloads)
@@ -559,11 +627,18 @@ class Branch:
         deadline_s: float,
         *,
         is_mput: bool,
+        deliver_ms: Millis | None = None,
     ) -> "_Run":
         """Send one `mput`, or puts."""
+        if deliver_ms is not None and not is_mput:
+            raise MessageTooLargeError(
+                f"{self.where} takes no message of {len(payloads[0])} bytes with a time"
+            )
         self._has_put = True
         opaques = self._connection.next_opaques(1 if is_mput else len(payloads))
-        run = _Run(partition, payloads, flags, opaques, is_mput, self._transaction)
+        run = _Run(
+            partition, payloads, flags, opaques, is_mput, self._transaction, deliver_ms
+        )
         frames = run.frames()
         run.size_bytes = len(frames)
         try:
@@ -620,6 +695,7 @@ class _Run:
     opaques: range
     is_mput: bool
     transaction: TransactionId
+    deliver_ms: Millis | None = None
     size_bytes: int = 0
     outcomes: dict[int, Reply | MetaqError] = field(default_factory=dict)
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -639,6 +715,7 @@ class _Run:
                 opaque=self.opaques[0],
                 payload=records,
                 transaction=self.transaction,
+                deliver_ms=self.deliver_ms,
             )
         )
 

@@ -37,7 +37,7 @@ from metaq.client.produce.xa_commands import (
 )
 from metaq.client.validation import check_timeout, check_whole, wrong_type
 from metaq.errors import ConfigError, TransactionError
-from metaq.model import XaTransactionId
+from metaq.model import Millis, XaTransactionId
 from metaq.protocol.decimals import I32_MAX
 from metaq.protocol.transaction_ids import format_key
 
@@ -132,12 +132,18 @@ class AsyncXa(TransactionSends):
             self._parts.counters.begun_count += 1
 
     async def _send(
-        self, topic: str, messages: list[OutgoingMessage], timeout: float | None
+        self,
+        topic: str,
+        messages: list[OutgoingMessage],
+        timeout: float | None,
+        due_ms: Millis | None,
     ) -> list[PendingResult]:
         deadline_s = self._parts.deadline_s(timeout)
         async with self._turn:
             current = self._require_open()
-            return await current.put(topic, messages, deadline_s=deadline_s)
+            return await current.put(
+                topic, messages, deadline_s=deadline_s, deliver_ms=due_ms
+            )
 
     # -- prepare, commit, roll back ---------------------------------------------------
 

@@ -368,11 +368,21 @@ class XaBranches:
         self.failure: BaseException | None = None
 
     async def put(
-        self, topic: str, messages: list[OutgoingMessage], *, deadline_s: float
+        self,
+        topic: str,
+        messages: list[OutgoingMessage],
+        *,
+        deadline_s: float,
+        deliver_ms: Millis | None = None,
     ) -> list[PendingResult]:
         """Add messages, at least one; see `TransactionSends.send`."""
         placed = await self._parts.place(
-            topic, messages, None, deadline_s=deadline_s, is_bound=False
+            topic,
+            messages,
+            None,
+            deadline_s=deadline_s,
+            is_bound=False,
+            deliver_ms=deliver_ms,
         )
         places: dict[BrokerId, list[int]] = {}
         for at, message in enumerate(placed):
@@ -382,7 +392,7 @@ class XaBranches:
             for broker_id, some in places.items():
                 branch = await self._branch(broker_id, deadline_s)
                 mine = [placed[at] for at in some]
-                branch.check([one.payload for one in mine])
+                branch.check([one.payload for one in mine], mine[0])
                 results = await branch.put(mine, deadline_s=deadline_s)
                 found.update(zip(some, results, strict=True))
         except BaseException as error:

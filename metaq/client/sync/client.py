@@ -259,6 +259,8 @@ class Admin(SyncPart[AsyncAdmin]):
     create_queue_group = blocking(AsyncAdmin.create_queue_group)
     alter_queue_group = blocking(AsyncAdmin.alter_queue_group)
     delete_queue_group = blocking(AsyncAdmin.delete_queue_group)
+    scheduled = blocking(AsyncAdmin.scheduled)
+    cancel_scheduled = blocking(AsyncAdmin.cancel_scheduled)
 
 
 class Consumer(SyncClosable[AsyncConsumer]):

@@ -201,6 +201,8 @@ class Workers(HandlerThreads[Message]):
                     pause_s = self._thread.run(handling.settle(batch, message, error))
                     if pause_s is not None:
                         break
-                batch.confirmed += 1
+                batch.confirm()
+            else:
+                batch.confirm()  # the last ones may have expired
         finally:
             handling.give_back(batch, pause_s)

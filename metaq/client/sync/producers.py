@@ -5,6 +5,7 @@ appends it to a batch under one lock. Only a topic's first message, `flush` and 
 cross over to the loop.
 """
 
+import datetime as dt
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
@@ -18,7 +19,8 @@ from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.routes import NotKnownYetError
-from metaq.client.produce.runs import frozen
+from metaq.client.produce.runs import Appending, frozen, with_expiries
+from metaq.client.produce.scheduling import Span, due_of, with_expiry
 from metaq.client.produce.transaction import AsyncTransaction, TransactionState
 from metaq.client.produce.xa import AsyncXa
 from metaq.client.sync.derived import (
@@ -32,7 +34,7 @@ from metaq.client.sync.derived import (
     on_loop,
     same,
 )
-from metaq.model import TopicPartition
+from metaq.model import Millis, TopicPartition
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import Headers
 
@@ -104,11 +106,22 @@ class Producer(SyncClosable[AsyncProducer]):
         headers: Headers = (),
         partition: str | TopicPartition | None = None,
         timeout: float | None = None,
+        delay: Span | None = None,
+        deliver_at: dt.datetime | None = None,
+        expires_in: Span | None = None,
     ) -> SendFuture:
         """Put one message on its way; see `AsyncProducer.send_nowait`."""
         # Flat on purpose: nothing but the append happens for all but a few messages.
         if not self._thread.is_usable:
             self._thread.require_usable()
+        if delay is not None or deliver_at is not None or expires_in is not None:
+            headers = with_expiry(headers, expires_in)
+            due_ms = self._due_ms(delay, deliver_at)
+            if due_ms is not None:
+                message = OutgoingMessage(
+                    frozen(data), attribute, key, partition, headers
+                )
+                return self._append_all(topic, [message], timeout, due_ms).first
         append = self._twin.accumulator.append
         deadline_s: float | None = None
         while True:
@@ -133,26 +146,50 @@ class Producer(SyncClosable[AsyncProducer]):
         messages: Iterable[BytesLike | OutgoingMessage],
         *,
         timeout: float | None = None,
+        delay: Span | None = None,
+        deliver_at: dt.datetime | None = None,
+        expires_in: Span | None = None,
     ) -> Sequence[SendResult]:
         """Send a list and wait until all of it is on the brokers' disks.
 
         Arguments, results and errors are those of `AsyncProducer.send_many`.
         """
-        self._thread.require_usable()
-        require_text("topic", topic)
-        accumulator = self._twin.accumulator
-        if not accumulator.knows(topic):
-            self._thread.run(self._twin.prepare(topic, timeout=timeout))
-        appending = accumulator.append_many(topic, messages, timeout_s=timeout)
-        while not appending.is_over:
-            if not appending.step():
-                assert appending.lacking is not None
-                self._wait_room(appending.lacking, self._twin.deadline_s(timeout))
+        due_ms = self._due_ms(delay, deliver_at)
+        messages = with_expiries(messages, expires_in)
+        appending = self._append_all(topic, messages, timeout, due_ms)
         for batch in appending.batches:
             batch.wait(None)
         results = appending.results()
         results.raise_errors()
         return results
+
+    def _due_ms(self, delay: object, deliver_at: object) -> Millis | None:
+        clock = self._twin.accumulator.buffer.clock
+        return due_of(clock.wall_ms(), delay, deliver_at)
+
+    def _append_all(
+        self,
+        topic: str,
+        messages: Iterable[BytesLike | OutgoingMessage],
+        timeout: float | None,
+        due_ms: Millis | None,
+    ) -> Appending:
+        """Append a list, as far as there is memory, then the rest."""
+        self._thread.require_usable()
+        require_text("topic", topic)
+        accumulator = self._twin.accumulator
+        if not accumulator.knows(topic):
+            self._thread.run(self._twin.prepare(topic, timeout=timeout))
+        appending = accumulator.append_many(
+            topic, messages, timeout_s=timeout, deliver_ms=due_ms
+        )
+        while not appending.is_over:
+            if not appending.step():
+                assert appending.lacking is not None
+                self._wait_room(appending.lacking, self._twin.deadline_s(timeout))
+        return appending
+
+    cancel = blocking(AsyncProducer.cancel)
 
     def send_oneway(
         self,

@@ -1,0 +1,576 @@
+"""Delayed messages of a broker: scheduled, cancelled, delivered when they are due.
+
+Theory of operation. A put with a time becomes a record of `__delays`, in the partition
+of its tier, as any put becomes one of its topic (`handlers/delay.py`). One task looks
+every TICK_MS:
+
+    follow     each tier takes what is new in its partition into its index
+    take       what is due, at most one batch (`delay/plan.py`)
+    deliver    one transaction of the broker: the messages in their partitions, those
+               whose target refuses once more in a tier, and the progress
+    done       the transaction is decided: the progress counts
+
+A crash leaves messages and progress, or neither. Where a transaction fails nothing of
+it is there: what was taken is read again. While one is being committed nothing else is
+taken, so a batch is the bound of what is delivered per BATCH_PAUSE_S, also when a
+broker was down for days.
+
+A tier that cannot be read stops for itself. Everything happens on the loop's thread.
+"""
+
+import asyncio
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final
+
+from metaq.broker import delay_puts
+from metaq.broker.acks import REFUSALS, Answerer
+from metaq.broker.context import BrokerContext
+from metaq.broker.delay_cancel import Place, cancel
+from metaq.broker.delay_status import DelayStatus, list_scheduled
+from metaq.broker.delay_tier import DelayTier
+from metaq.broker.internal_logs import InternalLogs, read_records
+from metaq.broker.joined_appends import JoinedAppends, JoinedBatch, JoinedRecord
+from metaq.delay.plan import (
+    TICK_MS,
+    TIERS,
+    DueRecord,
+    Progress,
+    Waiting,
+    WallTime,
+    advanced,
+    lowered,
+    retry_delay_ms,
+    take_batch,
+    tier_of,
+)
+from metaq.delay.records import (
+    PROGRESS_PARTITION,
+    TOPIC,
+    DelayHead,
+    DelayKind,
+    DelayState,
+    decode_head,
+    decode_state,
+    encode_head,
+    encode_state,
+)
+from metaq.errors import (
+    ClosedError,
+    CorruptRecordError,
+    MetaqError,
+    StorageError,
+    UnavailableError,
+)
+from metaq.lifecycle import Service
+from metaq.model import LogId, Offset, SizeBytes
+from metaq.protocol.codec import encode_result
+from metaq.protocol.commands import Cancel, ListScheduled, Mput, Status
+from metaq.record.batch import CheckedRecords
+from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.retry import Backoff
+from metaq.storage.log_removal import outcome_of
+
+_log = logging.getLogger(__name__)
+
+BATCH_PAUSE_S: Final = 0.005
+"""Least time between two batches, in which the loop serves others."""
+REQUESTS_MAX: Final = 1000
+"""Cancels and listings that are not answered yet."""
+DROPPED_MAX: Final = 1000
+"""Topics that were deleted while messages waited for them."""
+PROGRESS_KEPT_BYTES: Final = 1 << 20
+"""Bytes of the partition of progress that are kept: the record that counts is among
+the last ones."""
+RETRY: Final = Backoff(first_s=0.2, max_s=10.0)
+_SESSION: Final = "metaq-delays"
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """One batch on its way: what is appended, and what that means."""
+
+    appends: list[JoinedRecord | JoinedBatch]
+    delivered: Counter[str]
+    """Messages by topic."""
+    refused: dict[str, str]
+    """Topic → why."""
+
+
+class DelayService(Service):
+    """Delayed messages of one broker. Owner: the app; used on the loop's thread."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        super().__init__("delays", stop_timeout_s=2.0)
+        self._context = context
+        self.logs: Final = InternalLogs(context)
+        self.tiers: Final = [DelayTier(n, context, self.logs) for n in range(TIERS)]
+        self._held: Counter[Place] = Counter()
+        """Records of which a message is being cancelled: their tiers stop there."""
+        self._released: list[Place] = []
+        self._followed = asyncio.Event()
+        """Set, and replaced, when the tiers are up to date."""
+        self.cancelled: dict[tuple[int, int, int], None] = {}
+        """Tier, offset and id of what was cancelled lately."""
+        self.cancelled_count = 0
+        self._joined = JoinedAppends(context, _SESSION)
+        self._state: DelayState | None = None
+        self._wall = WallTime(*self._clocks())
+        self._drops: list[tuple[str, Callable[[MetaqError | None], None]]] = []
+        self._wake = asyncio.Event()
+        self._problem = ""
+        self._stalled: dict[str, str] = {}
+        self._request_count = 0
+        self._delivered_count = 0
+        self._late_ms = 0
+
+    # -- commands
+
+    def answer_if_repeated(self, command: Mput, answerer: Answerer) -> bool:
+        """Answer a batch that is sent again; see `delay_puts.answer_if_repeated`."""
+        return delay_puts.answer_if_repeated(self, command, answerer)
+
+    def is_due_later(self, command: Mput) -> bool:
+        """Return whether the time of a batch is to come; see `delay_puts`."""
+        return delay_puts.is_due_later(self, command, self._context)
+
+    def schedule(
+        self, command: Mput, parts: Sequence[CheckedRecords], answerer: Answerer
+    ) -> Generator[None, None, None]:
+        """Keep a verified batch until its time; see `delay_puts.schedule`."""
+        return delay_puts.schedule(self, command, parts, answerer)
+
+    def cancel(self, command: Cancel, answerer: Answerer) -> None:
+        """Take one message back; see `delay_cancel.py`."""
+        self._answer_later(command, answerer, cancel(self, command))
+
+    def show(self, command: ListScheduled, answerer: Answerer) -> None:
+        """Answer what waits."""
+        self._answer_later(command, answerer, self._list(command))
+
+    async def _list(self, command: ListScheduled) -> bytes:
+        if not self._is_unused:
+            await self._followed.wait()  # what was answered is in it
+        found = await list_scheduled(
+            self, command.topic, command.limit, command.from_ms, command.to_ms
+        )
+        return json.dumps(found).encode()
+
+    def _answer_later(
+        self,
+        command: Cancel | ListScheduled,
+        answerer: Answerer,
+        work: Coroutine[Any, Any, bytes],
+    ) -> None:
+        """Answer with what some work returns.
+
+        Raises:
+            UnavailableError: it is not begun.
+        """
+        text = ""
+        if self._state is None:
+            text = "delayed messages are being read"
+        elif self._request_count >= REQUESTS_MAX:
+            text = f"{REQUESTS_MAX} requests about delayed messages wait already"
+        if text:
+            work.close()
+            raise UnavailableError(text)
+        self._request_count += 1
+        answerer.hold(count=1, size_bytes=0)
+
+        async def answer() -> None:
+            reply = b""
+            try:
+                reply = encode_result(Status.OK, await work, command.opaque)
+            except MetaqError as error:
+                body = str(error).encode()
+                reply = encode_result(Status.SERVER_ERROR, body, command.opaque)
+            finally:
+                self._request_count -= 1
+                answerer.answer(reply, count=1, size_bytes=0)
+
+        self.spawn(answer(), name="request")
+
+    # -- time
+
+    def _clocks(self) -> tuple[int, int]:
+        clock = self._context.clock
+        return clock.wall_ms(), int(clock.boot_s() * 1000)
+
+    def now_ms(self) -> int:
+        """Return the time that due times are compared with."""
+        return self._wall.look(*self._clocks())
+
+    # -- the task
+
+    async def on_start(self) -> None:
+        """Look from now on; what waits is read meanwhile."""
+        self.spawn(self._run(), name="ticks")
+
+    def wake(self) -> None:
+        """Look for what is due: something was scheduled, or will be by a commit."""
+        self._wake.set()
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            pause_s = TICK_MS / 1000
+            try:
+                if await self.tick():
+                    pause_s = BATCH_PAUSE_S
+                failures, self._problem = 0, ""
+            except (MetaqError, RuntimeError) as error:
+                failures += 1
+                pause_s = RETRY.delay_s(failures)
+                if str(error) != self._problem:
+                    _log.error("delayed messages are not delivered: %s", error)
+                self._problem = str(error)
+            self._end_follow()
+            if self._is_unused and not failures:
+                await self._wake.wait()
+            await asyncio.sleep(pause_s)
+
+    @property
+    def _is_unused(self) -> bool:
+        return all(tier.log is None for tier in self.tiers)
+
+    def _end_follow(self) -> None:
+        followed, self._followed = self._followed, asyncio.Event()
+        followed.set()
+
+    async def tick(self) -> bool:
+        """Deliver one batch of what is due; return whether there was any.
+
+        Raises:
+            MetaqError: nothing was delivered, and what was taken is read again.
+        """
+        if self._state is None:
+            self._state = await self._read_state()
+        if self._drops:
+            await self._drop()
+        now_ms = self.now_ms()
+        released, self._released = self._released, []
+        for number, tier in enumerate(self.tiers):
+            await self._follow(number, tier, now_ms)
+        self._end_follow()
+        self._held.subtract(released)
+        self._held += Counter()  # without those that nothing holds
+        batch, progress = self.take(now_ms)
+        for tier, each in zip(self.tiers, progress, strict=True):
+            tier.reached = each[:2]
+        if not batch:
+            return False
+        await self._deliver(batch, progress, now_ms)
+        return True
+
+    def take(self, now_ms: int) -> tuple[list[DueRecord], list[Progress]]:
+        """Take a batch; see `take_batch`."""
+        return take_batch(self.tiers, now_ms, self._held)
+
+    def hold(self, place: Place) -> None:
+        """Stop a tier in front of a record."""
+        self._held[place] += 1
+
+    def release(self, place: Place) -> None:
+        """Stop it no longer, once it has read what is stored now."""
+        self._released.append(place)
+
+    async def _read_state(self) -> DelayState:
+        log_id = LogId(TOPIC, PROGRESS_PARTITION)
+        self._context.transactions.require_ended(log_id)
+        log, state = self.logs.find(log_id), DelayState()
+        if log is not None:
+            async for _offset, record in read_records(log):
+                found = decode_state(record.payload)
+                state = max(state, found, key=lambda each: each.sequence)
+        return state
+
+    async def _follow(self, number: int, tier: DelayTier, now_ms: int) -> None:
+        """Bring a tier up to date; one that cannot be read is tried again later."""
+        assert self._state is not None, "it is read first"
+        now_s = self._context.clock.monotonic_s()
+        if not tier.is_loaded and now_s < tier.retry_s:
+            return
+        try:
+            if not tier.is_loaded:
+                await tier.load(self._state.steps[number])
+            await tier.follow()
+            if any(each.due_ms > now_ms for each in tier.late):
+                steps = lowered(tier.steps, now_ms)
+                if steps is not tier.steps:
+                    await tier.load(steps)
+                    await tier.follow()
+            await tier.load_due(now_ms)
+        except (StorageError, ClosedError) as error:
+            self._fail_tier(tier, error)
+
+    def _fail_tier(self, tier: DelayTier, error: MetaqError) -> None:
+        _log.error("delayed messages stay: partition=%s error=%s", tier.log_id, error)
+        if isinstance(error, CorruptRecordError):
+            tier.drop_files()  # they may be what is wrong
+        tier.unload()
+        tier.problem = str(error)
+        tier.retry_s = self._context.clock.monotonic_s() + RETRY.max_s
+
+    # -- delivery
+
+    async def _deliver(
+        self, batch: Sequence[DueRecord], progress: Sequence[Progress], now_ms: int
+    ) -> None:
+        """Commit a batch and the progress.
+
+        Raises:
+            MetaqError: nothing of it is there.
+        """
+        assert self._state is not None, "it is read first"
+        reached, taken = list(progress), {each.tier for each in batch}
+        done = False
+        try:
+            records = [each async for each in self._read(batch, reached)]
+            delivery = await self._prepare(records, now_ms)
+            steps = [
+                advanced(tier.steps, each) if tier.is_loaded else old
+                for tier, each, old in zip(
+                    self.tiers, reached, self._state.steps, strict=True
+                )
+            ]
+            state = DelayState(self._state.sequence + 1, steps, self._dropped_left())
+            await self.commit(delivery.appends, state)
+            done = True
+        finally:
+            if not done:
+                for number in taken:
+                    self.tiers[number].unload()
+        self._state = state
+        for tier, each in zip(self.tiers, steps, strict=True):
+            if tier.is_loaded:
+                tier.steps = each
+        self._delivered_count += delivery.delivered.total()
+        self._late_ms = now_ms - min(each.record.due_ms for each in batch)
+        for topic in delivery.delivered:
+            self._stalled.pop(topic, None)
+        self._stalled |= delivery.refused
+
+    async def commit(
+        self, appends: Sequence[JoinedRecord | JoinedBatch], state: DelayState
+    ) -> None:
+        """Append everything and the progress, all or nothing."""
+        log_id = LogId(TOPIC, PROGRESS_PARTITION)
+        record = JoinedRecord(log_id, encode_state(state))
+        error = await outcome_of(partial(self._joined.append, [*appends, record]))
+        if error is not None:
+            raise error
+
+    async def _read(
+        self, batch: Sequence[DueRecord], reached: list[Progress]
+    ) -> AsyncIterator[tuple[DueRecord, DelayHead, bytes]]:
+        """Yield the records of a batch in its order.
+
+        A tier that does not give its own is left out: its progress stays.
+        """
+        found = dict[tuple[int, int], tuple[DelayHead, bytes]]()
+        for number in {each.tier for each in batch}:
+            tier = self.tiers[number]
+            try:
+                wanted = [each.record for each in batch if each.tier == number]
+                for offset, record in (await tier.read(wanted)).items():
+                    head = decode_head(record.payload)
+                    found[number, offset] = head, record.payload
+                for each in wanted:
+                    _require_same(each, found[number, each.offset][0])
+            except (StorageError, ClosedError) as error:
+                reached[number] = tier.progress
+                self._fail_tier(tier, error)
+        for chosen in batch:
+            place = chosen.tier, chosen.record.offset
+            if self.tiers[chosen.tier].is_loaded:
+                yield chosen, *found[place]
+
+    async def _prepare(
+        self, records: Sequence[tuple[DueRecord, DelayHead, bytes]], now_ms: int
+    ) -> _Delivery:
+        groups: dict[tuple[str, int], list[tuple[DelayHead, bytes]]] = {}
+        for chosen, head, payload in records:
+            if not self.is_dropped(head.topic, chosen.tier, chosen.record.offset):
+                body = _body_of(head, payload, chosen.cancelled)
+                groups.setdefault((head.topic, head.partition), []).append((head, body))
+        delivery = _Delivery([], Counter(), {})
+        for (topic, partition), members in groups.items():
+            await asyncio.sleep(0)
+            data = bytearray().join([body for _head, body in members])
+            if not data:
+                continue  # all of them are cancelled
+            try:
+                log_id = self._target(topic, partition, SizeBytes(len(data)))
+            except REFUSALS as error:
+                delivery.refused[topic] = str(error)
+                delivery.appends += [
+                    _once_more(head, body, now_ms) for head, body in members if body
+                ]
+                continue
+            positions = record_positions(data)
+            delivery.appends.append(JoinedBatch(log_id, data, positions))
+            delivery.delivered[topic] += len(positions)
+        return delivery
+
+    def _target(self, topic: str, partition: int, size_bytes: SizeBytes) -> LogId:
+        """Return the partition that takes messages now.
+
+        Raises:
+            MetaqError: it takes none.
+        """
+        topics = self._context.topics
+        log = topics.log_for_put(topic, topics.resolve_put(topic, partition))
+        log.plan_append(size_bytes)
+        return log.log_id
+
+    # -- topics that were deleted
+
+    def drop_topic(
+        self, topic: str, on_done: Callable[[MetaqError | None], None]
+    ) -> None:
+        """Forget what waits for a topic that was deleted, durably."""
+        if self._is_unused:
+            on_done(None)
+            return
+        self._drops.append((topic, on_done))
+        self.wake()
+
+    async def _drop(self) -> None:
+        """Note the topics that were deleted since the last look."""
+        assert self._state is not None, "it is read first"
+        drops, self._drops = self._drops, []
+        ends = [0 if tier.log is None else tier.log.next_offset for tier in self.tiers]
+        dropped = dict(self._dropped_left())
+        for topic, _on_done in drops:
+            count = (await list_scheduled(self, topic, 0))["count"]
+            _log.info("delayed messages dropped: topic=%s messages=%d", topic, count)
+            dropped[topic] = tuple(ends)
+        state = self._state._replace(sequence=self._state.sequence + 1, dropped=dropped)
+        error: MetaqError | None = None
+        try:
+            if len(dropped) > DROPPED_MAX:
+                raise UnavailableError(
+                    f"expected at most {DROPPED_MAX} deleted topics that messages"
+                    f" waited for, got {len(dropped)}"
+                )
+            await self.commit([], state)
+            self._state = state
+        except MetaqError as caught:
+            error = caught
+        for _topic, on_done in drops:
+            on_done(error)
+
+    @property
+    def dropped(self) -> Mapping[str, Sequence[int]]:
+        """Return the deleted topics; what is below an offset of each tier is gone."""
+        return {} if self._state is None else self._state.dropped
+
+    def is_dropped(self, topic: str, tier: int, offset: int) -> bool:
+        """Return whether a record is of a topic that was deleted since."""
+        ends = self.dropped.get(topic)
+        return ends is not None and offset < ends[tier]
+
+    def _dropped_left(self) -> dict[str, Sequence[int]]:
+        """Return the deleted topics that something may wait for."""
+        assert self._state is not None, "it is read first"
+        starts = [
+            math.inf if tier.log is None else tier.log.log_start_offset
+            for tier in self.tiers
+        ]
+        return {
+            topic: ends
+            for topic, ends in self._state.dropped.items()
+            if any(end > start for end, start in zip(ends, starts, strict=True))
+        }
+
+    # -- what operators see
+
+    def trim(self) -> bool:
+        """Let go of what is done; return whether segments can go."""
+        log = self.logs.find(LogId(TOPIC, PROGRESS_PARTITION))
+        if log is not None and self._state is not None:
+            log.trim_offset = Offset(max(0, log.high_watermark - PROGRESS_KEPT_BYTES))
+        is_trimmed = [tier.trim() for tier in self.tiers]
+        return any(is_trimmed)
+
+    def status(self) -> DelayStatus:
+        """Return the figures."""
+        lead_ms = self._wall.lead_ms
+        return DelayStatus(
+            waiting_count=sum(tier.waiting_messages for tier in self.tiers),
+            waiting_bytes=sum(tier.waiting_bytes for tier in self.tiers),
+            delivered_count=self._delivered_count,
+            cancelled_count=self.cancelled_count,
+            late_ms=self._late_ms,
+            problems=tuple(self._problems()),
+            clock_problem=f"the clock has jumped by {lead_ms} ms: delayed messages go"
+            " by the time before"
+            if lead_ms
+            else "",
+        )
+
+    def _problems(self) -> Iterator[str]:
+        if self._problem:
+            yield f"delayed messages are not delivered: {self._problem}"
+        for tier in self.tiers:
+            if tier.problem:
+                yield f"delayed messages of {tier.log_id} are not read: {tier.problem}"
+        for topic, text in sorted(self._stalled.items()):
+            yield f"delayed messages wait for topic '{topic}': {text}"
+
+
+def record_positions(data: bytes | bytearray) -> list[int]:
+    """Return where each record of some whole ones begins."""
+    position, positions = 0, list[int]()
+    while position < len(data):
+        positions.append(position)
+        position += HEADER_BYTES + HEADER.unpack_from(data, position)[0]
+    return positions
+
+
+def _body_of(head: DelayHead, payload: bytes, cancelled: Sequence[int]) -> bytes:
+    """Return the records of a delayed batch, without those that were cancelled."""
+    body = payload[head.size_bytes :]
+    if not cancelled:
+        return body
+    starts = [*record_positions(body), len(body)]
+    return b"".join(
+        body[start:end]
+        for place, (start, end) in enumerate(pairwise(starts))
+        if place not in cancelled
+    )
+
+
+def _once_more(head: DelayHead, body: bytes, now_ms: int) -> JoinedRecord:
+    """Return the record of messages whose target refused them now."""
+    tries = head.tries + 1
+    due_ms = now_ms + retry_delay_ms(tries)
+    count = len(record_positions(body))
+    again = encode_head(due_ms, head.id, head.topic, head.partition, count, tries=tries)
+    return JoinedRecord(LogId(TOPIC, tier_of(due_ms, now_ms)), again + body)
+
+
+def _require_same(waiting: Waiting, head: DelayHead) -> None:
+    """Compare a record with its entry in the index.
+
+    Raises:
+        CorruptRecordError: the index is of other bytes.
+    """
+    found = head.kind, head.due_ms, head.messages
+    if found != (DelayKind.MESSAGES, waiting.due_ms, waiting.messages):
+        raise CorruptRecordError(f"expected {waiting}, got {head}")

@@ -1,0 +1,302 @@
+"""One tier of delayed messages: a partition of `__delays`, read once, and its index.
+
+The tier follows its partition: what is readable is taken into the index by a pass over
+the records, in their order. Of what was scheduled in this life the entry is known and
+nothing is read. Sealed segments have a `.due` file each, made by a thread when they
+are sealed, or when it is missing.
+
+Everything that waits for the disk happens between two batches, never while one is
+being committed: then progress is where the index is.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from metaq.broker.context import BrokerContext
+from metaq.broker.internal_logs import InternalLogs, read_range, read_records
+from metaq.delay.due_index import (
+    ENTRY,
+    DueIndex,
+    DueRun,
+    decode_entries,
+    discard_old,
+    due_path,
+    entry_of,
+    open_run,
+)
+from metaq.delay.plan import NOTHING_DONE, Progress, Steps, Waiting, is_done
+from metaq.delay.records import TOPIC, DelayHead, decode_head
+from metaq.errors import CorruptRecordError
+from metaq.model import LogId, Offset, Position, SizeBytes
+from metaq.record.layout import HEADER_BYTES, Record
+from metaq.record.scan import read_record
+from metaq.storage.partition_log import PartitionLog
+from metaq.storage.segment import Segment
+
+WINDOW_BYTES: Final = 256 * 1024
+"""Read at once of what is not known."""
+GAP_BYTES: Final = 16 * 1024
+"""Records that are closer than this are read together."""
+
+KEPT_S: Final = 600.0
+"""A segment in which nothing waits is kept for so long: longer than a producer repeats
+a batch of which it has no answer."""
+HEAD_BYTES: Final = SizeBytes(64 * 1024)
+"""More than the head of a record of a tier has: its topic's name comes in a line."""
+
+T = TypeVar("T")
+
+
+class DelayTier:
+    """One tier. Owner: the service; used on the loop's thread."""
+
+    def __init__(self, number: int, context: BrokerContext, logs: InternalLogs) -> None:
+        self.log_id: Final = LogId(TOPIC, number)
+        self.index = DueIndex()
+        self.late: list[Waiting] = []
+        self.steps: Steps = (NOTHING_DONE,)
+        self.reached: tuple[int, int] = NOTHING_DONE[:2]
+        """Key of the last one that was taken; it may not be committed yet."""
+        self.seen = 0
+        self.is_loaded = False
+        self.problem = ""
+        """Why it is not loaded."""
+        self.retry_s = 0.0
+        """When it is tried again, on the monotonic clock."""
+        self._context = context
+        self._logs = logs
+        self._appended: dict[Offset, bytes] = {}
+        """Entries of what is appended and was not passed over yet."""
+        self._files: dict[Offset, Path] = {}
+        """Indexes of sealed segments, by base offset."""
+        self._trimmed: deque[tuple[float, Offset]] = deque()
+        """Since when nothing below an offset is needed, oldest first."""
+        self._segment = range(0)
+        """Offsets of the segment that is being passed over."""
+
+    @property
+    def log(self) -> PartitionLog | None:
+        """Return its partition; None before its first record."""
+        return self._logs.find(self.log_id)
+
+    @property
+    def waiting_messages(self) -> int:
+        """Return how many messages wait."""
+        return self.index.messages + sum(each.messages for each in self.late)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Return the bytes of the records that wait."""
+        return self.index.size_bytes + sum(each.size_bytes for each in self.late)
+
+    # -- of `take_batch`
+
+    @property
+    def progress(self) -> Progress:
+        """Return how far it is delivered."""
+        return self.steps[0]
+
+    def peek(self) -> Waiting | None:
+        """Return the next one that is not late; None: none, or none is at hand."""
+        if not self.is_loaded:
+            return None
+        while (head := self.index.peek()) is not None and (
+            self.steps[1:] and is_done(self.steps, head.key)
+        ):
+            self.index.pop()
+        return head
+
+    def pop(self) -> Waiting:
+        """Take it."""
+        return self.index.pop()
+
+    # -- what is in the partition
+
+    def note(self, offset: Offset, entry: bytes) -> Callable[[], None]:
+        """Note an append of this life; return what forgets it, if it fails."""
+        self._appended[offset] = entry
+
+        def forget() -> None:
+            if self._appended.get(offset) is entry:
+                del self._appended[offset]
+
+        return forget
+
+    def unload(self) -> None:
+        """Forget what waits; it is read again."""
+        self.index, self.late, self.is_loaded = DueIndex(), [], False
+
+    async def load(self, steps: Steps) -> None:
+        """Read what waits.
+
+        Raises:
+            StorageError: the partition is damaged, or its disk is away.
+            ClosedError: it is closed.
+        """
+        self.unload()
+        log = self.log
+        self._files, self.seen = {}, 0
+        self.steps, self.reached = steps, steps[0][:2]
+        if log is not None:
+            self.seen = int(log.log_start_offset)
+            # What an operator gave up took the end of the log along.
+            end = int(log.next_offset)
+            self.steps = tuple(
+                step._replace(seen=min(step.seen, end)) for step in steps
+            )
+            directory = log.segments.active.path.parent
+            await self._in_thread(
+                partial(discard_old, self._context.fs, directory, log.log_start_offset)
+            )
+            for segment in log.segments.sealed:
+                if segment.end_offset > log.high_watermark:
+                    break
+                self.late += decode_entries(b"".join(await self._open(segment)))
+                self.seen = int(segment.end_offset)
+            self.late.sort(key=lambda each: each.offset)
+        self.is_loaded, self.problem = True, ""
+
+    async def follow(self) -> None:
+        """Take what is new in the partition into the index; raises as `load`."""
+        log = self.log
+        if log is None:
+            return
+        while self.seen < log.high_watermark:
+            entry = self._appended.get(Offset(self.seen))
+            if entry is not None:
+                size = ENTRY.unpack(entry)[3]
+                self._take(log, Offset(self.seen), entry, size)
+                continue
+            records = read_records(log, Offset(self.seen), window_bytes=WINDOW_BYTES)
+            async for offset, record in records:
+                entry = entry_of(offset, record)
+                self._take(log, offset, entry, record.size_bytes)
+                if self.seen in self._appended:
+                    break
+        for segment in log.segments.sealed:
+            if segment.base_offset not in self._files and (
+                segment.end_offset <= self.seen
+            ):
+                await self._open(segment)
+
+    def _take(self, log: PartitionLog, offset: Offset, entry: bytes, size: int) -> None:
+        """Take the record at `seen` into the index."""
+        self._appended.pop(offset, None)
+        self.seen = offset + size
+        if offset not in self._segment:
+            found = log.segments.find(offset) or log.segments.active
+            is_active = found is log.segments.active
+            # Not beyond: what comes next may be in the segment after it.
+            end = log.high_watermark if is_active else found.end_offset
+            self._segment = range(found.base_offset, end)
+        waiting = Waiting._make(ENTRY.unpack(entry))
+        if waiting.key > self.progress[:2]:
+            self.index.add(entry, Offset(self._segment.start))
+        elif waiting.messages > 0 and not is_done(self.steps, waiting.key):
+            self.late.append(waiting)
+
+    async def _open(self, segment: Segment) -> list[bytes]:
+        """Use the index of a sealed segment; return the entries that are late."""
+        base, end = segment.base_offset, segment.end_offset
+        work = partial(
+            open_run, self._context.fs, segment.path, base, end, self.progress
+        )
+        opened = await self._in_thread(work)
+        self.index.add_run(opened.run)
+        self._files[base] = due_path(segment.path, base)
+        return opened.late
+
+    async def load_due(self, now_ms: int) -> None:
+        """Read the blocks of what is due; raises as `load`."""
+        for run in self.index.wanted(now_ms):
+            await self._in_thread(partial(run.load, self._context.fs))
+
+    async def blocks_of(self, run: DueRun) -> list[bytes]:
+        """Return the entries of a run that wait; raises as `load`."""
+        blocks = run.unread_blocks(self._context.fs)
+        return await self._in_thread(lambda: list(blocks))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._context.upkeep, work)
+
+    # -- records
+
+    async def read(self, wanted: Iterable[Waiting]) -> dict[int, Record]:
+        """Return records by offset; raises as `load`."""
+        log, found = self.log, dict[int, Record]()
+        assert log is not None, "it has records"
+        ordered = sorted(wanted, key=lambda each: each.offset)
+        position = 0
+        while position < len(ordered):
+            first = ordered[position]
+            end, start = first.offset + first.size_bytes, position
+            while position < len(ordered) and (
+                (each := ordered[position]) is first
+                or (
+                    each.offset - end < GAP_BYTES
+                    and each.offset - first.offset < WINDOW_BYTES
+                )
+            ):
+                end = each.offset + each.size_bytes
+                position += 1
+            data = await read_range(log, Offset(first.offset), Offset(end))
+            for each in ordered[start:position]:
+                record = read_record(data, Position(each.offset - first.offset))
+                if not isinstance(record, Record):
+                    raise CorruptRecordError(
+                        f"partition {log.log_id}: no record at {each.offset}: {record}"
+                    )
+                found[each.offset] = record
+        return found
+
+    async def read_head(self, offset: Offset) -> DelayHead | None:
+        """Return the head of the record at an offset; None: there is none.
+
+        Raises:
+            StorageError: the disk does not give it.
+            ClosedError: the partition is closed.
+        """
+        log = self.log
+        if log is None or not log.log_start_offset <= offset < log.high_watermark:
+            return None
+        part = log.read(offset, HEAD_BYTES)
+        data = await part.run(part.read)
+        try:
+            return decode_head(data[HEADER_BYTES:])
+        except CorruptRecordError:
+            return None
+
+    def drop_files(self) -> None:
+        """Have the indexes of segments made again."""
+        for path in self._files.values():
+            self._context.upkeep.submit(self._context.fs.discard, path)
+        self._files = {}
+
+    def trim(self) -> bool:
+        """Let go of segments in which nothing waits; return whether there are any."""
+        log = self.log
+        if log is None or not self.is_loaded:
+            return False
+        needed = {log.segment_base(Offset(each.offset)) for each in self.late[:1]}
+        following = log.segments.find(Offset(self.seen)) or log.segments.active
+        needed |= self.index.segments | {following.base_offset}
+        # A batch that is sent again is known as long as its bytes are there.
+        now_s, waiting = self._context.clock.monotonic_s(), self._trimmed
+        if not waiting or waiting[-1][1] < min(needed):
+            waiting.append((now_s, min(needed)))
+        while len(waiting) > 1 and waiting[1][0] <= now_s - KEPT_S:
+            waiting.popleft()
+        if waiting[0][0] <= now_s - KEPT_S:
+            log.trim_offset = waiting[0][1]
+        if log.trim_offset is None:
+            log.trim_offset = log.log_start_offset
+        for base in [each for each in self._files if each < log.log_start_offset]:
+            self._context.upkeep.submit(self._context.fs.discard, self._files.pop(base))
+        return bool(
+            log.segments.sealed and log.segments.first.end_offset <= log.trim_offset
+        )

@@ -1,0 +1,183 @@
+"""Calls about messages that wait for their time: how many there are, and an end."""
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from metaq.client.admin.queue_admin import AsyncQueueAdmin
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.scheduled import (
+    LIST_COUNT_MAX,
+    ScheduledBatch,
+    WaitingOnBroker,
+    cancel_scheduled,
+    scheduled_on,
+)
+from metaq.client.fan_out import failures, for_each, raise_first
+from metaq.client.names import check_topic
+from metaq.client.validation import check_whole, moment_ms
+from metaq.model import BrokerId, Millis
+from metaq.record.ids import id_after
+
+BATCH_COUNT_MAX: Final = 1 << 20
+"""More messages than a batch has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledDescription:
+    """Messages that wait for their time."""
+
+    message_count: int
+    size_bytes: int
+    """Bytes that they take on disk."""
+    hours: Mapping[dt.datetime, int]
+    """Start of each hour in which any is due → how many; the first 1,000 hours."""
+    soonest: tuple[ScheduledBatch, ...]
+    """The first ones, soonest first."""
+    problems: tuple[str, ...]
+    """One sentence for each broker that cannot be asked."""
+
+
+class AsyncScheduledAdmin(AsyncQueueAdmin):
+    """The part of `AsyncAdmin` about messages that wait for their time."""
+
+    async def scheduled(
+        self,
+        topic: str | None = None,
+        *,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        count_max: int = 100,
+        timeout: float | None = None,
+    ) -> ScheduledDescription:
+        """Return what waits for its time.
+
+        Args:
+            topic: of the messages; None: all topics.
+            since: they are due then or later, with a time zone; None: at any time.
+            until: they are due before; likewise.
+            count_max: batches that are named one by one, 0 to 1,000.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            ConfigError: a time without its zone, or a name or number that cannot be.
+            NoBrokerError: no broker can be found.
+            TypeError: an argument of another type; the text names it.
+        """
+        if topic is not None:
+            check_topic(topic)
+        context, wanted = self._context, _range(since, until)
+        check_whole("count_max", count_max, 0, LIST_COUNT_MAX)
+        deadline_s = await context.reach(timeout)
+
+        async def look(broker_id: BrokerId) -> WaitingOnBroker:
+            return await scheduled_on(
+                context,
+                broker_id,
+                topic,
+                count=count_max,
+                from_ms=wanted[0],
+                to_ms=wanted[1],
+                deadline_s=deadline_s,
+            )
+
+        found = await for_each(look, sorted(context.metadata.snapshot.brokers))
+        problems = [
+            f"broker {broker_id} cannot be asked: {error}"
+            for broker_id, error in failures(found).items()
+        ]
+        good = [each for each in found.values() if isinstance(each, WaitingOnBroker)]
+        hours: Counter[int] = Counter()
+        for each in good:
+            hours.update(each.hours)
+        soonest = [batch for each in good for batch in each.soonest]
+        soonest.sort(key=lambda batch: batch.due_ms)
+        return ScheduledDescription(
+            sum(each.message_count for each in good),
+            sum(each.size_bytes for each in good),
+            {
+                dt.datetime.fromtimestamp(hour / 1000, dt.UTC): hours[hour]
+                for hour in sorted(hours)
+            },
+            tuple(soonest[:count_max]),
+            tuple(problems),
+        )
+
+    async def cancel_scheduled(
+        self,
+        topic: str,
+        *,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Take back what waits for a topic; return how many messages that were.
+
+        Args:
+            topic: of the messages.
+            since: they are due then or later, with a time zone; None: at any time.
+            until: they are due before; likewise.
+            timeout: seconds for each batch; None takes `request_timeout_s`.
+
+        Raises:
+            MetaqError: a broker refuses, or cannot be asked; others may be taken back.
+            ConfigError: a time without its zone, or a name that cannot be.
+            TypeError: an argument of another type; the text names it.
+
+        Cancellation: some may be taken back.
+        """
+        check_topic(topic)
+        context, wanted = self._context, _range(since, until)
+        await context.reach(timeout)
+
+        async def clear(broker_id: BrokerId) -> int:
+            done, seen = 0, set[tuple[int, int]]()
+            while True:
+                found = await scheduled_on(
+                    context,
+                    broker_id,
+                    topic,
+                    count=LIST_COUNT_MAX,
+                    from_ms=wanted[0],
+                    to_ms=wanted[1],
+                    deadline_s=context.deadline_s(timeout),
+                )
+                fresh = [b for b in found.soonest if (b.tier, b.offset) not in seen]
+                if not fresh:
+                    return done
+                for batch in fresh:
+                    seen.add((batch.tier, batch.offset))
+                    deadline_s = context.deadline_s(timeout)
+                    done += await _cancel(context, batch, deadline_s)
+
+        brokers = sorted(context.metadata.snapshot.brokers)
+        return sum(raise_first(await for_each(clear, brokers)))
+
+
+async def _cancel(
+    context: ClientContext, batch: ScheduledBatch, deadline_s: float
+) -> int:
+    """Take a batch back, message by message; return how many that were."""
+    number = 0
+    for number in range(BATCH_COUNT_MAX):
+        receipt = (
+            batch.tier, batch.offset, batch.due_ms, id_after(batch.first_id, number)
+        )  # fmt: skip
+        outcome = await cancel_scheduled(
+            context, batch.partition, receipt, deadline_s=deadline_s
+        )
+        if not outcome:  # there are no more, or they are delivered
+            break
+    # One that was taken back before answers as others do.
+    return min(batch.message_count, number)
+
+
+def _range(
+    since: dt.datetime | None, until: dt.datetime | None
+) -> tuple[Millis | None, Millis | None]:
+    return (
+        None if since is None else moment_ms("since", since),
+        None if until is None else moment_ms("until", until),
+    )

@@ -1,0 +1,186 @@
+"""Times of messages as users give them, and the receipt of one that waits. Pure.
+
+A delay is `"30m"`, seconds or a `timedelta`, a moment a `datetime` with a time zone.
+The time of a delay is rounded up to DUE_STEP_MS, so that messages which are sent
+together wait together; brokers deliver in longer steps than that.
+"""
+
+import datetime as dt
+import math
+import re
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import Any, Final, Self, TypeAlias
+
+from metaq.client.partitioner import parse_partition
+from metaq.client.produce.batches import SendResult
+from metaq.client.validation import EPOCH, check_seconds, moment_ms, wrong_type
+from metaq.errors import ConfigError
+from metaq.model import MessageId, Millis, Offset, TopicPartition
+from metaq.record.expiry import EXPIRES_IN
+from metaq.record.flags import Headers, list_headers
+
+Span: TypeAlias = str | float | dt.timedelta
+"""A time such as `"30m"` or `"1d12h"`, seconds, or a `timedelta`."""
+
+DUE_STEP_MS: Final = 10
+"""Times of delays are multiples of this."""
+AT_ONCE: Final = -1
+"""Tier of a message whose time had passed: it was delivered at once."""
+
+_UNITS: Final[Mapping[str, float]] = {
+    "d": 86_400, "h": 3_600, "m": 60, "s": 1, "ms": 0.001
+}  # fmt: skip
+_PART: Final = r"(\d{1,12}(?:\.\d{1,9})?)(ms|[dhms])"
+_SPAN: Final = re.compile(rf"(?:{_PART})+", re.ASCII)
+_TEXT: Final = re.compile(
+    r"([^ ]+)/(\d{1,4}-\d{1,9}) (-1|\d{1,9}) (\d{1,19}) (\d{1,14}) (-?\d{1,19})",
+    re.ASCII,
+)
+
+
+class Scheduled(SendResult):
+    """Receipt of a message that its broker delivers when its time has come.
+
+    `str` makes a text of it, and `parse` a receipt of the text: `cancel` takes both.
+    `offset` is where the message waits, in a log of the broker; with a `tier` of -1 its
+    time had passed, and it was delivered at once, to that offset of its partition. A
+    message that waited has another id when it is delivered.
+    """
+
+    __slots__ = ()
+
+    due_ms: Millis = property(itemgetter(3), doc="Its time, ms since 1970 (UTC).")  # type: ignore[assignment]  # as `NamedTuple` makes its fields
+
+    tier: int = property(itemgetter(4), doc="The part of the broker's log.")  # type: ignore[assignment]  # likewise
+
+    def __new__(
+        cls,
+        message_id: MessageId,
+        partition: TopicPartition,
+        offset: Offset,
+        due_ms: Millis,
+        tier: int,
+    ) -> Self:
+        """Return the receipt of one message."""
+        return tuple.__new__(cls, (message_id, partition, offset, due_ms, tier))
+
+    @property
+    def topic(self) -> str:
+        """Topic of the message."""
+        return self.partition.topic
+
+    @property
+    def due(self) -> dt.datetime:
+        """Its time, with the time zone UTC."""
+        return EPOCH + dt.timedelta(milliseconds=self.due_ms)
+
+    @property
+    def receipt(self) -> tuple[int, int, int, int]:
+        """The name that its broker has for it: tier, offset, time and id."""
+        return self.tier, self.offset, self.due_ms, self.message_id
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the receipt that `str` made a text of.
+
+        Args:
+            text: `TOPIC/BROKER-PARTITION TIER OFFSET TIME ID`.
+
+        Raises:
+            ConfigError: it is another text.
+            TypeError: it is no text.
+        """
+        if not isinstance(text, str):
+            raise wrong_type("scheduled", "a receipt of a message with a time", text)
+        found = _TEXT.fullmatch(text)
+        if found is None:
+            raise ConfigError(
+                "scheduled: expected 'TOPIC/BROKER-PARTITION TIER OFFSET TIME ID', got"
+                f" {text[:80]!r}"
+            )
+        topic, name = found[1], found[2]
+        tier, offset, due_ms, message_id = map(int, found.groups()[2:])
+        return cls(
+            MessageId(message_id),
+            parse_partition(topic, name),
+            Offset(offset),
+            Millis(due_ms),
+            tier,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.partition} {self.tier} {self.offset} {self.due_ms}"
+            f" {self.message_id}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self}, due {self.due.isoformat()}>"
+
+
+def span_s(name: str, value: object, *, may_be_zero: bool = True) -> float:
+    """Return the seconds of a time that a user gave.
+
+    Args:
+        name: of the argument, for the error.
+        value: what was given.
+        may_be_zero: 0 is a time, too.
+
+    Raises:
+        ConfigError: a text that says no time, or a time out of range.
+        TypeError: of another type.
+    """
+    if isinstance(value, str):
+        if _SPAN.fullmatch(value) is None:
+            raise ConfigError(
+                f"{name}: expected a time such as '30m', '1d12h' or '500ms', got"
+                f" {value[:80]!r}"
+            )
+        value = sum(
+            float(number) * _UNITS[unit] for number, unit in re.findall(_PART, value)
+        )
+    elif isinstance(value, dt.timedelta):
+        value = value.total_seconds()
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        wanted = "seconds, a text such as '30m', or a timedelta"
+        raise wrong_type(name, wanted, value)
+    check_seconds(name, value, may_be_zero=may_be_zero)
+    seconds: Any = value
+    return float(seconds)
+
+
+def due_of(now_ms: Millis, delay: object, deliver_at: object) -> Millis | None:
+    """Return the time of a message, ms since 1970; None: it has none.
+
+    Args:
+        now_ms: the time now.
+        delay: as a user gave it; None for none.
+        deliver_at: likewise.
+
+    Raises:
+        ConfigError: both are given, the moment has no time zone, or the delay is no
+            time.
+        TypeError: one of another type.
+    """
+    if deliver_at is None:
+        if delay is None:
+            return None
+        due_ms = now_ms + math.ceil(span_s("delay", delay) * 1000)
+        return Millis(-(-due_ms // DUE_STEP_MS) * DUE_STEP_MS)
+    if delay is not None:
+        raise ConfigError("delay, deliver_at: expected one of them, got both")
+    return moment_ms("deliver_at", deliver_at)
+
+
+def with_expiry(headers: Headers, expires_in: object) -> Headers:
+    """Return headers with the one that says when a message expires; None: as they are.
+
+    Raises:
+        ConfigError, TypeError: it is no time; or as `list_headers`.
+    """
+    if expires_in is None:
+        return headers
+    seconds = span_s("expires_in", expires_in, may_be_zero=False)
+    pair = EXPIRES_IN, str(math.ceil(seconds * 1000)).encode()
+    return (*(list_headers(headers) if headers else ()), pair)

@@ -1,0 +1,1 @@
+"""Delayed messages: what is due when, where it waits, what is delivered."""

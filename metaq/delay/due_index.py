@@ -1,0 +1,419 @@
+"""Index of what waits in a tier by due time: a part in memory, the rest in files.
+
+    <segment>.due, beside each sealed segment of a tier; all numbers big-endian:
+
+    +--------------------------------------------------------+
+    | "mqdue001" | base i64 | end i64 | entries u32 | n u32  |  of the segment
+    +--------------------------------------------------------+
+    | n x  first key 20 | messages i64 | bytes i64 | crc u32 |  of each block: its
+    +--------------------------------------------------------+  first key, what it and
+    | crc u32 of all of the above                            |  those after it hold,
+    +--------------------------------------------------------+  its CRC-32
+    | n blocks of BLOCK_ENTRIES, the last one of fewer       |
+    +--------------------------------------------------------+
+
+    entry    due i64 | offset i64 | count i32 | size u32 | topic u32      28 bytes
+
+The fields of an entry are those of `Waiting`. Entries are sorted as bytes: by due time,
+then by offset, and a record comes before what cancels messages of it (count -1), which
+has the record's due time and offset. The first 20 bytes are the *key*.
+
+An index is a set of sorted *runs*, merged as they are read: a file for each sealed
+segment, of which at most one block is in memory, and runs in memory for the segment
+that is written. A file is derived from its segment alone: it is believed where its
+checksums are right and it is of exactly these bytes, and made again elsewhere. It has
+all records of the segment; what is done is passed over.
+"""
+
+import heapq
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple
+
+from metaq.delay.plan import Progress, Waiting
+from metaq.delay.records import DelayKind, cancelled_at, decode_head
+from metaq.errors import CorruptRecordError, DiskError
+from metaq.fs import FileSystem, ReadFile
+from metaq.model import Offset, Position, SizeBytes
+from metaq.record.checksum import CRC_BYTES, crc32, has_crc, with_crc
+from metaq.record.layout import Record
+from metaq.record.scan import Incomplete, read_record
+
+DUE_SUFFIX: Final = ".due"
+ENTRY: Final = Struct(">qqiII")
+KEY_BYTES: Final = 20
+BLOCK_ENTRIES: Final = 1024
+FRESH_MAX: Final = 4096
+"""Entries in memory that are not sorted into a run yet."""
+SCAN_BYTES: Final = 1 << 20
+
+_HEAD: Final = Struct(">8sqqII")
+_BLOCK: Final = Struct(f">{KEY_BYTES}sqqI")
+_MAGIC: Final = b"mqdue001"
+_PLACE: Final = Struct(">qq")
+_BLOCK_BYTES: Final = BLOCK_ENTRIES * ENTRY.size
+
+
+def due_path(segment_path: Path, base: Offset) -> Path:
+    """Return the path of the index of a segment."""
+    return segment_path.with_name(f"{base:020d}{DUE_SUFFIX}")
+
+
+def discard_old(fs: FileSystem, directory: Path, start: Offset) -> None:
+    """Remove the indexes of segments below the log start; blocks."""
+    if fs.is_directory(directory):
+        for name in fs.list_directory(directory):
+            base = name.removesuffix(DUE_SUFFIX)
+            if base != name and base.isdigit() and int(base) < start:
+                fs.discard(directory / name)
+
+
+def topic_hash(topic: str) -> int:
+    """Return what an entry has of a topic's name."""
+    return zlib.crc32(topic.encode())
+
+
+def entry_of(offset: Offset, record: Record) -> bytes:
+    """Return the entry of a record of a tier.
+
+    Raises:
+        CorruptRecordError: it is none.
+    """
+    head, size, number = decode_head(record.payload), int(record.size_bytes), 0
+    if head.kind is DelayKind.CANCELLED:
+        number, size = -1, head.messages
+        offset = cancelled_at(record.payload, head)
+    else:
+        number = head.messages
+    return ENTRY.pack(head.due_ms, offset, number, size, topic_hash(head.topic))
+
+
+def decode_entries(data: bytes) -> Iterator[Waiting]:
+    """Yield the entries in some bytes."""
+    return map(Waiting._make, ENTRY.iter_unpack(data))
+
+
+def weigh(data: bytes) -> tuple[int, int]:
+    """Return how many messages entries stand for, and the bytes of their records."""
+    messages = size = 0
+    for _due, _offset, number, size_bytes, _topic in ENTRY.iter_unpack(data):
+        messages += number
+        size += size_bytes if number > 0 else 0
+    return messages, size
+
+
+class DueRun:
+    """Sorted entries, read from the first to the last; of a file, by the block."""
+
+    def __init__(
+        self,
+        segment: Offset,
+        blocks: Sequence[bytes],
+        data: bytes | None = None,
+        path: Path | None = None,
+        weight: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Begin at the first entry.
+
+        Args:
+            segment: base offset of the segment that it is of.
+            blocks: rows of the file's directory, or what a run in memory has for one.
+            data: the entries of a run in memory.
+            path: of the file.
+            weight: see `weigh`, from here on.
+        """
+        self.segment: Final = segment
+        self.path: Final = path
+        self.weight = weight
+        self._blocks = blocks
+        self._block = 0
+        self._data = data
+        self._at = 0
+        self.key = blocks[0][:KEY_BYTES] if blocks else None
+        """Of the next entry; None: there is none."""
+
+    @property
+    def entry(self) -> bytes | None:
+        """Return the next entry; None: none, or its block is not in memory."""
+        data, at = self._data, self._at
+        return None if data is None else data[at : at + ENTRY.size]
+
+    @property
+    def rest(self) -> bytes:
+        """Return the entries in memory from the next one on."""
+        return b"" if self._data is None else self._data[self._at :]
+
+    def advance(self) -> None:
+        """Go to the next entry."""
+        assert self._data is not None, "its block is in memory"
+        self._at += ENTRY.size
+        if self._at < len(self._data):
+            self.key = self._data[self._at : self._at + KEY_BYTES]
+            return
+        self._block, self._at, self._data = self._block + 1, 0, None
+        more = self._block < len(self._blocks)
+        self.key = self._blocks[self._block][:KEY_BYTES] if more else None
+
+    # -- of a file; these block
+
+    def load(self, fs: FileSystem) -> None:
+        """Read the block of the next entry."""
+        if self._data is None and self.key is not None:
+            self._data = self._read(fs, self._block)
+
+    def unread_blocks(self, fs: FileSystem) -> Iterator[bytes]:
+        """Yield the entries from the next one on, a block at a time."""
+        if self.path is None or self.key is None:
+            yield self.rest
+            return
+        start = self._at
+        for number in range(self._block, len(self._blocks)):
+            yield self._read(fs, number)[start:]
+            start = 0
+
+    def pass_over(self, fs: FileSystem, end: Offset, done: Progress) -> list[bytes]:
+        """Go to the first entry that is not done; return those of late records.
+
+        `end` is that of the segment.
+        """
+        place = b"" if done.due_ms < 0 else _PLACE.pack(*done[:2])
+        late, first = list[bytes](), 0
+        if end <= done.seen:
+            # Nothing is late: what is done ends in the block before the first after it.
+            first = bisect_right(
+                self._blocks, place, key=lambda row: row[: _PLACE.size]
+            )
+        for number in range(max(0, first - 1), len(self._blocks)):
+            data = self._read(fs, number)
+            entries = [
+                data[at : at + ENTRY.size] for at in range(0, len(data), ENTRY.size)
+            ]
+            passed = bisect_right(entries, place, key=lambda each: each[: _PLACE.size])
+            late += [each for each in entries[:passed] if _is_late(each, done)]
+            if passed < len(entries):
+                self._block, self._at = number, passed * ENTRY.size
+                self.key = entries[passed][:KEY_BYTES]
+                messages, size = weigh(data[: self._at])
+                _key, all_messages, all_bytes, _crc = _BLOCK.unpack(
+                    self._blocks[number]
+                )
+                self.weight = all_messages - messages, all_bytes - size
+                return late
+        self._block, self.key, self.weight = len(self._blocks), None, (0, 0)
+        return late
+
+    def _read(self, fs: FileSystem, number: int) -> bytes:
+        assert self.path is not None, "of a file"
+        start = _HEAD.size + len(self._blocks) * _BLOCK.size + CRC_BYTES
+        with fs.open_read(self.path) as file:
+            data = file.read_at(
+                Position(start + number * _BLOCK_BYTES), SizeBytes(_BLOCK_BYTES)
+            )
+        key, _messages, _size, crc = _BLOCK.unpack(self._blocks[number])
+        if crc32(data) != crc or data[:KEY_BYTES] != key:
+            raise CorruptRecordError(f"{self.path}: block {number} is damaged")
+        return data
+
+
+def _is_late(entry: bytes, progress: Progress) -> bool:
+    _due, offset, number, _size, _topic = ENTRY.unpack(entry)
+    return bool(number > 0 and offset >= progress.seen)
+
+
+class OpenedRun(NamedTuple):
+    """A file that was opened or made, and what of it is late."""
+
+    run: DueRun
+    late: list[bytes]
+
+
+def open_run(
+    fs: FileSystem, segment: Path, base: Offset, end: Offset, progress: Progress
+) -> OpenedRun:
+    """Return the index of a sealed segment, made now if there is none; blocks.
+
+    Raises:
+        CorruptRecordError: the segment is damaged.
+        StorageError: the disk refused.
+    """
+    path = due_path(segment, base)
+    for _ in range(2):
+        try:
+            run = DueRun(base, _read_directory(fs, path, base, end), path=path)
+            return OpenedRun(run, run.pass_over(fs, end, progress))
+        except (CorruptRecordError, DiskError):
+            _make(fs, segment, base, end)
+    run = DueRun(base, _read_directory(fs, path, base, end), path=path)
+    return OpenedRun(run, run.pass_over(fs, end, progress))
+
+
+def _read_directory(
+    fs: FileSystem, path: Path, base: Offset, end: Offset
+) -> list[bytes]:
+    with fs.open_read(path) as file:
+        head = file.read_at(Position(0), SizeBytes(_HEAD.size))
+        if len(head) < _HEAD.size:
+            raise CorruptRecordError(f"{path}: {len(head)} bytes")
+        magic, *bounds, entries, number = _HEAD.unpack(head)
+        size = _HEAD.size + number * _BLOCK.size + CRC_BYTES
+        if (magic, *bounds) != (_MAGIC, base, end) or number > entries:
+            raise CorruptRecordError(f"{path} is of other bytes")
+        data = file.read_at(Position(0), SizeBytes(size))
+        if len(data) != size or not has_crc(data):
+            raise CorruptRecordError(f"{path}: its directory is damaged")
+    rows = range(_HEAD.size, size - CRC_BYTES, _BLOCK.size)
+    return [data[at : at + _BLOCK.size] for at in rows]
+
+
+def _make(fs: FileSystem, segment: Path, base: Offset, end: Offset) -> None:
+    with fs.open_read(segment) as file:
+        entries = sorted(_scan(file, segment, base, end))
+    fs.write_atomically(due_path(segment, base), encode_file(base, end, entries))
+
+
+def encode_file(base: Offset, end: Offset, entries: Sequence[bytes]) -> bytes:
+    """Return the content of a file, given sorted entries."""
+    blocks = [
+        b"".join(entries[at : at + BLOCK_ENTRIES])
+        for at in range(0, len(entries), BLOCK_ENTRIES)
+    ]
+    rows, messages, size = list[bytes](), 0, 0
+    for block in reversed(blocks):
+        more = weigh(block)
+        messages, size = messages + more[0], size + more[1]
+        rows.append(_BLOCK.pack(block[:KEY_BYTES], messages, size, crc32(block)))
+    head = _HEAD.pack(_MAGIC, base, end, len(entries), len(blocks))
+    directory = b"".join((head, *reversed(rows), bytes(CRC_BYTES)))
+    return b"".join((with_crc(directory), *blocks))
+
+
+def _scan(file: ReadFile, segment: Path, base: Offset, end: Offset) -> Iterator[bytes]:
+    """Yield the entries of a segment in the order of the log."""
+    start, size, length = 0, SCAN_BYTES, end - base
+    while start < length:
+        wanted = SizeBytes(min(size, length - start))
+        data, position = file.read_at(Position(start), wanted), Position(0)
+        while isinstance(found := read_record(data, position), Record):
+            yield entry_of(Offset(base + start + position), found)
+            position = Position(position + found.size_bytes)
+        if not position:
+            needed = found.needed_bytes if isinstance(found, Incomplete) else 0
+            if needed <= len(data) or len(data) < wanted:
+                raise CorruptRecordError(f"{segment}: no record at {start}: {found}")
+            size = max(size, needed)
+        else:
+            size = SCAN_BYTES
+        start += position
+
+
+class DueIndex:
+    """Index of a tier but for what is late. Owner: the tier; on the loop's thread."""
+
+    def __init__(self) -> None:
+        self._segment = Offset(0)
+        self._fresh: list[bytes] = []
+        self._runs: list[tuple[bytes, int, DueRun]] = []
+        self._numbers = count()
+        self._head: Waiting | None = None
+        self.messages = 0
+        """Messages that wait, cancelled ones not counted."""
+        self.size_bytes = 0
+        """Bytes of the records that have them."""
+
+    def add(self, entry: bytes, segment: Offset) -> None:
+        """Add an entry of a record in a segment, the last one that there is."""
+        if segment != self._segment or len(self._fresh) >= FRESH_MAX:
+            self._flush()
+            self._segment = segment
+        heapq.heappush(self._fresh, entry)
+        self._count(entry, 1)
+        self._head = None
+
+    def add_run(self, run: DueRun) -> None:
+        """Add a file, in the place of what is in memory of its segment."""
+        if self._segment == run.segment:
+            self._flush()
+        gone = [each for _, _, each in self._runs if each.segment == run.segment]
+        for each in gone:
+            self._count(each.rest, -1)
+        self._runs = [each for each in self._runs if each[2] not in gone]
+        heapq.heapify(self._runs)
+        self.messages += run.weight[0]
+        self.size_bytes += run.weight[1]
+        self._push(run)
+
+    def _flush(self) -> None:
+        if self._fresh:
+            data = b"".join(sorted(self._fresh))
+            self._fresh = []
+            self._push(DueRun(self._segment, (data[:KEY_BYTES],), data))
+
+    def _push(self, run: DueRun) -> None:
+        if run.key is not None:
+            heapq.heappush(self._runs, (run.key, next(self._numbers), run))
+        self._head = None
+
+    def _count(self, data: bytes, sign: int) -> None:
+        messages, size = weigh(data)
+        self.messages += sign * messages
+        self.size_bytes += sign * size
+
+    @property
+    def first_due_ms(self) -> int | None:
+        """Return the due time of the next entry; None: there is none."""
+        keys = [self._runs[0][0]] if self._runs else []
+        keys += [self._fresh[0]] if self._fresh else []
+        return _PLACE.unpack_from(min(keys))[0] if keys else None
+
+    @property
+    def segments(self) -> set[Offset]:
+        """Return the segments that have something that waits."""
+        return {run.segment for _, _, run in self._runs} | (
+            {self._segment} if self._fresh else set()
+        )
+
+    @property
+    def runs(self) -> list[DueRun]:
+        """Return everything that waits, as runs."""
+        self._flush()
+        return [run for _, _, run in self._runs]
+
+    def peek(self) -> Waiting | None:
+        """Return the next entry; None: there is none, or it is not in memory."""
+        if self._head is None:
+            entry = self._next()
+            self._head = None if entry is None else Waiting._make(ENTRY.unpack(entry))
+        return self._head
+
+    def _next(self) -> bytes | None:
+        fresh = self._fresh[0] if self._fresh else None
+        if self._runs and (fresh is None or self._runs[0][0] < fresh):
+            return self._runs[0][2].entry
+        return fresh
+
+    def pop(self) -> Waiting:
+        """Take the entry that `peek` returns."""
+        head = self.peek()
+        assert head is not None, "peek has one"
+        if self._runs and (not self._fresh or self._runs[0][0] < self._fresh[0]):
+            _, number, run = self._runs[0]
+            run.advance()
+            if run.key is None:
+                heapq.heappop(self._runs)
+            else:
+                heapq.heapreplace(self._runs, (run.key, number, run))
+        else:
+            heapq.heappop(self._fresh)
+        self._head = None
+        self.messages -= head.messages
+        self.size_bytes -= head.size_bytes if head.messages > 0 else 0
+        return head
+
+    def wanted(self, until_ms: int) -> list[DueRun]:
+        """Return the runs to be loaded for what is due until a time."""
+        limit = _PLACE.pack(until_ms + 1, 0)
+        return [run for key, _, run in self._runs if key < limit and run.entry is None]

@@ -1,0 +1,195 @@
+"""Records of `__delays`: messages that wait, what was cancelled, progress. Pure.
+
+The payload of a record, all numbers big-endian. In partitions 0..3, the tiers:
+
+    byte  0      1     9     17          21      23         27     29
+          +------+-----+-----+-----------+-------+----------+------+-------+------+
+          | kind | due | id  | partition | tries | messages | size | topic | body |
+          | u8   | i64 | i64 | i32       | u16   | u32      | u16  | UTF-8 |      |
+          +------+-----+-----+-----------+-------+----------+------+-------+------+
+
+    kind 1, messages    `id` is that of the first; the partition may be -1, any; `tries`
+                        that its target refused; `size` of the topic's name; the body is
+                        records as a segment has them, which get new ids when they are
+                        delivered
+    kind 2, cancelled   one message, `id`, of the record at an offset: i64, the body;
+                        due time and topic are those of that record, `messages` is its
+                        place there
+
+and in partition 4 what was delivered, the whole of it in each record:
+
+    byte  0      1          9
+          +------+----------+-----------------+----------------+------------------+
+          | 3 u8 | sequence | 4 x steps n u16 | dropped: n u16 | n dropped topics |
+          |      | u64      | and n steps     |                |                  |
+          +------+----------+-----------------+----------------+------------------+
+
+    step                due i64 | offset i64 | seen i64, of a tier, the newest first
+    dropped topic       4 offsets i64, one of each tier | size u16 | name, UTF-8
+
+A record of a tier is done when its offset is below the `seen` of a step, and due time
+and offset, in this order, are not above those of the step; or when its topic was
+dropped and its offset is below that. The record with the highest sequence counts, which
+need not be the last one. `tests/delay/test_records.py` pins the bytes.
+"""
+
+import enum
+import struct
+from collections.abc import Mapping, Sequence
+from struct import Struct
+from typing import Final, NamedTuple
+
+from metaq.delay.plan import NOTHING_DONE, TIERS, Progress, Steps
+from metaq.errors import CorruptRecordError
+from metaq.model import MessageId, Offset
+
+TOPIC: Final = "__delays"
+PROGRESS_PARTITION: Final = TIERS
+
+_HEAD: Final = Struct(">BqqiHIH")
+_OFFSET: Final = Struct(">q")
+_STATE: Final = Struct(">BQ")
+_COUNT: Final = Struct(">H")
+_STEP: Final = Struct(">qqq")
+_DROPPED: Final = Struct(f">{TIERS}qH")
+TRIES_MAX: Final = 2**16 - 1
+"""A higher count of refusals is kept as this."""
+
+
+class DelayKind(enum.IntEnum):
+    """DelayKind of a record."""
+
+    MESSAGES = 1
+    CANCELLED = 2
+    STATE = 3
+
+
+class DelayHead(NamedTuple):
+    """Head of a record of a tier."""
+
+    kind: DelayKind
+    due_ms: int
+    id: MessageId
+    topic: str
+    partition: int
+    tries: int
+    messages: int
+    size_bytes: int
+    """Of the head; the body follows."""
+
+
+class DelayState(NamedTuple):
+    """Content of the record of partition 4."""
+
+    sequence: int = 0
+    steps: Sequence[Steps] = ((NOTHING_DONE,),) * TIERS
+    """Of each tier."""
+    dropped: Mapping[str, Sequence[int]] = {}
+    """Topics that were deleted; in each tier what is below an offset goes."""
+
+
+def encode_head(
+    due_ms: int,
+    first_id: MessageId,
+    topic: str,
+    partition: int,
+    messages: int,
+    *,
+    tries: int = 0,
+    kind: DelayKind = DelayKind.MESSAGES,
+) -> bytes:
+    """Return the head of a record of a tier; its body follows."""
+    name = topic.encode()
+    tries = min(tries, TRIES_MAX)
+    head = _HEAD.pack(kind, due_ms, first_id, partition, tries, messages, len(name))
+    return head + name
+
+
+def encode_cancelled(head: DelayHead, place: int, message_id: int, at: Offset) -> bytes:
+    """Return the record that takes one message back.
+
+    Args:
+        head: of the record that has it.
+        place: of the message in it, 0 or more.
+        message_id: of the message.
+        at: offset of that record.
+    """
+    return encode_head(
+        head.due_ms,
+        MessageId(message_id),
+        head.topic,
+        head.partition,
+        place,
+        kind=DelayKind.CANCELLED,
+    ) + _OFFSET.pack(at)
+
+
+def decode_head(payload: bytes) -> DelayHead:
+    """Return the head of a record of a tier.
+
+    Raises:
+        CorruptRecordError: it is none.
+    """
+    try:
+        fields = _HEAD.unpack_from(payload)
+        word, due_ms, number, partition, tries, messages, size = fields
+        kind, end = DelayKind(word), _HEAD.size + size
+        topic = payload[_HEAD.size : end].decode()
+    except (struct.error, ValueError) as error:
+        raise CorruptRecordError(f"no record of a delay: {error}") from error
+    if kind is DelayKind.STATE or end > len(payload) or not topic or due_ms < 0:
+        raise CorruptRecordError(f"no record of a delay: kind={word} topic={topic!r}")
+    first_id = MessageId(number)
+    return DelayHead(kind, due_ms, first_id, topic, partition, tries, messages, end)
+
+
+def cancelled_at(payload: bytes, head: DelayHead) -> Offset:
+    """Return the offset of the record that a cancelled message is in.
+
+    Raises:
+        CorruptRecordError: there is none.
+    """
+    if len(payload) != head.size_bytes + _OFFSET.size:
+        raise CorruptRecordError(f"no record of a cancelled message: {head}")
+    return Offset(_OFFSET.unpack_from(payload, head.size_bytes)[0])
+
+
+def encode_state(state: DelayState) -> bytes:
+    """Return the record of what was delivered."""
+    parts = [_STATE.pack(DelayKind.STATE, state.sequence)]
+    for steps in state.steps:
+        parts += [_COUNT.pack(len(steps)), *(_STEP.pack(*step) for step in steps)]
+    parts.append(_COUNT.pack(len(state.dropped)))
+    for topic, offsets in state.dropped.items():
+        name = topic.encode()
+        parts += [_DROPPED.pack(*offsets, len(name)), name]
+    return b"".join(parts)
+
+
+def decode_state(payload: bytes) -> DelayState:
+    """Return what was delivered.
+
+    Raises:
+        CorruptRecordError: the record is none, or one of a later version.
+    """
+    dropped: dict[str, Sequence[int]] = {}
+    tiers, position = list[Steps](), _STATE.size
+    try:
+        kind, sequence = _STATE.unpack_from(payload)
+        for _ in range(TIERS):
+            (count,) = _COUNT.unpack_from(payload, position)
+            start, position = position, position + _COUNT.size + count * _STEP.size
+            numbers = _STEP.iter_unpack(payload[start + _COUNT.size : position])
+            tiers.append(tuple(map(Progress._make, numbers)))
+        (count,) = _COUNT.unpack_from(payload, position)
+        position += _COUNT.size
+        for _ in range(count):
+            *offsets, size = _DROPPED.unpack_from(payload, position)
+            start = position + _DROPPED.size
+            position = start + size
+            dropped[payload[start:position].decode()] = tuple(offsets)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise CorruptRecordError(f"no record of progress: {error}") from error
+    if kind != DelayKind.STATE or position != len(payload) or not all(tiers):
+        raise CorruptRecordError(f"no record of progress: kind={kind}")
+    return DelayState(sequence, tuple(tiers), dropped)

@@ -1,0 +1,201 @@
+"""Puts with a time: receipts, refusals, repetitions, transactions."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from metaq.record.layout import HEADER_BYTES
+from tests.broker.delay_rig import DelayRig, mput_of
+from tests.rigs.fs import keep_all
+
+DAY_MS = 86_400_000
+
+
+def test_the_receipt_names_where_a_batch_waits() -> None:
+    """Its id, the partition that was named, no offset, tier and offset there."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        now = rig.now_ms
+        for delay_ms, tier in ((1, 0), (DAY_MS, 1), (30 * DAY_MS, 2), (99 * DAY_MS, 3)):
+            reply = await rig.send(mput_of(b"a", due_ms=now + delay_ms, partition=-1))
+            words = reply.text.split()
+            assert words[1:] == ["-1", "-1", str(tier), "0"], reply
+        await rig.kill()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("lead_ms", [0, 1, 10**12])
+def test_a_time_that_has_passed_is_none(lead_ms: int) -> None:
+    """It is a plain put, with its offset."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        reply = await rig.send(mput_of(b"a", due_ms=rig.now_ms - lead_ms))
+        assert reply.text.split()[1:] == ["0", "0"], reply
+        assert rig.payloads() == [b"a"]
+        await rig.kill()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"due_in_ms": 401 * DAY_MS}, "expected a time within 34560000000 ms"),
+        ({"topic": "none"}, "none"),
+        ({"partition": 9}, "9"),
+        ({"topic": "__delays"}, "__delays"),
+        ({"checksum": 5}, "hecksum"),
+        ({"count": 2}, "expected 2 records"),
+    ],
+)
+def test_what_a_put_would_be_refused_for_is_refused_at_once(
+    changes: dict[str, Any], text: str
+) -> None:
+    """And nothing is kept."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        due_ms = rig.now_ms + changes.pop("due_in_ms", 1000)
+        topic = changes.pop("topic", "test")
+        fields = {name: changes.pop(name) for name in [*changes] if name != "partition"}
+        command = mput_of(b"a", due_ms=due_ms, topic=topic, **changes)
+        for name, value in fields.items():
+            object.__setattr__(command, name, value)
+        reply = await rig.send(command)
+        assert reply.status == 500, reply
+        assert text in reply.text
+        assert all(tier.log is None for tier in rig.service.tiers)
+        await rig.kill()
+
+    asyncio.run(main())
+
+
+def test_a_closed_partition_takes_nothing_with_a_time() -> None:
+    """As a plain put, it is forbidden."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        rig.context.topics.close_partitions("test", start=0, end=None)
+        reply = await rig.send(mput_of(b"a", due_ms=rig.now_ms + 1000))
+        assert reply.status == 403, reply
+        await rig.kill()
+
+    asyncio.run(main())
+
+
+def test_a_batch_may_be_as_large_as_a_message_with_its_head() -> None:
+    """One byte more is refused."""
+
+    async def main() -> None:
+        limit = 1000
+        rig = await DelayRig(payload_bytes_max=limit).start()
+        room = limit - 29 - len("test") - HEADER_BYTES
+        due_ms = rig.now_ms + 1000
+        await rig.schedule(b"x" * room, due_ms=due_ms)
+        reply = await rig.send(mput_of(b"x" * (room + 1), due_ms=due_ms))
+        assert reply.status == 500
+        assert f"expected at most {limit} bytes, got {limit + 1}" in reply.text
+        await rig.kill()
+
+    asyncio.run(main())
+
+
+def test_what_waits_has_a_bound_on_the_disk() -> None:
+    """Beyond it puts with a time are refused with a code; others are taken."""
+
+    async def main() -> None:
+        rig = await DelayRig(delay_bytes_max=500).start()
+        due_ms = rig.now_ms + 1000
+        await rig.schedule(b"x" * 500, due_ms=due_ms)
+        reply = await rig.send(mput_of(b"x", due_ms=due_ms))
+        assert reply.status == 500
+        assert reply.text.endswith("[no-room]")
+        assert (await rig.send(mput_of(b"x", due_ms=None))).status == 200
+        await rig.kill()
+
+    asyncio.run(main())
+
+
+def test_a_batch_that_is_sent_again_waits_once() -> None:
+    """Also in another tier, after its delivery, and after a kill."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        due_ms = rig.now_ms + 4_000_000
+        command = mput_of(b"a", b"b", due_ms=due_ms, producer="p", sequence=0)
+        first = await rig.send(command)
+        assert first.text.split()[3] == "1"
+        rig.clock.advance_s(600.0)
+        assert await rig.send(command) == first  # it would be in tier 0 now
+        rig = await rig.again(keep_all)
+        assert await rig.send(command) == first
+        await rig.pass_s(4000.0)
+        assert await rig.send(command) == first
+        await rig.tick()
+        assert rig.payloads() == [b"a", b"b"]
+        assert rig.context.counters.batch_repeated == 2
+        await rig.kill()
+
+    asyncio.run(main())
+
+
+def test_numbers_that_were_used_for_something_else_are_refused() -> None:
+    """In their tier; a batch with a longer delay may have been overtaken."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        now = rig.now_ms
+        later = mput_of(b"b", due_ms=now + 1000, producer="p", sequence=5)
+        assert (await rig.send(later)).status == 200
+        earlier = mput_of(b"a", due_ms=now + 2000, producer="p", sequence=0)
+        reply = await rig.send(earlier)
+        assert reply.text.endswith("[sequence-used]"), reply
+        far = mput_of(b"a", due_ms=now + DAY_MS, producer="p", sequence=0)
+        assert (await rig.send(far)).status == 200
+        elsewhere = mput_of(
+            b"a", due_ms=now + 2000, producer="p", sequence=0, partition=1
+        )
+        assert (await rig.send(elsewhere)).status == 200
+        await rig.kill()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.5, 3600.0])
+def test_a_transaction_schedules_with_its_commit(wait_s: float) -> None:
+    """Nothing before it; where the time has passed by then, at once."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        command = mput_of(b"a", due_ms=rig.now_ms + 1000)
+        await rig.schedule(b"other", due_ms=rig.now_ms + 1000)
+        assert await rig.commit(command, wait_s)
+        before = [b"other"] if wait_s > 1 else []
+        assert rig.payloads() == before
+        await rig.tick()
+        await rig.pass_s(1.0)
+        assert sorted(rig.payloads()) == [b"a", b"other"]
+        rig = await rig.again()
+        await rig.tick()
+        assert len(rig.payloads()) == 2
+        await rig.kill()
+
+    asyncio.run(main())
+
+
+def test_a_transaction_that_is_rolled_back_schedules_nothing() -> None:
+    """The answer of the put promises nothing."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        command = mput_of(b"a", due_ms=rig.now_ms + 1000)
+        assert not await rig.commit(command, 0.0, is_committed=False)
+        await rig.pass_s(2.0)
+        assert rig.payloads() == []
+        await rig.kill()
+
+    asyncio.run(main())

@@ -1,0 +1,75 @@
+"""Delayed messages as operators see them: figures, `scheduled`, alarms."""
+
+import asyncio
+import json
+from typing import Any
+
+from metaq.protocol.commands import Cancel, ListScheduled
+from tests.broker.delay_rig import DelayRig
+
+HOUR_MS = 3_600_000
+
+
+async def listed(rig: DelayRig, topic: str = "*", limit: int = 9, **more: int) -> Any:
+    reply = await rig.ask(ListScheduled(topic, limit, 1, **more))
+    assert reply.status == 200, reply
+    return json.loads(reply.text)
+
+
+def test_a_listing_counts_what_waits_by_hour_and_names_the_soonest() -> None:
+    """For one topic, or for all; what was cancelled is not in it."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        assert await listed(rig) == {"count": 0, "bytes": 0, "hours": [], "first": []}
+        start = rig.now_ms // HOUR_MS * HOUR_MS + 2 * HOUR_MS
+        tier, offset, first = await rig.schedule(b"a", b"b", due_ms=start + 5)
+        more = await rig.schedule(b"c", due_ms=start + 3 * HOUR_MS, partition=-1)
+        gone = await rig.schedule(b"d", due_ms=start)
+        body = b"%d %d %d %d" % (*gone[:2], start, gone[2])
+        assert (await rig.ask(Cancel("test", body, 1))).body == b"cancelled"
+        body = b"%d %d %d %d" % (tier, offset, start + 5, first)
+        assert (await rig.ask(Cancel("test", body, 1))).body == b"cancelled"
+        found = await listed(rig)
+        assert found["count"] == 2
+        assert found["hours"] == [[start, 1], [start + 3 * HOUR_MS, 1]]
+        names = "due", "topic", "partition", "count", "tier", "offset", "id"
+        ab = (start + 5, "test", 0, 1, tier, offset, first)
+        c = (start + 3 * HOUR_MS, "test", -1, 1, *more)
+        assert [tuple(each[name] for name in names) for each in found["first"]] == [
+            ab, c
+        ]  # fmt: skip
+        assert await listed(rig, "test") == found
+        assert (await listed(rig, "meta-test"))["count"] == 0
+        assert len((await listed(rig, limit=1))["first"]) == 1
+        late = await listed(rig, from_ms=start + HOUR_MS, to_ms=start + 9 * HOUR_MS)
+        assert (late["count"], late["hours"]) == (1, [[start + 3 * HOUR_MS, 1]])
+        assert (await listed(rig, to_ms=start))["count"] == 0
+        status = rig.service.status()
+        assert (status.waiting_count, status.cancelled_count) == (2, 2)
+        again = await rig.again()
+        assert (await listed(again))["count"] == 2
+        assert again.service.status().waiting_count == 2
+        await again.kill()
+
+    asyncio.run(main())
+
+
+def test_a_listing_reads_files_too() -> None:
+    """Of segments that are sealed; and what is late."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        due = rig.now_ms + 1000
+        for number in range(60):
+            await rig.schedule(b"%d" % number * 50, due_ms=due + number % 7)
+        log = rig.service.tiers[0].log
+        assert log is not None
+        assert len(log.segments.sealed) > 1
+        found = await listed(rig)
+        assert found["count"] == 60
+        assert [each["due"] for each in found["first"]] == [due] * 9
+        assert rig.service.status().waiting_bytes == found["bytes"]
+        await rig.kill()
+
+    asyncio.run(main())
