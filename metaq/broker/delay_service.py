@@ -35,7 +35,7 @@ from collections.abc import (
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from metaq.broker import delay_puts
 from metaq.broker.acks import REFUSALS, Answerer
@@ -87,7 +87,7 @@ from metaq.storage.log_removal import outcome_of
 
 _log = logging.getLogger(__name__)
 
-BATCH_PAUSE_S: Final = 0.005
+BATCH_PAUSE_S: Final = 0.001
 """Least time between two batches, in which the loop serves others."""
 REQUESTS_MAX: Final = 1000
 """Cancels and listings that are not answered yet."""
@@ -97,6 +97,8 @@ PROGRESS_KEPT_BYTES: Final = 1 << 20
 """Bytes of the partition of progress that are kept: the record that counts is among
 the last ones."""
 RETRY: Final = Backoff(first_s=0.2, max_s=10.0)
+Drop: TypeAlias = tuple[str, Callable[[MetaqError | None], None]]
+"""A topic that is deleted, and who waits for that."""
 _SESSION: Final = "metaq-delays"
 
 
@@ -130,7 +132,7 @@ class DelayService(Service):
         self._joined = JoinedAppends(context, _SESSION)
         self._state: DelayState | None = None
         self._wall = WallTime(*self._clocks())
-        self._drops: list[tuple[str, Callable[[MetaqError | None], None]]] = []
+        self._drops: list[Drop] = []
         self._wake = asyncio.Event()
         self._problem = ""
         self._stalled: dict[str, str] = {}
@@ -233,8 +235,10 @@ class DelayService(Service):
                 if await self.tick():
                     pause_s = BATCH_PAUSE_S
                 failures, self._problem = 0, ""
-            except (MetaqError, RuntimeError) as error:
+            except MetaqError as error:
                 failures += 1
+                # The deletion is tried again.
+                self._end_drops(list(self._drops), error)
                 pause_s = RETRY.delay_s(failures)
                 if str(error) != self._problem:
                     _log.error("delayed messages are not delivered: %s", error)
@@ -453,27 +457,27 @@ class DelayService(Service):
     async def _drop(self) -> None:
         """Note the topics that were deleted since the last look."""
         assert self._state is not None, "it is read first"
-        drops, self._drops = self._drops, []
         ends = [0 if tier.log is None else tier.log.next_offset for tier in self.tiers]
-        dropped = dict(self._dropped_left())
+        dropped, drops = dict(self._dropped_left()), list(self._drops)
         for topic, _on_done in drops:
             count = (await list_scheduled(self, topic, 0))["count"]
             _log.info("delayed messages dropped: topic=%s messages=%d", topic, count)
             dropped[topic] = tuple(ends)
+        if len(dropped) > DROPPED_MAX:
+            raise UnavailableError(
+                f"expected at most {DROPPED_MAX} deleted topics that messages waited"
+                f" for, got {len(dropped)}"
+            )
         state = self._state._replace(sequence=self._state.sequence + 1, dropped=dropped)
-        error: MetaqError | None = None
-        try:
-            if len(dropped) > DROPPED_MAX:
-                raise UnavailableError(
-                    f"expected at most {DROPPED_MAX} deleted topics that messages"
-                    f" waited for, got {len(dropped)}"
-                )
-            await self.commit([], state)
-            self._state = state
-        except MetaqError as caught:
-            error = caught
-        for _topic, on_done in drops:
-            on_done(error)
+        await self.commit([], state)
+        self._state = state
+        self._end_drops(drops, None)
+
+    def _end_drops(self, drops: Sequence[Drop], error: MetaqError | None) -> None:
+        """Report what became of deletions."""
+        for each in drops:
+            self._drops.remove(each)
+            each[1](error)
 
     @property
     def dropped(self) -> Mapping[str, Sequence[int]]:

@@ -30,7 +30,7 @@ from metaq.delay.due_index import (
 )
 from metaq.delay.plan import NOTHING_DONE, Progress, Steps, Waiting, is_done
 from metaq.delay.records import TOPIC, DelayHead, decode_head
-from metaq.errors import CorruptRecordError
+from metaq.errors import ClosedError, CorruptRecordError
 from metaq.model import LogId, Offset, Position, SizeBytes
 from metaq.record.layout import HEADER_BYTES, Record
 from metaq.record.scan import read_record
@@ -213,12 +213,21 @@ class DelayTier:
     async def load_due(self, now_ms: int) -> None:
         """Read the blocks of what is due; raises as `load`."""
         for run in self.index.wanted(now_ms):
-            await self._in_thread(partial(run.load, self._context.fs))
+            await self._read_by_reader(partial(run.load, self._context.fs))
 
     async def blocks_of(self, run: DueRun) -> list[bytes]:
         """Return the entries of a run that wait; raises as `load`."""
         blocks = run.unread_blocks(self._context.fs)
-        return await self._in_thread(lambda: list(blocks))
+        return await self._read_by_reader(lambda: list(blocks))
+
+    async def _read_by_reader(self, work: Callable[[], T]) -> T:
+        log = self.log
+        assert log is not None, "it has records"
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(log.log_dir.reader, work)
+        except RuntimeError as error:
+            raise ClosedError(f"partition {self.log_id}: {error}") from error
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
