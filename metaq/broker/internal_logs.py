@@ -9,11 +9,11 @@ from typing import Final
 
 from metaq.broker.context import BrokerContext
 from metaq.errors import ClosedError, CorruptRecordError, MetaqError, StorageError
-from metaq.model import LogId, MessageId, Offset, Position, SizeBytes
+from metaq.model import LogId, Offset, Position, SizeBytes
 from metaq.record.layout import Record, encode_record
 from metaq.record.scan import Incomplete, read_record
 from metaq.storage.partition_log import PartitionLog
-from metaq.storage.producers import StoredBatch
+from metaq.storage.producers import NO_CHECKSUM, StoredBatch
 
 READ_BYTES: Final = 1 << 20
 """Bytes of a partition that a start reads at once."""
@@ -74,38 +74,36 @@ class InternalLogs:
         """Return a partition; None before its first record."""
         return self._context.topics.find_internal(log_id)
 
-    def append(self, log_id: LogId, payload: bytes, on_stored: OnStored) -> None:
-        """Append a record; never blocks. `on_stored` may be called at once."""
+    def append(
+        self,
+        log_id: LogId,
+        payload: bytes,
+        on_stored: OnStored,
+        *,
+        flag: int = 0,
+        name: tuple[str, int] | None = None,
+    ) -> None:
+        """Append a record; never blocks. `on_stored` may be called at once.
+
+        With a name, of producer and sequence, it is found in the table of the log.
+        """
         try:
             log = self.find(log_id) or self._context.topics.internal_log(log_id)
+            message_id = self._context.ids.reserve(1)
+            record = encode_record(payload, id=message_id, flag=flag)
+            size, at = SizeBytes(len(record)), log.next_offset
+            batch = name and StoredBatch(*name, 1, NO_CHECKSUM, message_id, at, size)
+            log.append(
+                (record,),
+                size_bytes=size,
+                record_count=1,
+                last_id=message_id,
+                ticket=Ticket(on_stored),
+                batch=batch,
+                is_light=True,
+            )
         except (StorageError, ClosedError) as error:
             on_stored(error)
-            return
-        message_id = self._context.ids.reserve(1)
-        record = encode_record(payload, id=message_id)
-        append_record(log, record, message_id, Ticket(on_stored))
-
-
-def append_record(
-    log: PartitionLog,
-    record: bytes,
-    message_id: MessageId,
-    ticket: "Ticket",
-    batch: StoredBatch | None = None,
-) -> None:
-    """Append one record; never blocks. The ticket may be called at once."""
-    try:
-        log.append(
-            (record,),
-            size_bytes=SizeBytes(len(record)),
-            record_count=1,
-            last_id=message_id,
-            ticket=ticket,
-            batch=batch,
-            is_light=True,
-        )
-    except (StorageError, ClosedError) as error:
-        ticket.on_failed(error)
 
 
 class Ticket:
@@ -120,6 +118,6 @@ class Ticket:
         """Report it."""
         self._on_stored(None)
 
-    def on_failed(self, error: StorageError | ClosedError) -> None:
+    def on_failed(self, error: StorageError) -> None:
         """Likewise."""
         self._on_stored(error)

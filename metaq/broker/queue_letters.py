@@ -17,11 +17,10 @@ from hashlib import blake2b
 from typing import Final
 
 from metaq.broker.context import BrokerContext
-from metaq.broker.internal_logs import Ticket, append_record
+from metaq.broker.internal_logs import InternalLogs, Ticket
 from metaq.broker.joined_appends import JoinedAppends, JoinedRecord
 from metaq.broker.queue_groups import OnTried, QueueOwner
 from metaq.broker.queue_part import ServedQueue
-from metaq.broker.topics import Topics
 from metaq.errors import (
     ClosedError,
     CorruptRecordError,
@@ -38,18 +37,17 @@ from metaq.model import (
     MessageId,
     Millis,
     Offset,
-    SizeBytes,
     TopicPartition,
 )
 from metaq.queues.state import Letter
 from metaq.queues.state_log import Done, QueueName
 from metaq.record.dead_letters import TEXT_CHARS_MAX, Origin, letter_headers
 from metaq.record.flags import decode_payload, encode_payload
-from metaq.record.layout import Record, encode_record
+from metaq.record.layout import Record
 from metaq.record.scan import read_record
 from metaq.retry import Backoff
 from metaq.storage.partition_log import PartitionLog
-from metaq.storage.producers import NO_CHECKSUM, StoredBatch
+from metaq.storage.producers import NO_CHECKSUM
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +79,7 @@ class Letters:
     ) -> None:
         self._service = service
         self._joined = joined
+        self._log = InternalLogs(context)
         self._context = context
         self._waiting = deque[_Sending]()
         self._failed = list[_Sending]()
@@ -167,7 +166,6 @@ class Letters:
         queue, letter = sending.queue, sending.letter
         if not self._service.has(queue):
             raise ClosedError("the queue is read again")
-        topics, ids = self._context.topics, self._context.ids
         done = Done(letter.offset, Offset(letter.offset + letter.size_bytes))
 
         def noted(error: MetaqError | None) -> None:
@@ -181,31 +179,14 @@ class Letters:
             else:
                 self._on_done(sending, error or ClosedError("the queue is read again"))
 
-        name, ticket = (
-            f"{letters_of(queue.name, queue.log)}{done.start}",
-            Ticket(stored),
-        )
-        for log in topics.logs():
+        name = f"{letters_of(queue.name, queue.log)}{done.start}", letter.size_bytes
+        for log in self._context.topics.logs():
             if log.log_id.topic == target.topic:
-                known = log.producers.find(name, letter.size_bytes, 1, NO_CHECKSUM)
+                known = log.producers.find(*name, 1, NO_CHECKSUM)
                 if known is not None:
-                    log.join(known, ticket)
+                    log.join(known, Ticket(stored))
                     return
-        log, message_id = (
-            topics.log_for_put(target.topic, target.partition),
-            ids.reserve(1),
-        )
-        record = encode_record(payload, id=message_id, flag=flag)
-        batch = StoredBatch(
-            name,
-            letter.size_bytes,
-            1,
-            NO_CHECKSUM,
-            message_id,
-            log.next_offset,
-            SizeBytes(len(record)),
-        )
-        append_record(log, record, message_id, ticket, batch)
+        self._log.append(target, payload, stored, flag=flag, name=name)
 
     def _make(self, sending: _Sending, data: bytes) -> tuple[bytes, int]:
         """Return payload and flag of a letter.
@@ -282,18 +263,18 @@ def letters_of(name: QueueName, log: PartitionLog) -> str:
 
 
 def stored_letters(
-    topics: Topics, topic: str, name: QueueName, queue_log: PartitionLog
+    context: BrokerContext, topic: str | None, name: QueueName, log: PartitionLog
 ) -> list[Done]:
-    """Return the messages of a queue that are known to have letters in a topic.
+    """Return the messages of a queue that are known to have letters in a set.
 
     Raises:
         UnavailableError: one is on its way.
     """
-    begin, found = letters_of(name, queue_log), list[Done]()
-    for log in topics.logs():
-        for batch in log.producers if log.log_id.topic == topic else ():
+    begin, found = letters_of(name, log), list[Done]()
+    for each in context.topics.logs() if context.replica is not None else ():
+        for batch in each.producers if each.log_id.topic == topic else ():
             if batch.producer.startswith(begin):
-                if batch.end_offset > log.high_watermark:
+                if batch.end_offset > each.high_watermark:
                     raise UnavailableError("a dead letter is on its way")
                 start = Offset(int(batch.producer[len(begin) :]))
                 found.append(Done(start, Offset(start + batch.sequence)))

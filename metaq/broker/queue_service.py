@@ -56,7 +56,6 @@ from metaq.protocol.commands import Settle, Take
 from metaq.queues.rules import Now, QueueRules
 from metaq.queues.state import QueueState
 from metaq.queues.state_log import (
-    Done,
     Images,
     QueueImage,
     QueueName,
@@ -65,6 +64,7 @@ from metaq.queues.state_log import (
     encode_state,
 )
 from metaq.retry import Backoff, wait_set
+from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.zk.group_definitions import QueueGroupDefinition
 
@@ -73,7 +73,7 @@ _log = logging.getLogger(__name__)
 PINNED_BYTES_MAX: Final = 64 << 20
 """Bytes of a partition of `__queues` after which the queues that pin it are written."""
 RELOAD: Final = Backoff(first_s=0.2, max_s=10.0)
-SETTLED_POLL_S: Final = 0.02
+SETTLED_POLL_S: Final = 0.05
 """Between two looks whether a new leader has all that its predecessor promised."""
 TIMER_S: Final = 0.005
 """Deadlines that come within this are looked at together."""
@@ -175,16 +175,21 @@ class QueueService(Service):
     async def _wait_settled(self, term: int) -> None:
         """Wait until the logs of this leader are as long as they are known to be.
 
-        What is in doubt in `__queues` has been stored by then: a queue that begins
-        there keeps its number.
+        What was in doubt in `__queues` is stored by then: no queue gets a number that
+        another one has.
         """
+        replica, topics = self._context.replica, self._context.topics
         while term == self._term and self._is_leading:
-            replica, topics = self._context.replica, self._context.topics
             found = [log for each in all_logs() if (log := self._journal.find(each))]
             if (
-                (self._is_found or (replica is not None and replica.is_registered))
-                and all(log.is_settled for log in topics.logs())
+                topics.refusal is None
+                and (self._is_found or (replica is not None and replica.is_registered))
                 and all(log.high_watermark == log.next_offset for log in found)
+                and all(
+                    log.is_settled
+                    for log in topics.logs()
+                    if log.state is LogState.OPEN
+                )
             ):
                 self._is_found = True
                 return
@@ -394,7 +399,8 @@ class QueueService(Service):
         image = partition.images.by_name.get(name)
         if image is None:
             image = QueueImage(_first_floor(group, log))
-        buried = self._buried(group, log, image)
+        letters_topic = group.definition.dead_letter_topic
+        buried = stored_letters(self._context, letters_topic, name, log)
         image.apply(buried)
         image.incarnation += 1
         queue_id = partition.images.id_of(name)
@@ -428,20 +434,6 @@ class QueueService(Service):
         if buried:
             queue.note_done(buried, partial(self._on_stored, log_id))
         return queue
-
-    def _buried(
-        self, group: QueueGroup, log: PartitionLog, image: QueueImage
-    ) -> list[Done]:
-        """Return what a former leader had stored dead letters of, and no more."""
-        topic = group.definition.dead_letter_topic
-        if topic is None or self._context.replica is None:
-            return []
-        found = stored_letters(self._context.topics, topic, _name_of(group, log), log)
-        return [
-            each
-            for each in found
-            if each.start >= image.floor and image.done.end_at(each.start) is None
-        ]
 
     def _forget(self, group: QueueGroup, queue: ServedQueue) -> None:
         """Drop a queue from memory."""

@@ -9,6 +9,8 @@ import pytest
 
 from metaq.broker.app import NO_TRANSACTIONS, Broker
 from metaq.broker.queue_log import all_logs
+from metaq.broker.replica_part import HUNG_S
+from metaq.clock import SystemClock
 from metaq.protocol.commands import Result
 from metaq.protocol.queue_frames import SettleVerb, Word
 from metaq.record.flags import decode_payload
@@ -276,5 +278,44 @@ def test_a_set_takes_no_ack_in_a_transaction() -> None:
             assert reply.status == 500
             assert NO_TRANSACTIONS in reply.text
             assert await worker.ack(got) is Word.OK
+
+    run(scenario)
+
+
+def test_a_letter_in_doubt_is_not_stored_again_when_it_is_tried_again() -> None:
+    """It is found by its name, and its message is done when enough replicas have it."""
+
+    async def scenario(rig: Replicas) -> None:
+        async with serving(rig, b"bad") as (broker, peer):
+            queues: Any = broker.context.queues
+            worker = Worker(peer)
+            (bad,) = await worker.take(1)
+            for link in rig.links.of(rig.leader()):
+                link.stall()
+            word = await worker.say(bad, SettleVerb.REJECT, text="no")
+            assert word is Word.LATER
+            for link in rig.links.of(rig.leader()):
+                link.pass_all()
+            await rig.in_sync(1, 2, 3)
+            await soon(lambda: not queues.problems(), show=rig.describe)
+            assert await worker.ack(bad) is Word.DONE
+            assert await letters_on(rig, rig.leader()) == [b"bad"]
+
+    run(scenario, has_links=True, dead_letter_topic=LETTERS)
+
+
+def test_a_leader_that_hung_gives_nothing_out_before_it_knows_who_leads() -> None:
+    """Another one may have led since, and what is open here may be done there."""
+
+    async def scenario(rig: Replicas) -> None:
+        async with serving(rig, b"a") as (_broker, peer):
+            leader = rig[rig.leader()]
+            rig.zookeeper.suspend(leader.client)
+            clock: Any = leader.clock
+            clock.boot_s = lambda: SystemClock().boot_s() + 2 * HUNG_S
+            worker = Worker(peer)
+            assert await worker.take(1, wait_ms=500) == []
+            rig.zookeeper.resume(leader.client)
+            assert len(await worker.take(1, wait_ms=WAIT_MS)) == 1
 
     run(scenario)

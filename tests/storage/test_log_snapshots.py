@@ -47,7 +47,10 @@ def test_the_scrub_gets_what_is_durable_and_stops_what_is_damaged(
 def test_of_a_log_of_the_broker_itself_goes_what_its_owner_does_not_need(
     fs: FaultyFileSystem,
 ) -> None:
-    """By no age and no size, and nothing before the owner has said so."""
+    """By no age and no size, and nothing before the owner has said so.
+
+    A copy of it in a set goes by what its leader has.
+    """
     own = LogId("__queues", 0)
     bench = opened(fs, segment_bytes_max=50)
     for _ in range(4):
@@ -65,4 +68,8 @@ def test_of_a_log_of_the_broker_itself_goes_what_its_owner_does_not_need(
     assert going() == []
     log.trim_offset = Offset(130)
     assert going() == [0, 60]
+    bench.run()
+    log.follow()
+    log.leader_start = Offset(60)
+    assert going() == [0]
     bench.close()

@@ -183,6 +183,22 @@ def test_a_refusal_that_passes_is_tried_again_by_itself() -> None:
     asyncio.run(scenario())
 
 
+def test_what_a_leader_leaves_in_doubt_is_asked_of_the_next_one() -> None:
+    """Which says `done` of what it has."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        one = entry(0)
+        rig.say(one)
+        rig.wire.reply(Result(500, b"its term is over [in-doubt]", 1))
+        await until(lambda: len(rig.wire.requests) == 2)
+        assert one.is_in_doubt
+        rig.wire.answer(Word.DONE)
+        assert rig.ends == [(0, Word.DONE)]
+
+    asyncio.run(scenario())
+
+
 def test_a_refusal_is_the_end_of_all_that_went_together() -> None:
     """The error is that of each of them; what comes later is said."""
     rig = Rig()
