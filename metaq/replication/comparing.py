@@ -99,9 +99,12 @@ def _sealed_in(
         for each in log.segments.sealed:
             if logs.get(log_id) is not log or log.damage:
                 break
-            is_there = log.segments.find(each.base_offset) == each
-            if is_there and each.end_offset <= log.high_watermark:
+            if _holds(log, each) and each.end_offset <= log.high_watermark:
                 yield log, each
+
+
+def _holds(log: PartitionLog, segment: Segment) -> bool:
+    return log.segments.find(segment.base_offset) == segment
 
 
 class Comparison:
@@ -114,6 +117,8 @@ class Comparison:
         """The segments that are to come."""
         self.differing = ""
         """Copies that differ though none is damaged; "" for none."""
+        self._own: tuple[PartitionLog, Segment] | None = None
+        """The own one of them."""
 
     def next_segment(
         self, logs: Mapping[LogId, PartitionLog]
@@ -121,6 +126,8 @@ class Comparison:
         """Return the sealed segment after the last one; None: not found this time."""
         for found in self._pass:
             return found
+        if self._own and not (self._own[0] in logs.values() and _holds(*self._own)):
+            self.differing, self._own = "", None
         self._pass = _sealed_in(logs)
         return next(self._pass, None)
 
@@ -158,5 +165,6 @@ class Comparison:
             _log.error("copies differ: %s", what)
             await verify(log, start, end)
             self.differing = "" if log.damage else what
+            self._own = log, segment
         except MetaqError as error:
             _log.warning("not compared: file=%s error=%s", segment.path, error)
