@@ -146,6 +146,39 @@ def test_a_high_watermark_goes_with_the_next_bytes_or_soon_alone() -> None:
     play(scenario)
 
 
+async def answered_at_once(hand: Hand, *acks: tuple[int, int]) -> Any:
+    """Return the answer to a pull that comes after what it brings, without a tick."""
+    answers = hand.pull(*acks, wants_hw=True)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return read(answers)
+
+
+def test_what_no_pull_waited_for_goes_with_the_next_one_at_once() -> None:
+    """A high watermark, a deleted log, and bytes that were read ahead."""
+
+    async def scenario(stage: Stage) -> None:
+        leader, hand, sent = await read_ahead(stage)
+        found = await answered_at_once(hand, *sent.items())
+        assert found.chunks
+        answers = hand.pull(*((each.number, each.end_offset) for each in found.chunks))
+        await stage.until(lambda: answers)
+        stage.leader.set_quorum(BOTH)
+        leader.put(1)
+        answers = hand.pull()
+        await stage.until(lambda: answers)
+        (chunk,) = read(answers).chunks
+        await stage.until(lambda: leader.log().synced_end == chunk.end_offset)
+        stage.leader.set_quorum(ALONE)
+        await stage.until(lambda: leader.log().high_watermark == chunk.end_offset)
+        (mark,) = (await answered_at_once(hand)).marks
+        assert mark == (chunk.number, chunk.end_offset, 0)
+        await leader.tables.bury([leader.log(OTHER).number or 0])
+        assert (await answered_at_once(hand)).gone == (leader.log(OTHER).number,)
+
+    play(scenario)
+
+
 def test_a_quiet_leader_sends_empty_messages_and_looks_at_no_log() -> None:
     """Twice a second, and as many steps for fifty logs as for two."""
     steps = [steps_while_idle(count) for count in (2, 50)]
