@@ -20,6 +20,7 @@ from metaq.cli import (  # noqa: F401  # each adds its commands
     queues,
     redrive,
     replicas,
+    scheduled,
     serve,
     ship,
     topics,

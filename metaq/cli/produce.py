@@ -1,5 +1,6 @@
 """`metaq produce`: lines of a file or of standard input become messages."""
 
+import datetime as dt
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from metaq.cli.options import (
     option,
     put_option,
     takes,
+    time_option,
 )
 from metaq.cli.tree import command
 from metaq.client import (
@@ -66,6 +68,19 @@ class ProduceOptions:
         " no key.",
     )
     headers: HeaderPairs = declared(headers_option)
+    delay: str | None = option(
+        "--delay",
+        metavar="SPAN",
+        help="Have each line delivered so long after it was read: 30m, 1h30m, 500ms.",
+    )
+    deliver_at: dt.datetime | None = declared(
+        time_option("--at", "Have all lines delivered at that time.")
+    )
+    expires_in: str | None = option(
+        "--expires-in",
+        metavar="SPAN",
+        help="Have consumers pass over lines that are older: 10s, 1h.",
+    )
     as_json: bool = declared(json_option)
     """The summary as one object."""
 
@@ -109,6 +124,7 @@ def iter_lines(
     examples=(
         "metaq produce test --file /var/log/syslog",
         "tail -F app.log | metaq produce test --attribute app",
+        "echo wake up | metaq produce test --delay 8h",
     ),
 )
 def produce(target: Target, options: ProduceOptions) -> None:
@@ -124,6 +140,8 @@ def produce(target: Target, options: ProduceOptions) -> None:
         raise click.UsageError("--key and --key-separator exclude each other")
     if options.key_separator == "":
         raise click.UsageError("--key-separator: expected a text, got an empty one")
+    if options.delay is not None and options.deliver_at is not None:
+        raise click.UsageError("--delay and --at exclude each other")
     wanted = (options.partition,) if options.partition else ()
     found = find_topic(target, options.topic, wanted, kind="puts")
     name = found.partitions[0].name if wanted else None
@@ -195,7 +213,13 @@ def send_lines(
 ) -> None:
     """Send lines and wait until they are stored; raises the first one's error."""
     try:
-        producer.send_many(options.topic, to_messages(options, lines, partition))
+        producer.send_many(
+            options.topic,
+            to_messages(options, lines, partition),
+            delay=options.delay,
+            deliver_at=options.deliver_at,
+            expires_in=options.expires_in,
+        )
     except PartlySentError as error:
         raise error.__cause__ or error from None
 

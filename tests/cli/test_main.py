@@ -33,9 +33,11 @@ runpy.run_module("metaq", run_name="__main__")
 COMMANDS = {
     "broker": {"--config", "--set"},
     "local": {"--data-dir", "--port", "--zk-port", "--set", "--topic", "--replicas"},
-    "produce": {"--zookeeper", "--file", "--partition", "--attribute", "--json"},
+    "produce": {"--zookeeper", "--file", "--partition", "--attribute", "--delay"},
     "cat": {"--zookeeper", "--from", "--max", "--follow", "--json", "--partition"},
     "consume": {"--zookeeper", "--group", "--from", "--max", "--no-commit", "--json"},
+    "scheduled list": {"--zookeeper", "--topic", "--from", "--to", "--max", "--json"},
+    "scheduled cancel": {"--zookeeper", "--from", "--to", "--dry-run", "--yes"},
     "ship": {"--zookeeper", "--state", "--from-start", "--once", "--json"},
     "groups": {"--zookeeper", "--json"},
     "groups delete": {"--zookeeper", "--dry-run", "--yes", "--json"},

@@ -332,6 +332,9 @@ def test_a_topic_that_a_pattern_admits_gets_its_first_message(
         key=None,
         key_separator=None,
         headers=(),
+        delay=None,
+        deliver_at=None,
+        expires_in=None,
         as_json=True,
     )
     produce(target, options)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from metaq.client.admin.queue_admin import AsyncQueueAdmin
+from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.scheduled import (
     LIST_COUNT_MAX,
@@ -37,7 +38,8 @@ class ScheduledDescription:
     soonest: tuple[ScheduledBatch, ...]
     """The first ones, soonest first."""
     problems: tuple[str, ...]
-    """One sentence for each broker that cannot be asked."""
+    """One sentence for each broker that cannot be asked, and, of one topic, for each
+    partition whose broker is away."""
 
 
 class AsyncScheduledAdmin(AsyncQueueAdmin):
@@ -83,8 +85,15 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
                 deadline_s=deadline_s,
             )
 
-        found = await for_each(look, sorted(context.metadata.snapshot.brokers))
+        names = [] if topic is None else [topic]
+        snapshot = await read_cluster(context, names, deadline_s=deadline_s)
+        found = await for_each(look, sorted(snapshot.brokers))
         problems = [
+            f"{each}: its broker is away"
+            for name in names
+            for each in sorted(snapshot.away(name))
+        ]
+        problems += [
             f"broker {broker_id} cannot be asked: {error}"
             for broker_id, error in failures(found).items()
         ]
@@ -130,7 +139,8 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
         """
         check_topic(topic)
         context, wanted = self._context, _range(since, until)
-        await context.reach(timeout)
+        deadline_s = await context.reach(timeout)
+        snapshot = await read_cluster(context, [topic], deadline_s=deadline_s)
 
         async def clear(broker_id: BrokerId) -> int:
             done, seen = 0, set[tuple[int, int]]()
@@ -152,8 +162,8 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
                     deadline_s = context.deadline_s(timeout)
                     done += await _cancel(context, batch, deadline_s)
 
-        brokers = sorted(context.metadata.snapshot.brokers)
-        return sum(raise_first(await for_each(clear, brokers)))
+        cleared = await for_each(clear, sorted(snapshot.brokers))
+        return sum(raise_first(cleared))
 
 
 async def _cancel(

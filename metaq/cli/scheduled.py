@@ -1,0 +1,143 @@
+"""`metaq scheduled`: messages that wait for their time, listed and taken back."""
+
+import datetime as dt
+from dataclasses import dataclass
+
+import click
+
+from metaq.cli import render
+from metaq.cli.cluster import Target
+from metaq.cli.options import declared, takes, time_option
+from metaq.cli.tree import command, group
+from metaq.client import ScheduledDescription
+from metaq.model import Millis
+
+HOUR_COLUMNS = ("hour", "messages")
+COLUMNS = ("due", "topic", "partition", "messages")
+
+group("scheduled", "List messages that wait for their time, or take them back.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DueRange:
+    """The options that say which times are meant."""
+
+    since: dt.datetime | None = declared(
+        time_option("--from", "Those that are due at that time or later.")
+    )
+    until: dt.datetime | None = declared(
+        time_option("--to", "Those that are due before that time.")
+    )
+
+
+@command(
+    "scheduled list",
+    click.option("--topic", help="Those of this topic.  [default: of all]"),
+    takes(DueRange, "due"),
+    click.option(
+        "--max",
+        "count_max",
+        type=click.IntRange(0, 1000),
+        default=20,
+        show_default=True,
+        help="Name so many batches, the soonest ones.",
+    ),
+    examples=(
+        "metaq scheduled list",
+        "metaq scheduled list --topic orders --from 2026-01-31T12:00 --json",
+    ),
+)
+def list_scheduled(
+    target: Target,
+    topic: str | None,
+    due: DueRange,
+    count_max: int,
+    *,
+    as_json: bool,
+) -> bool:
+    """List messages that wait: how many are due in each hour, and the soonest ones.
+
+    A broker that cannot be asked is named; then the exit code is 1.
+    """
+    found = target.ask(
+        lambda admin: admin.scheduled(
+            topic, since=due.since, until=due.until, count_max=count_max
+        )
+    )
+    _show(found, as_json=as_json)
+    return not found.problems
+
+
+@command(
+    "scheduled cancel",
+    click.argument("topic"),
+    takes(DueRange, "due"),
+    examples=(
+        "metaq scheduled cancel orders --dry-run",
+        "metaq scheduled cancel orders --from 2026-01-31T12:00 --to 2026-01-31T13:00",
+    ),
+)
+def cancel(
+    target: Target,
+    topic: str,
+    due: DueRange,
+    *,
+    is_dry: bool,
+    is_sure: bool,
+    as_json: bool,
+) -> bool:
+    """Take back what waits for TOPIC; it is never delivered then.
+
+    Prints what there is and asks. A message whose time comes meanwhile is delivered.
+    """
+    found = target.ask(
+        lambda admin: admin.scheduled(topic, since=due.since, until=due.until)
+    )
+    _show(found, as_json=as_json)
+    if found.problems or not found.message_count:
+        return not found.problems
+    count = render.count_text(found.message_count, "message")
+    question = f"Take back {count} of topic {topic}?"
+    if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
+        done = target.ask(
+            lambda admin: admin.cancel_scheduled(
+                topic, since=due.since, until=due.until
+            )
+        )
+        render.say(f"{render.count_text(done, 'message')} taken back")
+    return True
+
+
+def _show(found: ScheduledDescription, *, as_json: bool) -> None:
+    hours = [(_time(hour), count) for hour, count in found.hours.items()]
+    soonest = [
+        (
+            render.format_time(batch.due_ms),
+            batch.partition.topic,
+            None if batch.partition.partition < 0 else batch.partition.name,
+            batch.message_count,
+        )
+        for batch in found.soonest
+    ]
+    if as_json:
+        render.print_json(
+            {
+                "messages": found.message_count,
+                "bytes": found.size_bytes,
+                "hours": dict(hours),
+                "soonest": [dict(zip(COLUMNS, row, strict=True)) for row in soonest],
+            }
+        )
+    else:
+        click.echo(
+            f"{render.count_text(found.message_count, 'message')},"
+            f" {render.bytes_text(found.size_bytes)}"
+        )
+        render.print_rows(HOUR_COLUMNS, hours, as_json=False)
+        render.print_rows(COLUMNS, soonest, as_json=False)
+    for problem in found.problems:
+        render.say(problem)
+
+
+def _time(moment: dt.datetime) -> str | None:
+    return render.format_time(Millis(round(moment.timestamp() * 1000)))
