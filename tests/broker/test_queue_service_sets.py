@@ -11,19 +11,34 @@ from metaq.broker.app import NO_TRANSACTIONS, Broker
 from metaq.broker.queue_log import all_logs
 from metaq.broker.replica_part import HUNG_S
 from metaq.clock import SystemClock
-from metaq.protocol.commands import Result
+from metaq.protocol.commands import Result, Settle, Take, Value
 from metaq.protocol.queue_frames import SettleVerb, Word
 from metaq.record.flags import decode_payload
 from metaq.replication.operator import change_set
 from metaq.replication.record import plan_transfer
 from metaq.storage.partition_log import PartitionLog
-from tests.broker.queue_worker import Worker, define, put, queue_of, stored
+from tests.broker.queue_worker import Worker, define, queue_of, stored
 from tests.replication.replicas import SOON_S, Replicas, replicas, soon
 from tests.rigs.broker import Peer
 
 (QUEUES,) = all_logs()
 LETTERS = "meta-test"
 WAIT_MS = 20_000
+LAG_MS = "2000"
+"""A busy machine takes a follower for one that is late."""
+
+
+class Patient(Worker):
+    """A worker that asks again after a refusal that passes."""
+
+    async def ask(self, command: Take | Settle) -> Result | Value:
+        until_s = asyncio.get_running_loop().time() + SOON_S
+        while True:
+            reply = await super().ask(command)
+            is_over = asyncio.get_running_loop().time() > until_s
+            if isinstance(reply, Value) or reply.status != 503 or is_over:
+                return reply
+            await asyncio.sleep(0.05)
 
 
 def run(
@@ -36,7 +51,8 @@ def run(
 
     async def main() -> None:
         async with replicas(
-            settings={"queueReclaimMs": "300"}, has_links=has_links
+            settings={"queueReclaimMs": "300", "replicaLagTimeoutMs": LAG_MS},
+            has_links=has_links,
         ) as rig:
             for each in rig.running:
                 define(broker_of(rig, each.number), **group)
@@ -64,7 +80,8 @@ async def serving(rig: Replicas, *data: bytes) -> AsyncIterator[tuple[Broker, Pe
     queues = broker.context.queues
     assert queues is not None
     async with Peer(broker) as peer:
-        await put(peer, *data)
+        for each in data:
+            await rig.store(each)
         await soon(queues.lines, show=rig.describe)
         yield broker, peer
 
@@ -106,13 +123,13 @@ def test_the_next_leader_goes_on_with_what_is_done_and_who_has_what() -> None:
 
     async def scenario(rig: Replicas) -> None:
         async with serving(rig, b"done", b"kept", b"lost") as (_broker, peer):
-            worker, other = Worker(peer, "w1"), Worker(peer, "w2")
+            worker, other = Patient(peer, "w1"), Patient(peer, "w2")
             done, kept = await worker.take(2)
             await other.take(1)
             assert await worker.ack(done) is Word.OK
         await kill_leader(rig)
         async with serving(rig) as (_broker, peer):
-            worker, other = Worker(peer, "w1"), Worker(peer, "w3")
+            worker, other = Patient(peer, "w1"), Patient(peer, "w3")
             assert await worker.say(kept, SettleVerb.EXTEND, 30_000) is Word.OK
             (lost,) = await other.take(9, wait_ms=WAIT_MS)
             assert lost.data == b"lost"
@@ -129,7 +146,7 @@ def test_a_follower_says_that_it_does_not_lead() -> None:
 
     async def scenario(rig: Replicas) -> None:
         async with serving(rig, b"a") as (_broker, peer):
-            (got,) = await Worker(peer).take(1)
+            (got,) = await Patient(peer).take(1)
         async with Peer(broker_of(rig, rig.follower())) as peer:
             worker = Worker(peer)
             entries = [got.says(SettleVerb.ACK)]
@@ -144,10 +161,10 @@ def test_a_take_that_waits_is_refused_when_the_term_ends() -> None:
 
     async def scenario(rig: Replicas) -> None:
         async with serving(rig, b"a") as (broker, peer):
-            worker = Worker(peer)
+            worker = Patient(peer)
             assert len(await worker.take(1)) == 1
             command = worker.taking(wait_ms=60_000)
-            waiting = asyncio.create_task(refused(worker, command))
+            waiting = asyncio.create_task(refused(Worker(peer), command))
             await soon(lambda: peer.session.taker_count)
             leaving = asyncio.create_task(rig[rig.leader()].node.leave())
             text = await asyncio.wait_for(waiting, SOON_S)
@@ -166,15 +183,15 @@ def test_what_is_open_is_given_out_by_the_leader_that_leads_again() -> None:
     async def scenario(rig: Replicas) -> None:
         first = rig.leader()
         async with serving(rig, b"one", b"two", b"three") as (_broker, peer):
-            one, two, _three = await Worker(peer, "w1").take(3)
-            assert await Worker(peer, "w1").ack(one) is Word.OK
+            one, two, _three = await Patient(peer, "w1").take(3)
+            assert await Patient(peer, "w1").ack(one) is Word.OK
         await transfer(rig, rig.follower())
         async with serving(rig) as (_broker, peer):
-            assert await Worker(peer, "w1").ack(two) is Word.OK
+            assert await Patient(peer, "w1").ack(two) is Word.OK
         await transfer(rig, first)
         async with serving(rig) as (_broker, peer):
-            assert await Worker(peer, "w1").ack(two) is Word.DONE
-            (three,) = await Worker(peer, "w2").take(9, wait_ms=WAIT_MS)
+            assert await Patient(peer, "w1").ack(two) is Word.DONE
+            (three,) = await Patient(peer, "w2").take(9, wait_ms=WAIT_MS)
             assert three.data == b"three"
 
     run(scenario)
@@ -186,7 +203,7 @@ def test_an_ack_is_answered_when_enough_replicas_have_it() -> None:
     async def scenario(rig: Replicas) -> None:
         async with serving(rig, b"a") as (_broker, peer):
             leader = rig.leader()
-            worker = Worker(peer)
+            worker = Patient(peer)
             (got,) = await worker.take(1)
             for link in rig.links.of(leader):
                 link.stall()
@@ -201,7 +218,7 @@ def test_an_ack_is_answered_when_enough_replicas_have_it() -> None:
                 link.pass_all()
         await rig.in_sync(1, 2, 3)
         async with serving(rig) as (_broker, peer):
-            worker = Worker(peer)
+            worker = Patient(peer)
             assert await worker.ack(got) is Word.DONE
             assert await worker.take(1, wait_ms=600) == []
 
@@ -213,13 +230,13 @@ def test_a_dead_letter_of_a_set_is_stored_once() -> None:
 
     async def scenario(rig: Replicas) -> None:
         async with serving(rig, b"bad", b"good") as (_broker, peer):
-            worker = Worker(peer)
+            worker = Patient(peer)
             bad, _good = await worker.take(2)
             assert await worker.say(bad, SettleVerb.REJECT, text="no") is Word.OK
             assert await worker.ack(bad) is Word.DONE
         await kill_leader(rig)
         async with serving(rig) as (_broker, peer):
-            (good,) = await Worker(peer, "w2").take(9, wait_ms=WAIT_MS)
+            (good,) = await Patient(peer, "w2").take(9, wait_ms=WAIT_MS)
             assert good.data == b"good"
             assert await letters_on(rig, rig.leader()) == [b"bad"]
 
@@ -234,7 +251,7 @@ def test_a_letter_whose_end_was_not_noted_is_found_by_the_next_leader(
 
     async def scenario(rig: Replicas) -> None:
         async with serving(rig, b"bad", b"good") as (broker, peer):
-            worker = Worker(peer)
+            worker = Patient(peer)
             bad, _good = await worker.take(2)
             queue: Any = queue_of(broker)
             queue.note_done = lambda _done, _on_stored: None
@@ -251,10 +268,10 @@ def test_a_letter_whose_end_was_not_noted_is_found_by_the_next_leader(
             with contextlib.suppress(Exception):
                 await asking
         async with serving(rig) as (_broker, peer):
-            worker = Worker(peer)
+            worker = Patient(peer)
             if is_rejected_again:
                 assert await worker.say(bad, SettleVerb.REJECT, text="no") is Word.DONE
-            (good,) = await Worker(peer, "w2").take(9, wait_ms=WAIT_MS)
+            (good,) = await Patient(peer, "w2").take(9, wait_ms=WAIT_MS)
             assert good.data == b"good"
             assert await worker.ack(bad) is Word.DONE
             assert await letters_on(rig, rig.leader()) == [b"bad"]
@@ -267,7 +284,7 @@ def test_a_set_takes_no_ack_in_a_transaction() -> None:
 
     async def scenario(rig: Replicas) -> None:
         async with serving(rig, b"a") as (_broker, peer):
-            worker = Worker(peer)
+            worker = Patient(peer)
             (got,) = await worker.take(1)
             begun = await peer.ask(b"transaction TX:w:1 null BEGIN 1\r\n")
             assert NO_TRANSACTIONS.encode() in begun, begun
@@ -288,7 +305,7 @@ def test_a_letter_in_doubt_is_not_stored_again_when_it_is_tried_again() -> None:
     async def scenario(rig: Replicas) -> None:
         async with serving(rig, b"bad") as (broker, peer):
             queues: Any = broker.context.queues
-            worker = Worker(peer)
+            worker = Patient(peer)
             (bad,) = await worker.take(1)
             for link in rig.links.of(rig.leader()):
                 link.stall()
@@ -313,7 +330,7 @@ def test_a_leader_that_hung_gives_nothing_out_before_it_knows_who_leads() -> Non
             rig.zookeeper.suspend(leader.client)
             clock: Any = leader.clock
             clock.boot_s = lambda: SystemClock().boot_s() + 2 * HUNG_S
-            worker = Worker(peer)
+            worker = Patient(peer)
             assert await worker.take(1, wait_ms=500) == []
             rig.zookeeper.resume(leader.client)
             assert len(await worker.take(1, wait_ms=WAIT_MS)) == 1
