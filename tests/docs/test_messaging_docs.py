@@ -11,9 +11,9 @@ PAGE = ROOT / "docs" / "messaging.md"
 def test_the_blocks_of_the_page_run() -> None:
     """With a broker in the process, as in tests of users."""
     blocks = [each for each in blocks_of(PAGE) if each.language == "python"]
-    assert len(blocks) == 3
+    assert len(blocks) == 5
     with embedded_broker(
-        topics={"orders": 2, "orders-dead": 1, "shipments": 1}
+        topics={"orders": 2, "orders-dead": 1, "shipments": 1, "prices": 1}
     ) as broker:
         names: dict[str, Any] = {"broker": broker}
         for block in blocks:
