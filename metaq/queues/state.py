@@ -271,7 +271,7 @@ class QueueState:
             self._keys.setdefault(lock, []).append(offset)
         if before is not None and before.due_ms > now.wall_ms:
             message.at = _At.DELAYED
-            left_ms = before.due_ms - now.wall_ms
+            left_ms = min(before.due_ms - now.wall_ms, before.left_ms)
             self._deadlines.set(offset, now.mono_ms + left_ms)
         else:
             self._queue(message)
@@ -551,13 +551,15 @@ class QueueState:
             given = message.at in _GIVEN
             count, delivery = message.count - given, message.delivery - given
             due_s = self._deadlines.get(offset)
-            due_ms = 0
+            due_ms = left_ms = 0
             if message.at is _At.DELAYED and due_s is not None:
-                due_ms = now.wall_ms + int(due_s) - now.mono_ms
+                left_ms = max(0, int(due_s) - now.mono_ms)
+                due_ms = now.wall_ms + left_ms
             if count > 0 or due_ms:
                 size = message.size_bytes
-                due_ms = max(0, due_ms)
-                returned[offset] = Returned(offset, size, count, due_ms, delivery)
+                returned[offset] = Returned(
+                    offset, size, count, due_ms, delivery, left_ms
+                )
         done = DoneRanges(self._done.ranges())
         return QueueImage(self.floor, done, returned, self.incarnation)
 
@@ -606,7 +608,9 @@ class QueueState:
         due_ms = now.wall_ms + delay_ms if delay_ms else 0
         offset, size_bytes = message.offset, message.size_bytes
         self._changes.append(
-            Returned(offset, size_bytes, message.count, due_ms, message.delivery)
+            Returned(
+                offset, size_bytes, message.count, due_ms, message.delivery, delay_ms
+            )
         )
         if delay_ms:
             message.at = _At.DELAYED

@@ -10,7 +10,7 @@ The payload of a record, all numbers big-endian:
 
     entry 1, done       1 u8 | start i64 | end i64            of messages that are done
     entry 2, returned   2 u8 | offset i64 | size i32 | count u16 | due i64
-    entry 3, returned   3 u8 | as entry 2 | delivery i64
+    entry 3, returned   3 u8 | as entry 2 | delivery i64 | left u32
     name                partition i32 | generation u32 | topic and group,
                         each u16 + UTF-8
 
@@ -22,7 +22,8 @@ The payload of a record, all numbers big-endian:
 | 4 deleted | none | yes | the queue is gone |
 
 Every message below the floor is done. `due` is the wall clock in milliseconds, 0 for at
-once. Neighbours among done ranges are one range.
+once, and `left` how long that was when the record was made: a wall clock that was set
+back since holds a message for no longer. Neighbours among done ranges are one range.
 """
 
 import enum
@@ -40,7 +41,7 @@ _VERSION: Final = 1
 _HEAD: Final = Struct(">BBIIqI")
 _DONE: Final = Struct(">Bqq")
 _RETURNED: Final = Struct(">BqiHq")
-_DELIVERY: Final = Struct(">q")
+_DELIVERY: Final = Struct(">qI")
 _PLACE: Final = Struct(">iI")
 _LENGTH: Final = Struct(">H")
 COUNT_MAX: Final = 2**16 - 1
@@ -84,6 +85,8 @@ class Returned(NamedTuple):
     """Wall clock before which it is not given out; 0: at once."""
     delivery: int = 0
     """That ended with this return, or a later one that ended without; 0: unknown."""
+    left_ms: int = 0
+    """Until it is due; unknown where the delivery is."""
 
 
 Change: TypeAlias = Done | Returned
@@ -202,11 +205,11 @@ def encode_state(record: StateRecord) -> bytes:
         if isinstance(each, Done):
             pieces.append(_DONE.pack(1, *each))
         else:
-            offset, size, count, due_ms, delivery = each
+            offset, size, count, due_ms, delivery, left_ms = each
             kind, count = 3 if delivery else 2, min(count, COUNT_MAX)
             pieces.append(_RETURNED.pack(kind, offset, size, count, due_ms))
             if delivery:
-                pieces.append(_DELIVERY.pack(delivery))
+                pieces.append(_DELIVERY.pack(delivery, left_ms))
     if record.name is not None:
         pieces.append(_PLACE.pack(record.name.partition, record.name.generation))
         for text in (record.name.topic, record.name.group):
@@ -274,15 +277,14 @@ def _read_entries(
         elif word in (b"\2", b"\3"):
             kind, offset, size, times, due_ms = _RETURNED.unpack_from(payload, position)
             position += _RETURNED.size
-            delivery = 0
+            delivery = left_ms = 0
             if kind == 3:
-                (delivery,) = _DELIVERY.unpack_from(payload, position)
+                delivery, left_ms = _DELIVERY.unpack_from(payload, position)
                 position += _DELIVERY.size
             if offset < 0 or size < 1 or due_ms < 0 or (kind == 3 and delivery < 1):
                 raise ValueError
-            entries.append(
-                Returned(Offset(offset), SizeBytes(size), times, due_ms, delivery)
-            )
+            known = Offset(offset), SizeBytes(size), times, due_ms, delivery, left_ms
+            entries.append(Returned(*known))
         else:
             raise ValueError
     return entries, position

@@ -4,15 +4,18 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from metaq.broker.queue_log import log_of
+from metaq.clock import SystemClock
 from metaq.errors import StorageError
-from metaq.model import Position
+from metaq.model import Millis, Position
 from metaq.protocol.commands import Result, Value
 from metaq.protocol.queue_frames import SettleVerb, Word
 from metaq.queues.state_log import QueueName
 from metaq.record.layout import Record
 from metaq.record.scan import read_record
-from tests.broker.queue_worker import QUICK, Worker, define, got_of, put, queue_of
+from tests.broker.queue_worker import QUICK, Got, Worker, define, got_of, put, queue_of
 from tests.rigs.broker import Peer, running_broker
 from tests.rigs.fs import FaultyFileSystem
 from tests.rigs.waiting import until
@@ -58,6 +61,65 @@ def test_a_restart_knows_what_is_done_and_how_often_the_rest_was_given(
 
     b, d = asyncio.run(before())
     asyncio.run(after(b, d))
+
+
+class JumpingClock(SystemClock):
+    """The machine's, and its wall clock is set forward or back."""
+
+    jump_ms = 0
+
+    def wall_ms(self) -> Millis:
+        return Millis(super().wall_ms() + self.jump_ms)
+
+
+@pytest.mark.parametrize("days", [1 / 24, -1 / 24, 3_650, -3_650])
+def test_a_wall_clock_that_jumps_repeats_nothing_and_holds_nothing_up(
+    tmp_path: Path, days: float
+) -> None:
+    """While messages are leased and delayed, and over a start."""
+    clock = JumpingClock()
+
+    async def take_all(worker: Worker, count: int) -> list[bytes]:
+        found = list[Got]()
+        while len(found) < count:
+            found += await worker.take(9, wait_ms=20_000, lease_ms=200)
+        return sorted(each.data for each in found)
+
+    async def main() -> None:
+        async with (
+            running_broker(tmp_path, QUICK, clock=clock) as broker,
+            Peer(broker) as peer,
+        ):
+            define(broker)
+            await put(peer, b"a", b"b", b"c")
+            worker = Worker(peer)
+            a, b, _c = await worker.take(3, lease_ms=200)
+            assert await worker.ack(a) is Word.OK
+            assert await worker.say(b, SettleVerb.NACK, 200) is Word.OK
+            clock.jump_ms = int(days * 86_400_000)
+            assert await take_all(worker, 2) == [b"b", b"c"]
+            await put(peer, b"d")
+            (d,) = await worker.take(1, wait_ms=20_000)
+            assert await worker.ack(d) is Word.OK
+            await until(lambda: queue_of(broker).state.ready_count == 2)
+            clock.jump_ms = 0
+            for each in await worker.take(1) + await worker.take(1):
+                assert await worker.say(each, SettleVerb.NACK, 200) is Word.OK
+            clock.jump_ms = int(days * 86_400_000)
+        async with (
+            running_broker(tmp_path, QUICK, clock=clock) as broker,
+            Peer(broker) as peer,
+        ):
+            define(broker)
+            worker, found = Worker(peer), list[bytes]()
+            for _ in range(2):
+                (got,) = await worker.take(1, wait_ms=20_000)
+                found.append(got.data)
+                assert await worker.ack(got) is Word.OK
+            assert sorted(found) == [b"b", b"c"]
+            assert await worker.take(9, wait_ms=300) == []
+
+    asyncio.run(main())
 
 
 def test_a_snapshot_is_all_that_a_restart_needs(tmp_path: Path) -> None:

@@ -511,6 +511,40 @@ def test_what_was_stored_before_a_crash_and_is_said_again_counts_once(
     assert found == {a.offset: 2, b.offset: 3, c.offset: 2}
 
 
+HOUR_MS = 3_600_000
+DECADE_MS = 10 * 365 * 24 * HOUR_MS
+
+
+@pytest.mark.parametrize("jump_ms", [HOUR_MS, -HOUR_MS, DECADE_MS, -DECADE_MS])
+@pytest.mark.parametrize("is_whole", [False, True], ids=["changes", "snapshot"])
+@pytest.mark.parametrize("crashes", [0, 1, 2])
+def test_a_jump_of_the_wall_clock_holds_nothing_up(
+    jump_ms: int, is_whole: bool, crashes: int
+) -> None:
+    """Leases and delays end in time; after a restart a delay begins anew at most."""
+    rig = Rig()
+    rig.put(3)
+    done, delayed, leased = rig.take(3, lease_ms=LEASE_MS)
+    assert rig.ack(done) is Word.OK
+    assert rig.settle(delayed, SettleVerb.NACK, 2 * LEASE_MS) is Word.OK
+    rig.now = rig.now._replace(wall_ms=rig.now.wall_ms + jump_ms)
+    if is_whole:
+        rig.snapshot()
+    for _ in range(crashes):
+        rig.crash()
+        rig.scan(9)
+        if is_whole:
+            rig.snapshot()
+    if not crashes:
+        assert rig.take(9) == []
+    found = [each.offset for each in rig.take(9)]
+    for _ in range(2):
+        rig.pass_time(LEASE_MS)
+        found += [each.offset for each in rig.take(9)]
+    assert sorted(found) == [delayed.offset, leased.offset]
+    assert rig.ack(done) is Word.DONE
+
+
 def test_a_gap_in_the_log_is_done() -> None:
     """The floor passes it, now and after a restart."""
     rig = Rig()

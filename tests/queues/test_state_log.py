@@ -28,13 +28,13 @@ NAME = QueueName("workers", "ördern", 3, 2**32 - 1)
 CHANGES = (
     Done(Offset(100), Offset(200)),
     Returned(Offset(300), SizeBytes(50), 2, 1_700_000_000_000),
-    Returned(Offset(350), SizeBytes(50), 1, 0, 2 << 40 | 9),
+    Returned(Offset(350), SizeBytes(50), 1, 1_700_000_000_000, 2 << 40 | 9, 5_000),
 )
 GOLDEN = bytes.fromhex(
     "01 02 00000007 00000002 0000000000000064 00000003"
     "01 0000000000000064 00000000000000c8"
     "02 000000000000012c 00000032 0002 0000018bcfe56800"
-    "03 000000000000015e 00000032 0001 0000000000000000 0000020000000009"
+    "03 000000000000015e 00000032 0001 0000018bcfe56800 0000020000000009 00001388"
 )
 OFFSETS = st.integers(0, 60).map(Offset)
 RANGES = st.tuples(OFFSETS, st.integers(1, 9)).map(
