@@ -271,7 +271,9 @@ class QueueState:
             self._keys.setdefault(lock, []).append(offset)
         if before is not None and before.due_ms > now.wall_ms:
             message.at = _At.DELAYED
-            left_ms = min(before.due_ms - now.wall_ms, before.left_ms)
+            left_ms = before.due_ms - now.wall_ms
+            if before.delivery:
+                left_ms = min(left_ms, before.left_ms)
             self._deadlines.set(offset, now.mono_ms + left_ms)
         else:
             self._queue(message)
