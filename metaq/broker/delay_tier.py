@@ -10,6 +10,7 @@ being committed: then progress is where the index is.
 """
 
 import asyncio
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -49,6 +50,11 @@ HEAD_BYTES: Final = SizeBytes(64 * 1024)
 """More than the head of a record of a tier has: its topic's name comes in a line."""
 
 T = TypeVar("T")
+
+
+def _in_log(each: Waiting) -> tuple[int, bool]:
+    """Return the order of late ones: what cancels a message comes after its record."""
+    return each.offset, each.messages < 0
 
 
 class DelayTier:
@@ -157,7 +163,7 @@ class DelayTier:
                     break
                 self.late += decode_entries(b"".join(await self._open(segment)))
                 self.seen = int(segment.end_offset)
-            self.late.sort(key=lambda each: each.offset)
+            self.late.sort(key=_in_log)
         self.is_loaded, self.problem = True, ""
 
     async def follow(self) -> None:
@@ -196,8 +202,8 @@ class DelayTier:
         waiting = Waiting._make(ENTRY.unpack(entry))
         if waiting.key > self.progress[:2]:
             self.index.add(entry, Offset(self._segment.start))
-        elif waiting.messages > 0 and not is_done(self.steps, waiting.key):
-            self.late.append(waiting)
+        elif not is_done(self.steps, waiting.key):
+            insort(self.late, waiting, key=_in_log)
 
     async def _open(self, segment: Segment) -> list[bytes]:
         """Use the index of a sealed segment; return the entries that are late."""

@@ -220,8 +220,9 @@ class DueRun:
 
 
 def _is_late(entry: bytes, progress: Progress) -> bool:
-    _due, offset, number, _size, _topic = ENTRY.unpack(entry)
-    return bool(number > 0 and offset >= progress.seen)
+    # What cancels a late message has its offset.
+    offset: int = ENTRY.unpack(entry)[1]
+    return offset >= progress.seen
 
 
 class OpenedRun(NamedTuple):

@@ -18,6 +18,7 @@ older *step* until it is passed again: done is what one of the steps says is don
 
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 TICK_MS: Final = 100
@@ -73,6 +74,10 @@ class Waiting(NamedTuple):
         """Return what it is ordered by."""
         return self.due_ms, self.offset
 
+    def is_with(self, other: "Waiting") -> bool:
+        """Return whether another one is about the same record."""
+        return other.offset == self.offset
+
 
 class DueRecord(NamedTuple):
     """A record that is to be delivered."""
@@ -89,7 +94,7 @@ class DueSource(Protocol):
     seen: int
     """Up to where it was read."""
     late: list[Waiting]
-    """Late ones, in the order of their offsets."""
+    """Late ones, in the order of their offsets, and what is cancelled of them."""
 
     @property
     def progress(self) -> Progress:
@@ -157,12 +162,16 @@ def take_batch(
     is_stopped = [False] * len(tiers)
     for number, tier in enumerate(tiers):
         taken = 0
-        for record in tier.late:
+        while taken < len(tier.late):
+            record = tier.late[taken]
             if record.due_ms > now_ms or not has_room(record):
                 break
-            batch.append(DueRecord(number, record))
-            messages, size = messages + record.messages, size + record.size_bytes
-            taken += 1
+            after = list(takewhile(record.is_with, tier.late[taken + 1 :]))
+            if record.messages > 0:
+                places = tuple(each.size_bytes for each in after)
+                batch.append(DueRecord(number, record, places))
+                messages, size = messages + record.messages, size + record.size_bytes
+            taken += 1 + len(after)
         del tier.late[:taken]
         if tier.late:
             seen[number], is_stopped[number] = tier.late[0].offset, True

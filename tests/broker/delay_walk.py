@@ -182,12 +182,13 @@ class DelayWalk:
         if not found:
             return
         sent = self.random.choice(found)
-        was_cancelled = sent.is_cancelled
+        was_cancelled, was_in_doubt = sent.is_cancelled, sent.is_in_doubt
         sent.is_in_doubt = True
         body = b"%d %d %d %d" % sent.receipt
         reply = await self.rig.ask(Cancel("test", body, 1))
         if reply.status == 200:
-            sent.is_in_doubt = False
+            # When its time is over, only the broker that took it back tells that.
+            sent.is_in_doubt = was_in_doubt and reply.body == b"delivered"
             sent.is_cancelled |= reply.body == b"cancelled"
             if was_cancelled:
                 assert reply.body != b"unknown" or sent.due_ms < self.rig.now_ms

@@ -101,6 +101,28 @@ def test_a_receipt_of_something_else_takes_nothing_back() -> None:
     asyncio.run(main())
 
 
+def test_a_cancel_holds_when_the_clock_goes_back_and_on() -> None:
+    """The message is late by what was delivered before, and stays cancelled."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        await rig.schedule(b"before", due_ms=rig.now_ms + 10)
+        await rig.pass_s(1.0)
+        rig.clock.jump_wall_ms(-3_600_000)
+        rig = await rig.again()
+        due = rig.now_ms + 1000
+        tier, offset, first = await rig.schedule(b"a", b"b", due_ms=due)
+        await rig.tick()
+        assert await cancel(rig, tier, offset, due, first) == "cancelled"
+        rig.clock.advance_s(2.0)
+        rig = await rig.again()
+        await rig.tick()
+        assert rig.payloads() == [b"before", b"b"]
+        await rig.kill()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("body", [b"", b"1 2 3", b"1 2 3 4 5", b"a b c d", b"0 0 0 x"])
 def test_a_payload_that_is_no_receipt_is_refused(body: bytes) -> None:
     """With a 500 that says why."""

@@ -143,6 +143,27 @@ def test_a_batch_that_is_sent_again_waits_once() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("partition", [0, -1])
+def test_a_batch_that_was_not_delayed_is_not_after_the_clock_went_back(
+    partition: int,
+) -> None:
+    """Its time had come when it was sent first."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        fields = {"producer": "p", "sequence": 0, "partition": partition}
+        command = mput_of(b"a", due_ms=rig.now_ms, **fields)
+        first = await rig.send(command)
+        rig.clock.jump_wall_ms(-3_600_000)
+        rig = await rig.again(keep_all)
+        assert (await rig.send(command)).text == first.text
+        await rig.pass_s(4000.0)
+        assert rig.payloads(0) + rig.payloads(1) == [b"a"]
+        await rig.kill()
+
+    asyncio.run(main())
+
+
 def test_numbers_that_were_used_for_something_else_are_refused() -> None:
     """In their tier; a batch with a longer delay may have been overtaken."""
 

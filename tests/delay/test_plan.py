@@ -135,6 +135,22 @@ def test_a_cancelled_message_is_taken_with_its_record() -> None:
     assert progress == [Progress(2, 5, 10**6)]
 
 
+def test_a_late_message_may_be_cancelled_too() -> None:
+    """It was, before a clock went back and on; all of them is no part of the batch."""
+    late = [
+        waiting(3, 50, 2),
+        waiting(3, 50, -1, 1),
+        waiting(1, 70),
+        waiting(1, 70, -1),
+    ]
+    source = Source([], late, Progress(5, 5, 40), 99)
+    batch, progress = take_batch([source], 10)
+    assert [(each.record.offset, each.cancelled) for each in batch] == [
+        (50, (1,)), (70, (100,))
+    ]  # fmt: skip
+    assert progress == [Progress(5, 5, 99)]
+
+
 def test_a_tier_stops_where_a_cancel_is_being_stored() -> None:
     """The other tiers go on."""
     a, b = Source([waiting(1, 0), waiting(2, 5)]), Source([waiting(9, 0)])

@@ -22,6 +22,7 @@ goes to it and to the journal, like such a put.
 """
 
 from collections.abc import Generator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -38,7 +39,7 @@ from metaq.broker.acks import (
 from metaq.broker.context import BrokerContext
 from metaq.broker.handlers.txn import find_transaction, handle_transactional_put
 from metaq.broker.transactions import put_run
-from metaq.errors import ServerError, UnavailableError
+from metaq.errors import SequenceError, ServerError, UnavailableError
 from metaq.model import SizeBytes
 from metaq.protocol import texts
 from metaq.protocol.commands import Mput, Put
@@ -179,9 +180,14 @@ def _delay(
     try:
         if delays.answer_if_repeated(command, answerer):
             return True
-        context.topics.open_for_put(command.topic, command.partition)
+        choices = context.topics.open_for_put(command.topic, command.partition)
         if not delays.is_due_later(command):
             return False
+        for partition in choices:
+            # Its time had come when it was sent first, and the clock has gone back.
+            with suppress(SequenceError):
+                if _answer_if_repeated(command, partition, answerer):
+                    return True
         parts = yield from _check(command, pieces, context)
         yield from delays.schedule(command, parts, answerer)
     except REFUSALS as error:
