@@ -14,7 +14,6 @@ from metaq.client.errors import (
     OutcomeUnknownError,
     PartlySentError,
 )
-from metaq.client.produce import partition_sender
 from metaq.client.produce.batches import SendResult
 from metaq.client.produce.buffer import Buffer
 from metaq.client.produce.partition_sender import PartitionSender
@@ -152,7 +151,7 @@ def test_a_batch_that_finds_no_memory_fails_alone(
 
 @pytest.mark.parametrize(
     ("capabilities", "place", "name"),
-    [(OURS, partition_sender, "parse_receipt"), (JAVA, Request, "on_receipts")],
+    [(OURS, Request, "outcome_of"), (JAVA, Request, "on_receipts")],
 )
 def test_a_receipt_that_finds_no_memory_leaves_its_messages_in_doubt(
     capabilities: Capabilities, place: object, name: str

@@ -89,7 +89,7 @@ class Delivery:
             on_change=self._on_change,
         )
         self.outcomes = SendOutcomes(self._buffer, limits, self._fail_unsent)
-        self.routes = Routes(self._make_sender, self._make_timed, selector, first_turn)
+        self.routes = Routes(self._make_sender, selector, first_turn, self._make_timed)
         self.accumulator = Accumulator(self._buffer, self.routes)
         self._is_ticking = False
 

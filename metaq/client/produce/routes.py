@@ -34,21 +34,21 @@ class Routes:
     def __init__(
         self,
         make: Callable[[TopicPartition], PartitionSender],
-        make_timed: Callable[[TopicPartition], PartitionSender],
         selector: Selector | None,
         first_turn: int,
+        make_timed: Callable[[TopicPartition], PartitionSender] | None = None,
     ) -> None:
         """Start without topics.
 
         Args:
             make: makes the sender of a partition; called in any thread.
-            make_timed: likewise, that of its messages with a time.
             selector: chooses partitions; None goes by the key of messages that have
                 one, and round robin with the others.
             first_turn: where round robin begins, modulo the number of partitions.
+            make_timed: as `make`, for messages with a time; None is the same one.
         """
         self._make = make
-        self._make_timed = make_timed
+        self._make_timed = make_timed or make
         self._selector = selector
         self._by_key = KeyHash()
         self._topics: dict[str, _Topic] = {}
