@@ -123,11 +123,10 @@ INNER = {
     "AsyncQueue.begin_run",
     "AsyncQueue.close_timeout_s",
     "AsyncQueue.conclude",
-    "AsyncQueue.entry",
     "AsyncQueue.message",
     "AsyncQueue.require_started",
+    "AsyncQueue.say",
     "AsyncQueue.settle",
-    "AsyncQueue.verb_for",
     "MessageBatch.twin",
 }
 """Names that the worlds have for each other, and for their client."""

@@ -168,6 +168,7 @@ ACTED_ON = [
     "MessageTooLargeError",
     "MetaqError",
     "NoBrokerError",
+    "NoDelayError",
     "NoQueuesError",
     "NoTopicError",
     "OutcomeUnknownError",

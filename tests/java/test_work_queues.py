@@ -57,4 +57,4 @@ def test_java_puts_and_reads_what_workers_take(
     assert returned == {data for data in sent if data.endswith(b"7")}
     assert Counter(listener.data) == Counter(sent)
     found = ours.admin().describe_queue_group(group)
-    assert not any(one.open_count or one.scanned < one.end for one in found.queues)
+    assert not any(one.open_count or one.floor < one.end for one in found.queues)

@@ -171,7 +171,7 @@ class Shop:
                     len(found.queues) >= len(used)
                     and not found.problems
                     and not any(
-                        one.open_count or one.scanned < one.end for one in found.queues
+                        one.open_count or one.floor < one.end for one in found.queues
                     )
                 )
 

@@ -162,7 +162,7 @@ class BrokerLink:
     def _has_room(self) -> bool:
         options = self._parts.options
         return (
-            len(self.held) <= self._parts.count_max // 2
+            len(self.held) <= self._parts.held_max // 2
             and self._held_bytes <= options.prefetch_bytes // 2
             and self._unanswered_count < UNANSWERED_MAX
         )
@@ -179,7 +179,7 @@ class BrokerLink:
             connection,
             self._taking(
                 connection,
-                self._parts.count_max - len(self.held),
+                self._parts.held_max - len(self.held),
                 min(max(1, options.prefetch_bytes - self._held_bytes), TAKE_BYTES_MAX),
                 wait_s,
             ),

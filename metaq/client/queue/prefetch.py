@@ -216,7 +216,7 @@ class QueueParts:
     prefetch: Prefetch
     """Takes messages in order."""
     counts: QueueStatistics
-    count_max: int
+    held_max: int
     """Most messages of each broker that are here; handlers of `run` may want more."""
     unanswered_count: int = 0
     """Entries of settles without an answer."""

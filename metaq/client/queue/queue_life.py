@@ -151,7 +151,7 @@ class QueueLife:
                 are over.
 
         Raises:
-            ClosedError: it belongs to another event loop; it is not closed.
+            ClosedError: it is of another event loop; it is not closed.
 
         Cancellation: nothing is waited for any more.
         """
@@ -217,7 +217,7 @@ class QueueLife:
         """
         check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
         self.require_started()
-        self._parts.count_max = max(self._parts.count_max, concurrency)
+        self._parts.held_max = max(self._parts.held_max, concurrency)
         for link in self._links.values():
             link.wake()
 
