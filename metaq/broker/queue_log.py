@@ -15,6 +15,7 @@ from metaq.broker.internal_logs import read_records
 from metaq.errors import CorruptRecordError
 from metaq.model import LogId, Offset
 from metaq.queues.state_log import Images, QueueName, decode_state
+from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 
 TOPIC: Final = "__queues"
@@ -41,6 +42,9 @@ async def read_images(log: PartitionLog) -> tuple[Images, dict[QueueName, Offset
         StorageError: the disk does not give it.
         ClosedError: it is closed.
     """
+    if log.state is LogState.STOPPED:
+        # What can be read of it may be whole records, and their end missing.
+        raise CorruptRecordError(f"partition {log.log_id} is stopped: {log.damage[0]}")
     images, starts = Images(), dict[QueueName, Offset]()
     async for offset, record in read_records(log):
         try:

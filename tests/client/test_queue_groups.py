@@ -31,6 +31,7 @@ ONE_BROKER = {
     "test_a_name_is_a_log_group_or_a_queue_group": "MetaQ has none",
     "test_what_is_done_outlives_a_definition_lost_by_zookeeper": "MetaQ has none",
     "test_a_group_made_again_while_its_broker_was_down_begins_anew": "MetaQ has none",
+    "test_a_topic_that_is_made_again_has_none_of_its_acks": "MetaQ has none",
     "test_a_log_consumer_that_was_refused_leaves_the_name_free": "MetaQ has none",
     "test_a_log_consumer_that_joins_at_the_same_moment_is_found": "MetaQ has none",
     "test_a_broker_keeps_its_groups_without_zookeeper": "MetaQ has none",
@@ -200,6 +201,26 @@ def test_a_name_is_a_log_group_or_a_queue_group() -> None:
 
     with embedded_broker(topics={"orders": 1}) as broker:
         asyncio.run(main(broker))
+
+
+def test_a_topic_that_is_made_again_has_none_of_its_acks() -> None:
+    """The group stays, and gets what is put to the new topic, at the same offsets."""
+    with (
+        embedded_broker(topics={"mine": 1}) as broker,
+        Client(**broker.client_options) as client,
+    ):
+        admin = client.admin()
+        for count in (2, 3):
+            admin.create_topic("orders", partitions=1)
+            with client.producer() as producer:
+                for number in range(count):
+                    producer.send("orders", b"%d" % number)
+            with client.queue("orders", group="g", then="drop") as queue:
+                got = [queue.receive(30) for _ in range(count)]
+                assert [each.data for each in got] == [b"0", b"1", b"2"][:count]
+                assert {each.deliveries for each in got} == {1}
+                queue.ack_many(got)
+            admin.delete_topic("orders")
 
 
 def test_a_log_consumer_that_was_refused_leaves_the_name_free() -> None:
