@@ -11,9 +11,8 @@ from metaq.cli.redrive import INTERRUPTED
 from metaq.client import Client, OutgoingMessage
 from metaq.model import BrokerId, MessageId, Offset, TopicPartition
 from metaq.record.dead_letters import Origin, letter_headers
-from tests.client.worlds import parts_of
+from tests.integration.registered import make_topic, registered_broker
 from tests.rigs.fork_server import executable
-from tests.rigs.process import BrokerProcess
 from tests.rigs.waiting import wait_until
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -27,23 +26,10 @@ TRIES = 20
 
 @pytest.fixture
 def client(zookeeper: str, tmp_path: Path) -> Iterator[Client]:
-    settings = {
-        "zk.zkEnable": "true",
-        "zk.zkConnect": zookeeper,
-        "zk.zkSessionTimeoutMs": "4000",
-        "hostName": "127.0.0.1",
-    }
-    words = [w for key, text in settings.items() for w in ("--set", f"{key}={text}")]
-    data = tmp_path / "data"
-    with (
-        BrokerProcess(data, topic="mine", arguments=words),
-        Client(zookeeper) as one,
-    ):
-        wait_until(lambda: parts_of(one).metadata.snapshot.brokers)
-        admin = one.admin()
+    with registered_broker(tmp_path / "data", zookeeper), Client(zookeeper) as one:
         for topic in ("orders", "dead"):
-            admin.create_topic(topic, partitions=1)
-        admin.create_queue_group("workers", "orders", dead_letter_topic="dead")
+            make_topic(one, topic)
+        one.admin().create_queue_group("workers", "orders", dead_letter_topic="dead")
         yield one
 
 

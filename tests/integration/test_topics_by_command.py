@@ -14,7 +14,7 @@ import pytest
 
 from metaq.client import Client, RequestTimeoutError
 from metaq.zk.definitions import TopicState, decode_copy, decode_definition
-from tests.client.worlds import parts_of
+from tests.integration.registered import registered_broker, wait_registered
 from tests.rigs.fork_server import executable
 from tests.rigs.process import BrokerProcess
 from tests.rigs.waiting import wait_until
@@ -29,14 +29,7 @@ COUNT = 24
 
 @pytest.fixture
 def broker(zookeeper: str, tmp_path: Path) -> Iterator[BrokerProcess]:
-    settings = {
-        "zk.zkEnable": "true",
-        "zk.zkConnect": zookeeper,
-        "zk.zkSessionTimeoutMs": "4000",
-        "hostName": "127.0.0.1",
-    }
-    words = [w for key, text in settings.items() for w in ("--set", f"{key}={text}")]
-    with BrokerProcess(tmp_path / "data", topic="mine", arguments=words) as process:
+    with registered_broker(tmp_path / "data", zookeeper) as process:
         wait_registered(zookeeper)
         yield process
 
@@ -45,11 +38,6 @@ def start(broker: BrokerProcess, zookeeper: str) -> None:
     """Start it again, and wait until it is registered."""
     broker.start()
     wait_registered(zookeeper)
-
-
-def wait_registered(zookeeper: str) -> None:
-    with Client(zookeeper) as client:
-        wait_until(lambda: parts_of(client).metadata.snapshot.brokers)
 
 
 def metaq(
