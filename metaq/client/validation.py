@@ -101,6 +101,11 @@ def moment_ms(name: str, value: object) -> Millis:
     return Millis(max(0, -((EPOCH - value) // dt.timedelta(milliseconds=1))))
 
 
+def moment_of(ms: int) -> dt.datetime:
+    """Return the moment so many ms after 1970, with the time zone UTC."""
+    return EPOCH + dt.timedelta(milliseconds=ms)
+
+
 def _shown(value: float) -> str:
     """Return a number for a sentence: int() of a user may have a million digits."""
     if isinstance(value, int) and not -WHOLE_MAX <= value <= WHOLE_MAX:

@@ -18,7 +18,7 @@ from metaq.client.cluster.scheduled import (
 )
 from metaq.client.fan_out import failures, for_each, raise_first
 from metaq.client.names import check_topic
-from metaq.client.validation import check_whole, moment_ms
+from metaq.client.validation import check_whole, moment_ms, moment_of
 from metaq.model import BrokerId, Millis
 from metaq.record.ids import id_after
 
@@ -106,10 +106,7 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
         return ScheduledDescription(
             sum(each.message_count for each in good),
             sum(each.size_bytes for each in good),
-            {
-                dt.datetime.fromtimestamp(hour / 1000, dt.UTC): hours[hour]
-                for hour in sorted(hours)
-            },
+            {moment_of(hour): hours[hour] for hour in sorted(hours)},
             tuple(soonest[:count_max]),
             tuple(problems),
         )

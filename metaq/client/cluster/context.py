@@ -10,7 +10,9 @@ from metaq.client.options import ClientOptions, ProducerOptions
 from metaq.client.partitioner import Selector
 from metaq.client.validation import check_timeout
 from metaq.clock import Clock
+from metaq.errors import NoBrokerError
 from metaq.model import BrokerAddress, BrokerId
+from metaq.peer.connection import BrokerConnection
 from metaq.peer.pool import ConnectionPool
 from metaq.record.flags import Headers
 from metaq.zk.paths import NodePaths
@@ -94,6 +96,21 @@ class ClientContext:
         if copies is None:
             return None
         return copies.leader or next(iter(copies.followers.values()), None)
+
+    async def connect_leader(
+        self, broker_id: BrokerId, deadline_s: float
+    ) -> BrokerConnection:
+        """Return the pool's connection to a broker's leader.
+
+        Raises:
+            NoBrokerError: it is not there, or cannot be reached before the deadline.
+            ClosedError: the client is closed.
+        """
+        copies = self.metadata.snapshot.brokers.get(broker_id)
+        if copies is None or copies.leader is None:
+            self.metadata.request_refresh()
+            raise NoBrokerError(f"broker {broker_id} is not there")
+        return await self.pool.get(copies.leader, deadline_s=deadline_s)
 
     async def disconnect(self, deadline_s: float | None) -> None:
         """Close connections and session, when all that was made over them is closed.

@@ -6,20 +6,19 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from metaq.client.cluster.context import ClientContext
-from metaq.errors import BadReplyError, NoBrokerError
+from metaq.client.cluster.metadata_queries import insist
+from metaq.client.validation import moment_of
+from metaq.errors import BadReplyError
 from metaq.model import BrokerId, MessageId, Millis, Offset, TopicPartition
-from metaq.peer.connection import BrokerConnection
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Cancel, ListScheduled
 from metaq.protocol.decimals import I64_MAX
-from metaq.retry import Backoff, retry
 
 ALL_TOPICS: Final = "*"
 LIST_COUNT_MAX: Final = 1000
 """Batches that one answer names."""
 TIME_END_MS: Final = 10**14
 """Later times are none: the year 5138."""
-AGAIN: Final = Backoff(first_s=0.05, max_s=1.0)
 _CANCELLED: Final = "cancelled"
 _UNKNOWN: Final = "unknown"
 _LATE: Final = "delivered"
@@ -44,7 +43,7 @@ class ScheduledBatch(NamedTuple):
     @property
     def due(self) -> dt.datetime:
         """Their time, with the time zone UTC."""
-        return dt.datetime.fromtimestamp(self.due_ms / 1000, dt.UTC)
+        return moment_of(self.due_ms)
 
 
 class WaitingOnBroker(NamedTuple):
@@ -55,16 +54,6 @@ class WaitingOnBroker(NamedTuple):
     hours: Mapping[int, int]
     """Start of an hour, ms since 1970 → messages that are due in it."""
     soonest: tuple[ScheduledBatch, ...]
-
-
-async def _connect(
-    context: ClientContext, broker_id: BrokerId, deadline_s: float
-) -> BrokerConnection:
-    copies = context.metadata.snapshot.brokers.get(broker_id)
-    if copies is None or copies.leader is None:
-        context.metadata.request_refresh()
-        raise NoBrokerError(f"broker {broker_id} is not there")
-    return await context.pool.get(copies.leader, deadline_s=deadline_s)
 
 
 async def cancel_scheduled(
@@ -89,13 +78,13 @@ async def cancel_scheduled(
         MetaqError: the broker refuses, or cannot be asked in time.
     """
 
-    async def ask() -> str:
-        connection = await _connect(context, partition.broker_id, deadline_s)
+    async def ask(*, deadline_s: float) -> str:
+        connection = await context.connect_leader(partition.broker_id, deadline_s)
         payload = b"%d %d %d %d" % receipt
         command = Cancel(partition.topic, payload, connection.next_opaque())
         return require_ok(await connection.call(command, deadline_s=deadline_s)).text
 
-    word = await retry(ask, backoff=AGAIN, deadline_s=deadline_s, clock=context.clock)
+    word = await insist(context, ask, deadline_s)
     if word not in {_CANCELLED, _UNKNOWN, _LATE}:
         raise BadReplyError(f"cancel: expected '{_CANCELLED}', got {word[:80]!r}")
     return None if word == _UNKNOWN else word == _CANCELLED
@@ -125,7 +114,7 @@ async def scheduled_on(
     Raises:
         MetaqError: the broker refuses, or cannot be asked.
     """
-    connection = await _connect(context, broker_id, deadline_s)
+    connection = await context.connect_leader(broker_id, deadline_s)
     if not connection.capabilities.delay_ms_max:
         return WaitingOnBroker(0, 0, {}, ())
     command = ListScheduled(

@@ -14,7 +14,12 @@ from typing import Any, Final, Self, TypeAlias
 
 from metaq.client.partitioner import parse_partition
 from metaq.client.produce.batches import SendResult
-from metaq.client.validation import EPOCH, check_seconds, moment_ms, wrong_type
+from metaq.client.validation import (
+    check_seconds,
+    moment_ms,
+    moment_of,
+    wrong_type,
+)
 from metaq.errors import ConfigError
 from metaq.model import MessageId, Millis, Offset, TopicPartition
 from metaq.record.expiry import EXPIRES_IN
@@ -73,7 +78,7 @@ class Scheduled(SendResult):
     @property
     def due(self) -> dt.datetime:
         """Its time, with the time zone UTC."""
-        return EPOCH + dt.timedelta(milliseconds=self.due_ms)
+        return moment_of(self.due_ms)
 
     @property
     def receipt(self) -> tuple[int, int, int, int]:

@@ -30,7 +30,6 @@ from metaq.errors import (
     BadRequestError,
     CorruptRecordError,
     MetaqError,
-    NoBrokerError,
     NotDefinedError,
     ServerError,
     UnexpectedReplyError,
@@ -138,17 +137,14 @@ class BrokerLink:
 
     async def _connect(self) -> BrokerConnection:
         """Return the connection; a new one hears first what is held."""
-        copies = self._context.metadata.snapshot.brokers.get(self.broker_id)
-        if copies is None or copies.leader is None:
-            raise NoBrokerError(f"broker {self.broker_id} is not there")
-        connection = await self._context.pool.get(
-            copies.leader, deadline_s=self._context.deadline_s()
+        connection = await self._context.connect_leader(
+            self.broker_id, self._context.deadline_s()
         )
         if connection is not self._connection:
             if not connection.capabilities.queues:
                 raise NoQueuesError(
-                    f"broker {self.broker_id} at {copies.leader} has no queue groups:"
-                    f" its version is {connection.capabilities.version}"
+                    f"broker {self.broker_id} at {connection.address} has no queue"
+                    f" groups: its version is {connection.capabilities.version}"
                 )
             self._connection = connection
             connection.on_closed(lambda _reason: self.wake())

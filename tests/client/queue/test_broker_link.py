@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from metaq.client.cluster.context import ClientContext
 from metaq.client.options import ClientOptions, QueueOptions
 from metaq.client.queue.broker_link import NOT_DEFINED_S, BrokerLink
 from metaq.client.queue.prefetch import (
@@ -115,6 +117,7 @@ class Rig:
             ),
             deadline_s=lambda: CLOCK.monotonic_s() + 30,
         )
+        context.connect_leader = partial(ClientContext.connect_leader, context)
         chosen = QueueOptions(**options)
         parts = QueueParts(
             context,
