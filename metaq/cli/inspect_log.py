@@ -32,7 +32,7 @@ from metaq.fs import LOCK_FILE, FileSystem, SystemFileSystem
 from metaq.model import Offset, Position, SizeBytes, id_time
 from metaq.record.flags import TEXT_AT, Decoded, decode_payload
 from metaq.record.layout import Record
-from metaq.record.scan import Corrupt, Incomplete, read_record
+from metaq.record.scan import WINDOW_BYTES, Corrupt, Incomplete, iter_records
 from metaq.storage.holdings import HOLDINGS_FILE
 from metaq.storage.log_writer import UNSYNCED_BYTES_MAX
 from metaq.storage.retention_run import ZIP_SUFFIX
@@ -41,7 +41,6 @@ from metaq.storage.segment_source import SegmentSource, open_source, unpacked_si
 from metaq.storage.verify import Finding, VerifyReport, list_logs, verify_directory
 from metaq.storage.walk import search_record
 
-WINDOW_BYTES: Final = 1 << 20
 DUMP_PAYLOAD_BYTES_MAX: Final = 64 << 20
 """A longer payload is not read: a damaged or made-up length would take gigabytes of
 memory. It is four times what brokers accept by default."""
@@ -81,44 +80,12 @@ def base_offset_of(path: Path) -> Offset:
     return Offset(int(name))
 
 
-def iter_records(
-    file: SegmentSource,
-    start: Position,
-    *,
-    end: Position,
-    window_bytes: int = WINDOW_BYTES,
+def _records(
+    file: SegmentSource, start: Position, end: Position
 ) -> Iterator[tuple[Position, Record] | Corrupt | Incomplete]:
-    """Yield each record with its position; last, if there is one, why the walk ended.
-
-    Args:
-        file: the segment.
-        start: a record boundary.
-        end: the size of the file, as it was read.
-        window_bytes: bytes read at once; a larger record is read by itself.
-    """
-    window, base = b"", start
-    position = start
-    while position < end:
-        result = read_record(
-            window, Position(position - base), payload_bytes_max=DUMP_PAYLOAD_BYTES_MAX
-        )
-        if isinstance(result, Record):
-            yield position, result
-            position = Position(position + result.size_bytes)
-            continue
-        needed = result.needed_bytes if isinstance(result, Incomplete) else 0
-        have_end = base + len(window)
-        if isinstance(result, Corrupt) or (
-            isinstance(result, Incomplete)
-            and (have_end >= end or position + needed > end)
-        ):
-            yield result
-            return
-        size = min(max(window_bytes, needed), end - position)
-        base = position
-        window = file.read_at(position, SizeBytes(size))
-        if not window:
-            return
+    return iter_records(
+        file.read_at, start, end, payload_bytes_max=DUMP_PAYLOAD_BYTES_MAX
+    )
 
 
 @command(
@@ -170,7 +137,7 @@ def _dump(
     position = start
     if not options.as_json:
         render.print_header(DUMP_COLUMNS)
-    for count, item in enumerate(iter_records(file, start, end=end)):
+    for count, item in enumerate(_records(file, start, end)):
         if isinstance(item, Corrupt | Incomplete):
             last = item
             break
@@ -213,7 +180,7 @@ def _record_start(path: Path, position: Position) -> Position:
     source = open_source(SystemFileSystem(), path, is_zip=path.suffix == ZIP_SUFFIX)
     begin = Position(0)
     try:
-        for item in iter_records(source, begin, end=position):
+        for item in _records(source, begin, position):
             if isinstance(item, Corrupt):
                 return position
             if not isinstance(item, Incomplete):

@@ -41,7 +41,7 @@ from metaq.fs import FileSystem, ReadFile
 from metaq.model import Offset, Position, SizeBytes
 from metaq.record.checksum import CRC_BYTES, crc32, has_crc, with_crc
 from metaq.record.layout import Record
-from metaq.record.scan import Incomplete, read_record
+from metaq.record.scan import Corrupt, Incomplete, iter_records
 
 DUE_SUFFIX: Final = ".due"
 ENTRY: Final = Struct(">qqiII")
@@ -49,7 +49,6 @@ KEY_BYTES: Final = 20
 BLOCK_ENTRIES: Final = 1024
 FRESH_MAX: Final = 4096
 """Entries in memory that are not sorted into a run yet."""
-SCAN_BYTES: Final = 1 << 20
 
 _HEAD: Final = Struct(">8sqqII")
 _BLOCK: Final = Struct(f">{KEY_BYTES}sqqI")
@@ -294,21 +293,15 @@ def encode_file(base: Offset, end: Offset, entries: Sequence[bytes]) -> bytes:
 
 def _scan(file: ReadFile, segment: Path, base: Offset, end: Offset) -> Iterator[bytes]:
     """Yield the entries of a segment in the order of the log."""
-    start, size, length = 0, SCAN_BYTES, end - base
-    while start < length:
-        wanted = SizeBytes(min(size, length - start))
-        data, position = file.read_at(Position(start), wanted), Position(0)
-        while isinstance(found := read_record(data, position), Record):
-            yield entry_of(Offset(base + start + position), found)
-            position = Position(position + found.size_bytes)
-        if not position:
-            needed = found.needed_bytes if isinstance(found, Incomplete) else 0
-            if needed <= len(data) or len(data) < wanted:
-                raise CorruptRecordError(f"{segment}: no record at {start}: {found}")
-            size = max(size, needed)
-        else:
-            size = SCAN_BYTES
-        start += position
+    done, length = Position(0), Position(end - base)
+    for item in iter_records(file.read_at, done, length):
+        if isinstance(item, Corrupt | Incomplete):
+            raise CorruptRecordError(f"{segment}: no record at {done}: {item}")
+        position, record = item
+        yield entry_of(Offset(base + position), record)
+        done = Position(position + record.size_bytes)
+    if done < length:
+        raise CorruptRecordError(f"{segment}: expected {length} bytes, got {done}")
 
 
 class DueIndex:

@@ -2,7 +2,7 @@
 
     expires-in      2000      milliseconds from the time in the message's id
 
-A message of a Java broker, whose ids tell no time, never expires; nor does one whose
+A message of a Java broker, whose ids have no time, never expires; nor does one whose
 header is no number, and a dead letter has no such header any more.
 """
 

@@ -15,6 +15,7 @@ anything.
 import enum
 import math
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Final, TypeAlias
@@ -30,6 +31,8 @@ from metaq.record.layout import (
 )
 
 START: Final = Position(0)
+WINDOW_BYTES: Final = 1 << 20
+"""Bytes of a file that are read at once."""
 HEADER_EFFORT: Final = 1024
 """Bytes whose checksum takes about as long as decoding a header."""
 POSITION_EFFORT: Final = 128
@@ -184,6 +187,48 @@ def read_record(
 
 _BLANK: Final = bytes(8)
 """Start of an empty record: length and checksum are 0."""
+
+
+def iter_records(
+    read: Callable[[Position, SizeBytes], bytes],
+    start: Position,
+    end: Position,
+    *,
+    window_bytes: int = WINDOW_BYTES,
+    payload_bytes_max: int = PAYLOAD_BYTES_MAX,
+) -> Iterator[tuple[Position, Record] | Corrupt | Incomplete]:
+    """Yield each record of a file with its position; last why that ended, if it did.
+
+    Args:
+        read: reads the file at a position; less than asked for is its end.
+        start: a record boundary.
+        end: where to stop, the size of the file at most.
+        window_bytes: bytes read at once; a larger record is read by itself.
+        payload_bytes_max: a longer payload counts as corruption.
+    """
+    window, base = b"", start
+    position = start
+    while position < end:
+        result = read_record(
+            window, Position(position - base), payload_bytes_max=payload_bytes_max
+        )
+        if isinstance(result, Record):
+            yield position, result
+            position = Position(position + result.size_bytes)
+            continue
+        needed = result.needed_bytes if isinstance(result, Incomplete) else 0
+        have_end = base + len(window)
+        if isinstance(result, Corrupt) or (
+            isinstance(result, Incomplete)
+            and (have_end >= end or position + needed > end)
+        ):
+            yield result
+            return
+        size = min(max(window_bytes, needed), end - position)
+        base = position
+        window = read(position, SizeBytes(size))
+        if len(window) < size:
+            end = Position(base + len(window))
 
 
 @cache

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metaq.cli.inspect_log import WINDOW_BYTES, iter_records
 from metaq.cli.render import preview
 from metaq.fs import SystemFileSystem
 from metaq.model import MessageId, Position
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER, Record, encode_record
-from metaq.record.scan import Corrupt, Incomplete
+from metaq.record.scan import WINDOW_BYTES, Corrupt, Incomplete, iter_records
 from tests.cli.runner import id_at, run
 
 BASE = 1000
@@ -41,7 +40,7 @@ def test_every_record_is_found_whatever_the_window(
     path = write(tmp_path, *[record(p, i + 1) for i, p in enumerate(payloads)])
     file = SystemFileSystem().open_read(path)
     end = Position(file.size())
-    found = list(iter_records(file, Position(0), end=end, window_bytes=64))
+    found = list(iter_records(file.read_at, Position(0), end, window_bytes=64))
     file.close()
     assert [r.payload for _at, r in found] == payloads  # type: ignore[misc]  # records
 
@@ -232,9 +231,9 @@ def test_the_walk_says_why_it_ended(tmp_path: Path) -> None:
     """The last item is the flaw."""
     path = write(tmp_path, record(b"a"), b"\xff" * 30)
     file = SystemFileSystem().open_read(path)
-    *_records, last = iter_records(file, Position(0), end=Position(file.size()))
+    *_records, last = iter_records(file.read_at, Position(0), Position(file.size()))
     assert isinstance(last, Corrupt)
-    *records, last = iter_records(file, Position(0), end=Position(25))
+    *records, last = iter_records(file.read_at, Position(0), Position(25))
     assert isinstance(last, Incomplete)
     assert all(isinstance(r, Record) for _at, r in records)  # type: ignore[misc]  # pairs
     file.close()

@@ -14,6 +14,7 @@ from metaq.record.scan import (
     Flaw,
     Incomplete,
     find_next_record,
+    iter_records,
     read_record,
     scan_records,
     search_next_record,
@@ -184,3 +185,23 @@ def test_a_search_with_a_bound_says_how_far_it_came() -> None:
         False,
         50,
     )
+
+
+def test_a_file_that_is_shorter_than_it_was_ends_the_walk() -> None:
+    """Between two records, and within one: then the last item is the flaw."""
+    data = encode_record(b"one", id=MessageId(1)) + encode_record(
+        b"two", id=MessageId(2)
+    )
+    for size, flaws in ((len(data) // 2, []), (len(data) - 1, [Incomplete])):
+        file = data[:size]
+        items = list(
+            iter_records(
+                lambda at, count, file=file: file[at : at + count],  # type: ignore[misc]  # a loop
+                Position(0),
+                Position(len(data)),
+            )
+        )
+        first, *rest = items
+        assert isinstance(first, tuple)
+        assert first[1].payload == b"one"
+        assert [type(each) for each in rest] == flaws
