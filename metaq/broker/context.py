@@ -1,7 +1,7 @@
 """Parts of one broker used by handlers, and its counters."""
 
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -14,8 +14,7 @@ from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig
 from metaq.errors import MetaqError, WireError
 from metaq.fs import FileSystem
-from metaq.protocol.commands import Cancel, Follow, ListScheduled, Mput, Settle, Take
-from metaq.record.batch import CheckedRecords
+from metaq.protocol.commands import Cancel, Follow, ListScheduled, Settle, Take
 from metaq.record.ids import IdGenerator
 from metaq.stats import Histogram, counter
 from metaq.storage.span_lookup import MadeIndexes
@@ -152,16 +151,15 @@ class QueueGroups(Protocol):
 class DelayedMessages(Protocol):
     """Delayed messages interface used by handlers; `answerer` is the session."""
 
-    def answer_if_repeated(self, command: Mput, answerer: Any) -> bool:
-        """Answer a batch that is sent again; return whether it is one."""
+    @property
+    def tiers(self) -> Sequence[Any]:
+        """Return each `DelayTier`, in order."""
 
-    def is_due_later(self, command: Mput) -> bool:
-        """Return whether the time of a batch is to come; raises what a put raises."""
+    def now_ms(self) -> int:
+        """Return the time that due times are compared with."""
 
-    def schedule(
-        self, command: Mput, parts: Sequence[CheckedRecords], answerer: Any
-    ) -> Generator[None, None, None]:
-        """Keep a verified batch until its time; raises what a put raises."""
+    def wake(self) -> None:
+        """Look for what is due: something was scheduled, or will be by a commit."""
 
     def cancel(self, command: Cancel, answerer: Any) -> None:
         """Answer a `cancel`, later; raises WireError."""

@@ -7,8 +7,7 @@ there is a digest of producer, topic and partition.
 
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
-from hashlib import sha256
-from typing import Final, Protocol
+from typing import Final
 
 from metaq.broker.acks import (
     PUT_OVERHEAD_BYTES,
@@ -17,9 +16,9 @@ from metaq.broker.acks import (
     Receipts,
     is_light,
 )
-from metaq.broker.context import BrokerContext
-from metaq.broker.delay_tier import DelayTier
+from metaq.broker.context import BrokerContext, DelayedMessages
 from metaq.broker.handlers.txn import find_transaction
+from metaq.broker.internal_logs import producer_name
 from metaq.broker.transactions import put_run
 from metaq.delay.due_index import ENTRY, topic_hash
 from metaq.delay.plan import tier_of
@@ -43,20 +42,6 @@ from metaq.txn.transaction import PutRun
 
 NAMES_REMEMBERED_MAX: Final = 4096
 """Producers with a partition whose names in the tiers are remembered."""
-
-
-class DelayOwner(Protocol):
-    """The service as puts use it."""
-
-    @property
-    def tiers(self) -> Sequence[DelayTier]:
-        """Return the tiers, in order."""
-
-    def now_ms(self) -> int:
-        """Return the time that due times are compared with."""
-
-    def wake(self) -> None:
-        """Look for what is due."""
 
 
 class ScheduledTicket(PutTicket):
@@ -106,7 +91,9 @@ class ScheduledTicket(PutTicket):
         super().on_failed(error)
 
 
-def answer_if_repeated(delays: DelayOwner, command: Mput, answerer: Answerer) -> bool:
+def answer_if_repeated(
+    delays: DelayedMessages, command: Mput, answerer: Answerer
+) -> bool:
     """Answer a batch that its producer sends again; return whether it was one.
 
     Raises:
@@ -136,7 +123,9 @@ def answer_if_repeated(delays: DelayOwner, command: Mput, answerer: Answerer) ->
     return False
 
 
-def is_due_later(delays: DelayOwner, command: Mput, context: BrokerContext) -> bool:
+def is_due_later(
+    delays: DelayedMessages, command: Mput, context: BrokerContext
+) -> bool:
     """Return whether the time of a batch is still to come.
 
     Raises:
@@ -163,7 +152,7 @@ def is_due_later(delays: DelayOwner, command: Mput, context: BrokerContext) -> b
 
 
 def schedule(
-    delays: DelayOwner,
+    delays: DelayedMessages,
     command: Mput,
     parts: Sequence[CheckedRecords],
     answerer: Answerer,
@@ -238,4 +227,4 @@ def schedule(
 @lru_cache(NAMES_REMEMBERED_MAX)
 def name_of(producer: str, topic: str, partition: int) -> str:
     """Return a producer's name in the tables of the tiers."""
-    return sha256(f"{producer}\0{topic}\0{partition}".encode()).hexdigest()
+    return producer_name(producer, topic, partition)

@@ -27,7 +27,6 @@ from collections.abc import (
     AsyncIterator,
     Callable,
     Coroutine,
-    Generator,
     Iterator,
     Mapping,
     Sequence,
@@ -37,7 +36,6 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
-from metaq.broker import delay_puts
 from metaq.broker.acks import REFUSALS, Answerer
 from metaq.broker.context import BrokerContext
 from metaq.broker.delay_cancel import Place, cancel
@@ -79,8 +77,7 @@ from metaq.errors import (
 from metaq.lifecycle import Service
 from metaq.model import LogId, Offset, SizeBytes
 from metaq.protocol.codec import encode_result
-from metaq.protocol.commands import Cancel, ListScheduled, Mput, Status
-from metaq.record.batch import CheckedRecords
+from metaq.protocol.commands import Cancel, ListScheduled, Status
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.retry import Backoff
 from metaq.storage.log_removal import outcome_of
@@ -141,20 +138,6 @@ class DelayService(Service):
         self._late_ms = 0
 
     # -- commands
-
-    def answer_if_repeated(self, command: Mput, answerer: Answerer) -> bool:
-        """Answer a batch that is sent again; see `delay_puts.answer_if_repeated`."""
-        return delay_puts.answer_if_repeated(self, command, answerer)
-
-    def is_due_later(self, command: Mput) -> bool:
-        """Return whether the time of a batch is to come; see `delay_puts`."""
-        return delay_puts.is_due_later(self, command, self._context)
-
-    def schedule(
-        self, command: Mput, parts: Sequence[CheckedRecords], answerer: Answerer
-    ) -> Generator[None, None, None]:
-        """Keep a verified batch until its time; see `delay_puts.schedule`."""
-        return delay_puts.schedule(self, command, parts, answerer)
 
     def cancel(self, command: Cancel, answerer: Answerer) -> None:
         """Take one message back; see `delay_cancel.py`."""

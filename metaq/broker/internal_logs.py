@@ -5,6 +5,7 @@ recovered, scrubbed and backed up as any partition. Their owner trims them.
 """
 
 from collections.abc import AsyncIterator, Callable
+from hashlib import blake2b
 from typing import Final
 
 from metaq.broker.context import BrokerContext
@@ -62,6 +63,15 @@ async def read_range(log: PartitionLog, start: Offset, end: Offset) -> bytes:
         part = log.read(Offset(start + len(data)), end - start - len(data))
         data += await part.run(part.read)
     return data
+
+
+def producer_name(*parts: object) -> str:
+    """Return a name for the producer table of a log: a digest, the same for the same.
+
+    It is for batches that name more than a producer, and may be long.
+    """
+    text = "\0".join(map(str, parts))
+    return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class InternalLogs:

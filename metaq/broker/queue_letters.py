@@ -13,11 +13,10 @@ gives anything out (`stored_letters`).
 import logging
 from collections import deque
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Final
 
 from metaq.broker.context import BrokerContext
-from metaq.broker.internal_logs import InternalLogs, Ticket
+from metaq.broker.internal_logs import InternalLogs, Ticket, producer_name
 from metaq.broker.joined_appends import JoinedAppends, JoinedRecord
 from metaq.broker.queue_groups import OnTried, QueueOwner
 from metaq.broker.queue_part import ServedQueue
@@ -258,8 +257,7 @@ def letters_of(name: QueueName, log: PartitionLog) -> str:
 
     The number of the log is in it: a topic that is made again gives the same offsets.
     """
-    parts = "\0".join(map(str, (*name, log.number)))
-    return f"letter-{blake2b(parts.encode(), digest_size=16).hexdigest()}-"
+    return f"letter-{producer_name(*name, log.number)}-"
 
 
 def stored_letters(

@@ -127,7 +127,7 @@ class ServedQueue:
             on_stored(None)
 
     def note_done(self, done: Sequence[Done], on_stored: OnStored) -> None:
-        """Write that messages are done of which the state is told apart."""
+        """Write that messages are done; their state hears of it by another way."""
         self._append(self.encode(done), on_stored)
 
     def encode(self, changes: Sequence[Change]) -> bytes:

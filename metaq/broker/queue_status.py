@@ -15,7 +15,7 @@ from metaq.storage.partition_log import PartitionLog
 
 HOLDERS_MAX: Final = 20
 """Workers that a line names, those that hold most."""
-LOSS_TOLD_MS: Final = 24 * 3600 * 1000
+LOSS_SHOWN_MS: Final = 24 * 3600 * 1000
 """Time for which an alarm names what retention took."""
 
 Place: TypeAlias = tuple[PartitionLog, ServedQueue | None, Offset]
@@ -79,7 +79,7 @@ def status_of(group: QueueGroup, places: Iterable[Place], now: Now) -> QueueGrou
             f"{_subject(queue)}: retention took {queue.lost_count} open messages, and"
             f" {queue.state.lost_bytes} bytes that were not looked at"
             for queue in queues
-            if queue.lost_ms and now.mono_ms - queue.lost_ms < LOSS_TOLD_MS
+            if queue.lost_ms and now.mono_ms - queue.lost_ms < LOSS_SHOWN_MS
         ),
         **sums,
     )

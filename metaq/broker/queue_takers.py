@@ -183,18 +183,17 @@ class Takers:
         taken = queue.state.take(
             command.worker, count, size_max, lease_ms, now, is_alone=is_alone
         )
-        has_expired = queue.state.has_changes
-        if has_expired:
+        has_changed = queue.state.has_changes
+        if has_changed:  # some have expired
             self._service.send_letters(queue)
             self._service.store(queue)
         if not taken:
-            return has_expired
+            return has_changed
         self._end(group, taker)
         if is_alone:
             self._keep(group, command.worker, None, queue, now)
         self._service.note_taken(command.worker, queue)
         self._service.watch(queue)
-        self._service.store(queue)
         self._give(queue, taker, taken, lease_ms)
         return True
 

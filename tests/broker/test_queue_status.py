@@ -8,7 +8,7 @@ from typing import Any
 
 from metaq.broker.app import Broker
 from metaq.broker.health import Alarm, find_problems
-from metaq.broker.queue_status import LOSS_TOLD_MS, QueueGroupStatus
+from metaq.broker.queue_status import LOSS_SHOWN_MS, QueueGroupStatus
 from metaq.clock import SystemClock
 from metaq.protocol.queue_frames import SettleVerb, Word
 from metaq.testing.zk import MemoryZooKeeper
@@ -120,7 +120,7 @@ def test_what_retention_takes_rings_without_a_worker(tmp_path: Path) -> None:
             "queue group 'workers' of test-0: retention took 1 open messages, and"
             f" {lost_bytes} bytes that were not looked at"
         )
-        queue.lost_ms -= LOSS_TOLD_MS
+        queue.lost_ms -= LOSS_SHOWN_MS
         assert alarms(broker, Alarm.QUEUE_LOST_TO_RETENTION) == []
 
     run(tmp_path, scenario, broker={"maxSegmentSize": "1000"})

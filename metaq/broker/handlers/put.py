@@ -26,6 +26,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
+from metaq.broker import delay_puts
 from metaq.broker.acks import (
     REFUSALS,
     Answerer,
@@ -178,10 +179,10 @@ def _delay(
     if command.transaction is not None:
         find_transaction(command, answerer, count=command.count)
     try:
-        if delays.answer_if_repeated(command, answerer):
+        if delay_puts.answer_if_repeated(delays, command, answerer):
             return True
         choices = context.topics.open_for_put(command.topic, command.partition)
-        if not delays.is_due_later(command):
+        if not delay_puts.is_due_later(delays, command, context):
             return False
         for partition in choices:
             # Its time had come when it was sent first, and the clock has gone back.
@@ -189,7 +190,7 @@ def _delay(
                 if _answer_if_repeated(command, partition, answerer):
                     return True
         parts = yield from _check(command, pieces, context)
-        yield from delays.schedule(command, parts, answerer)
+        yield from delay_puts.schedule(delays, command, parts, answerer)
     except REFUSALS as error:
         raise refuse_put(
             context,
