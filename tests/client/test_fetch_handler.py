@@ -34,12 +34,14 @@ def message(number: int) -> Message:
 class Bench:
     """A handler over a fetch buffer, with the fatal errors that it reports."""
 
-    def __init__(self, marks: Marks | None = None, **options: Any) -> None:
+    def __init__(
+        self, marks: Marks | None = None, *, room: int = 100, **options: Any
+    ) -> None:
         self.clock = ManualClock()
         self.buffer = FetchBuffer(
             clock=self.clock,
-            buffer_bytes_max=1000,
-            buffer_count_max=100,
+            buffer_bytes_max=10 * room,
+            buffer_count_max=room,
             on_room=lambda: None,
         )
         self.buffer.add(ZERO, GroupOffset(Offset(0), MessageId(-1)))

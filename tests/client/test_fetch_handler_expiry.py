@@ -12,14 +12,9 @@ from hypothesis import strategies as st
 
 from metaq.client.consume.current_batch import CurrentBatch, Filling
 from metaq.client.consume.decode import decode_messages
-from metaq.client.consume.fetch_buffer import FetchBuffer
-from metaq.client.consume.fetch_handler import FetchHandler
-from metaq.client.options import ConsumerOptions
-from metaq.errors import MetaqError
 from metaq.model import (
     ID_MS_SHIFT,
     ID_ZERO_MS,
-    GroupOffset,
     Message,
     MessageId,
     Offset,
@@ -28,37 +23,20 @@ from metaq.model import (
 from metaq.record.expiry import EXPIRES_IN
 from metaq.record.flags import encode_payload
 from metaq.record.layout import encode_record
-from metaq.testing.clock import ManualClock
 from tests.brokers import AnyBroker, StartBroker
+from tests.client.test_fetch_handler import Bench
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition
 from tests.rigs.waiting import wait_until
 
 ZERO = partition()
 
 
-class Reader:
+class Reader(Bench):
     """A handler, a buffer and the batch of a reader, on a clock of its own."""
 
     def __init__(self, **options: Any) -> None:
-        self.clock = ManualClock()
+        super().__init__(room=100_000, **options)
         self.start_ms = self.clock.wall_ms()
-        self.buffer = FetchBuffer(
-            clock=self.clock,
-            buffer_bytes_max=10**6,
-            buffer_count_max=1000,
-            on_room=lambda: None,
-        )
-        self.buffer.add(ZERO, GroupOffset(Offset(0), MessageId(-1)))
-        self.fatal: list[MetaqError] = []
-        self.handler = FetchHandler(
-            self.buffer,
-            group="g",
-            clock=self.clock,
-            options=ConsumerOptions(**options),
-            marks={},
-            duplicates=None,
-            on_fatal=self.fatal.append,
-        )
         self.current = CurrentBatch(self.buffer)
         self.messages: list[Message] = []
 

@@ -6,10 +6,12 @@ import socket
 import threading
 import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 from metaq.record.layout import HEADER, HEADER_BYTES
+from tests.rigs.process import BrokerProcess
 
 REPLY = re.compile(rb"result (\d+) (\d+) (-?\d+)\r\n")
 
@@ -26,15 +28,22 @@ class Accounts:
     refused: list[bytes] = field(default_factory=list)
 
 
-class Putter(threading.Thread):
+class BrokerUser(threading.Thread):
+    """A thread that uses a broker until it is stopped, or that is gone."""
+
+    def __init__(self, port: int, name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.port = port
+        self.stopping = threading.Event()
+
+
+class Putter(BrokerUser):
     """Puts over one connection, pipelined, until that ends or it is stopped."""
 
     def __init__(self, port: int, name: str, random: Random) -> None:
-        super().__init__(name=name, daemon=True)
-        self.port = port
+        super().__init__(port, name)
         self.random = random
         self.accounts = Accounts()
-        self.stopping = threading.Event()
         self._waiting: dict[int, list[bytes]] = {}
         self._opaque = -1
 
@@ -158,3 +167,17 @@ def read_stamped(port: int, partition: int) -> dict[int, tuple[int, bytes]]:
 
 def seed_from_environment() -> int:
     return int(os.environ.get("METAQ_SEED", time.time_ns() % 10**9))
+
+
+def kill_under(
+    broker: BrokerProcess, users: Sequence[BrokerUser], after_s: float
+) -> None:
+    """Kill a broker while others use it, and wait until they have noticed."""
+    for user in users:
+        user.start()
+    time.sleep(after_s)
+    broker.kill()
+    for user in users:
+        user.stopping.set()
+        user.join(30)
+        assert not user.is_alive()

@@ -3,7 +3,6 @@
 import os
 import random
 import socket
-import threading
 import time
 import zlib
 from pathlib import Path
@@ -12,7 +11,12 @@ import pytest
 
 from metaq.model import MessageId, id_time
 from metaq.record.layout import encode_record
-from tests.crash.accounts import read_stamped, seed_from_environment
+from tests.crash.accounts import (
+    BrokerUser,
+    kill_under,
+    read_stamped,
+    seed_from_environment,
+)
 from tests.rigs.process import BrokerProcess
 from tests.rigs.waiting import wait_until
 from tests.sampling import IS_WHOLE
@@ -22,17 +26,15 @@ ROUNDS = int(os.environ.get("METAQ_CRASH_ROUNDS") or (8 if IS_WHOLE else 3))
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-class Scheduler(threading.Thread):
+class Scheduler(BrokerUser):
     """Sends messages with a time, one after the other, until the broker is gone."""
 
     def __init__(self, port: int, name: str, source: random.Random) -> None:
-        super().__init__(name=name, daemon=True)
-        self.port = port
+        super().__init__(port, name)
         self.source = source
         self.acked: dict[bytes, int] = {}
         """Payload → due time, of what was answered with 200."""
         self.tried: dict[bytes, int] = {}
-        self.stopping = threading.Event()
 
     def run(self) -> None:
         try:
@@ -77,14 +79,8 @@ def test_each_is_delivered_once_and_not_early_when_the_broker_is_killed(
                 Scheduler(broker.port, f"r{number}s{n}", random.Random(source.random()))
                 for n in range(4)
             ]
+            kill_under(broker, senders, source.uniform(0.3, 2.0))
             for sender in senders:
-                sender.start()
-            time.sleep(source.uniform(0.3, 2.0))
-            broker.kill()
-            for sender in senders:
-                sender.stopping.set()
-                sender.join(30)
-                assert not sender.is_alive()
                 acked |= sender.acked
                 tried |= sender.tried
             broker.start()

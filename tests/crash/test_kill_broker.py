@@ -1,13 +1,12 @@
 """A real broker, killed under load, again and again, on the same directory."""
 
 import os
-import time
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from tests.crash.accounts import Putter, read_log, seed_from_environment
+from tests.crash.accounts import Putter, kill_under, read_log, seed_from_environment
 from tests.rigs.process import BrokerProcess
 from tests.rigs.waiting import wait_until
 from tests.sampling import IS_WHOLE
@@ -57,14 +56,8 @@ def test_nothing_acknowledged_is_lost_when_the_broker_is_killed(
                 Putter(broker.port, f"r{round_number}p{n}", Random(random.random()))
                 for n in range(3)
             ]
+            kill_under(broker, putters, random.uniform(0.05, 0.8))
             for putter in putters:
-                putter.start()
-            time.sleep(random.uniform(0.05, 0.8))
-            broker.kill()
-            for putter in putters:
-                putter.stopping.set()
-                putter.join(30)
-                assert not putter.is_alive()
                 assert not putter.accounts.refused
                 acked.update(putter.accounts.acked)
                 tried |= putter.accounts.tried
