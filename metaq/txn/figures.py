@@ -122,6 +122,6 @@ class TransactionFigures:
     is_silent: bool = False
     """The disk of the journal hangs, and does not answer."""
     notes: tuple[str, ...] = ()
+    """Findings of the start, one sentence each."""
     is_unread: bool = False
     """Whether the start could not read the journal: of commits nothing is known."""
-    """Findings of the start, one sentence each."""
