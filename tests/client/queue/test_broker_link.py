@@ -6,9 +6,11 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from metaq.client.cluster.context import ClientContext
 from metaq.client.options import ClientOptions, QueueOptions
-from metaq.client.queue.broker_link import NOT_DEFINED_S, BrokerLink
+from metaq.client.queue.broker_link import NOT_DEFINED_S, UNANSWERED_MAX, BrokerLink
 from metaq.client.queue.prefetch import (
     HeldMessage,
     Prefetch,
@@ -129,6 +131,7 @@ class Rig:
             QueueStatistics("workers"),
             chosen.prefetch,
         )
+        self.parts = parts
         self.link = BrokerLink(BrokerId(0), parts)
         self.task = asyncio.create_task(self.link.run())
 
@@ -199,6 +202,29 @@ def test_a_worker_with_a_prefetch_of_one_has_one_message() -> None:
         rig.link.settle(Settling(rig.taken[0], SettleVerb.ACK))
         rig.link.flush()
         await rig.take(1)
+
+    run(scenario, prefetch=1)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_settles_without_an_answer_hold_up_takes_from_their_broker_alone(
+    *, is_own: bool
+) -> None:
+    """At the bound nothing more is taken from it; from others all goes on."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.give(await rig.take(0), [0])
+        await until(lambda: bool(rig.taken))
+        slow = rig.link if is_own else BrokerLink(BrokerId(1), rig.parts)
+        for _ in range(UNANSWERED_MAX):
+            slow.settle(Settling(rig.taken[0], SettleVerb.EXTEND))
+        rig.link.settle(Settling(rig.taken[0], SettleVerb.ACK))
+        rig.link.wake()
+        if is_own:
+            await asyncio.sleep(0.1)
+            assert len(rig.script.takes) == 1
+        else:
+            await rig.take(1)
 
     run(scenario, prefetch=1)
 
