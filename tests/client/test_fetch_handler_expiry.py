@@ -148,6 +148,20 @@ def test_nothing_expired_is_handed_out_and_nothing_else_is_passed_over(
     assert not reader.fatal
 
 
+def test_what_was_passed_over_does_not_come_with_a_list_that_is_given_back() -> None:
+    """Messages that cannot expire were added to it."""
+    reader = Reader()
+    reader.fetch([0])
+    reader.fetch([None])
+    filling = Filling(reader.current, count_max=1)
+    filling.add_nowait()
+    assert filling.messages == reader.messages[1:]
+    reader.current.release()
+    batch = reader.buffer.take_nowait()
+    assert batch is not None
+    assert batch.take(9) == reader.messages[1:]
+
+
 def test_without_the_header_nothing_is_looked_at() -> None:
     """A batch of plain messages, and one with other headers, have no check."""
     reader = Reader()

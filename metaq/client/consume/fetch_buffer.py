@@ -157,7 +157,7 @@ class FetchedBatch:
             more.next_offset,
             more.size_bytes,
             held=len(being_handled),
-            is_fresh=more.is_fresh,
+            is_fresh=self.is_fresh or more.is_fresh,
         )
         grown._rows, grown._left = take_apart(more.messages)
         return grown
