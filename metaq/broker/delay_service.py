@@ -203,7 +203,7 @@ class DelayService(Service):
     # -- the task
 
     async def on_start(self) -> None:
-        """Look from now on; what waits is read meanwhile."""
+        """Look from now on; what waits is read by the first looks."""
         self.spawn(self._run(), name="ticks")
 
     def wake(self) -> None:

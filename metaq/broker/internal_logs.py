@@ -29,7 +29,7 @@ async def read_records(
     """Yield the readable records of a log with their offsets, checksums verified.
 
     Args:
-        log: which one; what becomes readable meanwhile is read too.
+        log: which one; what becomes readable during the read is read too.
         start: offset of the first record; None: the log start.
         window_bytes: read at once, but for a larger record.
 

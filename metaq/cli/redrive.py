@@ -41,7 +41,7 @@ Found = tuple[Counter[tuple[str, str]], Mapping[TopicPartition, Offset]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterChoice:
-    """Dead letters that are sent back; None: whatever it is."""
+    """Dead letters that are sent back; None: any."""
 
     key: str | None = declared(
         click.option("--key", help="Send back those with this key."), default=None

@@ -88,7 +88,8 @@ def cancel(
 ) -> bool:
     """Take back what waits for TOPIC; it is never delivered then.
 
-    Prints what there is and asks. A message whose time comes meanwhile is delivered.
+    Prints what there is and asks. A message whose time comes before the answer is
+    delivered.
     """
     found = target.ask(
         lambda admin: admin.scheduled(topic, since=due.since, until=due.until)

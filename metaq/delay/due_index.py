@@ -97,7 +97,7 @@ def decode_entries(data: bytes) -> Iterator[Waiting]:
 
 
 def weigh(data: bytes) -> tuple[int, int]:
-    """Return how many messages entries stand for, and the bytes of their records."""
+    """Return how many messages entries have, and the bytes of their records."""
     messages = size = 0
     for _due, _offset, number, size_bytes, _topic in ENTRY.iter_unpack(data):
         messages += number
