@@ -17,8 +17,8 @@ from tests.rigs.waiting import wait_until
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(300)]
 
-LETTERS = 4_000
-"""Several batches."""
+LETTERS = 20_000
+"""Many batches: the first is seen long before the last is sent."""
 PATIENCE_S = 60.0
 TRIES = 20
 """A member that was killed is one until its session ends."""
@@ -57,14 +57,19 @@ def sent_back(client: Client) -> list[bytes]:
     return [each.data for each in client.browse("orders")]
 
 
+def end_of(client: Client) -> int:
+    ends = [one.log_end for one in client.admin().describe_partitions(["orders"])]
+    return sum(end or 0 for end in ends)
+
+
 def begin(client: Client, zookeeper: str) -> "subprocess.Popen[str]":
     """Start the command, and return it when it has sent something."""
-    before = len(sent_back(client))
+    before = end_of(client)
     for _ in range(TRIES):
         process = redrive(zookeeper)
         wait_until(
             lambda process=process: (
-                len(sent_back(client)) > before or process.poll() is not None
+                end_of(client) > before or process.poll() is not None
             )
         )
         if process.poll() is None:
