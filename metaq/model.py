@@ -43,6 +43,11 @@ PORT_MAX: Final = 65535
 MAX_OFFSET: Final = Offset(2**63 - 1)
 """Offset of a get that asks for the end of the log."""
 
+SPAN_UNITS_MS: Final = MappingProxyType(
+    {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
+)
+"""Units in which users give times, the largest first."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class LogId:
@@ -217,6 +222,15 @@ def id_time(message_id: MessageId) -> Millis | None:
     if message_id < 0:
         return None
     return Millis((message_id >> ID_MS_SHIFT) + ID_ZERO_MS)
+
+
+def span_text(ms: int) -> str:
+    """Return a time as users give it: `1d12h`."""
+    parts = list[str]()
+    for unit, unit_ms in SPAN_UNITS_MS.items():
+        count, ms = divmod(ms, unit_ms)
+        parts += [f"{count}{unit}"] if count else []
+    return "".join(parts) or "0s"
 
 
 def printable(text: str) -> str:

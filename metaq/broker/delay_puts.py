@@ -30,7 +30,7 @@ from metaq.errors import (
     ServerError,
     StorageError,
 )
-from metaq.model import LogId, SizeBytes
+from metaq.model import LogId, SizeBytes, span_text
 from metaq.protocol.codec import encode, encode_result
 from metaq.protocol.commands import NO_CHECKSUM, Mput, Put, Status
 from metaq.record.batch import CheckedRecords
@@ -138,8 +138,8 @@ def is_due_later(
         return False
     if command.deliver_ms > now_ms + limits.delay_max:
         raise ServerError(
-            f"mput: expected a time within {limits.delay_max} ms, got one in"
-            f" {command.deliver_ms - now_ms} ms"
+            f"mput: expected a time within {span_text(limits.delay_max)}, got one in"
+            f" {span_text(command.deliver_ms - now_ms)}"
         )
     logs = [tier.log for tier in delays.tiers]
     held = sum(log.size_bytes for log in logs if log is not None)

@@ -8,7 +8,6 @@ together wait together; brokers deliver in longer steps than that.
 import datetime as dt
 import math
 import re
-from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any, Final, Self, TypeAlias
 
@@ -21,7 +20,7 @@ from metaq.client.validation import (
     wrong_type,
 )
 from metaq.errors import ConfigError
-from metaq.model import MessageId, Millis, Offset, TopicPartition
+from metaq.model import SPAN_UNITS_MS, MessageId, Millis, Offset, TopicPartition
 from metaq.record.expiry import EXPIRES_IN
 from metaq.record.flags import Headers, list_headers
 
@@ -33,9 +32,6 @@ DUE_STEP_MS: Final = 10
 AT_ONCE: Final = -1
 """Tier of a message whose time had passed: it was delivered at once."""
 
-_UNITS: Final[Mapping[str, float]] = {
-    "d": 86_400, "h": 3_600, "m": 60, "s": 1, "ms": 0.001
-}  # fmt: skip
 _PART: Final = r"(\d{1,12}(?:\.\d{1,9})?)(ms|[dhms])"
 _SPAN: Final = re.compile(rf"(?:{_PART})+", re.ASCII)
 _TEXT: Final = re.compile(
@@ -143,7 +139,8 @@ def span_s(name: str, value: object, *, may_be_zero: bool = True) -> float:
                 f" {value[:80]!r}"
             )
         value = sum(
-            float(number) * _UNITS[unit] for number, unit in re.findall(_PART, value)
+            float(number) * SPAN_UNITS_MS[unit] / 1000
+            for number, unit in re.findall(_PART, value)
         )
     elif isinstance(value, dt.timedelta):
         value = value.total_seconds()
