@@ -13,7 +13,7 @@ from metaq.cli.cluster import Target
 from metaq.cli.main import main
 from metaq.cli.produce import ProduceOptions, produce
 from metaq.cli.scheduled import DueRange, cancel, list_scheduled
-from metaq.client import Client
+from metaq.client import Client, NoTopicError
 from metaq.errors import ConfigError
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 
@@ -84,6 +84,8 @@ def test_lines_wait_and_are_listed_and_taken_back(
     assert listing(target, capsys)["messages"] == 1
     # Nothing is asked where nothing waits.
     assert cancel(target, "orders", late, is_dry=False, is_sure=False, as_json=True)
+    with pytest.raises(NoTopicError, match="no broker has topic 'order'"):
+        cancel(target, "order", late, is_dry=False, is_sure=True, as_json=True)
 
 
 def test_times_that_are_none_are_refused(

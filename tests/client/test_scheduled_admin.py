@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metaq.client import NoTopicError
 from metaq.client.cluster.scheduled import ScheduledBatch, parse_listing
 from metaq.errors import BadReplyError
 from metaq.model import BrokerId, MessageId, Millis, Offset, TopicPartition
@@ -64,7 +65,6 @@ def test_a_listing_counts_by_hour_and_names_the_soonest(
     assert [b.due for b in admin.scheduled(count_max=1).soonest] == [start]
     some = admin.scheduled("test", since=start + HOUR, until=start + 2 * HOUR)
     assert (some.message_count, list(some.hours)) == (1, [start + HOUR])
-    assert admin.scheduled("nothing").message_count == 0
 
 
 def test_what_waits_is_taken_back_by_topic_and_time(
@@ -84,6 +84,16 @@ def test_what_waits_is_taken_back_by_topic_and_time(
     assert admin.cancel_scheduled("test", until=start + HOUR) == 0
     assert admin.cancel_scheduled("test") == 1
     assert admin.scheduled().message_count == 1
+
+
+def test_a_topic_that_is_unknown_is_named(client: Any) -> None:
+    """One for which nothing waits is another thing."""
+    admin = client.admin()
+    for call in (admin.scheduled, admin.cancel_scheduled):
+        with pytest.raises(NoTopicError, match=r"'tes'; .* test"):
+            call("tes")
+    assert admin.scheduled("test").message_count == 0
+    assert admin.cancel_scheduled("test") == 0
 
 
 def test_a_partition_whose_broker_is_away_is_a_problem_of_a_listing(

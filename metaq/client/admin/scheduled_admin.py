@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from metaq.client.admin.queue_admin import AsyncQueueAdmin
-from metaq.client.cluster.catalog import read_cluster
+from metaq.client.cluster.catalog import find_topics, read_cluster
 from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.presence import missing_topics, unknown_topic
 from metaq.client.cluster.scheduled import (
     LIST_COUNT_MAX,
     ScheduledBatch,
@@ -19,6 +20,7 @@ from metaq.client.cluster.scheduled import (
 from metaq.client.fan_out import failures, for_each, raise_first
 from metaq.client.names import check_topic
 from metaq.client.validation import check_whole, moment_ms, moment_of
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.model import BrokerId, Millis
 from metaq.record.ids import id_after
 
@@ -66,6 +68,7 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
         Raises:
             ConfigError: a time without its zone, or a name or number that cannot be.
             NoBrokerError: no broker can be found.
+            NoTopicError: nothing is known of the topic, and nothing waits for it.
             TypeError: an argument of another type; the text names it.
         """
         if topic is not None:
@@ -98,13 +101,16 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
             for broker_id, error in failures(found).items()
         ]
         good = [each for each in found.values() if isinstance(each, WaitingOnBroker)]
+        message_count = sum(each.message_count for each in good)
+        if topic is not None and not message_count:
+            await _require_known(context, snapshot, topic)
         hours: Counter[int] = Counter()
         for each in good:
             hours.update(each.hours)
         soonest = [batch for each in good for batch in each.soonest]
         soonest.sort(key=lambda batch: batch.due_ms)
         return ScheduledDescription(
-            sum(each.message_count for each in good),
+            message_count,
             sum(each.size_bytes for each in good),
             {moment_of(hour): hours[hour] for hour in sorted(hours)},
             tuple(soonest[:count_max]),
@@ -130,6 +136,7 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
         Raises:
             MetaqError: a broker refuses, or cannot be asked; others may be taken back.
             ConfigError: a time without its zone, or a name that cannot be.
+            NoTopicError: as `scheduled`.
             TypeError: an argument of another type; the text names it.
 
         Cancellation: some may be taken back.
@@ -160,7 +167,20 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
                     done += await _cancel(context, batch, deadline_s)
 
         cleared = await for_each(clear, sorted(snapshot.brokers))
-        return sum(raise_first(cleared))
+        count = sum(raise_first(cleared))
+        if not count:
+            await _require_known(context, snapshot, topic)
+        return count
+
+
+async def _require_known(
+    context: ClientContext, snapshot: ClusterSnapshot, topic: str
+) -> None:
+    """Raise NoTopicError where there is no such topic."""
+    if missing_topics(snapshot, [topic]) and not snapshot.silent:
+        known = await find_topics(context, ".*", deadline_s=context.deadline_s(None))
+        if topic not in known:
+            raise unknown_topic(topic, known)
 
 
 async def _cancel(
