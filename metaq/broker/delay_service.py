@@ -151,7 +151,12 @@ class DelayService(Service):
         if not self._is_unused:
             await self._followed.wait()  # what was answered is in it
         found = await list_scheduled(
-            self, command.topic, command.limit, command.from_ms, command.to_ms
+            self.tiers,
+            self.dropped,
+            command.topic,
+            command.limit,
+            command.from_ms,
+            command.to_ms,
         )
         return json.dumps(found).encode()
 
@@ -443,7 +448,8 @@ class DelayService(Service):
         ends = [0 if tier.log is None else tier.log.next_offset for tier in self.tiers]
         dropped, drops = dict(self._dropped_left()), list(self._drops)
         for topic, _on_done in drops:
-            count = (await list_scheduled(self, topic, 0))["count"]
+            found = await list_scheduled(self.tiers, self.dropped, topic, 0)
+            count = found["count"]
             _log.info("delayed messages dropped: topic=%s messages=%d", topic, count)
             dropped[topic] = tuple(ends)
         if len(dropped) > DROPPED_MAX:

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from metaq.broker.delay_tier import DelayTier
 from metaq.delay.due_index import decode_entries, topic_hash
@@ -19,6 +19,8 @@ SOONEST_MAX: Final = 8192
 """Records that a listing looks at for the soonest ones."""
 NO_END_MS: Final = 2**63
 ALL_TOPICS: Final = "*"
+_CANCELLED: Final = b"\xff\xff\xff\xff"
+"""Among the bytes of each entry of a cancelled message: its count, -1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,90 +51,88 @@ class DelayStatus:
     clock_problem: str = ""
 
 
-class ScheduledMessages(Protocol):
-    """The service as a listing uses it."""
-
-    @property
-    def tiers(self) -> Sequence[DelayTier]:
-        """Return the tiers, in order."""
-
-    @property
-    def dropped(self) -> Mapping[str, Sequence[int]]:
-        """Return the deleted topics; what is below an offset of each tier is gone."""
-
-
 async def list_scheduled(
-    delays: ScheduledMessages,
+    tiers: Sequence[DelayTier],
+    dropped: Mapping[str, Sequence[int]],
     topic: str,
     limit: int,
     from_ms: int = 0,
     to_ms: int = NO_END_MS,
+    *,
+    soonest_max: int = SOONEST_MAX,
 ) -> dict[str, Any]:
     """Return what waits for a topic, or for all (`*`), as `scheduled` says it.
+
+    Args:
+        tiers: all of them.
+        dropped: deleted topics; what is below an offset of each tier is gone.
+        topic: the only one, or `*`.
+        limit: records that are named.
+        from_ms: no due time is below.
+        to_ms: all are below.
+        soonest_max: records that are looked at for the soonest ones.
 
     Raises:
         StorageError: the disk does not give it.
     """
     messages = size_bytes = 0
-    hours: Counter[int] = Counter()
+    hours, cancelled = Counter[int](), Counter[tuple[int, int]]()
     soonest = list[tuple[int, int, int, int]]()
     wanted = None if topic == ALL_TOPICS else topic_hash(topic)
-    async for number, entries in _entries(delays):
+    ends = [(topic_hash(each), dropped[each]) for each in dropped]
+    async for number, entries in _entries(tiers, _CANCELLED):
         for each in entries:
-            if wanted not in (None, each.topic):
+            if each.messages < 0 and wanted in (None, each.topic):
+                cancelled[number, each.offset] += 1
+    async for number, entries in _entries(tiers):
+        for each in entries:
+            left = each.messages - cancelled[number, each.offset]
+            if left <= 0 or wanted not in (None, each.topic):
                 continue
-            if not from_ms <= each.due_ms < to_ms or _is_gone(delays, number, each):
+            if not from_ms <= each.due_ms < to_ms or any(
+                each.topic == name and each.offset < end[number] for name, end in ends
+            ):
                 continue
-            messages += each.messages
-            size_bytes += each.size_bytes if each.messages > 0 else 0
-            hours[each.due_ms // HOUR_MS * HOUR_MS] += each.messages
-            soonest.append((*each.key, number, each.messages))
-        if len(soonest) > SOONEST_MAX:
-            soonest = sorted(soonest)[: SOONEST_MAX // 2]
-    shown = sorted((hour, count) for hour, count in hours.items() if count)
+            messages += left
+            size_bytes += each.size_bytes
+            hours[each.due_ms // HOUR_MS * HOUR_MS] += left
+            soonest.append((*each.key, number, left))
+        if len(soonest) > soonest_max:
+            soonest = sorted(soonest)[: soonest_max // 2]
     return {
         "count": messages,
         "bytes": size_bytes,
-        "hours": shown[:HOURS_MAX],
-        "first": await _describe(delays, soonest, topic, limit),
+        "hours": sorted(hours.items())[:HOURS_MAX],
+        "first": await _describe(tiers, soonest, topic, limit),
     }
 
 
 async def _entries(
-    delays: ScheduledMessages,
+    tiers: Sequence[DelayTier], having: bytes = b""
 ) -> AsyncIterator[tuple[int, Iterable[Waiting]]]:
-    for number, tier in enumerate(delays.tiers):
+    """Yield what waits by tier; of the blocks only those that have some bytes."""
+    for number, tier in enumerate(tiers):
         yield number, tuple(tier.late)
         for run in tier.index.runs:
             for block in await tier.blocks_of(run):
-                yield number, decode_entries(block)
+                if having in block:
+                    yield number, decode_entries(block)
                 await asyncio.sleep(0)
 
 
-def _is_gone(delays: ScheduledMessages, number: int, each: Waiting) -> bool:
-    """Return whether an entry is of a topic that was deleted since."""
-    return any(
-        each.topic == topic_hash(topic) and each.offset < ends[number]
-        for topic, ends in delays.dropped.items()
-    )
-
-
 async def _describe(
-    delays: ScheduledMessages,
+    tiers: Sequence[DelayTier],
     soonest: Sequence[tuple[int, int, int, int]],
     topic: str,
     limit: int,
 ) -> list[dict[str, Any]]:
-    left: Counter[tuple[int, int, int]] = Counter()
-    for due_ms, offset, number, count in sorted(soonest):
-        left[due_ms, offset, number] += count
     found = list[dict[str, Any]]()
-    for (due_ms, offset, number), count in left.items():
+    for due_ms, offset, number, count in sorted(soonest):
         if len(found) >= limit:
             break
-        head = await delays.tiers[number].read_head(Offset(offset))
+        head = await tiers[number].read_head(Offset(offset))
         is_same = head is not None and topic in (ALL_TOPICS, head.topic)
-        if head is None or count <= 0 or not is_same:
+        if head is None or not is_same:
             continue
         found.append(
             {

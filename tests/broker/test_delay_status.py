@@ -4,6 +4,9 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
+from metaq.broker.delay_status import list_scheduled
 from metaq.protocol.commands import Cancel, ListScheduled
 from tests.broker.delay_rig import DelayRig
 
@@ -51,6 +54,31 @@ def test_a_listing_counts_what_waits_by_hour_and_names_the_soonest() -> None:
         assert (await listed(again))["count"] == 2
         assert again.service.status().waiting_count == 2
         await again.kill()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("payload", [b"x", b"x" * 900], ids=["one segment", "several"])
+def test_what_was_taken_back_takes_no_bytes_and_hides_nothing(payload: bytes) -> None:
+    """Also more of it than the records that are looked at for the soonest ones."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        due, service = rig.now_ms + HOUR_MS, rig.service
+        for number in range(6):
+            tier, offset, first = await rig.schedule(payload, due_ms=due + number)
+            body = b"%d %d %d %d" % (tier, offset, due + number, first)
+            assert (await rig.ask(Cancel("test", body, 1))).body == b"cancelled"
+        found = await list_scheduled(service.tiers, {}, "test", 9)
+        assert found == {"count": 0, "bytes": 0, "hours": [], "first": []}
+        tier, offset, first = await rig.schedule(payload, payload, due_ms=due + 9)
+        body = b"%d %d %d %d" % (tier, offset, due + 9, first)
+        assert (await rig.ask(Cancel("test", body, 1))).body == b"cancelled"
+        await service.tick()
+        found = await list_scheduled(service.tiers, {}, "test", 9, soonest_max=4)
+        assert [each["count"] for each in found["first"]] == [found["count"]] == [1]
+        assert found["bytes"] > 2 * len(payload)
+        await rig.kill()
 
     asyncio.run(main())
 
