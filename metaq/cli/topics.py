@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,7 @@ from metaq.cli.options import declared, option, pairs_option, takes
 from metaq.cli.tree import ListingGroup, command
 from metaq.client import (
     AsyncAdmin,
+    NoTopicError,
     PartitionDescription,
     PartitionsAwayError,
     TopicDescription,
@@ -209,11 +211,14 @@ def delete(target: Target, topic: str, confirmed: str | None, *, as_json: bool) 
     """Delete TOPIC, its messages and its groups' offsets.
 
     Its consumers have to end first. Brokers that are away do their part when they come
-    back; at the time-out the command names them, and so does describe.
+    back; at the time-out the command names them, and so does describe. What waits for
+    its time goes with it.
     """
     if confirmed is None and sys.stdin.isatty():
+        waiting = target.ask(lambda admin: _count_waiting(admin, topic))
         confirmed = click.prompt(
-            f"All messages of {topic} will be removed. Its name again", err=True
+            f"All messages of {topic} will be removed{_with(waiting)}. Its name again",
+            err=True,
         )
     if confirmed != topic:
         raise click.BadParameter(
@@ -222,11 +227,22 @@ def delete(target: Target, topic: str, confirmed: str | None, *, as_json: bool) 
             " will be removed",
             param_hint="--confirm",
         )
-    target.ask(lambda admin: admin.delete_topic(topic))
+    waiting = target.ask(lambda admin: admin.delete_topic(topic))
     if as_json:
-        render.print_json({"topic": topic, "is_deleted": True})
+        render.print_json({"topic": topic, "is_deleted": True, "scheduled": waiting})
     else:
-        render.say(f"topic {topic} is deleted")
+        render.say(f"topic {topic} is deleted{_with(waiting)}")
+
+
+async def _count_waiting(admin: AsyncAdmin, topic: str) -> int:
+    with suppress(NoTopicError):  # it may be defined, and served nowhere
+        return (await admin.scheduled(topic, count_max=0)).message_count
+    return 0
+
+
+def _with(waiting: int) -> str:
+    text = render.count_text(waiting, "scheduled message")
+    return f", with {text}" if waiting else ""
 
 
 @command(

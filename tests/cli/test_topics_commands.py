@@ -10,6 +10,7 @@ import pytest
 from metaq.cli import topics
 from metaq.cli.cluster import Target
 from metaq.cli.topics import Wishes
+from metaq.client import Client
 from metaq.client.errors import NoTopicError, TopicRefusedError
 from metaq.errors import ConfigError
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
@@ -66,6 +67,7 @@ def test_a_topic_is_made_and_shown(
     assert json.loads(capsys.readouterr().out) == {
         "topic": "orders",
         "is_deleted": True,
+        "scheduled": 0,
     }
     with pytest.raises(NoTopicError):
         topics.describe(target, "orders", as_json=False)
@@ -100,3 +102,19 @@ def test_the_name_may_be_typed_at_a_terminal(target: Target) -> None:
     done = at_terminal(delete, b"orders\n")
     assert "All messages of orders will be removed. Its name again: " in done.stderr
     assert done.stderr.endswith("metaq: topic orders is deleted\n")
+
+
+def test_scheduled_messages_of_a_deleted_topic_are_counted(
+    target: Target, broker: Any
+) -> None:
+    """Before it is confirmed, and when it is done."""
+    topics.create(target, "orders", wishes(2), as_json=False)
+    with Client(**broker.client_options) as client:
+        client.producer().send_many("orders", [b"a", b"b"], delay="1h")
+
+    def delete() -> None:
+        topics.delete(target, "orders", None, as_json=False)
+
+    done = at_terminal(delete, b"orders\n")
+    assert "will be removed, with 2 scheduled messages. Its name again" in done.stderr
+    assert done.stderr.endswith("orders is deleted, with 2 scheduled messages\n")

@@ -96,6 +96,22 @@ def test_a_topic_that_is_unknown_is_named(client: Any) -> None:
     assert admin.cancel_scheduled("test") == 0
 
 
+def test_a_deleted_topic_takes_along_what_waits_for_it(
+    client: Any, broker: AnyBroker
+) -> None:
+    """The call says how many messages that were; those of others stay."""
+    admin = client.admin()
+    if not broker.has_extensions:
+        return  # it deletes no topic
+    schedule(client)
+    admin.create_topic("new", partitions=1)
+    assert admin.delete_topic("new") == 0
+    admin.create_topic("new", partitions=1)
+    client.producer().send_many("new", [b"a", b"b"], delay="1h")
+    assert admin.delete_topic("new") == 2
+    assert admin.scheduled().message_count == 5
+
+
 def test_a_partition_whose_broker_is_away_is_a_problem_of_a_listing(
     client: Any, broker: AnyBroker
 ) -> None:

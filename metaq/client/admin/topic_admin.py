@@ -237,7 +237,7 @@ class AsyncAdmin(AsyncScheduledAdmin):
         await here.replace(definition, node)
         return await here.wait_taken_up(definition, able)
 
-    async def delete_topic(self, topic: str, timeout: float | None = None) -> None:
+    async def delete_topic(self, topic: str, timeout: float | None = None) -> int:
         """Delete a topic, its data and its groups' offsets; wait until it is gone.
 
         Brokers that are away do their part when they come back; until then the name
@@ -246,6 +246,10 @@ class AsyncAdmin(AsyncScheduledAdmin):
         Args:
             topic: its name.
             timeout: seconds; None takes `request_timeout_s`.
+
+        Returns:
+            How many messages waited for their time, which are gone, too; of brokers
+            that can be asked.
 
         Raises:
             NoTopicError: nothing is known of it.
@@ -264,13 +268,17 @@ class AsyncAdmin(AsyncScheduledAdmin):
         # First, as in `alter_topic`.
         node = await here.read()
         before = await here.describe_known()
-        old = before.definition
+        old, waiting = before.definition, 0
+        with suppress(NoBrokerError):
+            found = await self.scheduled(topic, count_max=0, timeout=here.left_s / 2)
+            waiting = found.message_count
         if old is None or old.state is TopicState.ACTIVE:
             await here.require_deletable(before)
             counts = [each.partitions or 1 for each in before.brokers]
             old = old or TopicDefinition(partitions=max(counts, default=1))
             await here.replace(replace(old, state=TopicState.DELETING), node)
         await here.wait_gone()
+        return waiting
 
     async def describe_topic(
         self, topic: str, timeout: float | None = None
@@ -456,9 +464,14 @@ class _Topic:
                 )
             await asyncio.sleep(POLL_S)
 
+    @property
+    def left_s(self) -> float:
+        """Return the seconds to the deadline, 0 or more."""
+        return max(0.0, self._deadline_s - self._context.clock.monotonic_s())
+
     def _is_over(self) -> bool:
         """Return whether there is no time for another look."""
-        return self._context.clock.monotonic_s() + POLL_S >= self._deadline_s
+        return self.left_s <= POLL_S
 
     def _waited(self, since_s: float) -> str:
         return f"{self._context.clock.monotonic_s() - since_s:.3g} s"
