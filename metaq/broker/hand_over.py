@@ -22,8 +22,12 @@ from metaq.errors import StorageError
 from metaq.fs import LOCK_FILE, FileSystem
 from metaq.model import is_internal
 from metaq.storage.holdings import HOLDINGS_BYTES_MAX, HOLDINGS_FILE
+from metaq.storage.inventory import read_holdings
 from metaq.storage.opening import find_logs
 from metaq.storage.set_aside import DELETED_DIRECTORY, remove_set_aside
+from metaq.txn.opening import journal_numbers, read_journal
+from metaq.txn.records import decode_put
+from metaq.txn.recovery import ReplayedTransaction
 from metaq.zk.definitions import (
     COPY_BYTES_MAX,
     COPY_NAME,
@@ -62,6 +66,8 @@ class HandOver:
     """Names that are no partitions and not the broker's to move: they prevent it."""
     topics: Mapping[str, TopicDefinition]
     """Topics made by command: a Java broker needs sections in its `server.ini`."""
+    problem: str = ""
+    """Why the transactions of the broker prevent it."""
 
 
 def plan_hand_over(fs: FileSystem, directory: Path) -> HandOver:
@@ -70,6 +76,7 @@ def plan_hand_over(fs: FileSystem, directory: Path) -> HandOver:
     Raises:
         StorageError: the disk refused.
         PayloadError: the copy of the topic definitions is damaged.
+        JournalDamagedError: so is the journal of transactions.
     """
     logs = find_logs(fs, directory)
     rest = sorted(set(fs.list_directory(directory)) - {LOCK_FILE, *logs})
@@ -94,7 +101,39 @@ def plan_hand_over(fs: FileSystem, directory: Path) -> HandOver:
             if definition.state is TopicState.ACTIVE
             and (definition.brokers is None or topic in held)
         },
+        problem=_find_problem(fs, directory),
     )
+
+
+def _find_problem(fs: FileSystem, directory: Path) -> str:
+    """Return which transactions have puts for logs that a Java broker must not have."""
+    record = read_holdings(fs, directory)
+    if record is None or not record.journal:
+        return ""  # of an earlier version, which had no such logs
+    journal = Path(record.journal)
+    if not fs.is_directory(journal):
+        return (
+            f"the journal of transactions is not at {journal} any more: start the"
+            " broker with its dataLogPath, and stop it"
+        )
+    replay = read_journal(fs, journal, journal_numbers(fs, journal))
+    if any(map(_has_internal_puts, replay.commits)):
+        return (
+            "messages with a time or of queue groups are in the journal: start the"
+            " broker, and stop it with SIGTERM"
+        )
+    keys = [each.key for each in replay.prepared() if _has_internal_puts(each)]
+    if not keys:
+        return ""
+    return (
+        "prepared transactions have messages with a time, which a Java broker would"
+        f" put into a topic: start the broker and end them: {', '.join(keys)}"
+    )
+
+
+def _has_internal_puts(transaction: ReplayedTransaction) -> bool:
+    commands = transaction.puts.values()
+    return any(is_internal(decode_put(each).log_id.topic) for each in commands)
 
 
 def hand_over(fs: FileSystem, plan: HandOver) -> None:

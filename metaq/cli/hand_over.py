@@ -108,12 +108,15 @@ def _may_move(plan: HandOver) -> bool:
     for name in plan.others:
         advice = "move it elsewhere"
         if name == TRANSACTIONS:
-            advice += ", and set dataLogPath to that directory for both brokers"
+            advice += ", and set dataLogPath to that directory for both brokers; start"
+            advice += " and stop this one with it"
         render.say(
             f"{plan.directory / name} is no partition, and a Java broker may skip"
             f" partitions for it: {advice}"
         )
-    return not plan.others
+    if plan.problem and TRANSACTIONS not in plan.others:
+        render.say(plan.problem)
+    return not (plan.others or plan.problem)
 
 
 def _is_sound(fs: FileSystem, directory: Path, segments: list[Path]) -> bool:

@@ -8,6 +8,7 @@
      "siblings": {"/other/data/path": ["90c2…", partition count], …},
      "lost": ["test-1", …],                              (only where there are any)
      "version": 7,                                       (only of a replica)
+     "journal": "/journal/transactions",                 (only without replicas)
      "refused_by": {"ZooKeeper /meta/…": ["90c2…", partition count], …}}      (likewise)
 
 A disk that is not mounted, a directory that was removed and a segment that is gone look
@@ -90,6 +91,8 @@ class Holdings:
     refused_by: Mapping[str, Claim] = field(default_factory=no_items)
     """Witness → its claim about this directory, where the last start was refused for
     it. Kept for `metaq accept-loss` to show; a start asks the witnesses themselves."""
+    journal: str = ""
+    """Directory of the broker's transactions, for `metaq hand-over`; "": unknown."""
 
 
 def encode_holdings(holdings: Holdings) -> bytes:
@@ -108,6 +111,8 @@ def encode_holdings(holdings: Holdings) -> bytes:
         fields["version"] = holdings.version
     if holdings.refused_by:
         fields["refused_by"] = dict(holdings.refused_by)
+    if holdings.journal:
+        fields["journal"] = holdings.journal
     return with_crc_line(_MAGIC, json.dumps(fields).encode())
 
 
@@ -133,6 +138,7 @@ def decode_holdings(data: bytes) -> Holdings:
             lost=tuple(map(str, fields.get("lost", ()))),
             version=int(fields.get("version", 0)),
             refused_by=_decode_claims(fields.get("refused_by", {})),
+            journal=str(fields.get("journal", "")),
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise StorageError(

@@ -406,6 +406,7 @@ class Inventory:
                 lost=tuple(sorted(self._lost & held.keys())),
                 version=self.version,
                 refused_by=self._refused_by.get(path, {}),
+                journal="" if is_replica else str(self._transactions.absolute()),
             )
             for path, held in partitions.items()
         }

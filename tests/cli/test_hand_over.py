@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from metaq.client import Client
 from metaq.fs import LOCK_FILE
 from metaq.model import BrokerId
 from metaq.storage.holdings import HOLDINGS_FILE
+from metaq.testing.embedded import embedded_broker
 from metaq.zk.definitions import (
     COPY_NAME,
     TopicDefinition,
@@ -22,6 +24,7 @@ from tests.rigs.broker import Peer, running_broker
 
 ONE_BROKER = {
     "live": "a MetaQ broker needs no such files in its data directory",
+    "test_a_prepared_transaction_with_a_delayed_message_refuses": "likewise",
     "test_a_running_broker_refuses": "likewise",
     "test_a_broker_that_was_killed_is_mentioned": "likewise",
 }
@@ -136,6 +139,51 @@ def test_damage_refuses(data: Path) -> None:
     assert refused.exit_code == 1
     assert "damage: " in refused.stderr
     assert names(data) == before
+
+
+def test_a_prepared_transaction_with_a_delayed_message_refuses(tmp_path: Path) -> None:
+    """Its coordinator ends it first; a Java broker would append to `__delays`."""
+    data, journal = tmp_path / "data", tmp_path / "journal"
+    settings = {"dataLogPath": str(journal)}
+    with (
+        embedded_broker(data_path=data, settings=settings) as broker,
+        Client(**broker.client_options) as client,
+    ):
+        for name, more in (("plain", {}), ("late", {"delay": "1h"})):
+            xa = client.xa("q")
+            xa.begin(xa.xid(1, name))
+            xa.send("test", b"x", **more)
+            xa.prepare()
+    (data / "server.ini").unlink()
+    before = names(data)
+    refused = run("hand-over", str(data), "--yes")
+    assert refused.exit_code == 1
+    assert "prepared transactions have messages with a time" in refused.stderr
+    assert refused.stderr.count("XID:") == 1
+    assert names(data) == before
+    journal.rename(tmp_path / "elsewhere")
+    refused = run("hand-over", str(data), "--yes")
+    assert f"is not at {journal / 'transactions'} any more" in refused.stderr
+    (tmp_path / "elsewhere").rename(journal)
+    with (
+        embedded_broker(data_path=data, settings=settings) as broker,
+        Client(**broker.client_options) as client,
+    ):
+        xa = client.xa("q")
+        for each in xa.recover():
+            xa.rollback(each)
+        with client.producer().transaction() as tx:
+            tx.send("test", b"x", delay="1h")
+        shutil.copytree(journal, tmp_path / "killed")
+    (data / "server.ini").unlink()
+    journal.rename(tmp_path / "stopped")
+    (tmp_path / "killed").rename(journal)
+    refused = run("hand-over", str(data), "--yes")
+    assert "are in the journal: start the broker, and stop it" in refused.stderr
+    shutil.rmtree(journal)
+    (tmp_path / "stopped").rename(journal)
+    done = run("hand-over", str(data), "--yes")
+    assert done.exit_code == 0, done.output
 
 
 def test_a_running_broker_refuses(tmp_path: Path) -> None:

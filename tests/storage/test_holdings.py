@@ -86,7 +86,8 @@ def remove(fs: FaultyFileSystem, offset: int) -> None:
 
 def test_a_record_is_read_as_it_was_written(fs: FaultyFileSystem) -> None:
     """Every field, by its bytes and on a disk."""
-    seen = replace(RECORD, lost=("test-0",), refused_by={"ZooKeeper /x": Claim("c", 2)})
+    claims = {"ZooKeeper /x": Claim("c", 2)}
+    seen = replace(RECORD, lost=("test-0",), refused_by=claims, journal="/journal")
     for record in (RECORD, seen):
         assert decode_holdings(encode_holdings(record)) == record
     fs.make_directory(DATA)
