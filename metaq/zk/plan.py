@@ -239,7 +239,9 @@ def _is_as_wanted(wanted: DesiredNode, found: Node | None, session_id: int) -> b
 def plan_group(
     group: DesiredGroup, found: Mapping[str, Node | None], session_id: int
 ) -> tuple[Step, ...]:
-    """Return the steps that bring a group in step, deletions first.
+    """Return the steps that bring a group in step: deletions, records, other nodes.
+
+    A broker that is there before its record is would be taken for one of MetaQ 1.4.
 
     Args:
         group: the wanted nodes.
@@ -252,7 +254,7 @@ def plan_group(
     Raises:
         BrokerIdTakenError: another broker is registered in our place.
     """
-    deletes, writes = [], []
+    deletes, records, writes = list[Step](), list[Step](), list[Step]()
     for wanted in group.nodes:
         node = found[wanted.path]
         if _is_as_wanted(wanted, node, session_id):
@@ -264,13 +266,14 @@ def plan_group(
             wanted.upkeep is Upkeep.VALUE and is_ours
         )
         if is_written_in_place:
-            writes.append(Step(Verb.SET_OR_CREATE, wanted.path, wanted.data))
+            steps = records if wanted.upkeep is Upkeep.RECORDED else writes
+            steps.append(Step(Verb.SET_OR_CREATE, wanted.path, wanted.data))
             continue
         if node is not None:
             deletes.append(Step(Verb.DELETE, wanted.path))
         if wanted.upkeep is not Upkeep.ABSENT:
             writes.append(Step(Verb.CREATE_EPHEMERAL, wanted.path, wanted.data))
-    return (*deletes, *writes)
+    return (*deletes, *records, *writes)
 
 
 def plan_removal(group: DesiredGroup, *, is_sure: bool = True) -> tuple[Step, ...]:

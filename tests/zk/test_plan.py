@@ -129,7 +129,7 @@ def test_a_record_is_written_where_it_differs_and_whoever_wrote_it() -> None:
 def test_registration_follows_the_order_of_metaq() -> None:
     """Role, address, checksum, then topic by topic: topics, topics-pub, topics-sub.
 
-    What is recorded of a topic comes before the topic.
+    The record of the broker comes before the broker, that of a topic before the topic.
     """
     groups, _ = desired_groups(RECORDED["after_broker_start"], PATHS)
     steps = [
@@ -138,10 +138,10 @@ def test_registration_follows_the_order_of_metaq() -> None:
         for step in plan_group(group, dict.fromkeys(paths_of(group)), US)
     ]
     assert steps == [
+        (Verb.SET_OR_CREATE, "catalog/brokers/0"),
         (Verb.CREATE_EPHEMERAL, "ids/0/master"),
         (Verb.SET_OR_CREATE, "ids/0"),
         (Verb.CREATE_EPHEMERAL, "ids/0/master_config_checksum"),
-        (Verb.SET_OR_CREATE, "catalog/brokers/0"),
         (Verb.SET_OR_CREATE, "catalog/partitions/meta-test/0"),
         (Verb.CREATE_EPHEMERAL, "topics/meta-test/0-m"),
         (Verb.CREATE_EPHEMERAL, "topics-pub/meta-test/0-m"),
