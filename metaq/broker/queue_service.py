@@ -336,7 +336,9 @@ class QueueService(Service):
         if self._context.topics.refusal is not None:
             raise self._refusal(command.topic, command.partition)
         group = self._groups.get(command.group)
-        if group is None:
+        if group is None or (
+            command.generation not in (None, group.definition.generation)
+        ):
             raise UnavailableError(texts.queue_group_unknown(command.group))
         topic = group.definition.topic
         if command.topic != topic:

@@ -83,6 +83,7 @@ from metaq.net.dial import own_host
 from metaq.peer.pool import ConnectionPool
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk._kazoo_client import check_hosts
+from metaq.zk.group_definitions import QueueGroupDefinition
 from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.session import Coordinator
 
@@ -480,7 +481,7 @@ class AsyncClient:
         check_topic(topic)
         name = check_group(group)
 
-        async def define() -> object:
+        async def define() -> QueueGroupDefinition:
             groups = await reach_queue_groups(context)
             return await groups.ensure(name, topic, settings.definition())
 

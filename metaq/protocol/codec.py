@@ -79,6 +79,7 @@ _TOGETHER: Final = b"COMMIT_TOGETHER"
 _WAIT: Final = b"wait="
 _LEASE: Final = b"lease="
 _WORKER: Final = b"worker="
+_GENERATION: Final = b"generation="
 _TRANSACTION: Final = b"tx="
 _NEXT: Final = b"next="
 _DELIVER: Final = b"deliver="
@@ -270,6 +271,7 @@ def _decode_settle(tokens: Tokens, payload: bytes) -> Settle:
         opaque=parse_i32(tokens[6], "opaque"),
         worker=_worker(tokens[7:], tokens),
         transaction=None if key is None else parse_key(_text(key)),
+        generation=_generation(tokens[7:]),
     )
 
 
@@ -334,7 +336,13 @@ def _decode_take(tokens: Tokens) -> Take:
         worker=_worker(tokens[7:], tokens),
         lease_ms=min(_capped(lease), I32_MAX) if lease.isdigit() else 0,
         wait_ms=_wait_ms(tokens[7:]),
+        generation=_generation(tokens[7:]),
     )
+
+
+def _generation(extra: Tokens) -> int | None:
+    word = _extra(extra, _GENERATION)
+    return _capped(word) if word is not None and word.isdigit() else None
 
 
 def _decode_offset(tokens: Tokens) -> OffsetQuery:
@@ -522,7 +530,7 @@ def encode(event: Command | Reply) -> bytes:
         case Settle():
             tokens = ["settle", event.topic, event.group, _i32(event.partition)]
             tokens += [str(_in_range(event.count, 1, I32_MAX)), _length(event.payload)]
-            tokens += [_i32(event.opaque), _worker_word(event.worker)]
+            tokens += [_i32(event.opaque), *_worker_words(event)]
             if event.transaction is not None:
                 tokens.append(f"tx={_key(event.transaction)}")
             return _line(tokens) + event.payload
@@ -687,8 +695,11 @@ def _producer_word(producer: str | None) -> bytes:
     return producer.encode()
 
 
-def _worker_word(worker: str) -> str:
-    return f"worker={_producer_word(worker).decode()}"
+def _worker_words(command: Take | Settle) -> list[str]:
+    words = [f"worker={_producer_word(command.worker).decode()}"]
+    if command.generation is not None:
+        words.append(f"generation={_in_range(command.generation, 0, I64_MAX)}")
+    return words
 
 
 def _encode_take(take: Take) -> bytes:
@@ -696,7 +707,7 @@ def _encode_take(take: Take) -> bytes:
     tokens += [_i32(take.count), _i32(take.max_size), _i32(take.opaque)]
     if take.lease_ms:
         tokens.append(f"lease={_in_range(take.lease_ms, 1, I32_MAX)}")
-    tokens.append(_worker_word(take.worker))
+    tokens += _worker_words(take)
     if take.wait_ms:
         tokens.append(f"wait={_in_range(take.wait_ms, 0, I32_MAX)}")
     return _line(tokens)

@@ -174,6 +174,8 @@ class Take:
     """Milliseconds for which they are the worker's; 0: as the group has it."""
     wait_ms: int = 0
     """Milliseconds for which the broker may hold the reply when there are none."""
+    generation: int | None = None
+    """Of the group: one that was deleted and made again is another; None: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,8 @@ class Settle:
     """Name of the worker that settles."""
     transaction: TransactionId | None = None
     """A local one of this connection, which the acks count with; None: at once."""
+    generation: int | None = None
+    """As in `Take`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,15 @@ class Got:
 class Worker:
     """One worker with one connection at a time."""
 
-    def __init__(self, peer: Peer, name: str = "w1", group: str = GROUP) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        name: str = "w1",
+        group: str = GROUP,
+        generation: int | None = None,
+    ) -> None:
         self.peer = peer
+        self.generation = generation
         self.name = name
         self.group = group
         self._opaques = count(1)
@@ -79,6 +86,7 @@ class Worker:
             more.pop("size", 1 << 20),
             next(self._opaques),
             self.name,
+            generation=self.generation,
             **more,
         )
 
@@ -102,6 +110,7 @@ class Worker:
             next(self._opaques),
             self.name,
             parse_key(tx) if tx else None,
+            self.generation,
         )
 
     async def say(

@@ -85,3 +85,25 @@ def test_a_later_group_of_a_name_has_nothing_of_the_one_before(tmp_path: Path) -
             assert len(await worker.take(1, wait_ms=20_000)) == 1
 
     asyncio.run(main())
+
+
+def test_a_worker_of_a_former_or_later_group_is_refused(tmp_path: Path) -> None:
+    """Their numbers of deliveries are alike; an ack would be of another message."""
+
+    async def main() -> None:
+        async with running_broker(tmp_path, QUICK) as broker, Peer(broker) as peer:
+            old, new = Worker(peer, generation=0), Worker(peer, "w2", generation=1)
+            define(broker)
+            await put(peer, b"a")
+            (a,) = await old.take(1)
+            refused = await new.ask(new.taking())
+            assert (refused.status, "not defined here" in refused.text) == (503, True)
+            define(broker, generation=1)
+            (again,) = await new.take(1, wait_ms=20_000)
+            assert again.delivery == a.delivery
+            refused = await old.ask(old.settling(0, [a.says(SettleVerb.ACK)]))
+            assert (refused.status, "not defined here" in refused.text) == (503, True)
+            assert (await old.ask(old.taking())).status == 503
+            assert await new.ack(again) is Word.OK
+
+    asyncio.run(main())

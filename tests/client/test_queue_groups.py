@@ -10,6 +10,8 @@ import pytest
 from metaq.client import AsyncClient, Client
 from metaq.client.cluster.queue_groups import QueueGroupDefinitions, reach_queue_groups
 from metaq.client.errors import QueueGroupError
+from metaq.client.options import QueueOptions
+from metaq.client.queue.work_queue import AsyncQueue
 from metaq.errors import ClientError, ConfigError
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.zk.group_definitions import QueueGroupDefinition
@@ -31,6 +33,7 @@ ONE_BROKER = {
     "test_a_name_is_a_log_group_or_a_queue_group": "MetaQ has none",
     "test_what_is_done_outlives_a_definition_lost_by_zookeeper": "MetaQ has none",
     "test_a_group_made_again_while_its_broker_was_down_begins_anew": "MetaQ has none",
+    "test_a_worker_waits_for_a_broker_that_has_the_group_before": "MetaQ has none",
     "test_a_topic_that_is_made_again_has_none_of_its_acks": "MetaQ has none",
     "test_a_log_consumer_that_was_refused_leaves_the_name_free": "MetaQ has none",
     "test_a_log_consumer_that_joins_at_the_same_moment_is_found": "MetaQ has none",
@@ -331,3 +334,30 @@ def test_a_group_made_again_while_its_broker_was_down_begins_anew() -> None:
         ask(broker, remake)
         broker.start()
         assert take_all(broker, 2) == [(b"first", 1), (b"second", 1)]
+
+
+def test_a_worker_waits_for_a_broker_that_has_the_group_before() -> None:
+    """A message that it would ack there would come again from the group made since."""
+    made = QueueGroupDefinition(topic="orders", generation=1)
+
+    async def define() -> QueueGroupDefinition:
+        return made
+
+    async def main(broker: EmbeddedBroker) -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            context, options = parts_of(client), QueueOptions()
+            groups = await reach_queue_groups(context)
+            async with AsyncQueue(
+                context, define, topic="orders", group="g", options=options
+            ) as queue:
+                assert await queue.receive(0.5) is None
+                await groups.delete("g")
+                assert await groups.ensure("g", "orders", DROP) == made
+                message = await queue.receive(30)
+                assert message is not None
+                assert (message.data, message.deliveries) == (b"first", 1)
+                await message.ack()
+
+    with embedded_broker(topics={"orders": 1}) as broker:
+        ack_first(broker)
+        asyncio.run(main(broker))

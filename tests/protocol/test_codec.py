@@ -74,14 +74,17 @@ CANONICAL: list[tuple[Command | Reply, bytes]] = [
         Take("test", "g", -1, 32, 1048576, 5, "w1", 30000, 3000),
         b"take test g -1 32 1048576 5 lease=30000 worker=w1 wait=3000\r\n",
     ),
-    (Take("t", "g", 0, 1, 1, -7, "w~._-1"), b"take t g 0 1 1 -7 worker=w~._-1\r\n"),
+    (
+        Take("t", "g", 0, 1, 1, -7, "w~._-1", generation=0),
+        b"take t g 0 1 1 -7 worker=w~._-1 generation=0\r\n",
+    ),
     (
         Settle("test", "g", 0, 2, b"\r\n\0", 5, "w1"),
         b"settle test g 0 2 3 5 worker=w1\r\n\r\n\0",
     ),
     (
-        Settle("test", "g", 0, 1, b"", 5, "w1", LOCAL),
-        b"settle test g 0 1 0 5 worker=w1 tx=TX:test:1\r\n",
+        Settle("test", "g", 0, 1, b"", 5, "w1", LOCAL, 7),
+        b"settle test g 0 1 0 5 worker=w1 generation=7 tx=TX:test:1\r\n",
     ),
     (
         Mput("t", 0, 2, 77, 9, b"payload", "p", 3, deliver_ms=1_700_000_000_000),
@@ -212,7 +215,7 @@ SYNONYMS: list[tuple[Command | Reply, bytes]] = [
     ),
     (
         Settle("t", "g", 0, 1, b"", 5, "w"),
-        b"settle t g 0 1 0 5 x worker=w y\r\n",
+        b"settle t g 0 1 0 5 x worker=w y generation=x\r\n",
     ),
     (
         Mput("t", 0, 1, -1, 9, b"", deliver_ms=2**63 - 1),

@@ -118,6 +118,7 @@ BY_TYPE: dict[object, st.SearchStrategy[object]] = {
     Question | None: st.none() | questions(),
 }
 WORKERS = st.from_regex(r"[A-Za-z0-9._~-]{1,8}", fullmatch=True).filter("-".__ne__)
+GENERATIONS = st.none() | st.integers(0, I64_MAX)
 
 BY_NAME: dict[str, st.SearchStrategy[object]] = {
     "offset": I64,
@@ -126,6 +127,7 @@ BY_NAME: dict[str, st.SearchStrategy[object]] = {
     "item": NAMES | st.just(""),
     "lease_ms": COUNTS,
     "worker": WORKERS,
+    "generation": GENERATIONS,
 }
 """Strategies of fields, where the type says too little."""
 
@@ -137,7 +139,15 @@ BY_COMMAND: dict[object, st.SearchStrategy[Command]] = {
         CommitTogether, NAMES, st.integers(1, I32_MAX), I32, PAYLOADS
     ),
     Settle: st.builds(
-        Settle, NAMES, NAMES, I32, st.integers(1, I32_MAX), PAYLOADS, I32, WORKERS
+        Settle,
+        NAMES,
+        NAMES,
+        I32,
+        st.integers(1, I32_MAX),
+        PAYLOADS,
+        I32,
+        WORKERS,
+        generation=GENERATIONS,
     ),
     ListScheduled: st.builds(
         ListScheduled, NAMES, COUNTS, I32, *[st.integers(0, I64_MAX)] * 2

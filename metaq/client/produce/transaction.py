@@ -31,6 +31,7 @@ from metaq.client.produce.transaction_branch import (
     Branch,
     HeldDelivery,
     PendingResult,
+    QueueWorker,
     TransactionParts,
     TransactionSends,
 )
@@ -59,11 +60,8 @@ class TransactionState(enum.Enum):
     """The commit was sent; whether it was carried out is not known."""
 
 
-class HoldingQueue(Protocol):
+class HoldingQueue(QueueWorker, Protocol):
     """A queue as a transaction sees it; `QueueLife` is one."""
-
-    group: str
-    worker: str
 
     def begin_hold(self, held: Any, pool: object) -> None:
         """Leave a message to a transaction; raises as a settle."""
@@ -186,9 +184,7 @@ class AsyncTransaction(TransactionSends):
             queue.begin_hold(held, self._parts.pool)
             self._acked.append((queue, held))
             with self._failing():
-                word = await branch.ack(
-                    held, queue.group, queue.worker, deadline_s=deadline_s
-                )
+                word = await branch.ack(held, queue, deadline_s=deadline_s)
                 if word is not Word.OK:
                     raise queue.refuse_hold(held)
 

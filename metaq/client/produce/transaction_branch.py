@@ -114,6 +114,14 @@ class HeldDelivery(Protocol):
     delivery: int
 
 
+class QueueWorker(Protocol):
+    """A worker of a queue group, as a transaction sees it."""
+
+    group: str
+    worker: str
+    generation: int | None
+
+
 class PlacedMessage(NamedTuple):
     """A message whose partition is chosen."""
 
@@ -521,21 +529,22 @@ class Branch:
         require_done(reply, self.where)
 
     async def ack(
-        self, held: HeldDelivery, group: str, worker: str, *, deadline_s: float
+        self, held: HeldDelivery, queue: QueueWorker, *, deadline_s: float
     ) -> Word:
         """Have the transaction hold a message of a queue; raises as `require_done`."""
         log = held.partition
         command = Settle(
             log.topic,
-            group,
+            queue.group,
             log.partition,
             1,
             encode_settlements(
                 [Settlement(held.offset, held.delivery, SettleVerb.ACK)]
             ),
             self._connection.next_opaque(),
-            worker,
+            queue.worker,
             self._transaction,
+            queue.generation,
         )
         reply = await self._connection.call(command, deadline_s=deadline_s)
         return decode_words(require_done(reply, self.where), 1)[0]

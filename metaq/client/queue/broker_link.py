@@ -201,6 +201,7 @@ class BrokerLink:
             opaque,
             parts.worker,
             wait_ms=int(wait_s * 1000),
+            generation=parts.generation,
         )
 
     def _on_reply(self, reply: Reply, sent_s: float) -> int:

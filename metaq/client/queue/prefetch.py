@@ -218,6 +218,8 @@ class QueueParts:
     counts: QueueStatistics
     held_max: int
     """Most messages of each broker that are here; handlers of `run` may want more."""
+    generation: int | None = None
+    """Of the group, once that is defined."""
     unanswered_count: int = 0
     """Entries of settles without an answer."""
     all_answered: asyncio.Event = field(default_factory=asyncio.Event)

@@ -34,6 +34,7 @@ from metaq.errors import ClosedError
 from metaq.model import BrokerId
 from metaq.protocol.queue_frames import GROUP_DELAY, SettleVerb
 from metaq.retry import wait_set
+from metaq.zk.group_definitions import QueueGroupDefinition
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class QueueLife:
     def __init__(
         self,
         context: ClientContext,
-        define: Callable[[], Coroutine[Any, Any, object]],
+        define: Callable[[], Coroutine[Any, Any, QueueGroupDefinition]],
         *,
         topic: str,
         group: str,
@@ -67,6 +68,7 @@ class QueueLife:
         self.options = options
         self.worker = context.draw_token()
         """Name of this worker, as `metaq queues show` has it."""
+        self.generation: int | None = None
         self._context = context
         self._define = define
         self.loop = asyncio.get_running_loop()
@@ -120,7 +122,8 @@ class QueueLife:
             metadata = self._context.metadata
             await metadata.topic(self.topic, deadline_s=deadline_s, takes_puts=True)
             left_s = max(0.0, deadline_s - self._context.clock.monotonic_s())
-            await within(left_s, self._define(), f"{self}: start")
+            defined = await within(left_s, self._define(), f"{self}: start")
+            self.generation = self._parts.generation = defined.generation
         except BaseException:
             await self.close(0)
             raise

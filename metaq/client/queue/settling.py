@@ -154,6 +154,7 @@ class PartitionSettler:
             encode_settlements(entries),
             connection.next_opaque(),
             self._parts.worker,
+            generation=self._parts.generation,
         )
         ask(
             connection,

@@ -97,7 +97,9 @@ class Rig:
         self.connection: FakeConnection | None = FakeConnection()
         self.ends: list[tuple[int, Word | MetaqError]] = []
         context = SimpleNamespace(deadline_s=lambda: 90.0)
-        parts: Any = SimpleNamespace(context=context, group="workers", worker="w-1")
+        parts: Any = SimpleNamespace(
+            context=context, group="workers", worker="w-1", generation=3
+        )
         self.settler = PartitionSettler(
             parts,
             PARTITION,
@@ -131,7 +133,7 @@ def test_what_gathers_while_one_request_is_in_flight_is_the_next_one() -> None:
 
 
 def test_a_request_says_who_settles_what() -> None:
-    """Worker, group, partition, delivery, verb and text."""
+    """Worker, group, its generation, partition, delivery, verb and text."""
     rig = Rig()
     rig.say(entry(0, SettleVerb.REJECT, text="broken"))
     command, _ = rig.wire.requests[-1]
@@ -141,6 +143,7 @@ def test_a_request_says_who_settles_what() -> None:
         1,
         "w-1",
     )
+    assert command.generation == 3
     (said,) = rig.wire.entries
     assert (said.delivery, said.verb, said.text) == (7, SettleVerb.REJECT, "broken")
 
