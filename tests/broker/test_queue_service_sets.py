@@ -8,16 +8,20 @@ from typing import Any
 import pytest
 
 from metaq.broker.app import NO_TRANSACTIONS, Broker
+from metaq.broker.internal_logs import read_records
 from metaq.broker.queue_log import all_logs
 from metaq.broker.replica_part import HUNG_S
 from metaq.clock import SystemClock
+from metaq.protocol.codec import encode
 from metaq.protocol.commands import Result, Settle, Take, Value
 from metaq.protocol.queue_frames import SettleVerb, Word
+from metaq.queues.state_log import StateKind, decode_state
 from metaq.record.flags import decode_payload
 from metaq.replication.operator import change_set
 from metaq.replication.record import plan_transfer
 from metaq.storage.partition_log import PartitionLog
-from tests.broker.queue_worker import Worker, define, queue_of, stored
+from metaq.zk.group_definitions import QueueGroupDefinition
+from tests.broker.queue_worker import GROUP, Got, Worker, define, queue_of, stored
 from tests.replication.replicas import SOON_S, Replicas, replicas, soon
 from tests.rigs.broker import Peer
 
@@ -45,13 +49,14 @@ def run(
     scenario: Callable[[Replicas], Awaitable[None]],
     *,
     has_links: bool = False,
+    lag_ms: str = LAG_MS,
     **group: Any,
 ) -> None:
     """Run a scenario on a set of three with one queue group."""
 
     async def main() -> None:
         async with replicas(
-            settings={"queueReclaimMs": "300", "replicaLagTimeoutMs": LAG_MS},
+            settings={"queueReclaimMs": "300", "replicaLagTimeoutMs": lag_ms},
             has_links=has_links,
         ) as rig:
             for each in rig.running:
@@ -139,6 +144,73 @@ def test_the_next_leader_goes_on_with_what_is_done_and_who_has_what() -> None:
             assert await other.take(9, wait_ms=600) == []
 
     run(scenario)
+
+
+def test_the_next_leader_deletes_the_queues_of_a_topic_that_is_being_deleted() -> None:
+    """The former one has not come to it; a topic made again has none of its acks."""
+
+    async def scenario(rig: Replicas) -> None:
+        async with serving(rig, b"a") as (_broker, peer):
+            worker = Patient(peer)
+            assert await worker.ack((await worker.take(1))[0]) is Word.OK
+        others = [each.number for each in rig.running if each.number != rig.leader()]
+        for number in others:
+            broker_of(rig, number).context.topics.withdraw(frozenset({"test"}))
+        await kill_leader(rig)
+        journal = journal_of(rig, rig.leader())
+
+        async def kinds() -> list[StateKind]:
+            records = read_records(journal)
+            return [decode_state(each.payload).kind async for _, each in records]
+
+        async with asyncio.timeout(SOON_S):
+            while (await kinds())[-1] is not StateKind.DELETED:
+                await asyncio.sleep(0.05)
+        for number in others:
+            broker_of(rig, number).context.topics.withdraw(frozenset())
+        async with serving(rig) as (_broker, peer):
+            (again,) = await Patient(peer).take(1, wait_ms=WAIT_MS)
+            assert (again.data, again.deliveries) == (b"a", 1)
+
+    run(scenario)
+
+
+def test_no_queue_gets_the_number_of_one_that_is_in_doubt() -> None:
+    """The record that it begins with is stored later; the next leader reads both."""
+    groups = {name: QueueGroupDefinition(topic="test") for name in ("later", GROUP)}
+
+    async def scenario(rig: Replicas) -> None:
+        for each in rig.running:
+            service = broker_of(rig, each.number).context.queues
+            assert service is not None
+            service.apply_groups(groups)
+        async with serving(rig, b"a") as (broker, peer), Peer(broker) as waiting:
+            queues: Any = broker.context.queues
+            for link in rig.links.of(rig.leader()):
+                link.stall()
+            command = Worker(waiting).taking(1, wait_ms=WAIT_MS)
+            taking = asyncio.create_task(waiting.ask(encode(command)))
+            queue = queue_of(broker)
+            await soon(lambda: not queues.has(queue), show=rig.describe)
+            later = Worker(peer, group="later")
+            assert await refused(later, later.taking())
+            for link in rig.links.of(rig.leader()):
+                link.pass_all()
+            await rig.in_sync(1, 2, 3)
+            await taking
+        acked = list[tuple[Got, str]]()
+        async with serving(rig) as (_broker, peer):
+            for name in groups:
+                worker = Patient(peer, name, group=name)
+                (got,) = await worker.take(1, wait_ms=WAIT_MS)
+                assert await worker.ack(got) is Word.OK
+                acked.append((got, name))
+        await kill_leader(rig)
+        async with serving(rig) as (_broker, peer):
+            for got, name in acked:
+                assert await Patient(peer, name, group=name).ack(got) is Word.DONE
+
+    run(scenario, has_links=True, lag_ms="500")
 
 
 def test_a_follower_says_that_it_does_not_lead() -> None:
