@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from metaq.broker.acks import Answerer
 from metaq.broker.queue_part import ServedQueue
-from metaq.errors import MetaqError
-from metaq.model import LogId, Offset
+from metaq.model import Offset
 from metaq.protocol.commands import Settle, Take
 from metaq.queues.rules import Now
 from metaq.storage.log_state import WaitHandle
@@ -104,9 +103,6 @@ class QueueOwner(Protocol):
 
     def on_settled(self, queue: ServedQueue) -> None:
         """Look at a queue of which something was settled."""
-
-    def fail(self, log_id: LogId, error: MetaqError) -> None:
-        """Drop the queues in a partition of `__queues`."""
 
     def now(self) -> Now:
         """Return both clocks."""

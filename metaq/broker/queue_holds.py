@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from metaq.broker.acks import Answerer
 from metaq.broker.joined_appends import JoinedRecord, run_of_one
 from metaq.broker.queue_groups import QueueOwner
+from metaq.broker.queue_log import QUEUES
 from metaq.broker.queue_part import ServedQueue
 from metaq.errors import MetaqError, ServerError, StorageError, TransactionError
 from metaq.model import LocalTransactionId
@@ -93,7 +94,7 @@ class QueueHold:
             return
         queue, command = self._queue, self._command
         payload = queue.encode(DoneRanges(self._held).ranges())
-        record = JoinedRecord(queue.journal_id, payload)
+        record = JoinedRecord(QUEUES, payload)
         ticket = DecisionTicket(
             lambda _position: on_done(None),
             lambda error: on_done(

@@ -13,12 +13,14 @@ gives anything out (`stored_letters`).
 import logging
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from metaq.broker.context import BrokerContext
 from metaq.broker.internal_logs import InternalLogs, Ticket, producer_name
 from metaq.broker.joined_appends import JoinedAppends, JoinedRecord
 from metaq.broker.queue_groups import OnTried, QueueOwner
+from metaq.broker.queue_log import QUEUES
 from metaq.broker.queue_part import ServedQueue
 from metaq.errors import (
     ClosedError,
@@ -153,7 +155,7 @@ class Letters:
         self._joined.append(
             [
                 JoinedRecord(target, payload, flag),
-                JoinedRecord(queue.journal_id, change),
+                JoinedRecord(QUEUES, change),
             ],
             lambda error: self._on_done(sending, error),
         )
@@ -167,14 +169,9 @@ class Letters:
             raise ClosedError("the queue is read again")
         done = Done(letter.offset, Offset(letter.offset + letter.size_bytes))
 
-        def noted(error: MetaqError | None) -> None:
-            if error is not None:
-                self._service.fail(queue.journal_id, error)
-            self._on_done(sending, error)
-
         def stored(error: MetaqError | None) -> None:
             if error is None and self._service.has(queue):
-                queue.note_done([done], noted)
+                queue.note_done([done], partial(self._on_done, sending))
             else:
                 self._on_done(sending, error or ClosedError("the queue is read again"))
 

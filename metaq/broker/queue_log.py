@@ -1,14 +1,11 @@
 """`__queues`: the log that the states of queue groups are kept in.
 
-    partition = CRC-32 of group, topic and partition, modulo PARTITIONS
-
 A change is a record of it, appended when the state has changed in memory, and answered
-when it is stored. A start reads the partitions once (`read_images`). Each queue is
-written as a whole, a *snapshot*, from time to time; what comes before the oldest last
-snapshot of a partition is trimmed.
+when it is stored. A start reads the log once (`read_images`). Each queue is written as
+a whole, a *snapshot*, from time to time; what comes before the oldest last snapshot is
+trimmed.
 """
 
-import zlib
 from typing import Final
 
 from metaq.broker.internal_logs import read_records
@@ -18,24 +15,12 @@ from metaq.queues.state_log import Images, QueueName, decode_state
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 
-TOPIC: Final = "__queues"
-PARTITIONS: Final = 1
-"""One, so that acks of all queues share their syncs."""
-
-
-def log_of(name: QueueName) -> LogId:
-    """Return the partition that has the state of a queue."""
-    key = f"{name.group}\0{name.topic}\0{name.partition}".encode()
-    return LogId(TOPIC, zlib.crc32(key) % PARTITIONS)
-
-
-def all_logs() -> tuple[LogId, ...]:
-    """Return every partition."""
-    return tuple(LogId(TOPIC, partition) for partition in range(PARTITIONS))
+QUEUES: Final = LogId("__queues", 0)
+"""One partition, so that acks of all queues share their syncs."""
 
 
 async def read_images(log: PartitionLog) -> tuple[Images, dict[QueueName, Offset]]:
-    """Return the queues of one partition, and where the last whole state of each is.
+    """Return the queues of the log, and where the last whole state of each is.
 
     Raises:
         CorruptRecordError: it is damaged, or a record makes no sense.

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from metaq.broker.internal_logs import InternalLogs, OnStored, read_range
-from metaq.broker.queue_log import log_of
+from metaq.broker.queue_log import QUEUES
 from metaq.errors import CorruptRecordError, MetaqError
-from metaq.model import LogId, MessageId, Offset, SizeBytes
+from metaq.model import MessageId, Offset, SizeBytes
 from metaq.queues.rules import Now
 from metaq.queues.state import QueueState, Taken
 from metaq.queues.state_log import (
@@ -56,10 +56,12 @@ class ServedQueue:
         *,
         queue_id: int,
         given_from_ms: int,
+        on_failed: Callable[[MetaqError], None],
         on_freed: Callable[[], None],
     ) -> None:
         """Serve a queue from `given_from_ms` on, on the monotonic clock.
 
+        `on_failed` is called when a record of it is not stored, before who waits.
         `on_freed` is called when messages can be given out that waited for another one
         of their key.
         """
@@ -67,8 +69,6 @@ class ServedQueue:
         self.log: Final = log
         """Partition with its messages."""
         self.state: Final = state
-        self.journal_id: Final[LogId] = log_of(name)
-        """Partition with its state."""
         self.queue_id: Final = queue_id
         self.given_from_ms: Final = given_from_ms
         self.is_open = False
@@ -84,6 +84,7 @@ class ServedQueue:
         self.letters_open = 0
         """Dead letters on their way."""
         self._journal = journal
+        self._on_failed = on_failed
         self._on_freed = on_freed
         self._window: tuple[Offset, bytes] | None = None
         self._scale = 1
@@ -164,10 +165,12 @@ class ServedQueue:
 
         def stored(error: MetaqError | None) -> None:
             self._appends -= 1
+            if error is not None:
+                self._on_failed(error)
             for each in waiting:
                 each(error)
 
-        self._journal.append(self.journal_id, payload, stored)
+        self._journal.append(QUEUES, payload, stored)
 
     # -- the topic's log
 

@@ -5,12 +5,12 @@ this broker, made when it is needed first (`queue_part.py`), and takers that wai
 (`queue_takers.py`). One timer looks at the queues whose leases or delays end.
 Everything happens on the loop's thread.
 
-    load      the partitions of `__queues` are read; takes and settles are refused
+    load      `__queues` is read; takes and settles are refused
     reclaim   for queueReclaimMs after that nothing of an older queue is given out:
               workers that were cut off come back, and extend what they hold
     serve
-    away      an append to `__queues` failed: the queues in that partition are dropped
-              from memory, and read again until it works
+    away      an append to `__queues` failed: the queues are dropped from memory, and
+              read again until it works
 
 A worker is a name, not a connection. Its leases end queueReclaimMs after its
 last connection, unless it is back by then.
@@ -34,7 +34,7 @@ from metaq.broker.internal_logs import InternalLogs
 from metaq.broker.joined_appends import JoinedAppends
 from metaq.broker.queue_groups import OnTried, QueueGroup
 from metaq.broker.queue_letters import Letters, stored_letters
-from metaq.broker.queue_log import all_logs, log_of, read_images
+from metaq.broker.queue_log import QUEUES, read_images
 from metaq.broker.queue_part import ServedQueue
 from metaq.broker.queue_settling import settle
 from metaq.broker.queue_status import Place, QueueGroupStatus, line_of, status_of
@@ -71,7 +71,7 @@ from metaq.zk.group_definitions import QueueGroupDefinition
 _log = logging.getLogger(__name__)
 
 PINNED_BYTES_MAX: Final = 64 << 20
-"""Bytes of a partition of `__queues` after which the queues that pin it are written."""
+"""Bytes of `__queues` after which the queues that pin it are written."""
 RELOAD: Final = Backoff(first_s=0.2, max_s=10.0)
 SETTLED_POLL_S: Final = 0.05
 """Between two looks whether a new leader has all that its predecessor promised."""
@@ -88,8 +88,8 @@ class _Worker:
 
 
 @dataclass(slots=True)
-class _Partition:
-    """Content of a partition of `__queues`."""
+class _Content:
+    """Content of `__queues`."""
 
     images: Images
     starts: dict[QueueName, Offset]
@@ -105,8 +105,10 @@ class QueueService(Service):
         self._journal = InternalLogs(context)
         self._definitions: Mapping[str, QueueGroupDefinition] = {}
         self._groups: dict[str, QueueGroup] = {}
-        self._partitions: dict[LogId, _Partition] = {}
-        self._failures: dict[LogId, str] = {}
+        self._content: _Content | None = None
+        """None: it is to be read."""
+        self._failure = ""
+        """Why it could not be read, or written."""
         self._workers: dict[str, _Worker] = {}
         self._names: dict[Answerer, set[str]] = {}
         """Workers of each connection that has any."""
@@ -131,42 +133,35 @@ class QueueService(Service):
         self.spawn(self._run(), name="load")
 
     async def _run(self) -> None:
-        failures = 1 if self._failures else 0
+        failures = 1 if self._failure else 0
         while True:
             await wait_set(
                 self._load_due, RELOAD.delay_s(failures) if failures else None
             )
             self._load_due.clear()
             await self._load()
-            failures = failures + 1 if self._failures else 0
+            failures = failures + 1 if self._failure else 0
 
     async def _load(self) -> None:
-        """Read the partitions of `__queues` that are not in memory."""
+        """Read `__queues`, unless it is in memory."""
         term = self._term
         if self._context.config.replication is not None:
             await self._wait_settled(term)
         if not self._is_leading:
             return
-        for log_id in all_logs():
-            if log_id in self._partitions:
-                continue
-            log = self._journal.find(log_id)
+        if self._content is None:
+            log = self._journal.find(QUEUES)
             try:
-                self._context.transactions.require_ended(log_id)
-                images, starts = (
-                    (Images(), {}) if log is None else await read_images(log)
-                )
+                self._context.transactions.require_ended(QUEUES)
+                found = (Images(), {}) if log is None else await read_images(log)
             except (StorageError, ClosedError) as error:
-                if term != self._term:
-                    return
-                if self._failures.get(log_id) != str(error):
+                if term == self._term and self._failure != str(error):
                     _log.error("queue groups are away: %s", error)
-                self._failures[log_id] = str(error)
-                continue
+                    self._failure = str(error)
+                return
             if term != self._term:
                 return
-            self._failures.pop(log_id, None)
-            self._partitions[log_id] = _Partition(images, starts)
+            self._failure, self._content = "", _Content(*found)
             self.restart_reclaim()
         self._delete(self._is_over)
         for group in self._groups.values():
@@ -180,11 +175,11 @@ class QueueService(Service):
         """
         replica, topics = self._context.replica, self._context.topics
         while term == self._term and self._is_leading:
-            found = [log for each in all_logs() if (log := self._journal.find(each))]
+            log = self._journal.find(QUEUES)
             if (
                 topics.refusal is None
                 and (self._is_found or (replica is not None and replica.is_registered))
-                and all(log.high_watermark == log.next_offset for log in found)
+                and (log is None or log.high_watermark == log.next_offset)
                 and all(
                     log.is_settled
                     for log in topics.logs()
@@ -201,12 +196,12 @@ class QueueService(Service):
             return
         self._is_leading, self._is_found = is_leading, False
         self._term += 1
-        self._failures.clear()
+        self._failure = ""
         for group in self._groups.values():
             self.takers.refuse_all(group, self._refusal(group.definition.topic, -1))
             for queue in [*group.queues.values()]:
                 self._forget(group, queue)
-        self._partitions.clear()
+        self._content = None
         self._load_due.set()
 
     def _refusal(self, topic: str, partition: int) -> WireError:
@@ -226,16 +221,15 @@ class QueueService(Service):
         if self._timer is not None:
             self._timer.cancel()
 
-    def fail(self, log_id: LogId, error: MetaqError) -> None:
-        """Drop the queues in a partition of `__queues`: their state is not stored."""
-        if self._partitions.pop(log_id, None) is None:
+    def fail(self, error: MetaqError) -> None:
+        """Drop all queues from memory: their state is not stored."""
+        if self._content is None:
             return
-        _log.error("queue groups are read again: partition=%s error=%s", log_id, error)
-        self._failures[log_id] = str(error)
+        _log.error("queue groups are read again: partition=%s error=%s", QUEUES, error)
+        self._content, self._failure = None, str(error)
         for group in self._groups.values():
             for queue in [*group.queues.values()]:
-                if queue.journal_id == log_id:
-                    self._forget(group, queue)
+                self._forget(group, queue)
         self._load_due.set()
 
     # -- definitions and topics
@@ -300,19 +294,19 @@ class QueueService(Service):
 
     def _delete(self, is_meant: Callable[[QueueName], bool]) -> None:
         """Delete the states of queues, from memory and from `__queues`."""
-        for log_id, partition in self._partitions.items():
-            for name in [each for each in partition.images.by_name if is_meant(each)]:
-                queue_id = partition.images.id_of(name)
-                partition.images.remove(name)
-                partition.starts.pop(name, None)
-                gone = StateRecord(StateKind.DELETED, queue_id, 0, Offset(0), name=name)
-                self._journal.append(
-                    log_id, encode_state(gone), partial(self._on_stored, log_id)
-                )
+        content = self._content
+        if content is None:
+            return
+        for name in [each for each in content.images.by_name if is_meant(each)]:
+            queue_id = content.images.id_of(name)
+            content.images.remove(name)
+            content.starts.pop(name, None)
+            gone = StateRecord(StateKind.DELETED, queue_id, 0, Offset(0), name=name)
+            self._journal.append(QUEUES, encode_state(gone), self._on_deleted)
 
-    def _on_stored(self, log_id: LogId, error: MetaqError | None) -> None:
+    def _on_deleted(self, error: MetaqError | None) -> None:
         if error is not None:
-            self.fail(log_id, error)
+            self.fail(error)
 
     # -- commands
 
@@ -392,21 +386,20 @@ class QueueService(Service):
         if queue is not None and queue.log is log:
             return queue
         name = _name_of(group, log)
-        log_id = log_of(name)
-        partition = self._partitions.get(log_id)
-        if partition is None:
-            cause = self._failures.get(log_id, "they are being read")
+        content = self._content
+        if content is None:
+            cause = self._failure or "they are being read"
             raise UnavailableError(f"queue groups are away: {cause}")
-        is_new = name not in partition.images.by_name
-        image = partition.images.by_name.get(name)
+        is_new = name not in content.images.by_name
+        image = content.images.by_name.get(name)
         if image is None:
             image = QueueImage(_first_floor(group, log))
         letters_topic = group.definition.dead_letter_topic
         buried = stored_letters(self._context, letters_topic, name, log)
         image.apply(buried)
         image.incarnation += 1
-        queue_id = partition.images.id_of(name)
-        partition.images.by_name[name] = image
+        queue_id = content.images.id_of(name)
+        content.images.by_name[name] = image
         limits = self._context.config.limits
         rules = rules_of(group.definition)
         state = QueueState(rules, image, open_max=limits.queue_open_max)
@@ -417,24 +410,21 @@ class QueueService(Service):
             self._journal,
             queue_id=queue_id,
             given_from_ms=0 if is_new else self._reclaims_until_ms,
+            on_failed=self.fail,
             on_freed=partial(self.takers.pump, group),
         )
         group.queues[log.log_id.partition] = queue
-        journal = self._journal.find(log_id)
+        journal = self._journal.find(QUEUES)
         if is_new:
-            partition.starts[name] = (
-                Offset(0) if journal is None else journal.next_offset
-            )
+            content.starts[name] = Offset(0) if journal is None else journal.next_offset
 
         def opened(error: MetaqError | None) -> None:
-            if error is not None:
-                self.fail(log_id, error)
-            else:
+            if error is None:
                 self.takers.pump(group)
 
         queue.open(opened)
         if buried:
-            queue.note_done(buried, partial(self._on_stored, log_id))
+            queue.note_done(buried, lambda _error: None)
         return queue
 
     def _forget(self, group: QueueGroup, queue: ServedQueue) -> None:
@@ -454,7 +444,7 @@ class QueueService(Service):
 
     def store(self, queue: ServedQueue) -> None:
         """Store what has changed in a queue, for no answer."""
-        queue.store(partial(self._on_stored, queue.journal_id))
+        queue.store(lambda _error: None)
 
     def send_letters(self, queue: ServedQueue, on_tried: OnTried | None = None) -> int:
         """Send the dead letters of a queue; return how many there are."""
@@ -571,46 +561,39 @@ class QueueService(Service):
         for group in self._groups.values():
             for queue in [*group.queues.values()]:
                 self._tend(group, queue)
-        for log_id, partition in self._partitions.items():
-            log = self._journal.find(log_id)
-            if log is not None:
-                starts = partition.starts.values()
-                log.trim_offset = min(starts, default=log.high_watermark)
+        log = self._journal.find(QUEUES)
+        if log is not None and self._content is not None:
+            starts = self._content.starts.values()
+            log.trim_offset = min(starts, default=log.high_watermark)
         for name, worker in [*self._workers.items()]:
             worker.queues = {each for each in worker.queues if each.state.holds(name)}
             if not worker.answerers and not worker.queues:
                 del self._workers[name]
 
     def _tend(self, group: QueueGroup, queue: ServedQueue) -> None:
-        partition = self._partitions.get(queue.journal_id)
-        log = self._journal.find(queue.journal_id)
-        if partition is None or log is None:
+        content, log = self._content, self._journal.find(QUEUES)
+        if content is None or log is None:
             return
         queue.trim(self.now())
-        start = partition.starts.get(queue.name, log.next_offset)
+        start = content.starts.get(queue.name, log.next_offset)
         if queue.wants_snapshot or start < log.next_offset - PINNED_BYTES_MAX:
-            self._snapshot(partition, queue, log.next_offset)
+            self._snapshot(content, queue, log.next_offset)
         elif queue.state.is_worn and not queue.letters_open:
-            partition.images.by_name[queue.name] = queue.state.image(self.now())
+            content.images.by_name[queue.name] = queue.state.image(self.now())
             self._forget(group, queue)  # another life begins with the next command
 
     @property
     def wants_trim(self) -> bool:
         """Whether a segment of `__queues` is needed no more."""
-        logs = [log for each in all_logs() if (log := self._journal.find(each))]
-        return any(
+        log = self._journal.find(QUEUES)
+        return log is not None and bool(
             log.segments.sealed and log.segments.first.end_offset <= log.trims_to
-            for log in logs
         )
 
-    def _snapshot(
-        self, partition: _Partition, queue: ServedQueue, start: Offset
-    ) -> None:
+    def _snapshot(self, content: _Content, queue: ServedQueue, start: Offset) -> None:
         def stored(error: MetaqError | None) -> None:
-            if error is not None:
-                self.fail(queue.journal_id, error)
-            else:
-                partition.starts[queue.name] = start
+            if error is None:
+                content.starts[queue.name] = start
 
         queue.snapshot(self.now(), stored)
 
@@ -618,9 +601,8 @@ class QueueService(Service):
 
     def problems(self) -> tuple[str, ...]:
         """Return one sentence for each thing that needs an operator's attention."""
-        away = [
-            f"queue groups in {each}: {text}" for each, text in self._failures.items()
-        ]
+        failure = self._failure
+        away = [f"queue groups in {QUEUES}: {failure}"] if failure else []
         stopped = [
             f"queue group '{name}' of {queue.log.log_id}: {queue.problem}"
             for name, group in self._groups.items()
@@ -653,9 +635,8 @@ class QueueService(Service):
                 yield log, queue, queue.state.floor
                 continue
             name = _name_of(group, log)
-            partition = self._partitions.get(log_of(name))
-            if partition is not None:
-                image = partition.images.by_name.get(name)
+            if self._content is not None:
+                image = self._content.images.by_name.get(name)
                 yield (
                     log,
                     None,

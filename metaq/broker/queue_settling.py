@@ -106,7 +106,7 @@ class _Settling:
         self._words = [settle(worker, each, now) for each in self._entries]
         service.note_taken(worker, queue)
         self._waits += service.send_letters(queue, self._on_letter)
-        queue.store(self._on_stored)
+        queue.store(self._end)
         service.on_settled(queue)
 
     def _hold(self) -> None:
@@ -136,11 +136,6 @@ class _Settling:
                 if each.offset == offset and self._words[at] is Word.OK:
                     self._words[at] = Word.LATER
         self._end(None)
-
-    def _on_stored(self, error: MetaqError | None) -> None:
-        if error is not None:
-            self._service.fail(self._queue.journal_id, error)
-        self._end(error)
 
     def _end(self, error: MetaqError | None) -> None:
         self._error = self._error or error

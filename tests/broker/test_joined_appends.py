@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from metaq.broker.joined_appends import OPEN_MAX, JoinedAppends, JoinedRecord
-from metaq.broker.queue_log import TOPIC
+from metaq.broker.queue_log import QUEUES
 from metaq.errors import MetaqError, TransactionError
 from metaq.model import LogId
 from tests.broker.queue_worker import stored
@@ -17,7 +17,7 @@ from tests.rigs.waiting import until
 
 RECORDS = (
     JoinedRecord(LogId("test", 0), b"letter"),
-    JoinedRecord(LogId(TOPIC, 1), b"x"),
+    JoinedRecord(QUEUES, b"x"),
 )
 
 
@@ -33,7 +33,7 @@ def test_all_are_stored_when_it_is_reported(tmp_path: Path) -> None:
             (letter,) = await stored(broker, "test")
             assert letter.payload == b"letter"
         async with running_broker(tmp_path) as broker:
-            own = broker.context.topics.find_internal(LogId(TOPIC, 1))
+            own = broker.context.topics.find_internal(QUEUES)
             assert own is not None
             assert own.high_watermark > 0
             assert len(await stored(broker, "test")) == 1

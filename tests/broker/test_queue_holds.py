@@ -10,7 +10,6 @@ import pytest
 
 from metaq.broker.app import Broker
 from metaq.broker.health import Alarm, find_problems
-from metaq.broker.queue_log import log_of
 from metaq.errors import StorageError
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
@@ -22,7 +21,6 @@ from metaq.protocol.commands import (
 )
 from metaq.protocol.queue_frames import SettleVerb, Word
 from metaq.protocol.transaction_ids import parse_key
-from metaq.queues.state_log import QueueName
 from tests.broker.queue_worker import (
     GROUP,
     QUICK,
@@ -182,7 +180,7 @@ def test_a_queue_that_was_dropped_from_memory_refuses_the_commit(
         (a,) = await worker.take(1)
         await begin(peer, output=b"x")
         assert await worker.ack(a, TX) is Word.OK
-        service.fail(log_of(QueueName("workers", "test", 0)), StorageError("x"))
+        service.fail(StorageError("x"))
         await until(lambda: not service.problems())
         async with Peer(broker) as other:
             (again,) = await Worker(other, "w2").take(1, wait_ms=20_000)
@@ -223,7 +221,6 @@ def test_a_partition_is_not_read_again_before_a_commit_is_in_it(
     async def main() -> None:
         async with running_broker(Path("/data"), QUICK, fs=fs) as broker:
             service: Any = broker.context.queues
-            topics = broker.context.topics
             define(broker)
             async with Peer(broker) as peer:
                 await put(peer, b"a", b"b")
@@ -231,7 +228,6 @@ def test_a_partition_is_not_read_again_before_a_commit_is_in_it(
                 a, b = await worker.take(2)
                 await begin(peer, output=b"made of a")
                 assert await worker.ack(a, TX) is Word.OK
-                own = topics.internal_log(log_of(QueueName("workers", "test", 0)))
                 with fs.held():
                     peer.write(
                         encode(TransactionCommand(parse_key(TX), "s", COMMIT, 7))
@@ -242,7 +238,7 @@ def test_a_partition_is_not_read_again_before_a_commit_is_in_it(
                             broker.context.transactions.views()[0].state == "committing"
                         )
                     )
-                    service.fail(own.log_id, StorageError("x"))
+                    service.fail(StorageError("x"))
                     await asyncio.sleep(0)
                     await until(lambda: any(TX in each for each in service.problems()))
                 await until(lambda: not service.problems())

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from metaq.broker.queue_log import log_of
+from metaq.broker.queue_log import QUEUES
 from metaq.clock import SystemClock
 from metaq.errors import StorageError
 from metaq.model import Millis, Position
 from metaq.protocol.commands import Result, Value
 from metaq.protocol.queue_frames import SettleVerb, Word
-from metaq.queues.state_log import QueueName
 from metaq.record.layout import Record
 from metaq.record.scan import read_record
 from tests.broker.queue_worker import QUICK, Got, Worker, define, got_of, put, queue_of
@@ -212,8 +211,7 @@ def test_a_state_that_was_dropped_from_memory_is_read_again(
             define(broker)
             async with Peer(broker) as peer:
                 worker = Worker(peer)
-                log_id = log_of(QueueName("workers", "test", 0))
-                service.fail(log_id, StorageError("unreadable"))
+                service.fail(StorageError("unreadable"))
                 reply = await worker.ask(worker.taking(1, wait_ms=0))
                 assert isinstance(reply, Result)
                 assert reply.status == 503
@@ -264,7 +262,7 @@ def test_what_is_done_is_synced_whatever_topics_are(tmp_path: Path) -> None:
                 worker = Worker(peer)
                 assert await worker.ack((await worker.take(1, wait_ms=20_000))[0])
                 topics = broker.context.topics
-                own = topics.find_internal(log_of(QueueName("workers", "test", 0)))
+                own = topics.find_internal(QUEUES)
                 test = topics.find_log("test", 0)
                 assert own is not None
                 assert test is not None

@@ -9,7 +9,7 @@ import pytest
 
 from metaq.broker.app import NO_TRANSACTIONS, Broker
 from metaq.broker.internal_logs import read_records
-from metaq.broker.queue_log import all_logs
+from metaq.broker.queue_log import QUEUES
 from metaq.broker.replica_part import HUNG_S
 from metaq.clock import SystemClock
 from metaq.protocol.codec import encode
@@ -25,7 +25,6 @@ from tests.broker.queue_worker import GROUP, Got, Worker, define, queue_of, stor
 from tests.replication.replicas import SOON_S, Replicas, replicas, soon
 from tests.rigs.broker import Peer
 
-(QUEUES,) = all_logs()
 LETTERS = "meta-test"
 WAIT_MS = 20_000
 LAG_MS = "2000"
