@@ -192,7 +192,7 @@ class ServedQueue:
         state, log = self.state, self.log
         self.trim(now)
         while state.wants_scan(count) or (
-            through is not None and state.scan_offset <= through and state.has_room
+            through is not None and state.scan_offset <= through and not state.is_full
         ):
             offset = state.scan_offset
             if offset >= log.high_watermark:

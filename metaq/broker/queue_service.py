@@ -54,7 +54,7 @@ from metaq.model import LogId, Offset
 from metaq.protocol import texts
 from metaq.protocol.commands import Settle, Take
 from metaq.queues.rules import Now, QueueRules
-from metaq.queues.state import QueueState
+from metaq.queues.state import OpenBound, QueueState
 from metaq.queues.state_log import (
     Images,
     QueueImage,
@@ -116,6 +116,7 @@ class QueueService(Service):
         self._timer: asyncio.TimerHandle | None = None
         self._load_due = asyncio.Event()
         self._reclaims_until_ms = 0
+        self._bound = OpenBound(context.config.limits.queue_open_broker_max)
         self._is_leading = context.config.replication is None
         self._is_found = False
         """Clients could find it in this term."""
@@ -402,7 +403,11 @@ class QueueService(Service):
         content.images.by_name[name] = image
         limits = self._context.config.limits
         rules = rules_of(group.definition)
-        state = QueueState(rules, image, open_max=limits.queue_open_max)
+        if queue is not None:  # its log was made again
+            queue.state.leave_bound()
+        state = QueueState(
+            rules, image, open_max=limits.queue_open_max, bound=self._bound
+        )
         queue = ServedQueue(
             name,
             log,
@@ -429,6 +434,7 @@ class QueueService(Service):
 
     def _forget(self, group: QueueGroup, queue: ServedQueue) -> None:
         """Drop a queue from memory."""
+        queue.state.leave_bound()
         if group.queues.get(queue.name.partition) is queue:
             del group.queues[queue.name.partition]
         group.all_queues = None

@@ -100,9 +100,10 @@ def _figures(queue: ServedQueue) -> dict[str, int]:
 
 def _full(queue: ServedQueue) -> str:
     state = queue.state
+    of_all = "" if state.is_full else f" of {state.bound.count} on this broker"
     text = (
-        f"{_subject(queue)}: {state.open_count} messages are open, and no other is"
-        " given out before one of them is settled"
+        f"{_subject(queue)}: {state.open_count} messages are open{of_all}, and no other"
+        " is given out before one of them is settled"
     )
     holders = state.holders()
     if holders:

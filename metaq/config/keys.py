@@ -184,6 +184,7 @@ LIMITS_KEYS: Final = (
     Key("waitMsMax", "wait_ms_max", unit="ms", low=0),
     Key("waitersMax", "waiters_max", unit="long polls", low=0),
     Key("queueOpenMax", "queue_open_max", unit="messages", low=1),
+    Key("queueOpenBrokerMax", "queue_open_broker_max", unit="messages", low=1),
     Key("queueReclaimMs", "queue_reclaim_ms", unit="ms", low=0),
     Key("delayMax", "delay_max", unit="ms", low=1, high=INT64_MAX),
     Key("delayBytesMax", "delay_bytes_max", unit="bytes", low=0, high=INT64_MAX),

@@ -200,6 +200,8 @@ class LimitsConfig:
     """Longest delay of a message, milliseconds."""
     delay_bytes_max: int = 8192 * MIB
     """Bytes on disk of messages that wait for their time; above it more are refused."""
+    queue_open_broker_max: int = 500_000
+    """The same, of all queue groups and partitions together."""
     queue_reclaim_ms: int = 2_000
     """A worker without a connection keeps its messages for so long; for as long after a
     start nothing of an older queue is given out."""

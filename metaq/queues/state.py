@@ -28,6 +28,7 @@ ended twice goes out alone: it may kill its workers. A nack is the word of a liv
 
 import enum
 import heapq
+import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
@@ -70,6 +71,15 @@ class HotKey(NamedTuple):
     """Of the first one; the others wait for it."""
     worker: str
     """That has it; "" for none."""
+
+
+class OpenBound:
+    """Open messages of all queues of a broker, and how many there may be."""
+
+    def __init__(self, count_max: int = sys.maxsize) -> None:
+        """Begin with none."""
+        self.count = 0
+        self.count_max: Final = count_max
 
 
 class _At(enum.IntEnum):
@@ -131,13 +141,21 @@ class _Open:
 class QueueState:
     """One queue. Owner: its service; not for two threads."""
 
-    def __init__(self, rules: QueueRules, image: QueueImage, *, open_max: int) -> None:
+    def __init__(
+        self,
+        rules: QueueRules,
+        image: QueueImage,
+        *,
+        open_max: int,
+        bound: OpenBound | None = None,
+    ) -> None:
         """Begin a life of a queue.
 
         Args:
             rules: options of the group.
             image: what earlier lives left, with the incarnation of this one; owned.
             open_max: nothing more is found while so many messages are open.
+            bound: of all queues together; None: there is none.
         """
         self.rules = rules
         self.floor = image.floor
@@ -159,6 +177,7 @@ class QueueState:
         self.lost_bytes = 0
         """Bytes that retention took before they were looked at."""
         self._open_max = open_max
+        self.bound = bound or OpenBound()
         self.incarnation: Final = image.incarnation
         """Number of this life, 1 or more."""
         self._counter = 0
@@ -195,9 +214,19 @@ class QueueState:
         return bool(self._changes or self._letters)
 
     @property
+    def is_full(self) -> bool:
+        """Return whether as many messages are open as may be of one queue."""
+        return len(self._open) >= self._open_max
+
+    @property
     def has_room(self) -> bool:
         """Return whether another message may be open."""
-        return len(self._open) < self._open_max
+        return not self.is_full and self.bound.count < self.bound.count_max
+
+    def leave_bound(self) -> None:
+        """Count for no other queue any more: this one is dropped from memory."""
+        self.bound.count -= len(self._open)
+        self.bound = OpenBound()  # a letter may be stored yet
 
     def holders(self) -> dict[str, int]:
         """Return worker → how many messages it has."""
@@ -236,7 +265,7 @@ class QueueState:
     def wants_scan(self, count: int) -> bool:
         """Return whether more is to be found for a taker of `count`."""
         others = self.ready_count - len(self._alone)
-        return others < count and len(self._open) < self._open_max
+        return others < count and self.has_room
 
     def found(
         self,
@@ -267,6 +296,7 @@ class QueueState:
         message = _Open(offset, size_bytes, count, lock, expiry_ms)
         message.delivery = 0 if before is None else before.delivery
         self._open[offset] = message
+        self.bound.count += 1
         if lock is not None:
             self._keys.setdefault(lock, []).append(offset)
         if before is not None and before.due_ms > now.wall_ms:
@@ -659,6 +689,7 @@ class QueueState:
         """Count a message as done."""
         self._leave(message)
         del self._open[message.offset]
+        self.bound.count -= 1
         self.done_count += 1
         self._done.add(message.offset, message.end)
         if message.offset <= self.floor:  # else no done range touches it

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,42 @@ def test_a_full_queue_names_who_has_most(tmp_path: Path) -> None:
         assert alarms(broker, Alarm.QUEUE_FULL) == []
 
     run(tmp_path, scenario, broker={"queueOpenMax": "3"}, ordered_by="key")
+
+
+def test_the_bound_of_all_queues_holds_for_each_of_them(tmp_path: Path) -> None:
+    """A group waits for what another one settles, or for its end."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await put(peer, b"a", b"b", b"c")
+        names = ("workers", "others")
+        groups = {
+            each: QueueGroupDefinition(topic="test", dead_letter_topic=None)
+            for each in names
+        }
+        queues = broker.context.queues
+        assert queues is not None
+        queues.apply_groups(groups)
+        first, other = Worker(peer), Worker(peer, "w2", "others")
+        a, b = await first.take(9)
+        assert await other.take(9) == []
+        text = alarms(broker, Alarm.QUEUE_FULL)[0]
+        assert "0 messages are open of 2 on this broker, and no other" in text
+        async with Peer(broker) as late:
+            worker = Worker(late, "w2", "others")
+            taking = asyncio.create_task(worker.take(9, wait_ms=30_000))
+            assert await first.ack(a) is Word.OK
+            assert [each.data for each in await taking] == [b"a"]
+        assert await first.take(9) == []
+        assert await first.ack(b) is Word.OK
+        (c,) = await first.take(9)
+        queues.apply_groups(
+            {**groups, "others": replace(groups["others"], generation=1)}
+        )
+        assert len(await other.take(9, wait_ms=30_000)) == 1
+        assert alarms(broker, Alarm.QUEUE_FULL)
+        assert await first.ack(c) is Word.OK
+
+    run(tmp_path, scenario, broker={"queueOpenBrokerMax": "2"})
 
 
 def test_what_retention_takes_rings_without_a_worker(tmp_path: Path) -> None:
