@@ -173,6 +173,10 @@ HeaderPairs: TypeAlias = tuple[tuple[str, bytes], ...]
 """Name and value of each header, in order; a name may come more than once."""
 
 
+TAG: Final = "tag"
+"""Header of a message's tag."""
+
+
 class Message(NamedTuple):
     """The decoded application value of one record.
 
@@ -200,6 +204,12 @@ class Message(NamedTuple):
     def headers(self) -> dict[str, bytes]:
         """Value of each header by name; the last one, where a name comes twice."""
         return dict(self.header_pairs)
+
+    @property
+    def tag(self) -> str | None:
+        """Its tag, the header of that name as text; None when there is none."""
+        tag = self.headers.get(TAG)
+        return None if tag is None else tag.decode(errors="replace")
 
     @property
     def timestamp_ms(self) -> Millis | None:

@@ -68,6 +68,9 @@ class ProduceOptions:
         " no key.",
     )
     headers: HeaderPairs = declared(headers_option)
+    tag: str | None = option(
+        "--tag", help="Tag of every message, for consumers with --where."
+    )
     delay: str | None = option(
         "--delay",
         metavar="SPAN",
@@ -238,15 +241,14 @@ def to_messages(
                 key if found else None,
                 partition,
                 options.headers,
+                options.tag,
             )
             messages.append(message)
         return messages
-    if options.attribute is options.key is partition is None and not options.headers:
+    added = options.attribute, options.key, partition, options.headers, options.tag
+    if added == (None, None, None, (), None):
         return lines
-    return [
-        OutgoingMessage(n, options.attribute, options.key, partition, options.headers)
-        for n in lines
-    ]
+    return [OutgoingMessage(line, *added) for line in lines]
 
 
 @contextmanager

@@ -51,6 +51,7 @@ _NAMES: Final = (
     # to produce
     ("value msg payload body", "'data'"),
     ("callback on_delivery", "'add_done_callback' of the future of send_nowait"),
+    ("tags", "'tag', one text"),
     ("timestamp_ms", "not there: the broker stamps messages"),
     ("delay deliver_at expires_in", _TIMES),
     ("acks", "not needed: a message is acknowledged when it is on disk"),

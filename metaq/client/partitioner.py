@@ -51,6 +51,8 @@ class OutgoingMessage(NamedTuple):
     """To send it there and nowhere else: `<broker>-<partition>`, or a partition."""
     headers: Headers = ()
     """Names and bytes, stored with the message in this order."""
+    tag: str | None = None
+    """Stored as the header `tag`; a selector finds it in `headers`."""
 
 
 Selector: TypeAlias = Callable[

@@ -332,6 +332,7 @@ def test_a_topic_that_a_pattern_admits_gets_its_first_message(
         key=None,
         key_separator=None,
         headers=(),
+        tag=None,
         delay=None,
         deliver_at=None,
         expires_in=None,
@@ -350,13 +351,13 @@ def test_lines_have_key_and_headers(tmp_path: Path, broker: AnyBroker) -> None:
     path = tmp_path / "lines"
     path.write_bytes(b"k1;first;1\nplain\n\xff;third\n")
     header = ("--header", "trace=a=b", "--header", "empty=")
-    separated = ("--key-separator", ";", *header)
+    separated = ("--key-separator", ";", *header, "--tag", "paid")
     for more in (separated, ("--key", "all")):
         result = run("produce", "t", "--file", str(path), *more, broker=broker)
         assert result.exit_code == 0, result.stderr
     printed = run("cat", "t", "--json", broker=broker).stdout
     shown = [json.loads(line) for line in printed.splitlines()]
-    pairs = [("trace", "a=b"), ("empty", "")]
+    pairs = [("trace", "a=b"), ("empty", ""), ("tag", "paid")]
     headers = [{"name": n, "value": v, "value_base64": None} for n, v in pairs]
     first = [one for one in shown if one["headers"]]
     assert all(one["headers"] == headers for one in first)

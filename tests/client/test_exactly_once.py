@@ -306,6 +306,7 @@ def test_who_claims_a_partition_rolls_back_what_a_dead_member_left(
         {"data": "text"},
         {"key": 5},
         {"headers": 5},
+        {"tag": 5},
         {"attribute": b"a"},
         {"partition": "x"},
     ],

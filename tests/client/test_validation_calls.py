@@ -59,6 +59,7 @@ SEND: dict[str, tuple[object, ...]] = {
     "attribute": (5, b"a", "\ud800"),
     "key": NO_KEYS,
     "headers": NO_HEADERS,
+    "tag": (5, b"x", "\ud800"),
     "timeout": NO_TIMES,
 }
 PUT = {
@@ -74,6 +75,7 @@ MANY: dict[str, tuple[object, ...]] = {
         b"x", "x", 5, None, ["x"], [5], [OutgoingMessage(5)],  # type: ignore[arg-type]
         [OutgoingMessage(b"x", key=5)],  # type: ignore[arg-type]
         [OutgoingMessage(b"x", partition="x")],
+        [OutgoingMessage(b"x", tag=5)],  # type: ignore[arg-type]
     ),
     "timeout": NO_TIMES,
     **TIMED,

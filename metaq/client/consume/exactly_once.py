@@ -26,7 +26,7 @@ from metaq.client.decisions.member import MemberDecisions
 from metaq.client.errors import TransactionInDoubtError
 from metaq.client.fan_out import for_each, raise_first
 from metaq.client.partitioner import OutgoingMessage
-from metaq.client.produce.runs import frozen, list_outgoing
+from metaq.client.produce.runs import frozen, list_outgoing, tagged
 from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.client.produce.xa_commands import XaBranches, shown
 from metaq.errors import ConfigError, MetaqError, TransactionError
@@ -100,6 +100,7 @@ class AsyncExactlyOnce:
         attribute: str | None = None,
         key: str | bytes | None = None,
         headers: Headers = (),
+        tag: str | None = None,
         partition: str | None = None,
     ) -> None:
         """Add one message; it is sent with others, at the latest at the block's end.
@@ -110,6 +111,7 @@ class AsyncExactlyOnce:
             attribute: application attribute; "" is one, None is none.
             key: stored; the same key goes to the same partition as in `send`.
             headers: names and bytes, stored in this order; a dict, or pairs.
+            tag: text stored as the header `tag`, for consumers with `where`.
             partition: `<broker>-<partition>`, to send it there and nowhere else.
 
         Raises:
@@ -120,7 +122,9 @@ class AsyncExactlyOnce:
 
         Cancellation: all are rolled back.
         """
-        message = OutgoingMessage(frozen(data), attribute, key, partition, headers)
+        message = tagged(
+            OutgoingMessage(frozen(data), attribute, key, partition, headers, tag)
+        )
         if self.add(topic, [message]):
             await self.flush()
 

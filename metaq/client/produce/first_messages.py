@@ -94,7 +94,7 @@ class FirstMessages:
                 deadlines_s = [one.batch.deadline_s for one in waiting]
                 waiting.append(_Waiting(message, batch))
         if is_known:
-            return self._accumulator.append(topic, *message, timeout_s)
+            return self._accumulator.append(topic, *message[:-1], timeout_s)
         if all(batch.deadline_s < deadline_s for deadline_s in deadlines_s):
             # The task of the others would see this deadline too late.
             try:

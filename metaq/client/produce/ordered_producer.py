@@ -36,7 +36,7 @@ from metaq.client.partitioner import KeyHash, OutgoingMessage, Selector, parse_p
 from metaq.client.produce.batches import SendResult
 from metaq.client.produce.dead_letter_files import DeadLetterFiles
 from metaq.client.produce.producer import AsyncProducer
-from metaq.client.produce.runs import encode_outgoing, frozen
+from metaq.client.produce.runs import encode_outgoing, frozen, tagged
 from metaq.client.spool import SPOOL_THREADS_MAX, Spool, spool_name
 from metaq.client.timeouts import close_all, require_loop, within
 from metaq.client.validation import check_timeout
@@ -341,6 +341,7 @@ class AsyncOrderedProducer:
         attribute: str | None = None,
         key: str | bytes | None = None,
         headers: Headers = (),
+        tag: str | None = None,
         timeout: float | None = None,
     ) -> SendResult | Spooled:
         """Send one message, or spool it; it is on a disk when this returns.
@@ -351,6 +352,7 @@ class AsyncOrderedProducer:
             key: stored; the same key goes to the same partition, unless the selector
                 does otherwise.
             headers: names and bytes, stored in this order; a dict, or pairs.
+            tag: text stored as the header `tag`, for consumers with `where`.
             timeout: seconds to try the broker; None is `timeout_s` of the options.
 
         Returns:
@@ -372,7 +374,9 @@ class AsyncOrderedProducer:
         """
         require_loop(self._loop, self)
         check_timeout(timeout)
-        message = OutgoingMessage(frozen(data), attribute, key, headers=headers)
+        message = tagged(
+            OutgoingMessage(frozen(data), attribute, key, None, headers, tag)
+        )
         payload, _flag = encode_outgoing(message)
         queue = self._queue_of(message)
         timeout_s = self._timeout_s if timeout is None else timeout

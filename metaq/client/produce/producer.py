@@ -44,7 +44,7 @@ from metaq.client.produce.producer_counters import (
     ProducerStatistics,
 )
 from metaq.client.produce.routes import NotKnownYetError
-from metaq.client.produce.runs import Appending, frozen, with_expiries
+from metaq.client.produce.runs import Appending, frozen, with_expiries, with_tag
 from metaq.client.produce.scheduling import (
     AT_ONCE,
     Scheduled,
@@ -212,6 +212,7 @@ class AsyncProducer:
         attribute: str | None = None,
         key: str | bytes | None = None,
         headers: Headers = (),
+        tag: str | None = None,
         partition: str | TopicPartition | None = None,
         timeout: float | None = None,
         delay: Span | None = None,
@@ -226,6 +227,7 @@ class AsyncProducer:
             attribute: application attribute; "" is one, None is none.
             key: stored; the same key goes to the same partition, see `KeyHash`.
             headers: names and bytes, stored in this order; a dict, or pairs.
+            tag: text stored as the header `tag`, for consumers with `where`.
             partition: where it is sent, and nowhere else: `<broker>-<partition>`, or
                 a partition of the topic.
             timeout: seconds, all retries included; None is `timeout_s` of the options.
@@ -263,6 +265,7 @@ class AsyncProducer:
                 attribute=attribute,
                 key=key,
                 headers=headers,
+                tag=tag,
                 partition=partition,
                 timeout=timeout,
                 delay=delay,
@@ -279,6 +282,7 @@ class AsyncProducer:
         attribute: str | None = None,
         key: str | bytes | None = None,
         headers: Headers = (),
+        tag: str | None = None,
         partition: str | TopicPartition | None = None,
         timeout: float | None = None,
         delay: Span | None = None,
@@ -304,6 +308,8 @@ class AsyncProducer:
         append = self._append
         if get_ident() != self._thread_id:
             self._require_loop()
+        if tag is not None:
+            headers = with_tag(headers, tag)
         if delay is not None or deliver_at is not None or expires_in is not None:
             headers = with_expiry(headers, expires_in)
             due_ms = due_of(self._clock.wall_ms(), delay, deliver_at)
@@ -441,6 +447,7 @@ class AsyncProducer:
         attribute: str | None = None,
         key: str | bytes | None = None,
         headers: Headers = (),
+        tag: str | None = None,
     ) -> None:
         """Send one message without an outcome for the caller.
 
@@ -456,6 +463,8 @@ class AsyncProducer:
                 is not, it is counted.
         """
         self._require_loop()
+        if tag is not None:
+            headers = with_tag(headers, tag)
         self.append_oneway(topic, data, attribute, key, headers)
 
     def append_oneway(

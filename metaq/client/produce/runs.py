@@ -8,12 +8,15 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 
 from metaq.client.errors import BufferFullError
+from metaq.client.names import require_text
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import Batch, SendFuture, SendResults, ends_of
 from metaq.client.produce.partition_sender import PartitionSender
 from metaq.client.produce.scheduling import with_expiry
+from metaq.errors import ConfigError
+from metaq.model import TAG, HeaderPairs
 from metaq.record.checksum import BytesLike
-from metaq.record.flags import encode_payload
+from metaq.record.flags import Headers, encode_payload, list_headers
 from metaq.record.layout import HEADER_BYTES
 
 
@@ -170,6 +173,8 @@ def sort_runs(
         message = given
         if not isinstance(message, OutgoingMessage):
             message = OutgoingMessage(frozen(message))
+        elif message.tag is not None:
+            message = tagged(message)
         payload, flag = encode_outgoing(message)
         sender, may_move = select(message)
         if not may_move:
@@ -234,6 +239,30 @@ def with_expiries(
     ]
 
 
+def tagged(message: OutgoingMessage) -> OutgoingMessage:
+    """Return a message with its tag as a header; raises as `with_tag`."""
+    if message.tag is None:
+        return message
+    return message._replace(headers=with_tag(message.headers, message.tag), tag=None)
+
+
+def with_tag(headers: Headers, tag: str) -> HeaderPairs:
+    """Return headers with that of a tag.
+
+    Raises:
+        ConfigError: they have one; the tag is no UTF-8; or as `list_headers`.
+        TypeError: it is no text; or as `list_headers`.
+    """
+    require_text("tag", tag)
+    pairs = list_headers(headers) if headers else ()
+    if any(name == TAG for name, _ in pairs):
+        raise ConfigError("tag: expected it once, got a header of this name as well")
+    try:
+        return (*pairs, (TAG, tag.encode()))
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"tag {tag!r:.80} is no UTF-8") from error
+
+
 def frozen(data: BytesLike) -> bytes:
     """Return immutable bytes: the same object, or a copy.
 
@@ -252,6 +281,8 @@ def list_outgoing(
 ) -> list[OutgoingMessage]:
     """Return the messages that a user gave; raises as `list_messages`."""
     return [
-        one if isinstance(one, OutgoingMessage) else OutgoingMessage(frozen(one))
+        tagged(one)
+        if isinstance(one, OutgoingMessage)
+        else OutgoingMessage(frozen(one))
         for one in list_messages(messages)
     ]

@@ -40,6 +40,7 @@ from metaq.client.produce.runs import (
     encode_outgoing,
     frozen,
     list_outgoing,
+    tagged,
     with_expiries,
 )
 from metaq.client.produce.scheduling import Span, due_of, with_expiry
@@ -328,6 +329,7 @@ class TransactionSends:
         attribute: str | None = None,
         key: str | bytes | None = None,
         headers: Headers = (),
+        tag: str | None = None,
         partition: str | TopicPartition | None = None,
         timeout: float | None = None,
         delay: Span | None = None,
@@ -343,6 +345,7 @@ class TransactionSends:
             key: stored; the same key goes to the same partition as outside of the
                 transaction. See `AsyncProducer.transaction` for local ones.
             headers: names and bytes, stored in this order; a dict, or pairs.
+            tag: text stored as the header `tag`, for consumers with `where`.
             partition: where it is sent, and nowhere else: `<broker>-<partition>`, or
                 a partition of the topic.
             timeout: seconds; None is `timeout_s` of the producer's options.
@@ -369,7 +372,9 @@ class TransactionSends:
         Cancellation: the transaction has failed.
         """
         headers = with_expiry(headers, expires_in)
-        message = OutgoingMessage(frozen(data), attribute, key, partition, headers)
+        message = tagged(
+            OutgoingMessage(frozen(data), attribute, key, partition, headers, tag)
+        )
         due_ms = due_of(self._parts.clock.wall_ms(), delay, deliver_at)
         return (await self._send(topic, [message], timeout, due_ms))[0]
 

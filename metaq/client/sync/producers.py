@@ -19,7 +19,7 @@ from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.routes import NotKnownYetError
-from metaq.client.produce.runs import Appending, frozen, with_expiries
+from metaq.client.produce.runs import Appending, frozen, tagged, with_expiries, with_tag
 from metaq.client.produce.scheduling import Span, due_of, with_expiry
 from metaq.client.produce.transaction import AsyncTransaction, TransactionState
 from metaq.client.produce.xa import AsyncXa
@@ -68,7 +68,7 @@ class ExactlyOnce(SyncPart[AsyncExactlyOnce]):
     @like(AsyncExactlyOnce.send)
     def send(self, topic: str, *args: Any, **keywords: Any) -> None:
         """Add one message; see `AsyncExactlyOnce.send`."""
-        message = OutgoingMessage(*args, **keywords)
+        message = tagged(OutgoingMessage(*args, **keywords))
         message = message._replace(data=frozen(message.data))
         if self._twin.add(topic, [message]):
             self._thread.run(self._twin.flush())
@@ -104,6 +104,7 @@ class Producer(SyncClosable[AsyncProducer]):
         attribute: str | None = None,
         key: str | bytes | None = None,
         headers: Headers = (),
+        tag: str | None = None,
         partition: str | TopicPartition | None = None,
         timeout: float | None = None,
         delay: Span | None = None,
@@ -114,6 +115,8 @@ class Producer(SyncClosable[AsyncProducer]):
         # Flat on purpose: nothing but the append happens for all but a few messages.
         if not self._thread.is_usable:
             self._thread.require_usable()
+        if tag is not None:
+            headers = with_tag(headers, tag)
         if delay is not None or deliver_at is not None or expires_in is not None:
             headers = with_expiry(headers, expires_in)
             due_ms = self._due_ms(delay, deliver_at)
@@ -199,10 +202,13 @@ class Producer(SyncClosable[AsyncProducer]):
         attribute: str | None = None,
         key: str | bytes | None = None,
         headers: Headers = (),
+        tag: str | None = None,
     ) -> None:
         """Send one message, and do not care; see `AsyncProducer.send_oneway`."""
         # Written out on purpose, as `send_nowait`: it waits for nothing.
         self._thread.require_usable()
+        if tag is not None:
+            headers = with_tag(headers, tag)
         self._twin.append_oneway(topic, data, attribute, key, headers)
 
     transaction = making(AsyncProducer.transaction, Transaction)
