@@ -104,7 +104,7 @@ class BrokerRegisteredError(ClientError):
 
 
 class GroupInUseError(ClientError):
-    """A group that was to be moved has members that read."""
+    """A group that was to be moved, or to filter otherwise, has members that read."""
 
 
 class QueueGroupError(ClientError):

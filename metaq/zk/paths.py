@@ -53,6 +53,7 @@ class NodeKind(enum.Enum):
         "/exactly-once/{group}/decisions/{topic}/{partition}",
     )
     GROUP_TOKEN = "group token", "/exactly-once/{group}/tokens/{token}"
+    GROUP_FILTER = "group filter", "/filters/{group}"
     # Ours: a broker on several machines. The first node holds the record of the set.
     REPLICA_SET = "replica set", "/replicas/{broker}"
     SET_LEADER = "set, leader", "/replicas/{broker}/leader"
@@ -298,6 +299,10 @@ class NodePaths:
     def group_token(self, group: str, token: str) -> str:
         """Return the node without which a member's batches cannot be decided."""
         return self._fill(NodeKind.GROUP_TOKEN, group=group, token=token)
+
+    def group_filter(self, group: str) -> str:
+        """Return the node that says how the members of a log group filter."""
+        return self._fill(NodeKind.GROUP_FILTER, group=group)
 
     # -- replica sets -----------------------------------------------------------------
 

@@ -99,6 +99,7 @@ class Member:
         patterns: Collection[TopicPattern] = (),
         strategy: Strategy = Strategy.DEFAULT,
         options: ClientOptions = OPTIONS,
+        where: str | None = None,
     ) -> None:
         self.server = server
         self.sink = Sink()
@@ -115,6 +116,7 @@ class Member:
             strategy=strategy,
             clock=CLOCK,
             options=options,
+            where=where,
         )
         self.name = f"{GROUP}_{consumer_id}"
         self.has_quit = False
@@ -165,13 +167,13 @@ class Group:
         self.members: list[Member] = []
         serve(self.server, partitions)
 
-    def make(self, consumer_id: str = "c1") -> Member:
-        member = Member(self.server, consumer_id)
+    def make(self, consumer_id: str = "c1", where: str | None = None) -> Member:
+        member = Member(self.server, consumer_id, where=where)
         self.members.append(member)
         return member
 
-    async def join(self, consumer_id: str = "c1") -> Member:
-        return await self.make(consumer_id).join()
+    async def join(self, consumer_id: str = "c1", where: str | None = None) -> Member:
+        return await self.make(consumer_id, where).join()
 
     async def leave(self) -> None:
         for member in self.members:
@@ -184,12 +186,13 @@ def run_group(
     partitions: int,
     *,
     is_joined: bool = True,
+    where: str | None = None,
 ) -> None:
     """Run a scenario in virtual time, with one member."""
 
     async def run() -> None:
         group = Group(partitions)
-        one = group.make()
+        one = group.make(where=where)
         if is_joined:
             await one.join()
         await scenario(group, one)

@@ -328,12 +328,14 @@ def test_a_group_is_deleted_with_all_of_its_nodes(
     """A node that holds no offset goes too; a name that is none is an error."""
     commit(broker, RECORD_BYTES)
     broker.zookeeper.put(f"{GROUP}/offsets/test/0-1", b"x")
+    broker.zookeeper.put("/meta/filters/g", b"tag = 'paid'")
     changes = admin.delete_group("g")
     assert changes == (
         OffsetChange(ZERO, stored(RECORD_BYTES), None),
         OffsetChange(ONE, None, None),
     )
     assert not any(path.startswith(GROUP) for path in broker.zookeeper.tree())
+    assert "/meta/filters/g" not in broker.zookeeper.tree()
     commit(broker, 0, group="spelt")
     with pytest.raises(ClientError, match="no group g; groups there are: spelt"):
         admin.delete_group("g")

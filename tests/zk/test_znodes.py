@@ -52,6 +52,7 @@ def test_every_node_of_metaq_has_a_codec() -> None:
         NodeKind.QUERY_DECISION,
         NodeKind.GROUP_DECISION,
         NodeKind.GROUP_TOKEN,
+        NodeKind.GROUP_FILTER,
         NodeKind.REPLICA_SET,
         NodeKind.SET_LEADER,
         NodeKind.SET_MEMBER,

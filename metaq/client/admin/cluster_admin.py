@@ -360,7 +360,7 @@ class AdminGroup:
             ) from error
 
     async def delete(self) -> None:
-        """Delete it without members: its committed offsets, then its nodes.
+        """Delete it without members: its filter and committed offsets, then its nodes.
 
         Raises:
             GroupInUseError: a member has joined, or has ended without a farewell, and
@@ -379,6 +379,7 @@ class AdminGroup:
         try:
             # First the parent of the members: it cannot be deleted once one has joined.
             await delete(paths.members(group))
+            await delete(paths.group_filter(group))
             await delete_parents(NodeKind.OWNER)
             await self.write_offsets(await self.plan_delete(None))
             await delete_parents(NodeKind.GROUP_OFFSET)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from metaq.client.cluster.context import ClientContext
-from metaq.client.errors import QueueGroupError
+from metaq.client.errors import GroupInUseError, QueueGroupError
 from metaq.errors import ClientError, ConfigError
 from metaq.zk.children import read_values
 from metaq.zk.errors import NodeChangedError
@@ -23,6 +23,8 @@ from metaq.zk.session import Coordinator
 from metaq.zk.znodes import Node
 
 LETTERS: Final = "dead_letter_topic"
+AGREE_TRIES: Final = 5
+"""Members that begin at the same moment change a node so often at most."""
 
 _Found = tuple[Node | None, QueueGroupDefinition | None]
 """The node of a queue group, and its definition unless it was deleted."""
@@ -162,6 +164,50 @@ class QueueGroupDefinitions:
                 " client.queue(...), or give the consumer another group"
             )
 
+    async def agree(self, group: str, member: str, where: str | None) -> None:
+        """Have all members of a log group filter alike: a member alone says how.
+
+        Raises:
+            GroupInUseError: other members are there, and the group filters otherwise.
+        """
+        path, deadline_s = self._paths.group_filter(group), self._deadline_s
+        members, before = self._paths.members(group), list[Node | None]()
+        for _ in range(AGREE_TRIES):
+            node = await self._coordinator.get(path, deadline_s=deadline_s)
+            found = None if node is None else node.data.decode(errors="replace")
+            if found == where:
+                return
+            # In this order: who has joined since knows the node that we replace.
+            there = await self._coordinator.children(members, deadline_s=deadline_s)
+            if {*there} <= {member}:
+                if await self._replace_filter(path, where, node):
+                    return
+            elif node in before:
+                raise GroupInUseError(
+                    f"group '{group}' reads with {_where_text(found)}, and this member"
+                    f" with {_where_text(where)}: all members of a group read alike;"
+                    " stop the others to change that"
+                )
+            else:
+                before.append(node)
+        raise NodeChangedError(f"{path}: others change it again and again")
+
+    async def _replace_filter(
+        self, path: str, where: str | None, node: Node | None
+    ) -> bool:
+        about: Any = {
+            "version": None if node is None else node.version,
+            "deadline_s": self._deadline_s,
+        }
+        try:
+            if where is None:
+                await self._coordinator.delete(path, **about)
+            else:
+                await self._coordinator.replace(path, where.encode(), **about)
+        except NodeChangedError:
+            return False
+        return True
+
     async def _look(self, group: str) -> _Found:
         path = self._paths.queue_group(group)
         node = await self._coordinator.get(path, deadline_s=self._deadline_s)
@@ -236,6 +282,10 @@ class QueueGroupDefinitions:
             f"{name}: there is no topic '{topic}': 'metaq topics create {topic}' makes"
             " it"
         )
+
+
+def _where_text(where: str | None) -> str:
+    return "no filter" if where is None else f"where={where!r}"
 
 
 def _fields(wanted: Mapping[str, object]) -> dict[str, Any]:

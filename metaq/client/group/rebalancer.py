@@ -42,7 +42,7 @@ from typing import Final
 from metaq.assignment import Strategy, assignment_of, plan_rebalance
 from metaq.client.cluster.metadata import Metadata
 from metaq.client.cluster.queue_groups import QueueGroupDefinitions
-from metaq.client.errors import NotSettledError
+from metaq.client.errors import GroupInUseError, NotSettledError
 from metaq.client.fan_out import for_each, raise_first
 from metaq.client.group.assignments import RETRY, AssignmentSink, Fence
 from metaq.client.group.subscribed_topics import SubscribedTopics
@@ -91,6 +91,7 @@ class GroupSource:
         strategy: Strategy,
         clock: Clock,
         options: ClientOptions,
+        where: str | None = None,
     ) -> None:
         """Prepare; nothing is written before `start`.
 
@@ -105,6 +106,7 @@ class GroupSource:
             clock: clock of the client.
             options: `request_timeout_s` bounds each request, `session_timeout_s` the
                 life of the nodes of a dead process.
+            where: the filter of all members; None: they have none.
         """
         self.unsettled_since_s: float | None = None
         self.last_error: MetaqError | None = None
@@ -131,6 +133,7 @@ class GroupSource:
         self._check_due_s = 0.0
         """Monotonic time from which the next attempt checks that our nodes exist."""
         self._session_version = 0
+        self._where = self._seen_where = where
         self._is_log_group = False
         """Known: there is no queue group of this name."""
         self._is_stopping = False
@@ -160,6 +163,7 @@ class GroupSource:
                 session time-out.
             CoordinationError: ZooKeeper was not reached within `request_timeout_s`.
             QueueGroupError: the name is a queue group's.
+            GroupInUseError: its members filter otherwise.
             ClosedError: `stop` was called during the call.
             MetaqError: the offsets to begin at cannot be found; not retriable.
 
@@ -273,6 +277,8 @@ class GroupSource:
         cancels.append(self._coordinator.add_listener(self._on_status))
         cancels.append(self._metadata.add_listener(self._on_snapshot))
         cancels.append(self._membership.watch_members(self._on_members))
+        filter_path = self._paths.group_filter(self._group)
+        cancels.append(self._coordinator.watch_data(filter_path, self._on_filter))
         self._follow_topics()
 
     def _follow_topics(self) -> None:
@@ -304,6 +310,10 @@ class GroupSource:
 
     def _on_members(self, members: Members) -> None:
         self._members = members
+        self._wake.set()
+
+    def _on_filter(self, data: bytes | None) -> None:
+        self._seen_where = None if data is None else data.decode(errors="replace")
         self._wake.set()
 
     def _watch_owners(self, topic: str) -> Callable[[], None]:
@@ -387,6 +397,9 @@ class GroupSource:
             return False
         self._joined.set()
         await self._refuse_queue_group()
+        if self._seen_where != self._where:
+            # Another one has begun at the same time, and said something else.
+            await self._agree()
         if self._clock.monotonic_s() >= self._check_due_s:
             self._fence(await self._find_lost())
         plan = plan_rebalance(
@@ -443,18 +456,35 @@ class GroupSource:
     async def _register(self) -> None:
         session_version = self._coordinator.status.session_version
         if session_version != self._session_version or not self._is_listed():
+            await self._agree()
             self._session_version = await self._membership.register(
                 self._topics, deadline_s=self._deadline_s()
             )
 
+    async def _agree(self) -> None:
+        """Leave the group if its other members filter otherwise.
+
+        Raises:
+            GroupInUseError: they do.
+        """
+        try:
+            await self._groups().agree(self._group, self._member, self._where)
+        except GroupInUseError:
+            # There is nothing to wait for in `start`.
+            self._joined.set()
+            await self._revoke(self._active)
+            await self._release(self._owned())
+            await self._membership.unregister(deadline_s=self._deadline_s())
+            raise
+
     async def _refuse_queue_group(self) -> None:
         # After our registration: who makes a queue group looks for one before.
         if not self._is_log_group:
-            groups = QueueGroupDefinitions(
-                self._coordinator, self._paths, self._deadline_s()
-            )
-            await groups.refuse(self._group)
+            await self._groups().refuse(self._group)
             self._is_log_group = True
+
+    def _groups(self) -> QueueGroupDefinitions:
+        return QueueGroupDefinitions(self._coordinator, self._paths, self._deadline_s())
 
     def _is_listed(self) -> bool:
         """Return whether the group has us as its member, with our topics."""
