@@ -9,7 +9,7 @@ and `storage`, kazoo's exceptions never leave `zk/_kazoo.py`, and `struct.error`
 
 from typing import ClassVar, Final
 
-from metaq.model import Offset, TopicPartition
+from metaq.model import Offset, TopicPartition, printable
 
 OUTCOME_UNKNOWN: Final = "outcome unknown"
 """End of texts about commands that are in doubt."""
@@ -360,6 +360,16 @@ class ClosedError(ClientError):
 
 class ConfigError(MetaqError):
     """A setting or an argument is wrong; the message names it, and its value."""
+
+
+class FilterError(ConfigError):
+    """A filter cannot be read; the message says where, and what was expected."""
+
+    def __init__(self, column: int, expected: str, got: str) -> None:
+        shown = printable(got)[:40]
+        super().__init__(f"filter, column {column}: expected {expected}, got {shown}")
+        self.column = column
+        """Position in the text, in characters from 1."""
 
 
 class AdminError(MetaqError):

@@ -21,9 +21,10 @@ line as part of the attribute, and any parser of query strings can split it.
     value   = *char                        bytes
     char    = letter / digit / one of "-._~/:@," / "%" two digits 0-9A-F
 
-The line is ASCII. A newline and the attribute follow it; without a newline there is no
-attribute, after one it may be empty. If the first line does not match this grammar, the
-whole text is the attribute.
+A byte that stands for itself is never escaped, so a field is written in one way alone,
+and can be searched for without reading the line. The line is ASCII. A newline and the
+attribute follow it; without a newline there is no attribute, after one it may be empty.
+If the first line does not match this grammar, the whole text is the attribute.
 
 Source: docs/metaq-1.4/broker.md 1.13.
 """
@@ -58,7 +59,10 @@ _PLAIN: Final = "/:@,"
 
 _PLAIN_OCTETS: Final = re.compile(rb"[A-Za-z0-9._~/:@,-]*")
 
-_CHAR: Final = "(?:[A-Za-z0-9._~/:@,-]|%[0-9A-F]{2})"
+_CHAR: Final = (
+    "(?:[A-Za-z0-9._~/:@,-]"
+    "|%(?!2[C-F]|3[0-9A]|4[0-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])[0-9A-F]{2})"
+)
 _LINE: Final = re.compile(
     f"(?:key={_CHAR}*|h\\.{_CHAR}+={_CHAR}*)(?:&h\\.{_CHAR}+={_CHAR}*)*"
 )
@@ -134,22 +138,36 @@ def decode_payload(payload: BytesLike, flag: int) -> Decoded:
     """
     if not flag & HAS_ATTRIBUTE:
         return Decoded(bytes(payload), None, None, ())
-    start = TEXT_AT
-    if len(payload) < start:
+    end = text_end(payload, 0, len(payload))
+    key, headers, attribute = decode_text(bytes(payload[TEXT_AT:end]), flag)
+    return Decoded(bytes(payload[end:]), attribute, key, headers)
+
+
+def text_end(buffer: BytesLike, start: int, end: int) -> int:
+    """Return where the text ends, in a payload from `start` to `end` that has one.
+
+    Raises:
+        CorruptRecordError: as `decode_payload`.
+    """
+    left = end - start - TEXT_AT
+    if left < 0:
         raise CorruptRecordError(
-            f"attribute block: expected {start} length bytes, got {len(payload)}"
+            f"attribute block: expected {TEXT_AT} length bytes, got {end - start}"
         )
-    (length,) = _TEXT_LENGTH.unpack_from(payload)
-    if not 0 <= length <= len(payload) - start:
+    (length,) = _TEXT_LENGTH.unpack_from(buffer, start)
+    if not 0 <= length <= left:
         raise CorruptRecordError(
-            f"attribute block: length {length}, but {len(payload) - start} bytes follow"
+            f"attribute block: length {length}, but {left} bytes follow"
         )
-    text = bytes(payload[start : start + length]).decode(errors="replace")
-    data = bytes(payload[start + length :])
+    return start + TEXT_AT + int(length)
+
+
+def decode_text(text: bytes, flag: int) -> tuple[bytes | None, HeaderPairs, str | None]:
+    """Return (key, headers, attribute) of the text of an attribute block."""
+    decoded = text.decode(errors="replace")
     if not flag & HAS_PROPERTIES:
-        return Decoded(data, text, None, ())
-    key, headers, attribute = split_properties(text)
-    return Decoded(data, attribute, key, headers)
+        return None, (), decoded
+    return split_properties(decoded)
 
 
 def encode_properties(key: str | bytes | None, headers: Headers) -> str:
@@ -166,12 +184,17 @@ def encode_properties(key: str | bytes | None, headers: Headers) -> str:
     """
     fields = []
     if key is not None:
-        fields.append("key=" + quote_from_bytes(_octets("key", key), _PLAIN))
+        fields.append("key=" + quote_octets(_octets("key", key)))
     # Most messages have none, and checking them costs more than all the rest.
     for name, value in () if headers == () else list_headers(headers):
-        quoted = quote_from_bytes(_octets("header", name), _PLAIN)
-        fields.append(f"h.{quoted}={quote_from_bytes(value, _PLAIN)}")
+        quoted = quote_octets(_octets("header", name))
+        fields.append(f"h.{quoted}={quote_octets(value)}")
     return "&".join(fields)
+
+
+def quote_octets(octets: bytes) -> str:
+    """Return a name or a value as it is written in the line."""
+    return quote_from_bytes(octets, _PLAIN)
 
 
 def key_line(key: bytes) -> bytes:

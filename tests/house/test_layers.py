@@ -16,7 +16,7 @@
            │             │
 4   storage   txn queues net delay  zk         siblings: never import each other
        │       │    │     │          │
-3   record ────┴── fs   protocol   assignment    config  lifecycle  retry
+3   record, filter ─── fs   protocol   assignment    config  lifecycle  retry
        │            │     │          │         loop_thread   prometheus
        │            │     │          │             │        │         │
 2      └────────────┴─ errors ── stats ── deadlines ┴────────┴─────────┘
@@ -49,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "loop_thread": L2,
     "fs": L2 | {"fs"},
     "record": PURE | {"record"},
+    "filter": PURE | {"record", "filter"},
     "protocol": PURE | {"protocol"},
     "assignment": PURE,
     "storage": L2 | {"record", "fs", "config", "lifecycle", "retry", "storage"},
@@ -64,15 +65,17 @@ ALLOWED: dict[str, set[str]] = {
     "broker": L2
     | L4
     | {"record", "protocol", "fs", "config", "lifecycle", "retry", "prometheus"}
-    | {"peer", "replication", "broker"},
+    | {"filter", "peer", "replication", "broker"},
     "client": L2
     | {"record", "protocol", "assignment", "fs", "config", "lifecycle", "retry"}
-    | {"net", "zk", "prometheus", "loop_thread", "peer", "cluster_snapshot", "client"},
+    | {"net", "zk", "prometheus", "loop_thread", "peer", "cluster_snapshot"}
+    | {"filter", "client"},
     # storage and fs: `metaq-segments` is there to read segments without a broker.
     # The sink has senders of its own: clock and snapshot are what these hand on.
     "spark": PURE
     | {"clock", "cluster_snapshot"}
-    | {"loop_thread", "peer", "client", "config", "record", "storage", "fs", "spark"},
+    | {"loop_thread", "peer", "client", "config", "record", "storage", "fs"}
+    | {"filter", "spark"},
     # What a declared pipeline counts is exported as all counters are. Of `spark` and
     # `client` it imports what users do: USED_BY_PIPELINE.
     "pipeline": PURE | {"stats", "prometheus", "fs", "client", "spark", "pipeline"},
@@ -142,7 +145,7 @@ SHARED: dict[str, set[str]] = {
     "pipeline": {"errors", "installed"},
 }  # fmt: skip
 
-PURE_PACKAGES = {"record", "protocol", "assignment"}
+PURE_PACKAGES = {"record", "filter", "protocol", "assignment"}
 PURE_MODULES = {
     "zk.paths", "zk.znodes", "zk.plan", "storage.retention",
     "client.partitioner", "spark.plan", "spark.offsets", "txn.state", "txn.recovery",
@@ -166,6 +169,7 @@ NO_ZOOKEEPER = ("client.produce.", "client.consume.")
 THIRD_PARTY: dict[str, set[str]] = {
     "configobj": {"config"},
     "kazoo": {"zk._kazoo", "zk._kazoo_client"},
+    "lark": {"filter.grammar"},
     "apscheduler": {"broker.schedule"},
     "click": {"cli"},
     "rich": {"cli"},
@@ -191,6 +195,7 @@ LAZY: dict[tuple[str, str], str] = {
     ("client", "client.public"): "a module of the package is had without the rest",
     ("broker.app", "broker.http"): "the HTTP port is off by default; aiohttp is 15 MiB",
     ("broker.app", "broker.replica_part"): "most brokers are no replica; it is large",
+    ("filter.language", "filter.grammar"): "most clients, and tasks, have no filter",
     ("net.dial", "ifaddr"): "10 ms, and a machine with a route does without",
     **dict.fromkeys(
         [

@@ -111,6 +111,7 @@ def test_a_line_is_read_in_one_way_alone(text: str) -> None:
     [
         "", "\n", "k=v", "key", "key=a b", "key=%zz", "key=%0", "key=ä", "h.=x",
         "key=a&", "&key=a", "h.a=1&key=a", "key=a&key=b", "key=a&h.b", "key=a\r\nb",
+        "key=%41", "h.%61=x", "h.a=%2D",
     ],
 )  # fmt: skip
 def test_other_texts_are_attributes(text: str) -> None:

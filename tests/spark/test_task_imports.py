@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 LIBRARIES = {
     "aiohttp", "apscheduler", "click", "configobj", "deltalake", "fastavro", "kazoo",
-    "prometheus_client", "rich", "sqlalchemy",
+    "lark", "prometheus_client", "rich", "sqlalchemy",
 }  # fmt: skip
 """Without pandas, which PyArrow imports by itself where it is installed."""
 OF_THE_DRIVER = {

@@ -1,0 +1,1 @@
+"""Filters of messages: the language of `where`, and what it says of a message."""

@@ -1,0 +1,144 @@
+"""Conditions on the values of one message, and the bytes that they need. Pure.
+
+A condition says yes, no, or unknown (None) where a value is missing (NULL), by SQL's
+rules. With it go its *needles*: byte strings of which at least one is in the text of
+each record for which it says yes, and others for no. By them a reader passes over a
+record without decoding it. That relies on there being one way to write a line of key
+and headers: see `record/flags.py`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from metaq.errors import FilterError
+from metaq.record.flags import quote_octets
+
+TERMS_MAX: Final = 64
+"""Comparisons, NOTs and pairs of parentheses, so that it bounds the depth, too."""
+
+KEY: Final = 0
+ATTRIBUTE: Final = 1
+
+Field: TypeAlias = str | int
+"""Name of a header, or KEY, or ATTRIBUTE."""
+
+Needles: TypeAlias = tuple[bytes, ...] | None
+"""One of them is there at least; None: that says nothing."""
+
+_REPLACED: Final = "\ufffd".encode()
+"""Stands for bytes that are no UTF-8."""
+
+
+class Condition(NamedTuple):
+    """A filter, or a part of one."""
+
+    test: Callable[[Mapping[Field, bytes]], bool | None]
+    """Returns whether the values of a message meet it; None: unknown."""
+    needles: Needles
+    """Of records for which it says yes."""
+    needles_of_no: Needles
+    """Of records for which it says no."""
+    column: int
+    """Column at which it begins, from 1."""
+    terms: int = 1
+
+
+class Relation(NamedTuple):
+    """A relation between a value and literals."""
+
+    read: Callable[[bytes], Any]
+    """Reads a value as what the literals are; None: it is no such thing."""
+    holds: Callable[[Any], bool]
+    starts: Sequence[bytes] = (b"",)
+    """The bytes of a value for which it holds begin with one of them."""
+
+
+def related(field: Field, relation: Relation, column: int) -> Condition:
+    """Return the condition that a field has a relation to literals."""
+    read, holds, starts = relation
+
+    def test(values: Mapping[Field, bytes]) -> bool | None:
+        raw = values.get(field)
+        value = None if raw is None else read(raw)
+        return None if value is None else holds(value)
+
+    return Condition(test, _needles(field, starts), _needles(field), column)
+
+
+def missing(field: Field, column: int) -> Condition:
+    """Return the condition that a field is NULL."""
+    return Condition(lambda values: field not in values, None, _needles(field), column)
+
+
+def negated(condition: Condition) -> Condition:
+    """Return the opposite; of unknown that is unknown."""
+
+    def test(values: Mapping[Field, bytes]) -> bool | None:
+        found = condition.test(values)
+        return None if found is None else not found
+
+    return condition._replace(
+        test=test, needles=condition.needles_of_no, needles_of_no=condition.needles
+    )
+
+
+def joined(parts: Sequence[Condition], *, is_or: bool) -> Condition:
+    """Return conditions joined by OR, where a yes decides, or by AND, where a no."""
+    tests = [part.test for part in parts]
+
+    def test(values: Mapping[Field, bytes]) -> bool | None:
+        outcome: bool | None = not is_or
+        for each in tests:
+            found = each(values)
+            if found is is_or:
+                return found
+            if found is None:
+                outcome = None
+        return outcome
+
+    yes, no = [part.needles for part in parts], [part.needles_of_no for part in parts]
+    return bounded(
+        Condition(
+            test,
+            _any_of(yes) if is_or else _best_of(yes),
+            _best_of(no) if is_or else _any_of(no),
+            parts[0].column,
+            sum(part.terms for part in parts),
+        )
+    )
+
+
+def bounded(condition: Condition) -> Condition:
+    """Return a condition that is not too large.
+
+    Raises:
+        FilterError: it is.
+    """
+    if condition.terms > TERMS_MAX:
+        wanted = f"at most {TERMS_MAX} terms"
+        raise FilterError(condition.column, wanted, f"{condition.terms} of them")
+    return condition
+
+
+def _needles(field: Field, starts: Sequence[bytes] = (b"",)) -> Needles:
+    if field == ATTRIBUTE:
+        is_sure = all(start and _REPLACED not in start for start in starts)
+        return tuple(starts) if is_sure else None
+    head = "key="
+    if isinstance(field, str):
+        if _REPLACED in field.encode():
+            return None
+        head = f"h.{quote_octets(field.encode())}="
+    return tuple((head + quote_octets(start)).encode() for start in starts)
+
+
+def _any_of(parts: Sequence[Needles]) -> Needles:
+    if None in parts:
+        return None
+    return tuple(dict.fromkeys(needle for part in parts for needle in part or ()))
+
+
+def _best_of(parts: Iterable[Needles]) -> Needles:
+    """Return the needles of one: those that are longest are the rarest."""
+    found = [part for part in parts if part]
+    return max(found, key=lambda part: min(map(len, part)), default=None)

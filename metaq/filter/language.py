@@ -1,0 +1,104 @@
+"""Filters: the expression of `where`, and whether a message matches. Pure.
+
+    where = parse_filter("tag IN ('paid', 'void') AND amount > 100")
+    where.matches(key, headers, attribute)
+
+Clients, Spark's tasks and brokers evaluate the same filter in this one place. A filter
+is immutable, and travels between processes as its text.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+from metaq.errors import FilterError
+from metaq.filter.conditions import ATTRIBUTE, KEY, Field
+from metaq.model import HeaderPairs
+from metaq.record.flags import HAS_ATTRIBUTE, TEXT_AT, decode_text, text_end
+
+FILTER_BYTES_MAX: Final = 2048
+"""Longest expression, in UTF-8."""
+
+FILTERS_REMEMBERED_MAX: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A condition on key, headers and attribute of messages; see `parse_filter`."""
+
+    text: str
+    """The expression."""
+    needles: tuple[bytes, ...] | None = field(compare=False, repr=False)
+    """At least one is in each record with an attribute block that matches; None: that
+    says nothing."""
+    _test: Callable[[Mapping[Field, bytes]], bool | None] = field(
+        compare=False, repr=False
+    )
+    _pattern: re.Pattern[bytes] | None = field(compare=False, repr=False)
+    """Finds a needle."""
+    _matches_bare: bool = field(compare=False, repr=False)
+    """Whether a message without key, headers and attribute matches."""
+
+    def matches(
+        self, key: bytes | None, headers: HeaderPairs, attribute: str | None
+    ) -> bool:
+        """Return whether a message matches; unknown is no match.
+
+        Of a header that occurs several times the last one counts.
+        """
+        values: dict[Field, bytes] = dict(headers)
+        if key is not None:
+            values[KEY] = key
+        if attribute is not None:
+            values[ATTRIBUTE] = attribute.encode()
+        return self._test(values) is True
+
+    def matches_payload(self, buffer: bytes, start: int, end: int, flag: int) -> bool:
+        """Return whether a record matches, given where its payload is in a buffer.
+
+        Raises:
+            CorruptRecordError: its attribute block is cut short.
+        """
+        if not flag & HAS_ATTRIBUTE:
+            return self._matches_bare
+        stop, pattern = text_end(buffer, start, end), self._pattern
+        start += TEXT_AT
+        if pattern is not None and pattern.search(buffer, start, stop) is None:
+            return False
+        return self.matches(*decode_text(buffer[start:stop], flag))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Travel between processes as the text."""
+        return parse_filter, (self.text,)
+
+
+@lru_cache(FILTERS_REMEMBERED_MAX)
+def parse_filter(text: str) -> Filter:
+    """Return the filter that an expression means.
+
+    Raises:
+        FilterError: it means none, or is larger than a filter may be.
+        TypeError: it is no text.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"filter: expected str, got {type(text).__name__} {text!r:.80}")
+    try:
+        size_bytes = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise FilterError(error.start + 1, "text", "half a surrogate pair") from error
+    if size_bytes > FILTER_BYTES_MAX:
+        wanted = f"at most {FILTER_BYTES_MAX} bytes of text"
+        raise FilterError(1, wanted, f"{size_bytes}")
+    from metaq.filter.grammar import parse_condition  # noqa: PLC0415  # takes lark
+
+    condition = parse_condition(text)
+    needles = condition.needles
+    return Filter(
+        text,
+        needles,
+        condition.test,
+        re.compile(b"|".join(map(re.escape, needles))) if needles else None,
+        condition.test({}) is True,
+    )
