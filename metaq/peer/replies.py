@@ -30,7 +30,7 @@ from metaq.errors import (
     WireError,
 )
 from metaq.model import MAX_OFFSET, MessageId, Offset, TopicPartition, printable
-from metaq.protocol.commands import Reply, Result, Status, Value
+from metaq.protocol.commands import NO_NEXT, Reply, Result, Status, Value
 from metaq.protocol.connection import ReceiveBuffer
 from metaq.protocol.decimals import I32_MAX
 from metaq.protocol.texts import (
@@ -90,6 +90,16 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchedRuns:
+    """Records that match a filter; all others before the next offset do not."""
+
+    data: bytes
+    """Runs: see `record/runs.py`; empty where nothing matches."""
+    next_offset: Offset
+    """Offset to go on at: after the one asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class MovedTo:
     """The offset is outside the log; read on at another one."""
 
@@ -123,7 +133,7 @@ class Damaged:
         return f"{self.detail}, as the broker says{named}"
 
 
-GetOutcome: TypeAlias = Fetched | MovedTo | NothingThere | Damaged
+GetOutcome: TypeAlias = Fetched | FetchedRuns | MovedTo | NothingThere | Damaged
 
 
 def parse_receipt(reply: Reply, partition: int | None = None) -> PutReceipt:
@@ -171,8 +181,13 @@ def parse_scheduled(reply: Reply, partition: int) -> tuple[PutReceipt, int]:
     return PutReceipt(MessageId(message_id), chosen, Offset(offset)), tier
 
 
-def parse_get(reply: Reply, asked: Offset) -> GetOutcome:
+def parse_get(reply: Reply, asked: Offset, *, has_filter: bool = False) -> GetOutcome:
     """Read the reply to a get at an offset.
+
+    Args:
+        reply: the broker's reply.
+        asked: the offset.
+        has_filter: whether the get has one, so that runs may come.
 
     Raises:
         WireError: the broker refused.
@@ -180,6 +195,12 @@ def parse_get(reply: Reply, asked: Offset) -> GetOutcome:
         UnexpectedReplyError: a reply that is none to a get.
     """
     match reply:
+        case Value(next_offset=next_offset) if has_filter and next_offset != NO_NEXT:
+            if next_offset <= asked:
+                raise BadReplyError(
+                    f"get: expected a next offset after {asked}, got {next_offset}"
+                )
+            return FetchedRuns(reply.payload, Offset(next_offset))
         case Value(payload=b""):
             return NothingThere()
         case Value(payload=data):

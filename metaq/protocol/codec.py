@@ -62,6 +62,7 @@ from metaq.protocol.decimals import (
     parse_i32,
     parse_i64,
 )
+from metaq.protocol.escapes import escape, unescape
 from metaq.protocol.transaction_ids import format_key, parse_key
 
 Tokens: TypeAlias = list[bytes]
@@ -85,6 +86,7 @@ _NEXT: Final = b"next="
 _DELIVER: Final = b"deliver="
 _FROM: Final = b"from="
 _TO: Final = b"to="
+_WHERE: Final = b"where="
 _DIGITS_MAX: Final = 19
 """Digits of the largest 64-bit number."""
 _TYPES: Final = {kind.value.encode(): kind for kind in TransactionType}
@@ -286,6 +288,7 @@ def _decode_get(tokens: Tokens) -> Get:
     if tokens[0] != b"get":
         raise _bad_line("unknown command", tokens)
     _need(tokens, 7)
+    where = _extra(tokens[7:], _WHERE)
     return Get(
         topic=_text(tokens[1]),
         group=_text(tokens[2]),
@@ -294,6 +297,7 @@ def _decode_get(tokens: Tokens) -> Get:
         max_size=parse_i32(tokens[5], "max size"),
         opaque=parse_i32(tokens[6], "opaque"),
         wait_ms=_wait_ms(tokens[7:]),
+        where=None if where is None else unescape(where, "where"),
     )
 
 
@@ -515,6 +519,8 @@ def encode(event: Command | Reply) -> bytes:
             tokens += [_i64(event.offset), _i32(event.max_size), _i32(event.opaque)]
             if event.wait_ms:
                 tokens.append(f"wait={_in_range(event.wait_ms, 0, I32_MAX)}")
+            if event.where is not None:
+                tokens.append(f"where={escape(event.where)}")
             return _line(tokens)
         case OffsetQuery():
             tokens = ["offset", event.topic, event.group, _i32(event.partition)]

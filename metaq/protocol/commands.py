@@ -96,6 +96,9 @@ class Get:
     wait_ms: int = 0
     """Milliseconds for which the broker may hold the reply when there is no data yet;
     0: none (our extension: the extra token `wait=`)."""
+    where: str | None = None
+    """Expression of a filter: only records that match are wanted; None: all (our
+    extension: the extra token `where=`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +339,8 @@ class Value:
 
     payload: bytes
     """Records; the first and last may be cut anywhere. Of a `take`, see
-    `queue_frames.py`."""
+    `queue_frames.py`; of a `get` with a filter, with a next offset: runs
+    (`record/runs.py`)."""
     opaque: int
     next_offset: int = NO_NEXT
     """Offset to go on at, where the payload is no single range of the log; NO_NEXT:

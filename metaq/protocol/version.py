@@ -1,7 +1,8 @@
 """Capabilities of a broker, in the body of its `version` reply.
 
     metaq/<version>;mput;dedup;spans;codes;mput-tx;together;check;follow;queues
-        ;wait=<ms>;delay=<ms>;payload=<bytes>;batch=<bytes>,<records>      (in one line)
+        ;filter;wait=<ms>;delay=<ms>;payload=<bytes>;batch=<bytes>,<records>
+                                                                       (in one line)
 
 MetaQ clients ignore the body. The body of a MetaQ broker (`1.4.6.3-SNAPSHOT`) lists
 nothing, so a client uses no extension of ours there. Unknown names are skipped, and
@@ -26,6 +27,7 @@ _FIELDS: Final = {
     "check": "check",
     "follow": "follow",
     "queues": "queues",
+    "filter": "filters",
 }
 """Word in the body → field of `Capabilities`, in the order of the body."""
 
@@ -64,6 +66,8 @@ class Capabilities:
     """The broker is a replica of a set, and takes messages of the others."""
     queues: bool = False
     """The broker serves queue groups: `take` and `settle`."""
+    filters: bool = False
+    """The broker takes a `get` with a filter."""
 
 
 def encode_version_body(capabilities: Capabilities) -> str:

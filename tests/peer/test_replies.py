@@ -3,6 +3,7 @@
 import pytest
 
 from metaq.errors import (
+    BadReplyError,
     ForbiddenError,
     MetaqError,
     RemoteProtocolError,
@@ -13,6 +14,7 @@ from metaq.model import BrokerId, MessageId, Offset, TopicPartition
 from metaq.peer.replies import (
     Damaged,
     Fetched,
+    FetchedRuns,
     MovedTo,
     NothingThere,
     PutReceipt,
@@ -85,6 +87,19 @@ def test_a_refusal_is_the_error_of_its_status(parse) -> None:
 def test_answers_to_a_get(reply: Reply, outcome: object) -> None:
     """The answers that a reader goes on with are values."""
     assert parse_get(reply, Offset(0)) == outcome
+
+
+def test_runs_come_to_a_get_with_a_filter_alone() -> None:
+    """They say where to go on, which is further on; without a filter that is noise."""
+    for payload in (b"runs", b""):
+        reply = Value(payload, 1, 8)
+        found = parse_get(reply, Offset(7), has_filter=True)
+        assert found == FetchedRuns(payload, Offset(8))
+        for next_offset in (0, 7):
+            with pytest.raises(BadReplyError, match=f"after 7, got {next_offset}"):
+                parse_get(Value(payload, 1, next_offset), Offset(7), has_filter=True)
+    assert parse_get(Value(b"x", 1, 8), Offset(7)) == Fetched(b"x")
+    assert parse_get(Value(b"x", 1), Offset(7), has_filter=True) == Fetched(b"x")
 
 
 @pytest.mark.parametrize(

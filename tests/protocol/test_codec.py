@@ -117,6 +117,11 @@ CANONICAL: list[tuple[Command | Reply, bytes]] = [
         b"get t g 0 9223372036854775807 1 2 wait=3000\r\n",
     ),
     (
+        Get("t", "g", 0, 0, 25, 2, 5, "'é' \r\n\"%\">=+1.5"),
+        b"get t g 0 0 25 2 wait=5 where='%C3%A9'%20%0D%0A\"%25\">=+1.5\r\n",
+    ),
+    (Get("t", "g", 0, 0, 25, 2, where=""), b"get t g 0 0 25 2 where=\r\n"),
+    (
         OffsetQuery("test", "boyan-test", 1, 1000, -1),
         b"offset test boyan-test 1 1000 -1\r\n",
     ),
@@ -186,6 +191,10 @@ SYNONYMS: list[tuple[Command | Reply, bytes]] = [
     (Mput("t", 0, 1, -1, 9, b""), b"mput t 0 0 1 -1 - -1 9 acks=1 x\r\n"),
     (Mput("t", 0, 1, -1, 9, b""), b"mput t 0 0 1 -1 - -1 +9\r\n"),
     (Get("t", "g", 0, 0, 25, 18), b"get t g 0 0 25 18 extra\r\n"),
+    (
+        Get("t", "g", 0, 0, 25, 18, 5, "a=1"),
+        b"get t g 0 0 25 18 x where=%61=1 wait=5 where=b\r\n",
+    ),
     (
         Get("t", "g", 0, 0, 25, 18, 5),
         b"get t g 0 0 25 18 a wait=x wait= wait=5 wait=6\r\n",

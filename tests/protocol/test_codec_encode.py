@@ -57,6 +57,7 @@ REFUSED: list[Command] = [
     Mput("t", 0, 0, 0, 0, b"", transaction=LocalTransactionId("a:b", 1)),
     Mput("t", 0, 0, 0, 0, b"", deliver_ms=-1),
     Mput("t", 0, 0, 0, 0, b"", deliver_ms=2**63),
+    Get("t", "g", 0, 0, 25, 2, where="\ud800"),
     Cancel("", b"", 0),
     Cancel("t t", b"", 0),
     ListScheduled("t", -1, 0),

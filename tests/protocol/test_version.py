@@ -24,14 +24,16 @@ FULL = Capabilities(
     together=True,
     check=True,
     follow=True,
+    queues=True,
+    filters=True,
 )
 
 
 def test_a_body_lists_what_the_broker_can_do() -> None:
     """The form that docs/protocol.md shows."""
     body = (
-        "metaq/1.0;mput;dedup;spans;codes;mput-tx;together;check;follow;wait=30000"
-        ";delay=34560000000;payload=16777216;batch=8388608,65536"
+        "metaq/1.0;mput;dedup;spans;codes;mput-tx;together;check;follow;queues"
+        ";filter;wait=30000;delay=34560000000;payload=16777216;batch=8388608,65536"
     )
     assert encode_version_body(FULL) == body
     assert decode_version_body(body) == FULL

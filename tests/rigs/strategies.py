@@ -116,6 +116,7 @@ BY_TYPE: dict[object, st.SearchStrategy[object]] = {
     str: NAMES,
     bytes: PAYLOADS,
     Question | None: st.none() | questions(),
+    str | None: st.none() | st.text(st.characters(exclude_categories=["Cs"])),
 }
 WORKERS = st.from_regex(r"[A-Za-z0-9._~-]{1,8}", fullmatch=True).filter("-".__ne__)
 GENERATIONS = st.none() | st.integers(0, I64_MAX)
