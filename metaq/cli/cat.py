@@ -23,6 +23,7 @@ from metaq.cli.options import (
     start_option,
     takes,
     time_option,
+    where_option,
 )
 from metaq.cli.tree import command
 from metaq.client import Client, MemoryOffsets, Start
@@ -61,6 +62,7 @@ class CatOptions:
         time_option("--until", "End before the first message of that time or later."),
         default=None,
     )
+    where: str | None = declared(where_option, default=None)
     count_max: int | None = declared(max_option("Stop after so many messages."))
     follows: bool = option("--follow", is_flag=True, help="Wait for new messages.")
     partitions: tuple[str, ...] = declared(partitions_option("Read"))
@@ -83,7 +85,7 @@ class CatOptions:
         "metaq cat test --max 10",
         "metaq cat test --from 2026-01-31T12:00 --json",
         "metaq cat test --since 2026-01-31T12:00 --until 2026-01-31T13:00",
-        "metaq cat test --last 10",
+        "metaq cat test --last 10 --where \"tag = 'paid'\"",
         "metaq cat test --from latest --follow",
     ),
 )
@@ -96,7 +98,7 @@ def cat(target: Target, options: CatOptions) -> None:
     Needs no group and commits nothing. Partitions are printed in turn, each up to the
     end it has when its turn comes; with --follow as messages arrive. Within a partition
     the order is that of the log. --last goes by time over all partitions, and reads
-    nothing before these messages.
+    nothing before these messages; with --where it is the newest that match.
     """
     begins = (
         options.start != "earliest",
@@ -119,7 +121,7 @@ def cat(target: Target, options: CatOptions) -> None:
         return
     with found.target.client() as client:
         if options.follows:
-            messages = _follow(client, found.partitions, start, options.last)
+            messages = _follow(client, found.partitions, start, options)
         else:
             messages = client.browse(
                 options.topic,
@@ -127,6 +129,7 @@ def cat(target: Target, options: CatOptions) -> None:
                 start=start,
                 last=options.last,
                 until=options.until,
+                where=options.where,
             )
         with closing(messages):
             for message in islice(messages, options.count_max):
@@ -136,14 +139,19 @@ def cat(target: Target, options: CatOptions) -> None:
 
 
 def _follow(
-    client: Client, partitions: Sequence[TopicPartition], start: Start, last: int | None
+    client: Client,
+    partitions: Sequence[TopicPartition],
+    start: Start,
+    options: CatOptions,
 ) -> Generator[Message, None, None]:
     """Yield messages until the reader of our output has gone."""
-    topic = partitions[0].topic
+    topic, last, where = partitions[0].topic, options.last, options.where
     if last is not None:
         ends = {one: client.get(topic, one, MAX_OFFSET) for one in partitions}
         places = {one: end.next_offset for one, end in ends.items()}
-        for message in client.browse(topic, partitions=partitions, last=last):
+        for message in client.browse(
+            topic, partitions=partitions, last=last, where=where
+        ):
             places[message.partition] = message.next_offset
             yield message
         start = places
@@ -154,6 +162,7 @@ def _follow(
         offsets=MemoryOffsets(),
         start=start,
         commit_interval_s=None,
+        where=where,
     ) as consumer:
         while True:
             yield from consumer.receive_many(FOLLOW_COUNT_MAX, LOOK_S)

@@ -25,6 +25,7 @@ from metaq.cli.options import (
     serve_while_running,
     start_option,
     takes,
+    where_option,
 )
 from metaq.cli.tree import command
 from metaq.client import Client, Consumer, ConsumerOptions, TopicPattern
@@ -53,6 +54,7 @@ class ConsumeOptions:
             " TIME as of metaq cat.",
         )
     )
+    where: str | None = declared(where_option, default=None)
     count_max: int | None = declared(max_option("End after so many messages."))
     idle_s: float | None = option(
         "--idle",
@@ -78,6 +80,7 @@ class ConsumeOptions:
         "metaq consume test --group billing --max 10 --no-commit --json",
         "metaq consume test --group nightly --idle 5 --from 2026-01-31T12:00",
         "metaq consume 'orders-*' --group billing",
+        "metaq consume orders --group large --where 'amount > 100'",
     ),
 )
 def consume(target: Target, options: ConsumeOptions) -> None:
@@ -85,9 +88,10 @@ def consume(target: Target, options: ConsumeOptions) -> None:
 
     Each is followed by a line end. A TOPIC with '*', '?' or '[' is a pattern: all
     topics that match it are read, later ones too. The members of a group share the
-    partitions, ours and those of Java consumers; without ZooKeeper there is no group,
-    and all partitions are read. Ctrl-C and SIGTERM commit what was printed and leave
-    the group; after a crash the last messages are printed again.
+    partitions, ours and those of Java consumers, and have one --where; without
+    ZooKeeper there is no group, and all partitions are read. Ctrl-C and SIGTERM commit
+    what was printed and leave the group; after a crash the last messages are printed
+    again.
     """
     if isinstance(options.topic, TopicPattern):
         target.ask(target.find_brokers)
@@ -128,6 +132,7 @@ def _consumer(client: Client, options: ConsumeOptions, consumer_id: str) -> Cons
         options.group,
         [options.topic],
         start=parse_start(options.start),
+        where=options.where,
         commit_interval_s=None if options.no_commit else interval_s,
         consumer_id=consumer_id,
     )

@@ -19,7 +19,8 @@ from metaq.cli import logs
 from metaq.cli.cluster import Target, check_target
 from metaq.client import Client
 from metaq.config.load import load_config
-from metaq.errors import AdminError, ConfigError
+from metaq.errors import AdminError, ConfigError, FilterError
+from metaq.filter.language import parse_filter
 from metaq.model import HeaderPairs, Millis
 from metaq.zk.groups import check_group_name
 
@@ -284,6 +285,24 @@ headers_option = click.option(
     multiple=True,
     callback=_read_headers,
     help="Header of every message; may be given more than once.",
+)
+
+
+def _read_where(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> str | None:
+    try:
+        return None if text is None else parse_filter(text).text
+    except FilterError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+where_option = click.option(
+    "--where",
+    metavar="CONDITION",
+    callback=_read_where,
+    help="Only messages for which this is true: \"tag IN ('paid', 'void') AND amount >"
+    ' 100", of tag, key, attribute and headers.',
 )
 
 

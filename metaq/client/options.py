@@ -26,6 +26,7 @@ from metaq.client.validation import (
     wrong_type,
 )
 from metaq.errors import ConfigError
+from metaq.filter.language import parse_filter
 from metaq.model import Message, Offset, TopicPartition
 from metaq.peer.options import ConnectionOptions
 from metaq.zk.paths import DEFAULT_ROOT, is_legal_step, normalize_root
@@ -177,6 +178,10 @@ class ConsumerOptions:
     on_corrupt: Literal["stop", "skip"] = "stop"
     """A damaged record ends the consumer with an error that names it, or is skipped,
     logged and counted."""
+    where: str | None = None
+    """Messages for which this condition is not true are counted as handled, not
+    delivered: `"tag IN ('paid', 'void') AND amount > 100"`. Brokers that announce
+    `filter` do not even send them. All members of a group have the same one."""
     message_filter: Callable[[Message], bool] | None = None
     """Messages for which it returns False are counted as handled, not delivered."""
     on_expired: Literal["skip", "deliver"] = "skip"
@@ -225,6 +230,8 @@ class ConsumerOptions:
         for name in HOOKS:
             if getattr(self, name) is not None:
                 check_callable(name, getattr(self, name))
+        if self.where is not None:
+            parse_filter(self.where)
         if self.message_filter is not None:
             check_plain_function("message_filter", self.message_filter)
         if self.duplicate_ids is not None:
@@ -563,6 +570,7 @@ class ConsumerKeywords(TypedDict, total=False):
     idle_max_s: float
     on_corrupt: Literal["stop", "skip"]
     on_expired: Literal["skip", "deliver"]
+    where: str | None
     message_filter: Callable[[Message], bool] | None
     skip_repeats: bool
     duplicate_ids: DuplicateIds | None

@@ -501,6 +501,7 @@ class AsyncClient:
         last: int | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
+        where: str | None = None,
         stop_at_end: bool = True,
         partial: bool = False,
         timeout: float | None = None,
@@ -519,6 +520,9 @@ class AsyncClient:
             since: begin at the first message of that time or later; the same as a time
                 as `start`. Local time without a zone.
             until: end before the first message of that time or later.
+            where: only messages for which this condition is true; see
+                `ConsumerOptions.where`. With `last` the newest of those, and as much
+                of each partition is read as has so many, all of it if need be.
             stop_at_end: go through the partitions one after the other, each up to the
                 end that its log has now; else all at once, for ever.
             partial: go on with the rest while a broker of the topic is away;
@@ -534,7 +538,8 @@ class AsyncClient:
             CannotAnswerError: a time, or the newest of several brokers, where a MetaQ
                 1.4 broker has messages.
             ConfigError: a name of a partition that is none; several of `start`, `last`
-                and `since`; `until` for a reader that does not stop at the end.
+                and `since`; `until` for a reader that does not stop at the end; or a
+                FilterError, which says where `where` is wrong.
             TypeError: a value of another type.
             CorruptRecordError: a damaged record; messages before it were yielded.
             MetaqError: a broker cannot be asked within `request_timeout_s`.
@@ -549,6 +554,7 @@ class AsyncClient:
             last=last,
             since=since,
             until=until,
+            where=where,
             stop_at_end=stop_at_end,
             partial=partial,
             timeout=timeout,
@@ -711,6 +717,7 @@ def _make_source(
         strategy=Strategy(options.strategy),
         clock=context.clock,
         options=context.options,
+        where=options.where,
     )
 
 

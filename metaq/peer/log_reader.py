@@ -72,6 +72,8 @@ class LogGets:
         self._connect = connect
         self._connection: BrokerConnection | None = None
         self._asked: dict[tuple[Offset, int], asyncio.Future[Reply]] = {}
+        self._where: str | None = None
+        """Filter of those in flight."""
 
     @property
     def names_damage(self) -> bool:
@@ -84,6 +86,7 @@ class LogGets:
         parse: Callable[[Reply], GetOutcome],
         *,
         deadline_s: float,
+        where: str | None = None,
     ) -> GetOutcome:
         """Return the meaning of the reply to the first get; leave the others in flight.
 
@@ -91,6 +94,7 @@ class LogGets:
             wanted: (offset, size in bytes) of gets; no other stays in flight.
             parse: reads the reply.
             deadline_s: bound on the connection, and on each get that leaves now.
+            where: filter of the gets, where the broker takes one.
 
         Raises:
             RemoteProtocolError: the reply is invalid; the connection is closed.
@@ -98,9 +102,12 @@ class LogGets:
                 or as `parse`.
         """
         connection = await self._connect(deadline_s)
-        if connection is not self._connection or not self._asked.keys() <= set(wanted):
+        if not connection.capabilities.filters:
+            where = None
+        is_same = connection is self._connection and where == self._where
+        if not is_same or not self._asked.keys() <= set(wanted):
             self.drop()
-            self._connection = connection
+            self._connection, self._where = connection, where
         topic, number = self._partition.topic, self._partition.partition
         for one in wanted:
             if one not in self._asked:
@@ -109,7 +116,7 @@ class LogGets:
                 on_reply = settling(reply)
                 opaque = connection.next_opaque()
                 connection.submit(
-                    encode(Get(topic, NO_GROUP, number, *one, opaque)),
+                    encode(Get(topic, NO_GROUP, number, *one, opaque, where=where)),
                     opaque,
                     on_reply,
                     deadline_s=deadline_s,

@@ -197,6 +197,31 @@ def test_following_after_the_newest_leaves_nothing_out(broker: AnyBroker) -> Non
     assert result == put[first : first + 5]
 
 
+def test_a_condition_chooses_what_is_printed(broker: AnyBroker) -> None:
+    """From the start, of the newest, while following; a wrong one is wrong usage."""
+    with Client(brokers=[broker.address]) as client, client.producer() as producer:
+        for number in range(6):
+            producer.send(
+                "t",
+                b"m%d" % number,
+                tag="odd" if number % 2 else None,
+                partition="7-0",
+            )
+    where = "--where", "tag = 'odd'"
+    for more, text in (
+        ((), "m1 m3 m5"),
+        (("--max", "1"), "m1"),
+        (("--last", "2"), "m3 m5"),
+        (("--follow", "--max", "3"), "m1 m3 m5"),
+        (("--last", "1", "--follow", "--max", "1"), "m5"),
+    ):
+        result = run("cat", "t", *where, *more, broker=broker)
+        assert result.stdout.split() == text.split(), result.stderr
+    result = run("cat", "t", "--where", "tag odd", broker=broker)
+    assert result.exit_code == 2
+    assert "filter, column 5: expected" in result.stderr
+
+
 def test_a_beginning_is_said_once(broker: AnyBroker) -> None:
     """Two of --from, --since and --last contradict each other; so does an end of
     what has none.

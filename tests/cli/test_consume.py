@@ -53,6 +53,7 @@ def options(
     start: str = "earliest",
     metrics_port: int | None = None,
     topic: str = "test",
+    where: str | None = None,
 ) -> ConsumeOptions:
     return ConsumeOptions(
         topic=parse_topic(topic),
@@ -63,6 +64,7 @@ def options(
         no_commit=no_commit,
         as_json=as_json,
         metrics_port=metrics_port,
+        where=where,
     )
 
 
@@ -106,6 +108,21 @@ def test_json_says_all_about_a_message(
     consume(target, options(count_max=1, as_json=True))
     found = json.loads(capsys.readouterr().out)
     assert (found["topic"], found["offset"], found["data"]) == ("test", 0, "m0")
+
+
+def test_a_condition_is_the_groups(
+    broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rest is committed past."""
+    with Client(**broker.client_options) as client, client.producer() as producer:
+        producer.send("test", b"paid", tag="paid")
+        producer.send("test", b"void", tag="void")
+    consume(target, options(where="tag = 'paid'", count_max=1))
+    assert capsys.readouterr().out == "paid\n"
+    consume(target, options(where="tag = 'paid'", idle_s=0.1))
+    end = committed(target, capsys)
+    consume(target, options(idle_s=0.1))
+    assert (capsys.readouterr().out, committed(target, capsys)) == ("", end)
 
 
 @pytest.mark.slow

@@ -58,7 +58,8 @@ class Bench:
 
     def fetch(self, *numbers: int) -> list[bytes]:
         """Return the data of the fetched messages that the buffer hands out."""
-        self.handler.on_messages(ZERO, [message(number) for number in numbers], 10)
+        messages = [message(number) for number in numbers]
+        self.handler.on_messages(ZERO, messages, 10, messages[-1].next_offset)
         batch = self.buffer.take_nowait()
         if batch is None:
             return []

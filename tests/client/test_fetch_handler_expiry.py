@@ -54,7 +54,7 @@ class Reader(Bench):
             data += encode_record(payload, id=message_id, flag=flag)
         found, _ending = decode_messages(data, ZERO, self.end)
         self.messages += found
-        self.handler.on_messages(ZERO, found, len(data))
+        self.handler.on_messages(ZERO, found, len(data), self.end)
 
     def handled(self) -> Offset:
         return self.buffer.handled()[ZERO].offset

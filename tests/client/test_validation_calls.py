@@ -44,6 +44,7 @@ NO_OFFSETS: tuple[object, ...] = (-1, 1.5, "0", True, None, 1 << 63)
 NO_COUNTS: tuple[object, ...] = (0, -1, 1.5, "1", True, None)
 NO_MOMENTS: tuple[object, ...] = (5, "2026-01-01", date(2026, 1, 1))
 NO_GROUPS: tuple[object, ...] = (5, None, b"g", ["g"])
+NO_FILTERS: tuple[object, ...] = (5, b"tag = 'a'", "", "tag =", "\ud800", "a" * 3000)
 NO_FUNCTIONS: tuple[object, ...] = (5, "handle", None)
 
 NO_SPANS: tuple[object, ...] = (
@@ -110,6 +111,7 @@ WRONG: dict[str, dict[str, tuple[object, ...]]] = {
         "consumer_id": (5, "a b"),
         "skip_repeats": (5, "yes"),
         "strategy": (5, "x"),
+        "where": NO_FILTERS,
         "message_filter": NO_FUNCTIONS[:2],
         "duplicate_ids": (5,),
     },
@@ -120,6 +122,7 @@ WRONG: dict[str, dict[str, tuple[object, ...]]] = {
         "last": NO_COUNTS[1:-1],
         "since": NO_MOMENTS,
         "until": NO_MOMENTS,
+        "where": NO_FILTERS,
         "timeout": NO_TIMES,
     },
     "Client.get": {

@@ -14,6 +14,7 @@ Source: docs/metaq-1.4/client.md 6.1, 15.1, 15.2 and 21 (row 13).
 import asyncio
 import contextlib
 import heapq
+from collections import deque
 from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +28,7 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import LogQueries, connect, insist
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.cursor import FETCH_BYTES_MAX, PartitionCursor
+from metaq.client.consume.decode import matching
 from metaq.client.errors import CannotAnswerError
 from metaq.client.fan_out import all_for
 from metaq.client.group.assignments import FixedSource, listed_source, topic_source
@@ -50,6 +52,7 @@ from metaq.errors import (
     ServerError,
     WireError,
 )
+from metaq.filter.language import Filter, parse_filter
 from metaq.model import (
     MAX_OFFSET,
     SCHEME,
@@ -72,6 +75,9 @@ from metaq.protocol.commands import NO_GROUP, Check, Stats
 
 FOLLOW_COUNT_MAX: Final = 10_000
 """Most messages that a follower yields at a time."""
+BACK_GROWTH: Final = 4
+"""The newest messages that match are searched in the newest ones, then in so many times
+as many before these, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +209,7 @@ async def _step(
     refusal: ServerError | None = None
     while True:
         wanted = [(cursor.fetch_offset, cursor.size_bytes)]
-        get = partial(gets.get, wanted, cursor.outcome_of)
+        get = partial(gets.get, wanted, cursor.outcome_of, where=cursor.where)
         try:
             outcome = await insist(context, get, deadline_s)
         except ServerError as error:
@@ -310,6 +316,7 @@ async def browse_topic(
     last: int | None,
     since: datetime | None,
     until: datetime | None,
+    where: str | None,
     stop_at_end: bool,
     partial: bool,
     timeout: float | None,
@@ -320,6 +327,7 @@ async def browse_topic(
     are those of `AsyncClient.browse`.
     """
     start = _check_range(start, last, since, until, stop_at_end=stop_at_end)
+    matcher = None if where is None else parse_filter(where)
     check_topic(topic)
     deadline_s = context.deadline_s(timeout)
     source = None
@@ -337,10 +345,10 @@ async def browse_topic(
             await _require_known(context, chosen, deadline_s)
             source = listed_source(chosen, clock=context.clock)
     if source is not None and last is None:
-        batches = _follow(context, source, start)
+        batches = _follow(context, source, start, where)
     else:
         is_named = partitions is not None
-        reading = _Reading(context, chosen, until, timeout, is_named)
+        reading = _Reading(context, chosen, until, timeout, is_named, matcher)
         batches = reading.last(last, source) if last is not None else reading.all(start)
     left_s = timeout
     if timeout is not None:
@@ -387,6 +395,7 @@ class _Reading:
     until: datetime | None
     timeout: float | None
     is_named: bool
+    where: Filter | None
 
     async def all(self, start: Start) -> AsyncGenerator[list[Message], None]:
         """Yield the messages from `start` on, partition by partition."""
@@ -411,14 +420,7 @@ class _Reading:
         brokers: set[BrokerId] = set()
         ends, is_timeless = await self._ends(), False
         for partition, end in ends.items() if count else ():
-            deadline_s = self.context.deadline_s(self.timeout)
-            begin = await offset_back(
-                self.context, partition, end, count, deadline_s=deadline_s
-            )
-            tail: list[Message] = []
-            async with contextlib.aclosing(self._read(partition, begin, end)) as read:
-                async for messages in read:
-                    tail += messages
+            tail = await self._tail(partition, end, count)
             brokers |= {one.partition.broker_id for one in tail[:1]}
             is_timeless = is_timeless or any(one.timestamp_ms is None for one in tail)
             if is_timeless and len(brokers) > 1:
@@ -431,9 +433,31 @@ class _Reading:
         if found:
             yield found
         if source is not None:
-            async with contextlib.aclosing(_follow(self.context, source, ends)) as more:
+            where = None if self.where is None else self.where.text
+            following = _follow(self.context, source, ends, where)
+            async with contextlib.aclosing(following) as more:
                 async for messages in more:
                     yield messages
+
+    async def _tail(
+        self, partition: TopicPartition, end: Offset, count: int
+    ) -> list[Message]:
+        """Return the newest messages, or the newest that match."""
+        found: list[Message] = []
+        wanted = count
+        while True:
+            deadline_s = self.context.deadline_s(self.timeout)
+            begin = await offset_back(
+                self.context, partition, end, wanted, deadline_s=deadline_s
+            )
+            before = deque[Message](maxlen=count)
+            async with contextlib.aclosing(self._read(partition, begin, end)) as read:
+                async for messages in read:
+                    before += messages
+            found = [*before, *found]
+            if self.where is None or len(found) >= count or begin >= end:
+                return found
+            end, wanted = begin, wanted * BACK_GROWTH
 
     async def _ends(self) -> dict[TopicPartition, Offset]:
         """Return where to stop in each partition that has a log."""
@@ -472,7 +496,9 @@ class _Reading:
         when the caller asks for its messages. If the error is retriable the get is sent
         again first, since the outage may be over by then.
         """
-        context, cursor = self.context, PartitionCursor(partition, begin, end=end)
+        context, where = self.context, self.where
+        text = None if where is None else where.text
+        cursor = PartitionCursor(partition, begin, end=end, where=text)
         gets = LogGets(partition, partial(connect, context, partition))
 
         def ask() -> asyncio.Task[_Step]:
@@ -492,8 +518,8 @@ class _Reading:
                         continue
                     raise
                 ahead = None if cursor.is_done else ask()
-                if messages:
-                    yield messages
+                if wanted := list(matching(messages, where)):
+                    yield wanted
         finally:
             # Do not wait: the end of an event loop closes all generators at once.
             if ahead is not None and not ahead.cancel() and not ahead.cancelled():
@@ -501,7 +527,7 @@ class _Reading:
 
 
 async def _follow(
-    context: ClientContext, source: FixedSource, start: Start
+    context: ClientContext, source: FixedSource, start: Start, where: str | None
 ) -> AsyncGenerator[list[Message], None]:
     consumer = AsyncConsumer(
         context,
@@ -509,7 +535,7 @@ async def _follow(
         topics=SubscribedTopics(context.metadata),
         source=source,
         store=MemoryOffsets(),
-        options=ConsumerOptions(start=start, commit_interval_s=None),
+        options=ConsumerOptions(start=start, commit_interval_s=None, where=where),
         marks={},
     )
     async with consumer:

@@ -25,6 +25,10 @@ good ones are got again. If a broker cannot name
 damage, and sends nothing where its log has data, the cursor searches for the end of the
 gap (`GapSearch`).
 
+A get with a filter is answered with the records that match and the next offset, or with
+bytes of the log as without a filter: where they are damaged, or one record is larger
+than the get. A record that has begun is always got as it is.
+
 Source: docs/metaq-1.4/client.md 2.4, 3.3 and 3.4; docs/metaq-1.4/broker.md 1.5.
 """
 
@@ -33,7 +37,11 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Final, NoReturn
 
-from metaq.client.consume.decode import decode_messages
+from metaq.client.consume.decode import (
+    FetchedMessages,
+    decode_matches,
+    decode_messages,
+)
 from metaq.client.errors import NoProgressError
 from metaq.errors import CorruptRecordError, MetaqError, RemoteProtocolError
 from metaq.model import Message, Offset, Position, SizeBytes, TopicPartition
@@ -41,6 +49,7 @@ from metaq.peer.gap_search import GapSearch, parse_probe
 from metaq.peer.replies import (
     Damaged,
     Fetched,
+    FetchedRuns,
     GetOutcome,
     MovedTo,
     NothingThere,
@@ -92,6 +101,7 @@ class PartitionCursor:
         end: Offset | None = None,
         fetch_bytes: int = FETCH_BYTES,
         fetch_bytes_max: int = FETCH_BYTES_MAX,
+        where: str | None = None,
     ) -> None:
         """Start at `offset`: a record boundary, or any offset outside the log.
 
@@ -101,7 +111,11 @@ class PartitionCursor:
             end: stop here; None: never.
             fetch_bytes: default size of a get.
             fetch_bytes_max: larger records are not read.
+            where: filter of gets; brokers need not know it.
         """
+        self._where = where
+        self._is_plain = False
+        """The runs that came last are damaged: what is there is asked for as it is."""
         self._fetch_bytes = SizeBytes(fetch_bytes)
         self._fetch_bytes_max = SizeBytes(fetch_bytes_max)
         self.partition = partition
@@ -186,6 +200,11 @@ class PartitionCursor:
         """Whether everything up to the end has been read."""
         return self._end is not None and self.offset >= self._end
 
+    @property
+    def where(self) -> str | None:
+        """Filter of the next get; None: it asks for the bytes as they are."""
+        return None if self._is_plain or self.is_incomplete else self._where
+
     def set_fetch_bytes(self, size_bytes: int) -> None:
         """Change the default size of a get."""
         if self.size_bytes == self._fetch_bytes:
@@ -206,11 +225,14 @@ class PartitionCursor:
         self._gap = GapSearch(self.reached)
         self.size_bytes = SizeBytes(HEADER_BYTES)
 
-    def next_get(self, group: str, opaque: int, wait_ms: int) -> Get:
+    def next_get(
+        self, group: str, opaque: int, wait_ms: int, *, can_filter: bool = False
+    ) -> Get:
         """Return the next get; the broker may hold its answer for `wait_ms`."""
         topic, number = self.partition.topic, self.partition.partition
         at, size_bytes = self.fetch_offset, self.size_bytes
-        return Get(topic, group, number, at, size_bytes, opaque, wait_ms)
+        where = self.where if can_filter else None
+        return Get(topic, group, number, at, size_bytes, opaque, wait_ms, where)
 
     def may_be_good(self) -> bool:
         """Return, after CorruptRecordError, whether to ask the broker by `next_check`.
@@ -251,15 +273,18 @@ class PartitionCursor:
 
     def outcome_of(self, reply: Reply) -> GetOutcome:
         """Parse a reply to `next_get`, for `on_reply`; raises as `parse_get`."""
-        parse = parse_probe if self.is_searching else parse_get
-        return parse(reply, self.fetch_offset)
+        if self.is_searching:
+            return parse_probe(reply, self.fetch_offset)
+        has_filter = self.where is not None
+        return parse_get(reply, self.fetch_offset, has_filter=has_filter)
 
     def on_reply(self, outcome: GetOutcome) -> Sequence[Message]:
         """Process the answer to a get at `fetch_offset`.
 
         Returns:
             The complete records of the answer, in order; none when there is no data,
-            the offset moved, or a record needs a larger get. The cursor has advanced.
+            nothing matches, the offset moved, or a record needs a larger get. The
+            cursor has advanced.
 
         Raises:
             CorruptRecordError: the record at `offset` is damaged, or the broker says
@@ -289,6 +314,8 @@ class PartitionCursor:
                 self._start_over()
                 self._count_fruitless(f"the broker sends us to offset {offset}")
                 self.offset = offset
+            case FetchedRuns(data=data, next_offset=offset):
+                return self._read_matches(data, offset)
             case Fetched(data=data) if self._part or self._origin is not None:
                 return self._collect(data)
             case Fetched(data=data):
@@ -333,12 +360,8 @@ class PartitionCursor:
     def _read(self, data: bytes) -> Sequence[Message]:
         messages, ending = decode_messages(data, self.partition, self.offset)
         if messages:
-            self.offset = messages[-1].next_offset
-            self._fruitless = self._small_count = 0
-            self.size_bytes = self._fetch_bytes
-            if self._end is None or self.offset <= self._end:
-                return messages
-            return messages[: bisect_left(messages, self._end, key=_OFFSET_OF)]
+            self._is_plain = False
+            return self._advance(messages, messages[-1].next_offset)
         if isinstance(ending, CorruptRecordError):
             length, *_rest = HEADER.unpack_from(data)
             follower = Offset(self.offset + HEADER_BYTES + length)
@@ -356,6 +379,25 @@ class PartitionCursor:
         assert isinstance(ending, Incomplete)
         self._ask_for(ending.needed_bytes, data)
         return []
+
+    def _read_matches(self, data: bytes, next_offset: Offset) -> Sequence[Message]:
+        """Read runs; damaged ones are dropped, and what is there is got as it is."""
+        found = decode_matches(data, self.partition, self.offset, next_offset)
+        if found is None:
+            self._is_plain = True
+            self.again_count += 1
+            return []
+        return self._advance(found, next_offset)
+
+    def _advance(
+        self, messages: FetchedMessages, next_offset: Offset
+    ) -> Sequence[Message]:
+        self.offset = next_offset
+        self._fruitless = self._small_count = 0
+        self.size_bytes = self._fetch_bytes
+        if self._end is None or self.offset <= self._end:
+            return messages
+        return messages[: bisect_left(messages, self._end, key=_OFFSET_OF)]
 
     def _ask_for(self, needed: SizeBytes, data: bytes) -> None:
         """Request more of an incomplete record, in one larger get or in pieces."""

@@ -13,12 +13,14 @@ from itertools import repeat
 from typing import Any, Final, overload
 
 from metaq.errors import CorruptRecordError
+from metaq.filter.language import Filter
 from metaq.model import HeaderPairs, Message, Offset, Position, TopicPartition
 from metaq.record.checksum import CHECKSUM_MASK, crc32
 from metaq.record.expiry import EXPIRES_IN
 from metaq.record.flags import decode_payload
 from metaq.record.layout import HEADER, HEADER_BYTES, ZERO_HEADER
-from metaq.record.scan import ScanResult, scan_records
+from metaq.record.runs import decode_runs
+from metaq.record.scan import CleanEnd, ScanResult, scan_records
 
 # `Message._make` without its check of the length: half of the cost of a message.
 MAKE: Final = tuple.__new__
@@ -147,3 +149,32 @@ def decode_messages(
         may_expire=may_expire,
     )
     return messages, ending or scan_records(data, Position(position))
+
+
+def decode_matches(
+    data: bytes, partition: TopicPartition, start: Offset, end: Offset
+) -> FetchedMessages | None:
+    """Return the messages of runs between two offsets; None: something is damaged."""
+    columns: list[list[Any]] = [[] for _ in Message._fields]
+    may_expire = False
+    try:
+        runs = decode_runs(data)
+    except CorruptRecordError:
+        return None
+    for offset, records in runs:
+        messages, ending = decode_messages(records, partition, offset)
+        if offset < start or not isinstance(ending, CleanEnd):
+            return None
+        for column, more in zip(columns, messages.columns, strict=True):
+            column += more
+        may_expire = may_expire or messages.may_expire
+        start = Offset(offset + len(records))
+    return None if start > end else FetchedMessages(columns, may_expire=may_expire)
+
+
+def matching(messages: Sequence[Message], where: Filter | None) -> Sequence[Message]:
+    """Return the messages that match a filter; None: all."""
+    if where is None:
+        return messages
+    matches = where.matches
+    return [m for m in messages if matches(m.key, m.header_pairs, m.attribute)]

@@ -8,12 +8,14 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from metaq.client.consume.decode import matching
 from metaq.client.consume.duplicate_filter import DuplicateFilter
 from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.client.offsets.offset_reset import NOTHING_HANDLED
 from metaq.client.options import ConsumerOptions
 from metaq.clock import Clock
 from metaq.errors import MetaqError
+from metaq.filter.language import parse_filter
 from metaq.model import BrokerId, GroupOffset, Message, Offset, TopicPartition
 from metaq.record.expiry import expiry_of
 
@@ -46,6 +48,7 @@ class FetchHandler:
         self._group = group
         self._options = options
         self._clock = clock
+        self._where = None if options.where is None else parse_filter(options.where)
         self._passes_over = options.on_expired == "skip"
         self._marks = marks
         self._duplicates = duplicates
@@ -105,11 +108,15 @@ class FetchHandler:
         return max(FETCH_BYTES_MIN, min(options.fetch_bytes, share))
 
     def on_messages(
-        self, partition: TopicPartition, messages: Sequence[Message], size_bytes: int
+        self,
+        partition: TopicPartition,
+        messages: Sequence[Message],
+        size_bytes: int,
+        end: Offset,
     ) -> None:
-        """Deliver fetched messages, one or more."""
+        """Deliver fetched messages; up to `end` the log has no others that match."""
         fresh = self._without_repeats(partition, messages)
-        batch = FetchedBatch(partition, fresh, messages[-1].next_offset, size_bytes)
+        batch = FetchedBatch(partition, fresh, end, size_bytes)
         if self._passes_over and getattr(messages, "may_expire", False):
             batch.is_fresh = self._is_fresh
         if self._duplicates is not None and fresh:
@@ -118,10 +125,12 @@ class FetchHandler:
             self._deliver(batch)
 
     def _deliver(self, batch: FetchedBatch) -> None:
-        accepts = self._options.message_filter
-        if accepts is not None:
+        accepts, where = self._options.message_filter, self._where
+        if accepts is not None or where is not None:
+            kept = matching(batch.messages, where)
             try:
-                kept = [message for message in batch.messages if accepts(message)]
+                if accepts is not None:
+                    kept = [message for message in kept if accepts(message)]
             except Exception as error:  # noqa: BLE001  # any error of the user's filter
                 _log.exception("message filter failed: group=%s", self._group)
                 text = f"{batch.partition}: message filter: {error!r}"

@@ -49,7 +49,7 @@ from metaq.errors import (
 from metaq.model import Offset
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.options import READ_BACKOFF
-from metaq.peer.replies import NothingThere
+from metaq.peer.replies import FetchedRuns, NothingThere
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import Check, Get, Reply
 from metaq.stats import counter
@@ -206,7 +206,12 @@ class PartitionFetcher:
         self._wait_s = 0.0 if is_urgent else min(self._options.wait_s, announced_s)
         self.cursor.set_fetch_bytes(self._handler.fetch_bytes())
         opaque = connection.next_opaque()
-        command = self.cursor.next_get(self._group, opaque, int(self._wait_s * 1000))
+        command = self.cursor.next_get(
+            self._group,
+            opaque,
+            int(self._wait_s * 1000),
+            can_filter=connection.capabilities.filters,
+        )
         self._counts.get_count += 1
         self._submit(command, connection, self._on_reply)
 
@@ -282,13 +287,17 @@ class PartitionFetcher:
         if was_probe:
             self.last_error = None
             self._handler.on_recovery(self.partition)
-        if messages:
-            size_bytes = messages[-1].next_offset - messages[0].offset
+        end = self.cursor.offset
+        if messages or (isinstance(outcome, FetchedRuns) and end != before):
+            if isinstance(outcome, FetchedRuns):
+                size_bytes = len(outcome.data)
+            else:
+                size_bytes = messages[-1].next_offset - messages[0].offset
             self._counts.received_bytes += size_bytes
             self._suspect_count = 0
             self._reset_pauses()
             try:
-                self._handler.on_messages(self.partition, messages, size_bytes)
+                self._handler.on_messages(self.partition, messages, size_bytes, end)
             except MemoryError:
                 self._on_no_memory(before)
                 return

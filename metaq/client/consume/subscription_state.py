@@ -356,7 +356,10 @@ class SubscriptionState:
     ) -> None:
         options = self._options
         cursor = PartitionCursor(
-            partition, begin.offset, fetch_bytes_max=options.fetch_bytes_max
+            partition,
+            begin.offset,
+            fetch_bytes_max=options.fetch_bytes_max,
+            where=options.where,
         )
         fetcher = PartitionFetcher(
             cursor,
