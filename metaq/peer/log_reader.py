@@ -37,6 +37,7 @@ from metaq.peer.pool import open_connection
 from metaq.peer.replies import (
     Damaged,
     Fetched,
+    FetchedRuns,
     GetOutcome,
     damage_error,
     parse_check,
@@ -180,6 +181,11 @@ class LogReader:
         connection = self._connection
         return connection is not None and connection.capabilities.follow
 
+    @property
+    def can_filter(self) -> bool:
+        """The broker that has answered last takes filters."""
+        return self._connection is not None and self._connection.capabilities.filters
+
     async def close(self) -> None:
         """Close the connection; harmless twice."""
         self._gets.drop()
@@ -229,6 +235,19 @@ class LogReader:
         Cancellation: what is in flight is given up; read again.
         """
         return await self._retry(partial(self._take, position, end))
+
+    async def matches(
+        self, position: Offset, end: Offset, where: str
+    ) -> FetchedRuns | None:
+        """Return what matches a filter in the next bytes, from a record boundary on.
+
+        It may go on behind `end`. None where the broker does not filter, at all or
+        there: `read` says what is there.
+
+        Raises:
+            NoBrokerError, RequestTimeoutError: as `read`.
+        """
+        return await self._retry(partial(self._match, position, end, where))
 
     async def is_good(self, position: Offset, end: Offset) -> bool:
         """Return whether the broker says that the bytes in a range are good.
@@ -337,6 +356,20 @@ class LogReader:
         is_whole = len(outcome.data) == wanted[0][1]
         self._ahead = AHEAD_MAX if is_whole else 0
         return outcome.data
+
+    async def _match(
+        self, position: Offset, end: Offset, where: str
+    ) -> FetchedRuns | None:
+        connection = await self._connect(self._deadline_s())
+        if not connection.capabilities.filters:
+            return None
+        outcome = await self._gets.get(
+            [(position, min(GET_BYTES, end - position))],
+            partial(parse_get, asked=position, has_filter=True),
+            deadline_s=self._deadline_s(),
+            where=where,
+        )
+        return outcome if isinstance(outcome, FetchedRuns) else None
 
     async def _explain(self, position: Offset, end: Offset) -> MetaqError:
         """Return the error for an offset at which there is no data."""

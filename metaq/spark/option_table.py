@@ -281,6 +281,10 @@ OPTIONS: Final = (
         choices=("fail", "skip"),
         meaning="What becomes of damaged records: fail the query, or leave them out and"
         " report each."),
+    OptionSpec(name="where", kind=Kind.TEXT, uses=_READ,
+        meaning="Only messages for which this"
+        " [condition](messaging.md#filters-and-tags) on tag, key, attribute and headers"
+        " is true; brokers send no others."),
     OptionSpec(name="filterPushdown", kind=Kind.BOOLEAN, uses=_ROWS, default="false",
         meaning="Read only what filters on topic, partition, offset and timestamp ask"
         " for; takes `spark.sql.python.filterPushdown.enabled=true` as well."),

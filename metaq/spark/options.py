@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from metaq.client.names import name_some
+from metaq.errors import FilterError
+from metaq.filter.language import Filter, parse_filter
 from metaq.model import Millis, Offset, TopicPartition
 from metaq.spark.errors import OptionError
 from metaq.spark.offsets import EARLIEST, LATEST, Offsets
@@ -176,6 +178,8 @@ class SourceOptions(Chosen):
     values: ValueOptions
     on_corrupt: OnCorrupt
     is_filter_pushdown: bool
+    where: Filter | None
+    """Messages that are to be rows; None: all."""
 
     @property
     def named(self) -> frozenset[TopicPartition]:
@@ -183,11 +187,13 @@ class SourceOptions(Chosen):
         return self.assigned | self.starting.named | self.ending.named
 
     def require_raw_values(self) -> None:
-        """Refuse decoded values, which an archive does not have.
+        """Refuse decoded values, and some of the messages: an archive has neither.
 
         Raises:
-            OptionError: the read converts values.
+            OptionError: the read converts values, or leaves messages out.
         """
+        if self.where is not None:
+            raise OptionError("an archive has all messages: expected no where")
         if self.values.format is not ValueFormat.BINARY:
             raise OptionError(
                 f"an archive has values as they are: expected valueFormat=binary, got"
@@ -240,6 +246,7 @@ class SourceOptions(Chosen):
             values=_value_options(found),
             on_corrupt=OnCorrupt(found["onCorrupt"]),
             is_filter_pushdown=found["filterPushdown"],
+            where=_where(found["where"]),
         )
 
 
@@ -360,6 +367,13 @@ def _wire_options(found: FoundOptions) -> WireOptions:
         request_timeout_s=min(found.seconds("requestTimeoutMs"), retry_timeout_s),
         retry_timeout_s=retry_timeout_s,
     )
+
+
+def _where(text: str | None) -> Filter | None:
+    try:
+        return None if text is None else parse_filter(text)
+    except FilterError as error:
+        raise OptionError(f"where: {error}") from error
 
 
 def _starting(found: FoundOptions, *, is_stream: bool) -> Bound:

@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from metaq.client import Client
 from metaq.spark.versions import HAS_LIMITS
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.rigs.waiting import wait_until
@@ -119,3 +120,22 @@ def test_what_comes_while_a_query_runs_is_read(
         finally:
             query.stop()
     assert archive.values() == numbered(300)
+
+
+def test_a_filter_leaves_rows_out_and_progress_as_it_is(
+    archive: Archive, broker: EmbeddedBroker
+) -> None:
+    """A run in which nothing matches ends, too, and the next one begins behind it."""
+    where = "tag = 'paid'"
+    with Client(brokers=[broker.address]) as client, client.producer() as producer:
+        producer.send(TOPIC, b"paid", tag="paid")
+        producer.send(TOPIC, b"void", tag="void")
+        archive.run(broker, startingOffsets="earliest", where=where)
+        assert archive.values() == [b"paid"]
+        producer.send(TOPIC, b"void again", tag="void")
+        query = archive.run(broker, where=where)
+        assert archive.values() == [b"paid"]
+        assert [p.numInputRows for p in query.recentProgress if p.numInputRows] == []
+        producer.send(TOPIC, b"paid again", tag="paid")
+        archive.run(broker, where=where)
+    assert archive.values() == [b"paid", b"paid again"]

@@ -20,6 +20,7 @@ from pyspark.sql.datasource import InputPartition
 
 from metaq.client.names import parse_address
 from metaq.errors import CorruptRecordError, NoBrokerError, OffsetOutOfRangeError
+from metaq.filter.language import Filter
 from metaq.loop_thread import LoopThread
 from metaq.model import BrokerAddress, Offset, TopicPartition
 from metaq.peer.log_reader import GET_BYTES, LogReader
@@ -30,6 +31,7 @@ from metaq.spark.options import BadRows, SourceOptions, WireOptions
 from metaq.spark.plan import LogSpan, ReadRange, settle
 from metaq.spark.record_bounds import EVERYTHING, Bounds
 from metaq.spark.rows import OnCorrupt, RowDamage, RowDecoder, decode_pieces
+from metaq.spark.source.matches import matching_rows, rows_of_runs
 from metaq.spark.values import ValueConverter
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def read_rows(task: ReadTask, options: SourceOptions) -> Iterator[pa.RecordBatch
     address = parse_address(task.address)
     with _BlockingReader(partition, address, options.wire) as reader:
         for batch in _read(reader, task.range, options):
-            wanted = task.bounds.clip(batch)
+            wanted = matching_rows(task.bounds.clip(batch), options.where)
             if wanted.num_rows:
                 yield wanted
 
@@ -129,6 +131,29 @@ class _BlockingReader:
         for found in (await look(leaders_of(self._wire), [broker])).values():
             self._reader.move(found)
 
+    @property
+    def can_filter(self) -> bool:
+        """The broker takes filters; known once it was asked."""
+        return self._reader.can_filter
+
+    def matches(
+        self, span: LogSpan, where: Filter
+    ) -> tuple[pa.RecordBatch, Offset] | None:
+        """Return the rows that match at the start of a span, and where they end.
+
+        None: what is there is to be read as it is. Raises as `LogReader.matches`.
+        """
+        work = self._reader.matches(span.start, span.end, where.text)
+        found = self._wait(work, span.start)
+        if found is None:
+            return None
+        end = min(found.next_offset, span.end)
+        try:
+            return rows_of_runs(self._partition, found.data, span.start, end), end
+        except CorruptRecordError:
+            # It may have come on the way.
+            return None
+
     def is_good(self, span: LogSpan) -> bool:
         """Return whether bytes are good at the broker; as `LogReader.is_good`."""
         return self._wait(self._reader.is_good(span.start, span.end), span.start)
@@ -162,12 +187,22 @@ def _read(
         span = left.pop(0)
         if not span.size_bytes:
             continue
+        where = options.where
+        if where is not None and (found := reader.matches(span, where)) is not None:
+            rows, after = found
+            yield rows
+            left.insert(0, LogSpan(after, span.end))
+            continue
         # What is damaged here may be good at the broker, or at another replica of it.
         on_corrupt = options.on_corrupt if span == damaged else OnCorrupt.FAIL
         decoder = RowDecoder(partition, span.start, span.end, on_corrupt=on_corrupt)
         try:
             pieces = reader.pieces(span)
-            yield from decode_pieces(decoder, pieces, batch_bytes=BATCH_BYTES)
+            for batch in decode_pieces(decoder, pieces, batch_bytes=BATCH_BYTES):
+                yield batch
+                if where is not None and reader.can_filter:
+                    left.insert(0, LogSpan(decoder.next_offset, span.end))
+                    break
         except OffsetOutOfRangeError:
             at = decoder.next_offset
             settled = settle(
