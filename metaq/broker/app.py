@@ -50,7 +50,7 @@ from metaq.broker.housekeeping import (
     log_check_s,
     retention_job,
 )
-from metaq.broker.load import Load, Turns, call_after_sockets
+from metaq.broker.load import Load, PacedWork, Turns, call_after_sockets
 from metaq.broker.orders import perform
 from metaq.broker.queue_service import QueueService
 from metaq.broker.realtime import Realtime
@@ -387,6 +387,7 @@ class Broker(Service):
             waiters=Waiters(self._loop, turns),
             load=Load(limits.in_flight_bytes_max),
             turns=turns,
+            filter_work=PacedWork(self._loop, turns, limits.filter_bytes_per_s),
             fs=self._fs,
             upkeep=self._upkeep,
             address="",

@@ -6,7 +6,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from metaq.broker.load import Load, Turns
+from metaq.broker.load import Load, PacedWork, Turns
 from metaq.broker.realtime import Realtime
 from metaq.broker.topics import Topics
 from metaq.broker.waiters import Waiters
@@ -61,6 +61,17 @@ class CommandStatistics:
         "Batches that a producer sent again; they were not stored again.",
     )
     wait_count: int = counter("metaq_waits_total", "Gets that waited for data.")
+    filtered: int = counter(
+        "metaq_filtered_gets_total", "Gets that were answered with what matches."
+    )
+    filter_plain: int = counter(
+        "metaq_filter_plain_gets_total",
+        "Gets with a filter that were answered without it: at damage, at a message"
+        " larger than the get, or because there were too many.",
+    )
+    filter_scanned_bytes: int = counter(
+        "metaq_filter_scanned_bytes_total", "Bytes that filters of gets looked at."
+    )
     malformed_count: int = counter(
         "metaq_malformed_commands_total",
         "Connections closed because of a malformed command.",
@@ -198,6 +209,8 @@ class BrokerContext:
     load: Load
     turns: Turns
     """Work that takes more than one turn of the loop."""
+    filter_work: PacedWork
+    """Evaluates the filters of gets."""
     port: int
     started_s: float
     replica: SetMember | None = None
@@ -212,5 +225,10 @@ class BrokerContext:
     made_indexes: MadeIndexes = field(default_factory=MadeIndexes)
     """Indexes made for metadata queries about segments without one."""
     connection_count: int = 0
+    filtered_count: int = 0
+    """Gets with a filter that are being answered."""
+    filter_hold_s: float = 0.1
+    """A get that may wait is answered so late when nothing matches: a busy topic with
+    few matches costs ten answers a second."""
     check_count: int = 0
     """Checks of stored bytes that are not answered yet."""

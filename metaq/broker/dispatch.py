@@ -13,8 +13,9 @@ from typing import TypeAlias, assert_never
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext, DelayedMessages, QueueGroups
 from metaq.broker.handlers.check import handle_check
+from metaq.broker.handlers.filtered_get import answer_get
 from metaq.broker.handlers.follow import handle_follow
-from metaq.broker.handlers.get import GetAnswerer, handle_get
+from metaq.broker.handlers.get import GetAnswerer
 from metaq.broker.handlers.offset import handle_offset
 from metaq.broker.handlers.put import handle_mput, handle_put, handle_put_in_pieces
 from metaq.broker.handlers.stats import handle_stats, handle_version
@@ -150,7 +151,7 @@ def _handle(command: Small, answerer: GetAnswerer) -> bytes | None:
         case Put():
             handle_put(command, answerer)
         case Get():
-            handle_get(command, answerer)
+            answer_get(command, answerer)
         case OffsetQuery():
             return handle_offset(command, answerer)
         case Check():

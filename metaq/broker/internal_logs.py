@@ -74,6 +74,17 @@ def producer_name(*parts: object) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def read_cached(log: PartitionLog, offset: Offset, size: int) -> bytes | None:
+    """Return readable bytes if that takes no disk; raises as `PartitionLog.read`."""
+    part = log.read(offset, size)
+    try:
+        if part.is_open and part.is_cached(part.position, part.size_bytes):
+            return part.read()
+        return None
+    finally:
+        part.release()
+
+
 class InternalLogs:
     """Appends to them. Used on the loop's thread."""
 

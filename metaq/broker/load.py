@@ -15,6 +15,12 @@ TURN_S: Final = 0.001
 waits for one piece before it is read and for one before it is answered. Shorter pieces
 make small groups for the disk: 0.3 ms slowed streams of small puts by a quarter."""
 
+PACED_JOBS_MAX: Final = 256
+"""Jobs that wait for their turns of paced work: a few seconds of it."""
+
+PACED_BURST_S: Final = 0.01
+"""Paced work may be so far ahead of its rate: timers are no finer."""
+
 LARGE_READ_BYTES: Final = 16 * 1024
 """A larger read waits for its turn, so that puts received from others go to the disk
 first."""
@@ -182,3 +188,49 @@ class Turns:
         if self._waiting:
             self._call_soon(self._run)
         go_on()
+
+
+class PacedWork:
+    """Jobs in turns, one after another, that look at so many bytes a second at most.
+
+    The first step of a job that finds no other is taken within `add`.
+    """
+
+    def __init__(self, loop: AbstractEventLoop, turns: Turns, bytes_per_s: int) -> None:
+        """Begin with nothing to do; `bytes_per_s` 0: there is never room."""
+        self._loop = loop
+        self._turns = turns
+        self._bytes_per_s = bytes_per_s
+        self._jobs: deque[Callable[[], bool]] = deque()
+        self._due_s = 0.0
+        self.turn_s = TURN_S
+        """Longest time of one step of a job."""
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether another job would be done soon."""
+        return self._bytes_per_s > 0 and len(self._jobs) < PACED_JOBS_MAX
+
+    def spend(self, size_bytes: int) -> None:
+        """Count bytes that a job has looked at."""
+        start_s = max(self._due_s, self._loop.time())
+        self._due_s = start_s + size_bytes / self._bytes_per_s
+
+    def add(self, job: Callable[[], bool]) -> None:
+        """Call `job` until it returns False; it raises nothing."""
+        self._jobs.append(job)
+        if len(self._jobs) == 1:
+            self._ask_when_due(self._run)
+
+    def _ask_when_due(self, ask: Callable[[], None]) -> None:
+        late_s = self._due_s - self._loop.time()
+        if late_s > PACED_BURST_S:
+            self._loop.call_later(late_s, self._run)
+        else:
+            ask()
+
+    def _run(self) -> None:
+        if not self._jobs[0]():
+            self._jobs.popleft()
+        if self._jobs:
+            self._ask_when_due(lambda: self._turns.ask(self._run))

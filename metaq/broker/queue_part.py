@@ -14,7 +14,12 @@ of this one is stored, so no earlier life has used a number of this one.
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from metaq.broker.internal_logs import InternalLogs, OnStored, read_range
+from metaq.broker.internal_logs import (
+    InternalLogs,
+    OnStored,
+    read_cached,
+    read_range,
+)
 from metaq.broker.queue_log import QUEUES
 from metaq.errors import CorruptRecordError, MetaqError
 from metaq.model import MessageId, Offset, SizeBytes
@@ -199,7 +204,7 @@ class ServedQueue:
                 break
             data = self._window_at(offset)
             if data is None:
-                data = self._read_now(offset, self._wanted_bytes(count))
+                data = read_cached(self.log, offset, self._wanted_bytes(count))
                 if data is None:
                     return False
                 self._window = (offset, data)
@@ -239,15 +244,6 @@ class ServedQueue:
     def _wanted_bytes(self, count: int) -> SizeBytes:
         wanted = max(WINDOW_BYTES_MIN, min(count * RECORD_BYTES, WINDOW_BYTES))
         return SizeBytes(self._scale * wanted)
-
-    def _read_now(self, offset: Offset, size: int) -> bytes | None:
-        part = self.log.read(offset, SizeBytes(size))
-        try:
-            if part.is_open and part.is_cached(part.position, part.size_bytes):
-                return part.read()
-            return None
-        finally:
-            part.release()
 
     def _walk(
         self, base: Offset, data: bytes, count: int, through: Offset | None, now: Now
@@ -314,7 +310,7 @@ class ServedQueue:
             base, data = self._window
             if base <= start and end <= base + len(data):
                 return data[start - base : end - base]
-        found = self._read_now(start, end - start)
+        found = read_cached(self.log, start, end - start)
         return found if found is not None and len(found) == end - start else None
 
 

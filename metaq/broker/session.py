@@ -30,7 +30,7 @@ from collections.abc import Callable, Generator
 
 from metaq.broker.context import BrokerContext
 from metaq.broker.dispatch import Large, dispatch, dispatch_in_steps, encode_failure
-from metaq.broker.handlers.get import handle_get
+from metaq.broker.handlers.filtered_get import answer_get
 from metaq.broker.hot_puts import HotPuts
 from metaq.broker.load import LARGE_READ_BYTES, TURN_S
 from metaq.broker.single_puts import SinglePuts
@@ -442,7 +442,7 @@ class Session:
         if self._is_closed:
             return
         try:
-            handle_get(command, self, has_waited=True)
+            answer_get(command, self, has_waited=True)
         except MemoryError:
             self.run_out()
         except Exception as error:  # noqa: BLE001  # logged and answered

@@ -183,6 +183,7 @@ LIMITS_KEYS: Final = (
     Key("idleTimeoutMs", "idle_timeout_ms", unit="ms", low=0),
     Key("waitMsMax", "wait_ms_max", unit="ms", low=0),
     Key("waitersMax", "waiters_max", unit="long polls", low=0),
+    Key("filterBytesPerS", "filter_bytes_per_s", unit="bytes/s", low=0),
     Key("queueOpenMax", "queue_open_max", unit="messages", low=1),
     Key("queueOpenBrokerMax", "queue_open_broker_max", unit="messages", low=1),
     Key("queueReclaimMs", "queue_reclaim_ms", unit="ms", low=0),

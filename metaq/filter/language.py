@@ -8,7 +8,8 @@ is immutable, and travels between processes as its text.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -54,6 +55,21 @@ class Filter:
         if attribute is not None:
             values[ATTRIBUTE] = attribute.encode()
         return self._test(values) is True
+
+    def candidates(self, buffer: bytes, bounds: Sequence[int]) -> Iterator[int]:
+        """Yield which records may match, in order: all but those without a needle.
+
+        Args:
+            buffer: records, one after another.
+            bounds: where each begins, and where the last one ends.
+        """
+        if self._pattern is None:
+            yield from range(len(bounds) - 1)
+            return
+        search, index, end = self._pattern.search, 0, bounds[-1]
+        while (found := search(buffer, bounds[index], end)) is not None:
+            index = bisect_right(bounds, found.start())
+            yield index - 1
 
     def matches_payload(self, buffer: bytes, start: int, end: int, flag: int) -> bool:
         """Return whether a record matches, given where its payload is in a buffer.

@@ -139,6 +139,7 @@ class DelayRig:
             address="meta://test:1",
             load=nothing,
             turns=nothing,
+            filter_work=nothing,
             port=1,
             started_s=0.0,
         )

@@ -79,7 +79,7 @@ def test_a_bug_at_the_end_of_a_wait_is_a_500_with_a_traceback(
     def fail(*_args: object, **_more: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(session, "handle_get", fail)
+    monkeypatch.setattr(session, "answer_get", fail)
 
     async def scenario(broker) -> None:
         async with Peer(broker) as reader:

@@ -30,6 +30,7 @@ from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import (
     Check,
     CountQuestion,
+    Get,
     OffsetQuery,
     Question,
     SplitQuestion,
@@ -173,7 +174,7 @@ def _require_boundaries(asked: _Asked) -> None:
 
 
 def late_failure(
-    error: BaseException, command: OffsetQuery | Check, context: BrokerContext
+    error: BaseException, command: OffsetQuery | Check | Get, context: BrokerContext
 ) -> WireError:
     """Return the answer to a command with which another thread had no success."""
     match error:

@@ -21,6 +21,7 @@ from metaq.broker.context import BrokerContext
 from metaq.broker.realtime import OPERATIONS
 from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.protocol.commands import Stats
+from metaq.protocol.connection import LINE_BYTES_MAX
 from metaq.protocol.version import SERVER_VERSION, Capabilities, encode_version_body
 from metaq.storage.log_state import LogStatistics
 from metaq.storage.partition_log import PartitionLog
@@ -258,6 +259,9 @@ def handle_version(context: BrokerContext) -> bytes:
         check=True,
         follow=context.replica is not None,
         queues=context.queues is not None,
+        # Any filter has to fit in a line.
+        filters=limits.filter_bytes_per_s > 0
+        and limits.line_bytes_max >= LINE_BYTES_MAX,
         delay_ms_max=0 if context.delays is None else limits.delay_max,
     )
     return encode_version_body(capabilities).encode()

@@ -1,0 +1,134 @@
+"""A reader with a filter, byte for byte, against a broker in this process."""
+
+from collections.abc import Iterator
+from itertools import count
+from typing import NamedTuple
+
+from metaq.filter.language import parse_filter
+from metaq.protocol.codec import encode
+from metaq.protocol.commands import NO_NEXT, Get, Put, Result, Value
+from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
+from metaq.record.flags import decode_payload, encode_payload
+from metaq.record.layout import HEADER_BYTES, Record
+from metaq.record.runs import decode_runs, records_of
+from metaq.record.scan import read_record
+from tests.rigs.broker import Peer
+
+
+class Seen(NamedTuple):
+    """Outcome of reading a partition to its end."""
+
+    offsets: list[int]
+    """Of the records that it was given, and that match."""
+    damaged: list[int]
+    """Offsets at which it was stopped."""
+    end: int
+    """Offset at which nothing more was there."""
+    plain_count: int
+    """Answers with bytes of the log."""
+
+
+class FilterReader:
+    """One connection."""
+
+    def __init__(self, peer: Peer, topic: str = "test") -> None:
+        self.peer = peer
+        self.topic = topic
+        self._opaques = count(1)
+        self._connection = Connection(Role.CLIENT, WireLimits())
+
+    async def get(
+        self, offset: int, where: str | None, *, size: int = 1 << 20, wait_ms: int = 0
+    ) -> Value | Result:
+        """Return the reply to one get."""
+        command = self.getting(offset, where, size=size, wait_ms=wait_ms)
+        self._connection.receive_data(await self.peer.ask(encode(command)))
+        reply = self._connection.next_event()
+        assert isinstance(reply, Value | Result), reply
+        assert reply.opaque == command.opaque
+        assert self._connection.next_event() is NEED_DATA
+        return reply
+
+    def getting(
+        self, offset: int, where: str | None, *, size: int = 1 << 20, wait_ms: int = 0
+    ) -> Get:
+        """Return a get with an opaque of its own."""
+        opaque = next(self._opaques)
+        return Get(self.topic, "g", 0, offset, size, opaque, wait_ms, where)
+
+    async def read(
+        self, offset: int, where: str, bounds: dict[int, int], *, size: int = 1 << 20
+    ) -> Seen:
+        """Read on to the end, as a client does.
+
+        Args:
+            offset: where a record begins.
+            where: the filter.
+            bounds: offset of each record → that of the next one, to pass over damage.
+            size: of each get.
+        """
+        wanted, seen, damaged, plain_count = parse_filter(where), [], [], 0
+        for _ in range(10 * len(bounds) + 10):
+            reply = await self.get(offset, where, size=size)
+            if isinstance(reply, Result) and reply.status == 301:
+                offset = int(reply.text)
+                continue
+            if isinstance(reply, Result) and reply.status == 404:
+                return Seen(seen, damaged, offset, plain_count)
+            if isinstance(reply, Value) and reply.next_offset != NO_NEXT:
+                assert reply.next_offset > offset
+                found = list(matches_in(reply))
+                assert all(offset <= each < reply.next_offset for each in found)
+                seen += found
+                offset = reply.next_offset
+                continue
+            assert isinstance(reply, Value), reply
+            plain_count += 1
+            position, before = 0, offset
+            while isinstance(record := read_record(reply.payload, position), Record):
+                decoded = decode_payload(record.payload, record.flag)
+                if wanted.matches(decoded.key, decoded.headers, decoded.attribute):
+                    seen.append(offset)
+                position += record.size_bytes
+                offset += record.size_bytes
+            if offset == before:
+                # Damaged, or larger than the get: what is one record is read whole.
+                end = bounds[offset]
+                reply = await self.get(offset, None, size=end - offset)
+                assert isinstance(reply, Value), reply
+                record = read_record(reply.payload)
+                if not isinstance(record, Record):
+                    damaged.append(offset)
+                else:
+                    decoded = decode_payload(record.payload, record.flag)
+                    if wanted.matches(decoded.key, decoded.headers, decoded.attribute):
+                        seen.append(offset)
+                offset = end
+        raise AssertionError("it comes to no end")
+
+
+def matches_in(reply: Value) -> Iterator[int]:
+    """Yield the offsets of the records in runs; each is whole and good."""
+    for run in decode_runs(reply.payload):
+        for record in records_of(run):
+            assert isinstance(read_record(record.data), Record)
+            yield record.offset
+
+
+async def put(peer: Peer, *tags: str | None, size: int = 4) -> list[tuple[int, int]]:
+    """Append messages with these tags; return their offsets and ends."""
+    payloads = [
+        encode_payload(
+            bytes(size), headers=[] if tag is None else {"tag": tag.encode()}
+        )
+        for tag in tags
+    ]
+    puts = [Put("test", 0, data, flag, -1, 1) for data, flag in payloads]
+    reply = await peer.ask(b"".join(map(encode, puts)))
+    lines = reply.split(b"result ")[1:]
+    starts = [int(line.split(b"\r\n")[1].split()[2]) for line in lines]
+    assert len(starts) == len(tags), reply
+    return [
+        (at, at + HEADER_BYTES + len(data))
+        for at, (data, _) in zip(starts, payloads, strict=True)
+    ]
