@@ -5,18 +5,27 @@ difference.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from metaq.client import Consumer, MemoryOffsets, OutgoingMessage
+from metaq.client import Client, Consumer, MemoryOffsets, OutgoingMessage
 from metaq.client.errors import GroupInUseError
+from metaq.errors import CorruptRecordError
 from metaq.model import Message
+from metaq.testing.embedded import embedded_broker
 from tests.brokers import AnyBroker, StartBroker
+from tests.client.test_fetcher_named_damage import flip
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
-from tests.rigs.inside import subscription_of, twin_of
+from tests.rigs.flipping import FlippingProxy
+from tests.rigs.inside import move_consumer, subscription_of, twin_of
 from tests.rigs.waiting import wait_until
 
+ONE_BROKER = {
+    "test_damage_is_met_where_nothing_matches": "its files are damaged",
+    "test_a_log_whose_start_moved_is_read_on_from_there": "its files are removed",
+}
 ZERO = partition()
 WHERE = "tag IN ('paid', 'void') AND amount > 10"
 
@@ -205,6 +214,136 @@ def test_the_newest_that_match_are_of_all_partitions(
             producer.send("two", b"%d" % number, tag=tag, partition=place)
     newest = client.browse("two", last=3, where="tag = 'paid'")
     assert payloads(newest) == [b"28", b"32", b"36"]
+
+
+def test_a_broker_of_ours_sends_what_matches_alone(
+    broker: AnyBroker, client: Any
+) -> None:
+    """Another one sends all."""
+    with client.producer() as producer:
+        for number in range(100):
+            producer.send("test", bytes(500), tag="a" if number % 50 == 0 else "b")
+    options = {"where": "tag = 'a'", **IDLE}
+    with client.consumer("g", ["test"], **options) as consumer:
+        assert len(take(consumer, 2)) == 2
+        assert consumer.receive(0.05) is None
+        wait_no_lag(consumer)
+        statistics = consumer.statistics()
+    received = statistics.fetches[ZERO].received_bytes
+    if broker.has_extensions:
+        assert received < 100 * 500 / 40
+        assert statistics.filtered_count == 0
+    else:
+        assert received > 100 * 500
+        assert statistics.filtered_count == 98
+
+
+def test_a_match_that_is_damaged_on_the_way_costs_two_gets(
+    broker: AnyBroker, client: Any
+) -> None:
+    """It is got as it is, and its end is not passed over."""
+    with client.producer(in_flight_batches_max=1) as producer:
+        for number in range(30):
+            data = b"payload %03d" % number
+            producer.send("test", data, tag="a" if number % 10 == 5 else None)
+    with (
+        FlippingProxy(broker.port, b"payload 015", left=1) as proxy,
+        Client(brokers=[str(proxy.address)], **QUICK) as flipped,
+        flipped.consumer("g", ["test"], where="tag = 'a'", **IDLE) as consumer,
+    ):
+        found = take(consumer, 3)
+        assert payloads(found) == [b"payload 005", b"payload 015", b"payload 025"]
+        assert proxy.flip_count == 1
+        assert consumer.statistics().missing_bytes == 0
+        if broker.has_extensions:
+            assert consumer.statistics().fetches[ZERO].again_count == 1
+
+
+def test_damage_is_met_where_nothing_matches(tmp_path: Path) -> None:
+    """It stops a reader, or is skipped and counted, as without a filter."""
+    options: dict[str, Any] = {"where": "tag = 'a'", **IDLE}
+    settings = {"maxSegmentSize": "1000"}
+    with embedded_broker(
+        topics={"test": 1}, data_path=tmp_path, settings=settings
+    ) as broker:
+        with Client(brokers=[broker.address]) as client, client.producer() as producer:
+            sent = [
+                producer.send("test", bytes(50), tag="a" if number % 10 == 0 else "b")
+                for number in range(60)
+            ]
+        broker.stop()
+        path = sorted(tmp_path.glob("test-0/*.meta"))[-2]
+        base = int(path.stem)
+        at = next(n for n, one in enumerate(sent) if one.offset > base and n % 10 == 4)
+        flip(path, sent[at].offset - base + 40)
+        broker.start()
+        before = sum(number % 10 == 0 for number in range(at))
+        with Client(brokers=[broker.address], **QUICK) as client:
+            with client.consumer("g", ["test"], **options) as consumer:
+                assert len(take(consumer, before)) == before
+                with pytest.raises(CorruptRecordError) as caught:
+                    consumer.receive(30)
+                assert caught.value.offset == sent[at].offset
+            options["on_corrupt"] = "skip"
+            with client.consumer("g", ["test"], **options) as consumer:
+                assert len(take(consumer, 6)) == 6
+                lost = sent[at + 1].offset - sent[at].offset
+                assert consumer.statistics().missing_bytes == lost
+
+
+def test_a_log_whose_start_moved_is_read_on_from_there(tmp_path: Path) -> None:
+    """The bytes that retention took are counted."""
+    settings = {"maxSegmentSize": "1000"}
+    with embedded_broker(
+        topics={"test": 1}, data_path=tmp_path, settings=settings
+    ) as broker:
+        with Client(brokers=[broker.address], **QUICK) as client:
+            for number in range(0, 100, 10):
+                send(client, range(number, number + 10))
+        broker.stop()
+        first, *rest = sorted(tmp_path.glob("test-0/*.meta"))
+        for file in first.parent.glob(f"{first.stem}.*"):
+            file.unlink()
+        (tmp_path / "holdings").unlink()
+        broker.start()
+        with Client(brokers=[broker.address], **QUICK) as client:
+            left = [one for one in client.browse("test") if one.tag == "paid"]
+            wanted = [one.data for one in left if one.headers["amount"] == b"25"]
+            assert 1 < len(wanted) < 10
+            with client.consumer("g", ["test"], where=WHERE, **IDLE) as consumer:
+                assert payloads(take(consumer, len(wanted))) == wanted
+                move_consumer(consumer, ZERO, 0)
+                assert payloads(take(consumer, len(wanted))) == wanted
+                assert consumer.statistics().missing_bytes == int(rest[0].stem)
+
+
+def test_members_share_what_matches(client: Any) -> None:
+    """And those that stay get all of it."""
+    send(client, range(50), "two")
+    options: dict[str, Any] = {"where": WHERE, "watchdog_s": 5.0, **IDLE}
+    with client.consumer("g", ["two"], **options) as one:
+        found = payloads(take(one, 5))
+        assert one.receive(0.05) is None
+        with client.consumer("g", ["two"], **options) as two:
+            wait_until(lambda: len(one.assignment()) == len(two.assignment()) == 1)
+            for number in (60, 70):
+                place = next(iter(two.assignment())).name
+                with client.producer() as producer:
+                    sent = order(number)
+                    producer.send(
+                        "two",
+                        sent.data,
+                        tag=sent.tag,
+                        headers=sent.headers,
+                        partition=place,
+                    )
+            found += payloads(take(two, 2))
+        send(client, range(80, 91), "two")
+        found += payloads(take(one, 2))
+        assert one.receive(0.05) is None
+        wait_no_lag(one)
+    wanted = [*matches(range(50)), b"60", b"70", b"80", b"90"]
+    assert sorted(found, key=int) == wanted
 
 
 def test_members_have_one_filter(client: Any) -> None:

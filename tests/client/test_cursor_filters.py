@@ -31,7 +31,7 @@ class FilteringBroker:
             headers = {} if tag is None else {"tag": tag.encode()}
             payload, flag = encode_payload(b"%d-" % number * size, None, None, headers)
             self.starts.append((len(self.log), tag == "a"))
-            self.log += encode_record(payload, id=MessageId(number), flag=flag)
+            self.log += encode_record(payload, id=MessageId(number + 1), flag=flag)
 
     def runs(self, start: int, size: int) -> tuple[list[RecordRun], int]:
         """Return the records that match in so many bytes, and the next offset."""

@@ -121,6 +121,28 @@ def test_each_batch_is_written_once_with_its_offsets(
     assert brokers[0].zookeeper.names(PATHS.group_tokens(source)) == ()
 
 
+def test_a_filter_leaves_out_what_is_not_written(
+    brokers: Brokers, client: Any, topics: tuple[str, str]
+) -> None:
+    """The offsets move past it with the batch, and another member goes on there."""
+    source, target = topics
+    options = {**MANUAL, "where": "tag = 'copy'"}
+    with client.producer() as p:
+        for number in range(40):
+            p.send(source, b"%d" % number, tag="copy" if number % 4 == 0 else "no")
+        for expected in (range(0, 20, 4), range(20, 40, 4)):
+            with client.consumer(source, [source], **options) as consumer:
+                many = {"max_count": 5, "max_wait_s": 30.0}
+                batch = next(iter(consumer.batches(**many)))
+                assert [int(one.data) for one in batch] == list(expected)
+                with p.exactly_once(batch) as tx:
+                    copy(tx, batch, target)
+    assert written(client, target) == list(range(0, 40, 4))
+    found = committed(brokers, source, source)
+    assert found is not None
+    assert int(found.split(b"-")[1]) >= batch[-1].next_offset
+
+
 def test_after_an_exception_nothing_is_written_and_the_batch_comes_again(
     brokers: Brokers, client: Any, topics: tuple[str, str]
 ) -> None:
