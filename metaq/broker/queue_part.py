@@ -22,6 +22,7 @@ from metaq.broker.internal_logs import (
 )
 from metaq.broker.queue_log import QUEUES
 from metaq.errors import CorruptRecordError, MetaqError
+from metaq.filter.language import Filter
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.queues.rules import Now
 from metaq.queues.state import QueueState, Taken
@@ -43,6 +44,9 @@ from metaq.storage.partition_log import PartitionLog
 WINDOW_BYTES: Final = 256 * 1024
 """Most bytes that a scan reads at once, but for one larger message."""
 WINDOW_BYTES_MIN: Final = 4 * 1024
+FILTER_WINDOW_BYTES: Final = 64 * 1024
+"""The same of a group with a filter, whose messages may be few: evaluated in a turn or
+two of the loop."""
 RECORD_BYTES: Final = 512
 """Bytes that are read for each message that is wanted."""
 SNAPSHOT_CHANGES: Final = 8192
@@ -60,6 +64,7 @@ class ServedQueue:
         journal: InternalLogs,
         *,
         queue_id: int,
+        where: Filter | None,
         given_from_ms: int,
         on_failed: Callable[[MetaqError], None],
         on_freed: Callable[[], None],
@@ -75,6 +80,7 @@ class ServedQueue:
         """Partition with its messages."""
         self.state: Final = state
         self.queue_id: Final = queue_id
+        self._where: Final = where
         self.given_from_ms: Final = given_from_ms
         self.is_open = False
         """Whether its incarnation is stored."""
@@ -194,7 +200,7 @@ class ServedQueue:
             StorageError: the partition is damaged there, or its disk is away.
             ClosedError: it is closed.
         """
-        state, log = self.state, self.log
+        state, log, is_later = self.state, self.log, False
         self.trim(now)
         while state.wants_scan(count) or (
             through is not None and state.scan_offset <= through and not state.is_full
@@ -204,11 +210,14 @@ class ServedQueue:
                 break
             data = self._window_at(offset)
             if data is None:
-                data = read_cached(self.log, offset, self._wanted_bytes(count))
+                # Others have their turn between the windows of a filter.
+                if not is_later:
+                    data = read_cached(self.log, offset, self._wanted_bytes(count))
                 if data is None:
                     return False
                 self._window = (offset, data)
             self._walk(offset, data, count, through, now)
+            is_later = self._where is not None
             if state.scan_offset > offset:
                 self._scale = 1
             else:
@@ -243,6 +252,8 @@ class ServedQueue:
 
     def _wanted_bytes(self, count: int) -> SizeBytes:
         wanted = max(WINDOW_BYTES_MIN, min(count * RECORD_BYTES, WINDOW_BYTES))
+        if self._where is not None:
+            wanted = FILTER_WINDOW_BYTES
         return SizeBytes(self._scale * wanted)
 
     def _walk(
@@ -265,6 +276,10 @@ class ServedQueue:
                 )
             if end > size:
                 break
+            if not self._is_wanted(data, position + HEADER_BYTES, end, flag):
+                state.pass_over(Offset(base + position), SizeBytes(end - position))
+                position = state.scan_offset - base
+                continue
             key = expiry_ms = None
             if flag & HAS_PROPERTIES and (
                 is_ordered or data.find(EXPIRY_MARK, position, end) >= 0
@@ -281,6 +296,14 @@ class ServedQueue:
                 expiry_ms=expiry_ms,
             )
             position = state.scan_offset - base
+
+    def _is_wanted(self, data: bytes, start: int, end: int, flag: int) -> bool:
+        try:
+            return self._where is None or self._where.matches_payload(
+                data, start, end, flag
+            )
+        except CorruptRecordError:
+            return True  # the worker finds that, as without a filter
 
     # -- bytes of deliveries
 

@@ -49,6 +49,7 @@ from metaq.errors import (
     UnavailableError,
     WireError,
 )
+from metaq.filter.language import parse_filter
 from metaq.lifecycle import Service
 from metaq.model import LogId, Offset
 from metaq.protocol import texts
@@ -402,7 +403,7 @@ class QueueService(Service):
         queue_id = content.images.id_of(name)
         content.images.by_name[name] = image
         limits = self._context.config.limits
-        rules = rules_of(group.definition)
+        rules, where = rules_of(group.definition), group.definition.where
         if queue is not None:  # its log was made again
             queue.state.leave_bound()
         state = QueueState(
@@ -414,6 +415,7 @@ class QueueService(Service):
             state,
             self._journal,
             queue_id=queue_id,
+            where=None if where is None else parse_filter(where),
             given_from_ms=0 if is_new else self._reclaims_until_ms,
             on_failed=self.fail,
             on_freed=partial(self.takers.pump, group),

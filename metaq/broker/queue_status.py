@@ -46,6 +46,11 @@ class QueueGroupStatus:
         "metaq_queue_done_messages_total",
         "Messages that are done, whatever became of them.",
     )
+    passed_count: int = counter(
+        "metaq_queue_passed_messages_total",
+        "Of these, messages that are not the group's, by its filter.",
+        default=0,
+    )
     expired_count: int = counter(
         "metaq_queue_expired_leases_total",
         "Leases that ended before their messages were settled.",
@@ -93,6 +98,7 @@ def _figures(queue: ServedQueue) -> dict[str, int]:
         "ready_count": state.ready_count,
         "delayed_count": state.delayed_count,
         "done_count": state.done_count,
+        "passed_count": state.passed_count,
         "expired_count": state.expired_count,
         "letter_count": state.letter_count + state.dropped_count,
     }

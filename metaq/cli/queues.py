@@ -23,7 +23,7 @@ from metaq.zk.group_definitions import (
 
 PROGRESS_COLUMNS = (
     "partition", "ready_count", "open_count", "delayed_count", "done_per_s",
-    "oldest_s", "expired_count", "letter_count", "floor", "end",
+    "oldest_s", "passed_count", "expired_count", "letter_count", "floor", "end",
 )  # fmt: skip
 WORKER_COLUMNS = ("worker", "partition", "messages")
 OVER_S = 1.0
@@ -146,6 +146,11 @@ class GroupWishes:
         type=click.Choice(["earliest", "latest"]),
         help="Begin at the log start, or with what is put from now on.",
     ),
+    click.option(
+        "--where",
+        metavar="FILTER",
+        help="Only messages that match are the group's.  [default: all]",
+    ),
     examples=(
         "metaq queues create workers --topic orders --dead-letter-topic orders-dead",
         "metaq queues create mails --topic mails --then drop --lease 60",
@@ -158,6 +163,7 @@ def create(
     wishes: GroupWishes,
     ordered_by: Literal["key"] | None,
     start: Literal["earliest", "latest"] | None,
+    where: str | None,
     *,
     as_json: bool,
 ) -> None:
@@ -170,7 +176,12 @@ def create(
         raise click.UsageError("Missing option '--dead-letter-topic' or '--then'.")
     made = target.ask(
         lambda admin: admin.create_queue_group(
-            group, topic, ordered_by=ordered_by, start=start, **wishes.said()
+            group,
+            topic,
+            ordered_by=ordered_by,
+            start=start,
+            where=where,
+            **wishes.said(),
         )
     )
     _print_groups({group: made}, as_json=as_json)
@@ -188,8 +199,8 @@ def create(
 def alter(target: Target, group: str, wishes: GroupWishes, *, as_json: bool) -> None:
     """Change options of GROUP, from the next delivery on.
 
-    Its topic, order and start stay as they are. Workers that repeat an option have to
-    say the new value when they start again.
+    Its topic, order, start and filter stay as they are. Workers that repeat an option
+    have to say the new value when they start again.
     """
     new = target.ask(lambda admin: admin.alter_queue_group(group, **wishes.said()))
     _print_groups({group: new}, as_json=as_json)
@@ -250,4 +261,5 @@ def _options(group: str, definition: QueueGroupDefinition) -> dict[str, render.C
         "retry_delays_s": delays_s or "none",
         "ordered_by": definition.ordered_by,
         "start": definition.start,
+        "where": definition.where,
     }

@@ -274,6 +274,9 @@ class QueueOptions:
     in any order."""
     start: Literal["earliest", "latest"] | None = None
     """Start of a new group: the log start, unless it says `"latest"`."""
+    where: str | None = None
+    """Filter (docs/messaging.md): a message that does not match is no message of the
+    group. It stays as the first worker says it. Of a new group: all messages."""
 
     def __post_init__(self) -> None:
         _check_types(self, zero=())
@@ -284,6 +287,8 @@ class QueueOptions:
         for name, choices in _QUEUE_CHOICES.items():
             if getattr(self, name) is not None:
                 _check_choice(name, getattr(self, name), choices)
+        if self.where is not None:
+            parse_filter(self.where)
         wrong = "drop" if self.dead_letter_topic is not None else "dead_letter"
         if self.then == wrong:
             raise ConfigError(
@@ -311,6 +316,7 @@ class QueueOptions:
             else tuple(int(each * 1000) for each in delays_s),
             "ordered_by": self.ordered_by,
             "start": self.start,
+            "where": self.where,
         }
         return {name: each for name, each in wanted.items() if each is not None}
 
@@ -594,3 +600,4 @@ class QueueKeywords(TypedDict, total=False):
     retry_delays_s: Sequence[float] | None
     ordered_by: Literal["key"] | None
     start: Literal["earliest", "latest"] | None
+    where: str | None

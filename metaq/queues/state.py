@@ -39,6 +39,9 @@ from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, SettleVerb, Wor
 from metaq.queues.rules import INCARNATION_SHIFT, Now, QueueRules
 from metaq.queues.state_log import Change, Done, DoneRanges, QueueImage, Returned
 
+PASSED_BYTES_MAX: Final = 16 << 20
+"""So much is passed over before it is a change by itself: a restart looks again."""
+
 ALONE_COUNT: Final = 2
 """A message whose lease ended so often without a nack goes out alone."""
 
@@ -170,6 +173,8 @@ class QueueState:
         """Leases that ended before their messages were settled."""
         self.letter_count = 0
         """Messages that became dead letters."""
+        self.passed_count = 0
+        """Messages that are not the group's, by its filter."""
         self.dropped_count = 0
         """Messages that were given up without a dead letter."""
         self.held_count = 0
@@ -190,6 +195,9 @@ class QueueState:
         self._keys: dict[int, list[Offset]] = {}
         self._held: dict[str, set[Offset]] = {}
         self._changes = list[Change]()
+        self._passed = DoneRanges()
+        """Passed over since the last `drain_changes`."""
+        self._passed_bytes = 0
         self._ended = list[_Open]()
         """Done since the last `drain_ended`; what has their keys waits still."""
         self._letters = list[Letter]()
@@ -211,7 +219,9 @@ class QueueState:
     @property
     def has_changes(self) -> bool:
         """Return whether anything is to be stored, letters included."""
-        return bool(self._changes or self._letters)
+        return bool(
+            self._changes or self._letters or self._passed_bytes >= PASSED_BYTES_MAX
+        )
 
     @property
     def is_full(self) -> bool:
@@ -285,11 +295,8 @@ class QueueState:
             now: for one that was returned with a delay.
             expiry_ms: when it is given up, on the wall clock; None: never.
         """
-        if offset > self.scan_offset:
-            self._done.add(self.scan_offset, offset)
-            self._skip_done()
-            if self.scan_offset != offset:
-                return
+        if not self._reach(offset):
+            return
         before = self._returned.pop(offset, None)
         lock = None if key is None else zlib.crc32(key)
         count = 0 if before is None else before.deliveries
@@ -309,6 +316,29 @@ class QueueState:
             self._queue(message)
         self.scan_offset = message.end
         self._skip_done()
+
+    def pass_over(self, offset: Offset, size_bytes: SizeBytes) -> None:
+        """Note that the message at the scan offset is not the group's: it is done.
+
+        That is stored with the next change, or when it is much: a restart looks again.
+        """
+        if not self._reach(offset):
+            return
+        end = Offset(offset + size_bytes)
+        self._returned.pop(offset, None)
+        self._passed.add(offset, end)
+        self._passed_bytes += size_bytes
+        self._done.add(offset, end)
+        self.done_count += 1
+        self.passed_count += 1
+        self._skip_done()
+
+    def _reach(self, offset: Offset) -> bool:
+        """Pass over a gap in the log; return whether the scan is at an offset."""
+        if offset > self.scan_offset:
+            self._done.add(self.scan_offset, offset)
+            self._skip_done()
+        return self.scan_offset == offset
 
     def _skip_done(self) -> None:
         while (end := self._done.end_at(self.scan_offset)) is not None:
@@ -515,6 +545,13 @@ class QueueState:
     def drain_changes(self) -> list[Change]:
         """Return what was changed since the last call, neighbours as one."""
         changes, self._changes = self._changes, []
+        if len(self._passed):
+            for each in changes:
+                if isinstance(each, Done):
+                    self._passed.add(*each)
+            changes = [each for each in changes if not isinstance(each, Done)]
+            changes += self._passed.ranges()
+            self._passed, self._passed_bytes = DoneRanges(), 0
         joined = list[Change]()
         for each in changes:
             last = joined[-1] if joined else None

@@ -11,6 +11,7 @@ The first user of a group writes it; brokers follow it, and keep a copy on the d
 deleted group keeps its node: a node that is gone may be ZooKeeper's loss, and is no
 reason to forget what is done. A group that is made again has the next generation, by
 which a broker that was away in that time knows that it is another one.
+A filter (`where`) is there if the group has one.
 Properties that are not known here are kept. Source: docs/messaging.md.
 """
 
@@ -18,6 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from metaq.errors import FilterError
+from metaq.filter.language import parse_filter
 from metaq.model import no_items
 from metaq.zk.definitions import decode_json, encode_json, whole_number
 from metaq.zk.errors import PayloadError
@@ -55,6 +58,9 @@ class QueueGroupDefinition:
     """`key`: one message of a key at a time, in their order."""
     start: str = "earliest"
     """`latest`: what is put after the definition came into effect."""
+    where: str | None = None
+    """Filter that says which messages are the group's; None: all. It stays: what was
+    passed over is not looked at again."""
     generation: int = 0
     """Groups of this name that were deleted before, 0 to GENERATION_MAX."""
     is_deleted: bool = False
@@ -65,10 +71,11 @@ class QueueGroupDefinition:
 
 def encode_group(definition: QueueGroupDefinition) -> bytes:
     """Return the bytes of a definition, always the same ones for the same value."""
-    letters = definition.dead_letter_topic
+    letters, where = definition.dead_letter_topic, definition.where
     return encode_json(
         {
             **definition.others,
+            **({} if where is None else {"where": where}),
             "type": "queue",
             "topic": definition.topic,
             "lease_ms": definition.lease_ms,
@@ -107,6 +114,7 @@ def decode_group(data: bytes) -> QueueGroupDefinition:
         retry_delays_ms=tuple(fields["retry_delays_ms"]),
         ordered_by=fields["ordered_by"],
         start=fields["start"],
+        where=fields.get("where"),
         generation=fields["generation"],
         is_deleted=fields["state"] == "deleted",
         others={name: each for name, each in fields.items() if name not in _PROPERTIES},
@@ -136,6 +144,15 @@ def _are_delays(value: object) -> bool:
     )
 
 
+def _is_filter(value: object) -> bool:
+    if isinstance(value, str):
+        try:
+            parse_filter(value)
+        except FilterError:
+            return False
+    return value is None or isinstance(value, str)
+
+
 _PROPERTIES: Final[Mapping[str, _Rule]] = {
     "type": _one_of("queue"),
     "topic": (lambda value: isinstance(value, str) and value != "", "to be a name"),
@@ -152,6 +169,7 @@ _PROPERTIES: Final[Mapping[str, _Rule]] = {
     ),
     "ordered_by": _one_of(None, "key"),
     "start": _one_of("earliest", "latest"),
+    "where": (_is_filter, "to be a filter, or null"),
     "generation": _whole(0, GENERATION_MAX),
     "state": _one_of(*STATES),
 }

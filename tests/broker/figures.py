@@ -108,6 +108,7 @@ QUEUE_GROUP = QueueGroupStatus(
     delayed_count=46,
     unread_bytes=47,
     done_count=48,
+    passed_count=60,
     expired_count=49,
     letter_count=50,
 )

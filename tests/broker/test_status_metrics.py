@@ -178,6 +178,7 @@ EXPECTED = {
     "metaq_queue_delayed_messages{group=workers,topic=test}": 46,
     "metaq_queue_unread_bytes{group=workers,topic=test}": 47,
     "metaq_queue_done_messages_total{group=workers,topic=test}": 48,
+    "metaq_queue_passed_messages_total{group=workers,topic=test}": 60,
     "metaq_queue_expired_leases_total{group=workers,topic=test}": 49,
     "metaq_queue_dead_letters_total{group=workers,topic=test}": 50,
     "metaq_delayed_messages{}": 55,

@@ -43,7 +43,7 @@ COMMANDS = {
     "groups delete": {"--zookeeper", "--dry-run", "--yes", "--json"},
     "queues list": {"--zookeeper", "--json"},
     "queues show": {"--zookeeper", "--json"},
-    "queues create": {"--zookeeper", "--topic", "--dead-letter-topic", "--then"},
+    "queues create": {"--zookeeper", "--topic", "--where", "--then"},
     "queues alter": {"--zookeeper", "--lease", "--retry-delay", "--json"},
     "queues redrive": {
         "--zookeeper",

@@ -132,6 +132,7 @@ def test_a_group_is_made_and_altered(
         GroupWishes(lease_s=5.0, then="drop", **words),
         "key",
         "latest",
+        "tag = 'paid'",
         as_json=False,
     )
     header, row = (line.split("\t") for line in capsys.readouterr().out.splitlines())
@@ -145,6 +146,7 @@ def test_a_group_is_made_and_altered(
         "retry_delays_s": "1,5,30,120",
         "ordered_by": "key",
         "start": "latest",
+        "where": "tag = 'paid'",
     }
     wishes = GroupWishes(
         **{**words, "retry_delays_s": (0.0, 2.0)}, lease_s=None, then=None

@@ -1,18 +1,21 @@
 """Queue groups as an administrator sees them."""
 
 import asyncio
+import re
 from dataclasses import replace
 
 import pytest
 
 from metaq.client import AsyncClient
 from metaq.client.admin.queue_admin import read_lines
-from metaq.errors import ClientError, RemoteProtocolError
+from metaq.client.errors import QueueGroupError
+from metaq.errors import ClientError, FilterError, RemoteProtocolError
 from metaq.model import BrokerId
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 
 ONE_BROKER = {
     "test_a_group_is_described_and_deleted": "MetaQ has no queue groups",
+    "test_a_group_with_a_filter_has_what_matches_alone": "likewise",
     "test_an_altered_group_goes_by_its_options_from_then_on": "likewise",
 }
 
@@ -43,6 +46,42 @@ def test_a_group_is_described_and_deleted() -> None:
                 await admin.delete_queue_group("g")
             with pytest.raises(ClientError, match="groups there are: none"):
                 await admin.describe_queue_group("g")
+
+    with embedded_broker(topics={"orders": 1}) as broker:
+        asyncio.run(main(broker))
+
+
+def test_a_group_with_a_filter_has_what_matches_alone() -> None:
+    """Its first worker says it; another one may repeat it, and none says otherwise."""
+    paid = "tag = 'paid'"
+
+    async def main(broker: EmbeddedBroker) -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            async with client.producer() as producer:
+                for tag in (b"void", b"paid", b"void"):
+                    await producer.send("orders", tag, headers={"tag": tag})
+            options = {"group": "g", "then": "drop"}
+            with pytest.raises(FilterError, match="column 6: expected"):
+                client.queue("orders", **options, where="tag =")
+            async with client.queue("orders", **options, where=paid) as queue:
+                message = await queue.receive(30)
+                assert message is not None
+                assert message.data == b"paid"
+                await message.ack()
+                assert await queue.receive(0.2) is None
+            admin = client.admin()
+            found = await admin.describe_queue_group("g")
+            assert found.definition.where == paid
+            assert (found.queues[0].done_count, found.queues[0].passed_count) == (3, 2)
+            assert found.queues[0].floor == found.queues[0].end
+            other = "defined otherwise: where is \"tag = 'paid'\", got \"tag = 'x'\""
+            with pytest.raises(QueueGroupError, match=re.escape(other)):
+                async with client.queue("orders", **options, where="tag = 'x'"):
+                    pass
+            async with client.queue("orders", **options):
+                pass
+            altered = await admin.alter_queue_group("g", lease_s=60)
+            assert altered.where == paid
 
     with embedded_broker(topics={"orders": 1}) as broker:
         asyncio.run(main(broker))

@@ -263,6 +263,7 @@ WRONG: dict[str, dict[str, tuple[object, ...]]] = {
         "topic": NO_TOPICS,
         "ordered_by": (5, "id"),
         "start": (5, "now"),
+        "where": (5, "tag ="),
         **WRONG_RULES,
     },
     "Admin.alter_queue_group": {"group": NO_GROUPS, **WRONG_RULES},

@@ -57,7 +57,8 @@ ALLOWED: dict[str, set[str]] = {
     "delay": PURE | {"record", "fs", "delay"},
     "queues": PURE | {"deadlines", "protocol", "queues"},
     "net": L2 | {"lifecycle", "protocol", "net"},
-    "zk": L2 | {"cluster_snapshot", "config", "retry", "lifecycle", "fs", "zk"},
+    "zk": L2
+    | {"filter", "cluster_snapshot", "config", "retry", "lifecycle", "fs", "zk"},
     "peer": L2 | {"retry", "protocol", "net", "peer"},
     "replication": L2
     | {"record", "protocol", "fs", "config", "lifecycle", "retry"}

@@ -30,6 +30,8 @@ class Stored(NamedTuple):
     size_bytes: SizeBytes
     key: bytes | None
     expiry_ms: int | None = None
+    is_other: bool = False
+    """It does not match the group's filter."""
 
 
 class Rig:
@@ -61,9 +63,11 @@ class Rig:
         size: int = 100,
         key: bytes | None = None,
         expiry_ms: int | None = None,
+        is_other: bool = False,
     ) -> None:
         for _ in range(count):
-            self.messages.append(Stored(self.end, SizeBytes(size), key, expiry_ms))
+            message = Stored(self.end, SizeBytes(size), key, expiry_ms, is_other)
+            self.messages.append(message)
             self.end = Offset(self.end + size)
 
     def scan(self, count: int) -> None:
@@ -72,7 +76,11 @@ class Rig:
 
     def _find(self) -> None:
         at = self.state.scan_offset
-        offset, size, key, expiry_ms = next(m for m in self.messages if m.offset >= at)
+        found = next(m for m in self.messages if m.offset >= at)
+        offset, size, key, expiry_ms, is_other = found
+        if is_other:
+            self.state.pass_over(offset, size)
+            return
         key = key if self.rules.is_ordered else None
         self.state.found(offset, size, key, self.now, expiry_ms=expiry_ms)
 

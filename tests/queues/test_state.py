@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from metaq.model import Offset
+from metaq.model import Offset, SizeBytes
 from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, SettleVerb, Word
 from metaq.queues.rules import INCARNATION_SHIFT, QueueRules
-from metaq.queues.state import Letter, QueueState, Taken
+from metaq.queues.state import PASSED_BYTES_MAX, Letter, QueueState, Taken
 from metaq.queues.state_log import Done
 from tests.queues.rig import Rig
 
@@ -661,10 +661,42 @@ def test_an_open_message_takes_little_memory() -> None:
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        for offset, size, _key, _expiry_ms in stored:
+        for offset, size, *_ in stored:
             rig.state.found(offset, size, None, rig.now)
         rig.state.take("w", 20_000, 10**9, 30_000, rig.now)
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert (after - before) / 20_000 < 700
+
+
+def test_what_is_passed_over_is_done_and_stored_with_the_next_change() -> None:
+    """Neighbours are one range with what was settled; the floor goes on at once."""
+    rig = Rig()
+    state = rig.state
+    state.pass_over(Offset(0), SizeBytes(100))
+    state.pass_over(Offset(100), SizeBytes(100))
+    assert (state.floor, state.scan_offset, state.passed_count) == (200, 200, 2)
+    assert not state.has_changes
+    state.found(Offset(200), SizeBytes(100), None, rig.now)
+    state.pass_over(Offset(300), SizeBytes(100))
+    assert (state.floor, state.scan_offset, state.open_count) == (200, 400, 1)
+    assert state.is_done(Offset(300))
+    (taken,) = rig.take(9)
+    ack = Settlement(taken.offset, taken.delivery, SettleVerb.ACK, 0)
+    assert state.settle("w", ack, rig.now) is Word.OK
+    assert state.floor == 400
+    assert state.drain_changes() == [Done(Offset(0), Offset(400))]
+    assert state.drain_changes() == []
+    assert state.done_count == 4
+
+
+def test_much_that_is_passed_over_is_a_change_by_itself() -> None:
+    """A restart does not look at all of it again."""
+    state = Rig().state
+    state.pass_over(Offset(0), SizeBytes(PASSED_BYTES_MAX - 1))
+    assert not state.has_changes
+    state.pass_over(Offset(PASSED_BYTES_MAX - 1), SizeBytes(1))
+    assert state.has_changes
+    assert state.drain_changes() == [Done(Offset(0), Offset(PASSED_BYTES_MAX))]
+    assert not state.has_changes

@@ -76,7 +76,9 @@ class Walk:
 
     def put(self) -> None:
         key = self.rng.choice((None, b"a", b"b", b"c"))
-        self.rig.put(self.rng.randrange(1, 4), size=self.rng.randrange(1, 99), key=key)
+        count, size = self.rng.randrange(1, 4), self.rng.randrange(1, 99)
+        is_other = self.rng.random() < 0.3
+        self.rig.put(count, size=size, key=key, is_other=is_other)
 
     def take(self) -> None:
         worker = self.rng.choice(sorted(self.present) or ["w1"])
@@ -84,6 +86,8 @@ class Walk:
         for taken in self.rig.take(count, worker, LEASE_MS, self.rng.choice((60, 900))):
             at = taken.offset
             assert at not in self.done, f"{at} was acknowledged, and is given out"
+            (message,) = (m for m in self.rig.messages if m.offset == at)
+            assert not message.is_other, f"{at} is not the group's"
             now_ms = self.rig.now.mono_ms
             if at in self.held:
                 assert self.held[at][1] <= now_ms, f"{at} is with another worker"
@@ -240,7 +244,7 @@ class Walk:
         state = self.rig.state
         scanned = [m for m in self.rig.messages if m.offset < state.scan_offset]
         for message in scanned:
-            if message.offset < state.floor:
+            if message.offset < state.floor and not message.is_other:
                 assert message.offset in self.done, f"floor passed {message.offset}"
         for offset in self.done:
             assert state.is_done(offset), f"{offset} is done, and forgotten"

@@ -31,6 +31,8 @@ def test_a_definition_has_these_bytes() -> None:
     dropped = QueueGroupDefinition(topic="orders", retry_delays_ms=())
     assert b'"then":"drop"' in encode_group(dropped)
     assert decode_group(encode_group(dropped)) == dropped
+    some = QueueGroupDefinition(topic="orders", where="tag = 'a'")
+    assert b'"type":"queue","where":"tag = \'a\'"}' in encode_group(some)
 
 
 @given(
@@ -45,7 +47,8 @@ def test_a_definition_has_these_bytes() -> None:
         start=st.sampled_from(["earliest", "latest"]),
         generation=st.integers(0, 2**32 - 1),
         is_deleted=st.booleans(),
-        others=st.just({}) | st.just({"where": "tag = 'x'"}),
+        where=st.none() | st.just("tag = 'x'"),
+        others=st.just({}) | st.just({"colour": "tag = 'x'"}),
     )
 )
 def test_definitions_read_back(definition: QueueGroupDefinition) -> None:
@@ -73,6 +76,8 @@ def test_definitions_read_back(definition: QueueGroupDefinition) -> None:
         ({"retry_delays_ms": 5}, "retry_delays_ms"),
         ({"ordered_by": "tag"}, "ordered_by"),
         ({"start": "middle"}, "start"),
+        ({"where": "tag ="}, "where to be a filter, or null"),
+        ({"where": 5}, "where to be a filter, or null"),
         ({"generation": -1}, "generation from 0"),
         ({"state": "gone"}, "state to be one of"),
     ],

@@ -38,6 +38,8 @@ class QueueDescription:
     """Of these, messages that wait for the end of their delay."""
     done_count: int = 0
     """Messages that are done, whatever became of them."""
+    passed_count: int = 0
+    """Of these, messages that are not the group's, by its filter."""
     expired_count: int = 0
     """Leases that ended before their messages were settled."""
     letter_count: int = 0
@@ -129,6 +131,7 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
         retry_delays_s: Sequence[float] | None = None,
         ordered_by: Literal["key"] | None = None,
         start: Literal["earliest", "latest"] | None = None,
+        where: str | None = None,
         timeout: float | None = None,
     ) -> QueueGroupDefinition:
         """Make a queue group; its first worker would make it as well.
@@ -143,6 +146,7 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
             retry_delays_s: likewise.
             ordered_by: likewise.
             start: likewise.
+            where: likewise.
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
@@ -165,6 +169,7 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
             retry_delays_s=retry_delays_s,
             ordered_by=ordered_by,
             start=start,
+            where=where,
         )
         groups = await reach_queue_groups(self._context, timeout)
         return await groups.create(group, topic, options.definition())
@@ -182,8 +187,8 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
     ) -> QueueGroupDefinition:
         """Change options of a queue group, from the next delivery on.
 
-        Its topic, order and start stay as they are: they say what is done. Workers
-        that repeat an option have to say the new value when they start again.
+        Its topic, order, start and filter stay as they are: they say what is done.
+        Workers that repeat an option have to say the new value when they start again.
 
         Args:
             group: its name.
