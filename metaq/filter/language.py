@@ -39,8 +39,6 @@ class Filter:
     )
     _pattern: re.Pattern[bytes] | None = field(compare=False, repr=False)
     """Finds a needle."""
-    _matches_bare: bool = field(compare=False, repr=False)
-    """Whether a message without key, headers and attribute matches."""
 
     def matches(
         self, key: bytes | None, headers: HeaderPairs, attribute: str | None
@@ -78,7 +76,7 @@ class Filter:
             CorruptRecordError: its attribute block is cut short.
         """
         if not flag & HAS_ATTRIBUTE:
-            return self._matches_bare
+            return self._test({}) is True
         stop, pattern = text_end(buffer, start, end), self._pattern
         start += TEXT_AT
         if pattern is not None and pattern.search(buffer, start, stop) is None:
@@ -116,5 +114,4 @@ def parse_filter(text: str) -> Filter:
         needles,
         condition.test,
         re.compile(b"|".join(map(re.escape, needles))) if needles else None,
-        condition.test({}) is True,
     )

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from metaq.errors import FilterError
-from metaq.filter.language import parse_filter
+from metaq.filter.language import Filter, parse_filter
 from metaq.model import no_items
 from metaq.zk.definitions import decode_json, encode_json, whole_number
 from metaq.zk.errors import PayloadError
@@ -144,13 +144,11 @@ def _are_delays(value: object) -> bool:
     )
 
 
-def _is_filter(value: object) -> bool:
-    if isinstance(value, str):
-        try:
-            parse_filter(value)
-        except FilterError:
-            return False
-    return value is None or isinstance(value, str)
+def _is_filter(value: Any) -> bool:
+    try:
+        return value is None or isinstance(parse_filter(value), Filter)
+    except (FilterError, TypeError):
+        return False
 
 
 _PROPERTIES: Final[Mapping[str, _Rule]] = {

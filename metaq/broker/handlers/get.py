@@ -6,7 +6,6 @@ log that no put has made yet, may wait for data (`wait=<ms>`); after the wait th
 rows are applied once more.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -33,7 +32,6 @@ from metaq.protocol.codec import encode_result, encode_value_line
 from metaq.protocol.commands import Check, Get, Status
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import DamagedSegmentError
-from metaq.storage.slices import Slice
 
 
 class GetAnswerer(Answerer, Protocol):
@@ -67,34 +65,10 @@ class _End:
     """Wait at least so long."""
 
 
-def send_plain(
-    command: Get, part: Slice, answerer: GetAnswerer, *, is_fresh: bool = False
-) -> None:
-    """Answer with bytes as they are in the file; fresh ones were just written."""
-    context = answerer.context
-    count_get(context, command)
-    answerer.send_range(
-        encode_value_line(part.size_bytes, command.opaque),
-        part,
-        explain=partial(_explain, command, context),
-        is_fresh=is_fresh,
-    )
-
-
 def handle_get(
-    command: Get,
-    answerer: GetAnswerer,
-    *,
-    has_waited: bool = False,
-    send: Callable[[Get, Slice, GetAnswerer], None] | None = None,
+    command: Get, answerer: GetAnswerer, *, has_waited: bool = False
 ) -> None:
     """Answer with bytes of the log, or wait for some, unless that wait is over.
-
-    Args:
-        command: the get.
-        answerer: the session.
-        has_waited: whether it has waited already.
-        send: answers where there are bytes, in the place of `send_plain`.
 
     Raises:
         WireError: no bytes; the text is the answer.
@@ -108,11 +82,16 @@ def handle_get(
         is_failure = found.log is not None
         count_get(context, command, is_miss=is_miss, is_failure=is_failure)
         raise found.error
-    send = send or partial(send_plain, is_fresh=has_waited)
-    send(command, found, answerer)
+    count_get(context, command)
+    answerer.send_range(
+        encode_value_line(found.size_bytes, command.opaque),
+        found,
+        explain=partial(_explain, command, context),
+        is_fresh=has_waited,
+    )
 
 
-def _find(command: Get, context: BrokerContext) -> Slice | _End:
+def _find(command: Get, context: BrokerContext) -> FileRange | _End:
     """Go through the rows; the numbers are those of the table.
 
     Raises:

@@ -1,0 +1,91 @@
+"""Figures of filters on the broker: messages passed, and bytes on the wire.
+
+One message in a hundred has the tag that is asked for. Both sides are blocking loops
+over a plain socket: one gets everything and checks it, one gets what matches.
+"""
+
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from urllib.parse import quote
+
+from bench import load
+from bench.consuming import read_and_check
+from bench.figures import MIB, TOPIC, Figure, Turns, WithLines
+from bench.lines import Payloads
+from bench.producing import send_list
+from metaq.client import Client, OutgoingMessage
+from tests.rigs.process import BrokerProcess
+
+COUNT = 1_000_000
+RARE = 100
+PER_LIST = 100_000
+WHERE = quote("tag = 'paid'")
+
+
+def fill(broker: BrokerProcess, payloads: Payloads) -> None:
+    """Send messages with tags."""
+    tags = [b"paid", *[b"other-%d" % number for number in range(1, RARE)]]
+    messages = [
+        OutgoingMessage(line, headers={"tag": tags[number % RARE]})
+        for line, number in zip(payloads.repeat(PER_LIST), count(), strict=False)
+    ]
+    with Client(brokers=[f"127.0.0.1:{broker.port}"]) as client:
+        for _ in range(COUNT // PER_LIST):
+            send_list(messages, client)
+
+
+def read_matches(port: int) -> tuple[float, int, int]:
+    """Get what matches; return seconds, bytes received, and the end of the log."""
+    sock = load.connect(port)
+    offset = received = 0
+    begin = time.perf_counter()
+    while True:
+        ask = f"get {TOPIC} g 0 {offset} {MIB} 1 where={WHERE}\r\n"
+        sock.sendall(ask.encode())
+        data = sock.recv(MIB)
+        head, _, body = data.partition(b"\r\n")
+        words = head.split()
+        if words[0] != b"value":
+            break
+        left = int(words[1]) - len(body)
+        received += len(head) + 2 + int(words[1])
+        while left:
+            left -= len(sock.recv(min(left, MIB)))
+        offset = int(words[3].removeprefix(b"next="))
+    sock.close()
+    return time.perf_counter() - begin, received, offset
+
+
+def passed(directory: Path, payloads: Payloads) -> Turns:
+    """Messages that a filtered read passes a second; the floor reads them all."""
+    with BrokerProcess(directory / "filtered", topic=TOPIC) as broker:
+        fill(broker, payloads)
+        while True:
+            plain = COUNT / read_and_check(broker.port)
+            yield plain, COUNT / read_matches(broker.port)[0]
+
+
+def on_the_wire(directory: Path, payloads: Payloads) -> Turns:
+    """Bytes received by a filtered read; the floor is the length of the log."""
+    with BrokerProcess(directory / "filtered", topic=TOPIC) as broker:
+        fill(broker, payloads)
+        while True:
+            _, received, end = read_matches(broker.port)
+            yield end / MIB, received / MIB
+
+
+_MATCHES = "1,000,000 messages, 1 % match a tag"
+FIGURES: dict[str, Callable[[Path, int], Figure] | WithLines] = {
+    "filter": WithLines(
+        passed, f"filtered read, {_MATCHES} (floor: unfiltered)", "messages/s"
+    ),
+    "filter-wire": WithLines(
+        on_the_wire,
+        f"bytes of a filtered read, {_MATCHES} (floor: of the log)",
+        "MiB",
+        "at most 0.02",
+        "0.012",
+    ),
+}
