@@ -162,6 +162,20 @@ def test_lists_and_batches_have_matches_alone(client: Any) -> None:
         assert consumer.receive(0.05) is None
 
 
+def test_messages_larger_than_a_get_come_or_are_passed_over(client: Any) -> None:
+    """Those that are put together from several gets, between others."""
+    options: dict[str, Any] = {"where": "tag = 'a'", "fetch_bytes": 65536, **IDLE}
+    sizes = (1, 300_000, 10, 200_000, 70_000, 1)
+    with client.producer() as producer:
+        for size in sizes:
+            for tag in ("a", "b"):
+                producer.send("test", bytes(size), tag=tag)
+    with client.consumer("g", ["test"], **options) as consumer:
+        found = take(consumer, len(sizes))
+    assert [len(one.data) for one in found] == list(sizes)
+    assert {one.tag for one in found} == {"a"}
+
+
 def test_a_seek_goes_on_with_the_next_match(client: Any) -> None:
     """To the start, or to a message that does not match."""
     send(client, range(30))

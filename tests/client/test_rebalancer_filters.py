@@ -30,7 +30,7 @@ PAID, VOID = "tag = 'paid'", "tag = 'void'"
 
 def node_of(group: Group) -> str | None:
     node = group.server.nodes.get(NODE)
-    return None if node is None else node.data.decode()
+    return None if node is None else node.data.decode() or None
 
 
 def test_members_that_say_the_same_share_the_partitions() -> None:
@@ -76,7 +76,7 @@ def test_another_filter_is_refused_and_the_group_does_not_notice(
 
 
 def test_a_member_alone_changes_the_filter() -> None:
-    """A group without one has no node."""
+    """A group that never had one has no node."""
 
     async def scenario(group: Group, one: Member) -> None:
         await one.join()

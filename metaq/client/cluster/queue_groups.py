@@ -5,6 +5,7 @@ there is as it is, or the default.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -174,39 +175,29 @@ class QueueGroupDefinitions:
         members, before = self._paths.members(group), list[Node | None]()
         for _ in range(AGREE_TRIES):
             node = await self._coordinator.get(path, deadline_s=deadline_s)
-            found = None if node is None else node.data.decode(errors="replace")
+            found = None if node is None else where_of(node.data)
             if found == where:
                 return
             # In this order: who has joined since knows the node that we replace.
             there = await self._coordinator.children(members, deadline_s=deadline_s)
-            if {*there} <= {member}:
-                if await self._replace_filter(path, where, node):
-                    return
-            elif node in before:
-                raise GroupInUseError(
-                    f"group '{group}' reads with {_where_text(found)}, and this member"
-                    f" with {_where_text(where)}: all members of a group read alike;"
-                    " stop the others to change that"
-                )
-            else:
+            if not {*there} <= {member}:
+                if node in before:
+                    raise GroupInUseError(
+                        f"group '{group}' reads with {_where_text(found)}, and this"
+                        f" member with {_where_text(where)}: all members of a group"
+                        " read alike; stop the others to change that"
+                    )
                 before.append(node)
+                continue
+            with suppress(NodeChangedError):
+                await self._coordinator.replace(
+                    path,
+                    (where or "").encode(),
+                    version=None if node is None else node.version,
+                    deadline_s=deadline_s,
+                )
+                return
         raise NodeChangedError(f"{path}: others change it again and again")
-
-    async def _replace_filter(
-        self, path: str, where: str | None, node: Node | None
-    ) -> bool:
-        about: Any = {
-            "version": None if node is None else node.version,
-            "deadline_s": self._deadline_s,
-        }
-        try:
-            if where is None:
-                await self._coordinator.delete(path, **about)
-            else:
-                await self._coordinator.replace(path, where.encode(), **about)
-        except NodeChangedError:
-            return False
-        return True
 
     async def _look(self, group: str) -> _Found:
         path = self._paths.queue_group(group)
@@ -282,6 +273,11 @@ class QueueGroupDefinitions:
             f"{name}: there is no topic '{topic}': 'metaq topics create {topic}' makes"
             " it"
         )
+
+
+def where_of(data: bytes | None) -> str | None:
+    """Return the filter in the node of a log group; None: there is none."""
+    return data.decode(errors="replace") if data else None
 
 
 def _where_text(where: str | None) -> str:

@@ -41,7 +41,7 @@ from typing import Final
 
 from metaq.assignment import Strategy, assignment_of, plan_rebalance
 from metaq.client.cluster.metadata import Metadata
-from metaq.client.cluster.queue_groups import QueueGroupDefinitions
+from metaq.client.cluster.queue_groups import QueueGroupDefinitions, where_of
 from metaq.client.errors import GroupInUseError, NotSettledError
 from metaq.client.fan_out import for_each, raise_first
 from metaq.client.group.assignments import RETRY, AssignmentSink, Fence
@@ -313,7 +313,7 @@ class GroupSource:
         self._wake.set()
 
     def _on_filter(self, data: bytes | None) -> None:
-        self._seen_where = None if data is None else data.decode(errors="replace")
+        self._seen_where = where_of(data)
         self._wake.set()
 
     def _watch_owners(self, topic: str) -> Callable[[], None]:
