@@ -85,7 +85,7 @@ class SetStart:
         )
         self.tables.attach(logs)
         is_short = logs.is_short or self.tables.is_damaged
-        return StartFacts(self._file, self._is_cut, is_short)
+        return StartFacts(self._file, self._is_cut, is_short, logs.were_sealed)
 
     def _note_cut(self) -> None:
         """Write the flag before the tail goes: it may have bytes that were promised."""

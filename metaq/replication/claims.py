@@ -41,10 +41,6 @@ LAST_IN_RANK_S: Final = 10.0
 class ClaimNode(FollowNode, Protocol):
     """Interface of the node."""
 
-    @property
-    def is_sure(self) -> bool:
-        """Return whether its directory cannot be an older state of itself."""
-
     async def read(self) -> View:
         """Read ZooKeeper after a sync."""
 
@@ -106,13 +102,10 @@ class Claims:
         delay_ms = claim_delay_ms(own.id, record, view.presences)
         if waited_ms < delay_ms or now_s < self._not_before_s:
             return
-        is_sure = self._node.is_sure
-        candidate = Candidate(own.id, own.file.flag, waited_ms, is_sure)
+        candidate = Candidate(own.id, own.file.flag, waited_ms, own.is_sure)
         if may_claim(candidate, record, view.presences):
             seen, nonce = await self._node.read(), self._draw(NONCE_BYTES)
-            moved = claim(
-                self._node.replica, seen, nonce, waited_ms=waited_ms, is_sure=is_sure
-            )
+            moved = claim(self._node.replica, seen, nonce, waited_ms=waited_ms)
             await self._node.take(moved)
 
     def begin_merge(self, members: Collection[int], epoch: Epoch) -> None:

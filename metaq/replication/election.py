@@ -9,7 +9,9 @@ Then it asks the other complete members of the old in-sync set what they have, a
 from each the tail that it lacks itself ("merging"). There is no longest of 5,000 logs,
 and none is needed: it is decided for each log. One whose recovery cut a torn tail
 (`cut`) may lack bytes, and leads only after `min` members have answered, itself
-counted, and another one where there is one.
+counted, and another one where there is one. Without enough answers one claims and leads
+alone, after it has waited, if it is sure that its directories are no older state of
+themselves (`Replica.is_sure`): who knows of later promises might be among the others.
 
 Invariants:
 
@@ -34,7 +36,7 @@ TARGET_WAIT_MS: Final = 2_000
 RANK_STEP_MS: Final = 50
 """Pause before a claim, for each replica of a better rank."""
 MERGE_WAIT_MS: Final = 10_000
-"""After so long a claimer without `cut` leads with what it has."""
+"""After so long a claimer that is sure of its bytes leads with what it has."""
 
 
 class Flag(enum.StrEnum):
@@ -115,8 +117,7 @@ class Candidate:
     waited_ms: int
     """Since it saw that no replica leads."""
     is_sure: bool
-    """Whether its last stop was clean, or its holdings version was recorded after its
-    last synced acknowledgement: its directory cannot be an older state."""
+    """Whether its directories cannot be an older state (`Replica.is_sure`)."""
 
 
 def may_claim(own: Candidate, record: SetRecord, presences: Iterable[Presence]) -> bool:
@@ -169,12 +170,13 @@ class Merge:
     answered: frozenset[int]
     """Members whose answers are merged; the claimer among them."""
 
-    def may_lead(self, flag: Flag, *, waited_ms: int) -> bool:
+    def may_lead(self, flag: Flag, *, waited_ms: int, is_sure: bool) -> bool:
         """Return whether the claimer may begin to lead.
 
         Args:
             flag: of the claimer.
             waited_ms: since its claim landed.
+            is_sure: as in `Candidate`.
         """
         if flag is Flag.INCOMPLETE:
             return False
@@ -182,7 +184,7 @@ class Merge:
         needed = max(self.min, 2) if flag is Flag.CUT else self.min
         if len(self.answered & self.in_sync) >= min(needed, len(self.in_sync)):
             return True
-        return flag is Flag.NONE and waited_ms >= MERGE_WAIT_MS
+        return is_sure and flag is Flag.NONE and waited_ms >= MERGE_WAIT_MS
 
 
 def begin_merge(record: SetRecord, claimer: int) -> Merge:

@@ -210,7 +210,7 @@ class FollowTask:
             await self._node.take(joined(self.replica, epoch))
 
     async def on_caught_up(self) -> None:
-        """All logs are at the targets of the flag."""
+        """All logs are at their targets."""
         async with self._node.lock:
             await self._node.take(caught_up(self.replica))
         self._node.wake()

@@ -106,7 +106,7 @@ class FollowerOwner(Protocol):
         """All cuts and tables are durable: `replica.joined`; returns when saved."""
 
     async def on_caught_up(self) -> None:
-        """All logs are at the targets of a flag: `caught_up`; returns when saved."""
+        """All logs are at their targets: `caught_up`; returns when saved."""
 
     async def on_lost(self) -> None:
         """The copy lacks bytes that it promised: `declare_incomplete`."""
@@ -169,8 +169,8 @@ class Follower:
         self._by_number: dict[int, PartitionLog] = {}
         self._acks: dict[int, Offset] = {}
         self._targets: dict[int, Offset] = {}
-        """Of a flag: logs that are not there yet."""
-        self._is_flagged = False
+        """Logs that are not where the replica is complete, and sure of it."""
+        self._is_unsure = False
         self._held_pulls = 0
         self._inbox: deque[Data] = deque()
         self._wake = asyncio.Event()
@@ -295,7 +295,7 @@ class Follower:
             copy = answers[log_id].copy
             adopted[copy.number] = _with_epoch(plan.table, copy)
         await self._tables.adopt(adopted)
-        self._is_flagged = bool(self._owner.replica.file.flag)
+        self._is_unsure = not self._owner.replica.is_sure
         await self._owner.on_joined(self._epoch)
         for log_id, answer in answers.items():
             self._go_on(logs[log_id], answer)
@@ -308,7 +308,7 @@ class Follower:
         log.settle(answer.target)
         log.set_bound(answer.copy.hw)
         log.leader_start = answer.copy.start
-        if self._is_flagged and log.synced_end < answer.target:
+        if self._is_unsure and log.synced_end < answer.target:
             self._targets[number] = answer.target
 
     async def _begin(self, begun: Mapping[LogId, tuple[CopyFacts, EpochTable]]) -> None:
@@ -334,7 +334,7 @@ class Follower:
                 raise self._error
             if self._held_pulls:
                 await self._owner.on_caught_up()
-                self._is_flagged = False
+                self._is_unsure = False
                 held, self._held_pulls = self._held_pulls, 0
                 for _ in range(held):
                     self._pull_next()
@@ -343,7 +343,7 @@ class Follower:
         """Send the next pull, with all acknowledgements; the hot call."""
         if self._is_over or self._error is not None:
             return
-        if self._is_flagged and not self._targets:
+        if self._is_unsure and not self._targets:
             # It is complete once that is saved, and says so after.
             self._held_pulls += 1
             self._wake.set()

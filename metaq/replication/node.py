@@ -53,7 +53,7 @@ from metaq.replication.election import (
     PresenceState,
     unflagged,
 )
-from metaq.replication.epochs import NO_EPOCH, Epoch
+from metaq.replication.epochs import Epoch
 from metaq.replication.facts import ReplicaFacts, ReplicaStatus, logs_of
 from metaq.replication.follow_task import FollowTask
 from metaq.replication.joins import check_newcomer
@@ -82,6 +82,7 @@ from metaq.replication.replica import (
     drain,
     give_up,
     lead_on,
+    leave_sure,
     on_landed,
     on_view,
     promise,
@@ -210,7 +211,6 @@ class ReplicaNode(Service):
         self._tried_revision = 0
         self._last_id = logs.last_message_id()
         self._is_leaving = False
-        self._proven = NO_EPOCH
         self._error = ""
 
     @property
@@ -403,6 +403,7 @@ class ReplicaNode(Service):
             member_version=member.version if member else 0,
             is_short=self._facts.is_short,
             is_cut=self._facts.is_cut,
+            is_sealed=self._facts.is_sealed,
         )
         await self._store.finish_deletions()
         await self.take(start(file, proofs, seen.view))
@@ -438,12 +439,16 @@ class ReplicaNode(Service):
         """
         if self.replica.role in NO_PART or self._store.failure:
             return
-        if not self._store.has_grown(now_s):
-            return
+        if self._store.has_grown(now_s):
+            await self._raise_version()
+
+    async def _raise_version(self) -> bool:
+        """Give the directories the next version; True: ZooKeeper has it, too."""
         version = self._logs.holdings_version + 1
         await self._store.save_holdings(version)
         file, life = self.replica.file, self.replica.incarnation
-        await self._nodes.write_member(self._store.member(file.set_id, version, life))
+        member = self._store.member(file.set_id, version, life)
+        return await self._nodes.write_member(member) is Outcome.LANDED
 
     # -- actions ----------------------------------------------------------------------
 
@@ -472,23 +477,12 @@ class ReplicaNode(Service):
             text = "role changed: replica=%d role=%s epoch=%d"
             _log.info(text, self.id, replica.role, replica.record.epoch.number)
             self._claims.note_role()
-        if replica.stream != NO_EPOCH or replica.term is not None:
-            self._proven = max(replica.stream, replica.epoch)
         if self._term is not None:
             if replica.term is not None:
                 self._term.streams.set_term(replica.term)
             else:
                 # From here on no acknowledgement counts, whatever is done first.
                 self._term.close()
-
-    @property
-    def is_sure(self) -> bool:
-        """Return whether its directory cannot be an older state of itself.
-
-        It has led in the newest epoch in this life, or joined a leader that knew what
-        it had promised.
-        """
-        return self._proven == self.replica.record.epoch
 
     async def _perform(self, actions: Sequence[Action]) -> None:
         for number, action in enumerate(actions, 1):
@@ -740,6 +734,9 @@ class ReplicaNode(Service):
         if self._replica.role is ReplicaRole.LEADING and not self._replica.pending:
             target = successor(self._replica, self.seen.view.presences)
             await self._hand_over(target, is_sure=True)
+        # Last, so that nothing is late for it; the seal of the logs comes after it.
+        if self._replica.is_sure and await self._raise_version():
+            await self.take(leave_sure(self._replica, self._logs.holdings_version))
 
     async def _hand_over(self, target: int, *, is_sure: bool) -> None:
         """Refuse puts, wait for the followers, and end the own term.

@@ -138,6 +138,8 @@ class SetFile:
     completed: int = 0
     """Number of the epoch in which it last completed a join, or led."""
     flag: Flag = Flag.NONE
+    clean: int = 0
+    """Holdings version with which it stopped last, sure of its directories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,16 @@ class Proofs:
     """Whether logs are missing, end below their high watermark, or have no epochs."""
     is_cut: bool = False
     """Whether recovery is about to cut a torn tail."""
+    is_sealed: bool = False
+    """Whether a clean stop has closed all directories, and nothing began since."""
+
+    def is_sure(self, clean: int) -> bool:
+        """Return whether the directories are as a replica left them that was sure.
+
+        The seal is of the last moment of that life, and of no backup before. A life
+        after it has told ZooKeeper a greater version; a lower one there was set back.
+        """
+        return self.is_sealed and clean == self.holdings_version == self.member_version
 
     def flag(self, kept: Flag) -> Flag:
         """Return the flag of a start, from the one in the `set` file."""
@@ -212,6 +224,9 @@ class Replica:
     """Epoch of a leader whose log contradicts the own high watermark."""
     reason: str = ""
     """Why it is frozen."""
+    is_sure: bool = False
+    """Whether its directories cannot be an older state of themselves: as such they were
+    left by a clean stop, or it has led or caught up with a leader since."""
 
     def presence(self) -> Presence:
         """Return what the others see of it."""
@@ -322,8 +337,11 @@ def start(file: SetFile, proofs: Proofs, view: View) -> Moved:
     ready = unflagged(view.presences) - {replica.id} if is_incomplete else None
     change = plan_register(record, view.version, (replica.id, version), ready)
     lowered = (Act.LOWER_WATERMARKS,) if is_incomplete else ()
+    is_sure = not flag and proofs.is_sure(file.clean)
     return (
-        replace(replica, file=saved, incarnation=version, pending=change),
+        replace(
+            replica, file=saved, incarnation=version, pending=change, is_sure=is_sure
+        ),
         (SaveSet(saved), *lowered, SaveHoldings(version), Propose(change)),
     )
 
@@ -476,16 +494,21 @@ def freeze(replica: Replica, reason: str) -> Moved:
     if replica.role in TERM_ROLES:
         replica, stopped = step_down(replica)
     role = next_role(replica.role, E.FREEZE)
-    frozen = replace(replica, role=role, reason=reason, stream=NO_EPOCH, pending=None)
+    frozen = replace(
+        replica,
+        role=role,
+        reason=reason,
+        stream=NO_EPOCH,
+        pending=None,
+        is_sure=False,
+    )
     return frozen, (*stopped, Act.STOP_PULLING)
 
 
 # -- claiming and merging -------------------------------------------------------------
 
 
-def claim(
-    replica: Replica, view: View, nonce: str, *, waited_ms: int, is_sure: bool
-) -> Moved | None:
+def claim(replica: Replica, view: View, nonce: str, *, waited_ms: int) -> Moved | None:
     """Return the claim of an idle replica; None where it may not claim yet.
 
     Args:
@@ -493,12 +516,11 @@ def claim(
         view: read after a sync.
         nonce: a text that no other claim has.
         waited_ms: since it saw that no replica leads.
-        is_sure: whether its directory cannot be an older state (`Candidate`).
     """
     record = view.record
     if replica.role is not R.IDLE or view.leader is not None or record is None:
         return None
-    own = Candidate(replica.id, replica.file.flag, waited_ms, is_sure)
+    own = Candidate(replica.id, replica.file.flag, waited_ms, replica.is_sure)
     if not view.is_synced or not may_claim(own, record, view.presences):
         return None
     ready = unflagged(view.presences)
@@ -542,7 +564,8 @@ def lead(replica: Replica, *, waited_ms: int) -> Moved | None:
     merge = replica.merge
     if replica.role is not R.MERGING or merge is None or replica.pending is not None:
         return None
-    if not merge.may_lead(replica.file.flag, waited_ms=waited_ms):
+    is_sure = replica.is_sure
+    if not merge.may_lead(replica.file.flag, waited_ms=waited_ms, is_sure=is_sure):
         return None
     record = replica.record
     saved = replace(
@@ -558,6 +581,7 @@ def lead(replica: Replica, *, waited_ms: int) -> Moved | None:
         file=saved,
         merge=None,
         term=Leadership(replica.epoch, quorum),
+        is_sure=True,
     )
     return after, (BeginEpoch(replica.epoch), SaveSet(saved), Act.OPEN_PUTS)
 
@@ -677,7 +701,7 @@ def declare_incomplete(replica: Replica) -> Moved:
     It joins again as one that has nothing: its logs are moved aside then.
     """
     saved = replace(replica.file, flag=Flag.INCOMPLETE)
-    after = replace(replica, file=saved, stream=NO_EPOCH)
+    after = replace(replica, file=saved, stream=NO_EPOCH, is_sure=False)
     return after, (Act.STOP_PULLING, SaveSet(saved))
 
 
@@ -707,10 +731,23 @@ def caught_up(replica: Replica) -> Moved:
 
     Saved before the acknowledgement that says so.
     """
-    if not replica.file.flag:
-        return replica, ()
     number = replica.stream.number
     saved = replace(replica.file, flag=Flag.NONE, completed=number)
+    return replace(replica, file=saved, is_sure=True), (SaveSet(saved),)
+
+
+def leave_sure(replica: Replica, version: int) -> Moved | None:
+    """Return the replica that stops, and may believe its directories at its next start.
+
+    None where it does not believe them itself: a stop makes no older state a good one.
+
+    Args:
+        replica: as it stops.
+        version: of its directories, written to them and ZooKeeper for this stop.
+    """
+    if not replica.is_sure:
+        return None
+    saved = replace(replica.file, clean=version)
     return replace(replica, file=saved), (SaveSet(saved),)
 
 

@@ -3,7 +3,8 @@
     <dataPath>/set      in the first data directory of a broker that is a replica
 
     metaq-set 1 <CRC-32 of the next line, 8 hex digits>
-    {"set_id":"4be1…","replica":2,"record":{…},"epoch":7,"completed":6,"flag":""}
+    {"set_id":"4be1…","replica":2,"record":{…},"epoch":7,"completed":6,"flag":"",
+     "clean":9}
 
 It is replaced as a whole, synced, before the replica does what it says. `record` is the
 copy of the newest record that it saw, as ZooKeeper has it (`record.py`), or null. A

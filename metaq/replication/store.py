@@ -53,6 +53,8 @@ class StartFacts:
     """Whether recovery cut a torn tail."""
     is_short: bool
     """Whether logs lack bytes that they had, or their epochs are damaged."""
+    is_sealed: bool = False
+    """Whether a clean stop had closed the directories."""
 
 
 class ReplicaStore:

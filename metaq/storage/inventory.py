@@ -213,6 +213,8 @@ class Inventory:
         """Of the directories of a replica: the least that one of them has."""
         self.is_short = False
         """Whether the start found less than the records say, accepted or not."""
+        self.were_sealed = False
+        """Whether the start found every record sealed."""
 
     # -- at the start
 
@@ -236,6 +238,7 @@ class Inventory:
             self._records[path] = record and _without_topics(record, left_out)
         records = self._records.values()
         self.version = min((each.version if each else 0 for each in records), default=0)
+        self.were_sealed = all(each and each.is_sealed for each in records)
         for path, names in found.items():
             claims = claims_of_siblings(path, self._records)
             try:

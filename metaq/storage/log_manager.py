@@ -103,6 +103,7 @@ class LogManager(LogRemoval):
         self._syncs = syncs
         self._last_id = NO_ID
         self._is_closing = False
+        self._may_seal = True
         self.is_short = False
         """Whether a start of a replica found that bytes are missing."""
         self.births: Callable[[LogId, LogDir, Offset], int] | None = None
@@ -151,6 +152,7 @@ class LogManager(LogRemoval):
                 directory.open()
             names = {each.path: partition_names(self._fs, each.path) for each in opened}
             self._inventory.read(names, left_out)
+            self._may_seal = numbers is None or self.were_sealed
             if numbers is not None:
                 self.known = KnownWatermarks(self._fs, names, numbers, starts)
             loader = self._loader(OnceBefore(on_torn_tail))
@@ -313,6 +315,11 @@ class LogManager(LogRemoval):
         """
         return self._inventory.version
 
+    @property
+    def were_sealed(self) -> bool:
+        """Return whether a clean stop had closed all data directories."""
+        return self._inventory.were_sealed
+
     def set_holdings_version(self, version: int, on_done: OnDone) -> None:
         """Write a version to every data directory; never blocks.
 
@@ -320,7 +327,7 @@ class LogManager(LogRemoval):
             version: higher than the one before.
             on_done: takes, on the loop's thread, the error, or None when it is synced.
         """
-        self._inventory.version = version
+        self._inventory.version, self._may_seal = version, True
         self._write_records(on_done)
 
     def identities(self) -> dict[str, str]:
@@ -569,7 +576,8 @@ class LogManager(LogRemoval):
                 log.begin_close()
         # A run of retention that goes on may remove segments that a seal would vouch
         # for.
-        is_exact, is_replica = not self._retention.is_running, self.known is not None
+        is_exact = self._may_seal and not self._retention.is_running
+        is_replica = self.known is not None
         seal = partial(sealed, is_exact=is_exact, is_replica=is_replica)
         records = self._make_records()
         left: set[LogDir | Retention] = {*self._directories.values(), self._retention}

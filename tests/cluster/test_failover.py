@@ -181,6 +181,27 @@ def test_a_replica_that_lost_its_disk_copies_everything_again(
         assert ledger.failed == []
 
 
+def test_the_last_complete_replica_leads_again_after_sigterm(cluster: Cluster) -> None:
+    """One other is out of the set, one has lost its disk: neither could answer it."""
+    with load(cluster) as ledger:
+        leader = cluster.leader()
+        out, wiped = cluster.followers()
+        ledger.note(f"end {out}, wipe {wiped}, restart {leader}")
+        cluster.replicas[out].ask_to_end()
+        cluster.replicas[out].wait()
+        wait_acked(ledger)
+        cluster.replicas[wiped].kill()
+        cluster.replicas[wiped].wipe()
+        cluster.replicas[leader].ask_to_end()
+        assert cluster.replicas[leader].wait() == 0
+        assert cluster.record.in_sync == {leader, wiped}
+        cluster.replicas[leader].start()
+        cluster.replicas[wiped].start()
+        wait_acked(ledger)
+        assert cluster.leader() == leader
+        cluster.mend()
+
+
 def test_a_leader_hands_over_without_a_failed_send(cluster: Cluster) -> None:
     """By command, and when it is asked to end."""
     with load(cluster) as ledger:

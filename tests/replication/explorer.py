@@ -232,19 +232,36 @@ def _foreign(world: World) -> set[int]:
 
 
 def may_heal(world: World) -> bool:
-    """Whether a complete member of the in-sync set is left, in one history."""
+    """Whether members of the in-sync set are left, in one history, that may lead.
+
+    One that is sure of its directories, or so many complete ones as answer a claim.
+    """
     copies = [disk.file.record for disk in world.disks if disk.file is not None]
     known = [copy for copy in copies if copy is not None]
     newest = max(known, key=lambda copy: (copy.epoch.number, copy.revision))
     if any(foreign_reason(copy, newest) for copy in known):
         return False  # an operator has to choose
-    members = (world.disks[k - 1] for k in world.zk.record.in_sync)
-    return any(
-        disk.file is not None
-        and disk.file.flag is not Flag.INCOMPLETE
-        and not disk.is_suspect
-        for disk in members
-    )
+    # Of a ZooKeeper that was set back an operator restores what the copies say.
+    record = newest if world.is_back else world.zk.record
+    complete = [k for k in record.in_sync if _is_complete(world, k)]
+    is_enough = len(complete) >= min(record.min, len(record.in_sync))
+    return is_enough or any(_is_sure(world, k) for k in complete)
+
+
+def _is_complete(world: World, k: int) -> bool:
+    disk = world.disks[k - 1]
+    is_proven = disk.holdings >= world.zk.members[k - 1]
+    is_flagged = disk.file is None or disk.file.flag is Flag.INCOMPLETE
+    return is_proven and not is_flagged and not disk.is_suspect
+
+
+def _is_sure(world: World, k: int) -> bool:
+    disk, proc = world.disks[k - 1], world.procs[k - 1]
+    if proc is not None:
+        return proc.replica.is_sure
+    clean = disk.file.clean if disk.file is not None else 0
+    is_told = clean == disk.holdings == world.zk.members[k - 1]
+    return disk.is_sealed and is_told
 
 
 def heal(config: Config, world: World, *, steps: int = 200) -> World:

@@ -26,7 +26,7 @@ def _check_member(w: World, k: int) -> None:
     """A member of the in-sync set without a flag has all that is committed."""
     disk = w.disks[k - 1]
     assert disk.file is not None
-    is_trusted = not disk.file.flag and not disk.is_suspect
+    is_trusted = not (disk.file.flag or disk.is_suspect or disk.is_old)
     if k not in w.zk.record.in_sync or not is_trusted:
         return
     for i, copy in enumerate(disk.logs):

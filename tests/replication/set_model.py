@@ -79,6 +79,10 @@ class Config:
     """Logs that are made while the set runs."""
     stale: int = 0
     """Reads of a server that lags."""
+    stops: int = 0
+    """Stops in good order."""
+    backups: int = 0
+    """Copies of a directory, each of which may come back once."""
     is_led: bool = False
     """Whether replica 1 leads at first, and the others have joined."""
     is_early: bool = False
@@ -96,6 +100,7 @@ BUDGETED = [
     *("claims", "crashes", "expiries", "shrinks", "expansions", "late", "unknown"),
     *("wipes", "rolls", "tears", "handovers", "give_ups", "repeats", "refusals"),
     *("forces", "restores", "settings", "trims", "births", "stale"),
+    *("stops", "backups"),
 ]
 
 
@@ -137,6 +142,10 @@ class Disk(NamedTuple):
     """Whether recovery will find a torn tail."""
     is_suspect: bool = False
     """Whether it was damaged since the replica ran."""
+    is_sealed: bool = False
+    """Whether the last life has closed it."""
+    is_old: bool = False
+    """Whether it came back from a backup, and the replica is not sure of it."""
 
 
 class Ticket(NamedTuple):
@@ -195,6 +204,9 @@ class World(NamedTuple):
     """Earlier states of ZooKeeper, where they may come back."""
     is_back: bool
     """Whether ZooKeeper was set back, and no operator has restored the record."""
+    leaving: frozenset[int] = frozenset()
+    """Replicas that are about to close their directories."""
+    backups: tuple[Disk | None, ...] = (None, None, None)
 
 
 Move: TypeAlias = tuple[str, Callable[[], World]]
@@ -227,7 +239,9 @@ class SetModel:
         for k in (1, 2, 3):
             flag = Flag.INCOMPLETE if c.is_empty and k not in c.in_sync else Flag.NONE
             file = SetFile(SET, k, record, epoch.number, 0, flag)
-            replica = Replica(k, R.IDLE, file, record, 0, incarnation=1)
+            replica = Replica(
+                k, R.IDLE, file, record, 0, incarnation=1, is_sure=not flag
+            )
             disks.append(Disk(file, 1, copies))
             procs.append(Proc(replica, (0,) * c.logs))
         present = tuple(proc.replica.presence() for proc in procs)
@@ -299,6 +313,8 @@ class SetModel:
         if self.config.breaks("s") and after.pending is not None:
             after = replace(after, pending=_unmarked(after.pending))
         w = self.with_proc(w, k, proc._replace(replica=after))
+        if after.is_sure or after.file.flag:
+            w = self.with_disk(w, k, w.disks[k - 1]._replace(is_old=False))
         for action in actions:
             w = self._act(w, k, action)
         proc = self.proc(w, k)
@@ -393,7 +409,9 @@ class SetModel:
             is_there = copy.at(ticket.end - 1, ticket.end) == (ticket.put,)
             # It had synced it, and its disk was damaged before the leader could know.
             is_later = proc is None or proc.replica.incarnation != lives.get(m)
-            is_damaged = disk.is_suspect or disk.file is None or disk.file.flag
+            is_damaged = (
+                disk.is_suspect or disk.is_old or disk.file is None or disk.file.flag
+            )
             is_excused = m in lives and is_later and bool(is_damaged)
             is_gone = ticket.end <= copy.start
             holders += (is_synced and is_there) or is_gone or is_excused

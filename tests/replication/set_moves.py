@@ -57,6 +57,7 @@ from metaq.replication.replica import (
     joined,
     lead,
     lead_on,
+    leave_sure,
     merged,
     on_landed,
     on_view,
@@ -300,7 +301,9 @@ class SetMoves(SetModel):
             view = replace(view, presences=shown)
         record = w.zk.record
         nonce = f"{k}.{replica.incarnation}.{record.revision}"
-        moved = claim(replica, view, nonce, waited_ms=CLAIM_WAIT_MS, is_sure=True)
+        if self.config.breaks("sure"):
+            replica = replace(replica, is_sure=True)
+        moved = claim(replica, view, nonce, waited_ms=CLAIM_WAIT_MS)
         if moved is None:
             return w
         w = self._drained(self.spend(w, "claims"), k)
@@ -355,6 +358,8 @@ class SetMoves(SetModel):
     def lead(self, w: World, k: int) -> World:
         replica = self.proc(w, k).replica
         is_alone = replica.merge is not None and replica.merge.min == 1
+        if self.config.breaks("alone"):
+            replica = replace(replica, is_sure=True)
         if self.config.breaks("r") or (is_alone and self.config.breaks("t")):
             file = replace(replica.file, flag=Flag.NONE)
             replica = replace(replica, file=file)
@@ -596,11 +601,11 @@ class SetMoves(SetModel):
             is_more |= mine.hws[i] < min(theirs.hws[i], copy.end)
             is_unsaid |= is_same and log.match_of(k) != copy.end
             is_unjoined |= k not in log.joined
-        if is_more or is_unsaid or mine.replica.file.flag:
+        if is_more or is_unsaid or not mine.replica.is_sure:
             yield f"pull {k} {n}", partial(self.pull, w, k, n)
         if (is_more or is_unsaid) and self.has(w, "late"):
             yield f"pull, ack late {k} {n}", partial(self.pull_late, w, k, n)
-        if is_unjoined or mine.replica.file.flag:
+        if is_unjoined or not mine.replica.is_sure:
             yield f"ack {k} {n}", partial(self.acknowledge, w, k, n)
 
     def pulled(self, w: World, k: int, n: int) -> tuple[World, Ack]:
@@ -646,7 +651,7 @@ class SetMoves(SetModel):
                 w.disks[k - 1].logs, w.disks[n - 1].logs, strict=True
             )
         )
-        if proc.replica.file.flag and all(map(int.__ge__, ends, proc.targets)):
+        if not proc.replica.is_sure and all(map(int.__ge__, ends, proc.targets)):
             w = self.run(w, k, caught_up(proc.replica))
         replica = self.proc(w, k).replica
         revision = self._revision(replica)
@@ -781,7 +786,10 @@ class SetMoves(SetModel):
         if is_crash:
             return self.crash(w, k)
         epoch = self.proc(w, n).replica.epoch
-        w = self.run(w, k, joined(self.proc(w, k).replica, epoch))
+        after, actions = joined(self.proc(w, k).replica, epoch)
+        if self.config.breaks("join") and not after.file.flag:
+            after = replace(after, is_sure=True)
+        w = self.run(w, k, (after, actions))
         targets: tuple[int, ...] = tuple(answer.target for answer in answers)
         if self.config.breaks("target"):
             targets = self.proc(w, n).hws
@@ -808,6 +816,13 @@ class SetMoves(SetModel):
     # -- crashes and faults -----------------------------------------------------------
 
     def _moves_of_faults(self, w: World, k: int, proc: Proc) -> Iterator[Move]:
+        if k in w.leaving:
+            yield f"close {k}", partial(self.close, w, k)
+        elif self.has(w, "stops"):
+            for steps in (3, 2, 1, 0):
+                how = f", {steps} of 3 steps" if steps < 3 else ""
+                yield f"leave {k}{how}", partial(self.leave, w, k, steps)
+        yield from self._moves_of_backup(w, k)
         if not self.has(w, "crashes"):
             return
         yield f"crash {k}", partial(self.crash, w, k)
@@ -837,11 +852,73 @@ class SetMoves(SetModel):
             kept = Flag.NONE if flag is Flag.INCOMPLETE else flag
             disk = disk._replace(file=replace(disk.file, flag=kept))
         w = self.with_disk(w, k, disk)._replace(lost=w.lost | proc.tickets)
-        return self.with_proc(w, k, None)
+        return self.with_proc(w._replace(leaving=w.leaving - {k}), k, None)
+
+    def leave(self, w: World, k: int, steps: int) -> World:
+        """A replica is about to stop, and says what it knows of its directories.
+
+        What it writes for that may fail at each step; what it does meanwhile goes on.
+        """
+        w = self.spend(w, "stops")
+        w = w._replace(leaving=w.leaving | {k})
+        replica = self.proc(w, k).replica
+        version = w.disks[k - 1].holdings + 1
+        if self.config.breaks("word"):
+            replica = replace(replica, is_sure=True)
+        moved = leave_sure(replica, version)
+        if moved is None or not replica.incarnation:
+            return w
+        if steps > 0:
+            disk = w.disks[k - 1]._replace(holdings=version)
+            w = self.with_disk(w, k, disk)
+        if steps > 1:
+            members = at(w.zk.members, k - 1, version)
+            w = w._replace(zk=w.zk._replace(members=members))
+        if steps > 2:
+            w = self.run(w, k, moved)
+        return self.done(w)
+
+    def close(self, w: World, k: int) -> World:
+        """A replica ends in good order: all is synced, then its directory is sealed."""
+        proc = self.proc(w, k)
+        w = self._drained(w, k)._replace(lost=w.lost | proc.tickets)
+        w = self._sealed(w, k)
+        w = w._replace(leaving=w.leaving - {k})
+        return self._expired(self.with_proc(w, k, None), k)
+
+    def _moves_of_backup(self, w: World, k: int) -> Iterator[Move]:
+        if self.has(w, "backups") and w.backups[k - 1] is None:
+            yield f"back up {k}", partial(self.back_up, w, k)
+
+    def back_up(self, w: World, k: int) -> World:
+        """Somebody copies a directory, also of a replica that runs."""
+        w = self.spend(w, "backups")
+        disk = self._drained(w, k).disks[k - 1]
+        return w._replace(backups=at(w.backups, k - 1, disk))
+
+    def put_back(self, w: World, k: int) -> World:
+        """The copy comes in the place of the directory."""
+        disk = w.backups[k - 1]
+        assert disk is not None
+        w = w._replace(backups=at(w.backups, k - 1, None))
+        return self.with_disk(w, k, disk._replace(is_old=True))
 
     def _moves_down(self, w: World, k: int) -> Iterator[Move]:
         disk = w.disks[k - 1]
         yield f"start {k}", partial(self.start, w, k)
+        if disk.is_sealed and self.has(w, "crashes"):
+            opened = self.spend(
+                self.with_disk(w, k, disk._replace(is_sealed=False)), "crashes"
+            )
+            yield f"start, crash {k}", lambda: opened
+        if self.has(w, "stops") and (disk.is_sealed or self.config.breaks("void")):
+            # What it has not found sealed, and takes no part in, it does not seal.
+            closed = self._sealed(self.spend(w, "stops"), k)
+            yield f"start, close {k}", lambda: closed
+        yield from self._moves_of_backup(w, k)
+        is_first = not any(each.is_old or each.is_suspect for each in w.disks)
+        if w.backups[k - 1] is not None and is_first:
+            yield f"put back {k}", partial(self.put_back, w, k)
         # A session that nobody keeps ends by itself.
         if w.zk.present[k - 1] is not None:
             yield f"session over {k}", partial(self._expired, w, k)
@@ -884,6 +961,9 @@ class SetMoves(SetModel):
         disk = disk._replace(logs=tuple(logs), is_torn=True)
         return self._damaged(w, k, "tears", disk)
 
+    def _sealed(self, w: World, k: int) -> World:
+        return self.with_disk(w, k, w.disks[k - 1]._replace(is_sealed=True))
+
     def start(self, w: World, k: int) -> World:
         disk = w.disks[k - 1]
         file = disk.file or SetFile(SET, k)
@@ -894,6 +974,7 @@ class SetMoves(SetModel):
             member_version=disk.holdings if self.config.breaks("h") else members,
             is_short=any(copy.hw > copy.end for copy in disk.logs),
             is_cut=disk.is_torn and not self.config.breaks("k"),
+            is_sealed=disk.is_sealed or self.config.breaks("seal"),
         )
         logs = tuple(
             copy._replace(
@@ -901,7 +982,9 @@ class SetMoves(SetModel):
             )
             for copy in disk.logs
         )
-        disk = disk._replace(logs=logs, is_torn=False, is_suspect=False)
+        disk = disk._replace(
+            logs=logs, is_torn=False, is_suspect=False, is_sealed=False
+        )
         # Its directory is locked, so its former life is over.
         w = self._expired(self.with_disk(w, k, disk), k)
         replica, actions = start(file, proofs, self.view(w, k))

@@ -436,7 +436,7 @@ class Following:
         self.copy = copy
         self.wire = wire
         self.replica = Replica(
-            replica, ReplicaRole.FOLLOWING, file, record, 5, incarnation=1
+            replica, ReplicaRole.FOLLOWING, file, record, 5, 1, is_sure=not flag
         )
         self.revision = record.revision
         self.refused: list[LogId] = []

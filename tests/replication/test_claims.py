@@ -60,7 +60,6 @@ class Node:
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
-        self.is_sure = False
         self.lock = asyncio.Lock()
         self.actions: list[Any] = []
         self.error: Exception | None = None
@@ -225,7 +224,7 @@ def test_a_replica_alone_claims_only_where_it_is_sure() -> None:
         clock.now_s += 60
         await made.claim_if_due(alone)
         assert node.actions == []
-        node.is_sure = True
+        node.replica = replace(IDLE, is_sure=True)
         await made.claim_if_due(alone)
         assert node.actions
 

@@ -102,22 +102,27 @@ def test_a_copy_from_another_history_stops_claims() -> None:
 
 
 def test_a_claimer_leads_when_enough_have_answered() -> None:
-    """After a time it leads with what it has, unless it may lack bytes itself."""
+    """After a time one that is sure of its directories leads with what it has."""
     merge = begin_merge(RECORD, 2)
-    assert not merge.may_lead(Flag.NONE, waited_ms=0)
-    assert merge.may_lead(Flag.NONE, waited_ms=MERGE_WAIT_MS)
-    assert not merge.may_lead(Flag.CUT, waited_ms=MERGE_WAIT_MS)
+    assert not merge.may_lead(Flag.NONE, waited_ms=0, is_sure=True)
+    assert merge.may_lead(Flag.NONE, waited_ms=MERGE_WAIT_MS, is_sure=True)
+    assert not merge.may_lead(Flag.NONE, waited_ms=MERGE_WAIT_MS, is_sure=False)
+    assert not merge.may_lead(Flag.CUT, waited_ms=MERGE_WAIT_MS, is_sure=False)
     answered = replace(merge, answered=frozenset({2, 3}))
-    assert answered.may_lead(Flag.CUT, waited_ms=0)
-    assert not answered.may_lead(Flag.INCOMPLETE, waited_ms=MERGE_WAIT_MS)
+    assert answered.may_lead(Flag.CUT, waited_ms=0, is_sure=False)
+    assert not answered.may_lead(
+        Flag.INCOMPLETE, waited_ms=MERGE_WAIT_MS, is_sure=False
+    )
 
 
 def test_a_replica_that_cut_a_tail_is_no_witness_for_itself() -> None:
     """Another one answers, if there is one, also where one is enough."""
     alone = frozenset({2})
-    assert Merge(ALL, 1, alone).may_lead(Flag.NONE, waited_ms=0)
-    assert not Merge(ALL, 1, alone).may_lead(Flag.CUT, waited_ms=MERGE_WAIT_MS)
-    assert Merge(alone, 1, alone).may_lead(Flag.CUT, waited_ms=0)
+    assert Merge(ALL, 1, alone).may_lead(Flag.NONE, waited_ms=0, is_sure=False)
+    assert not Merge(ALL, 1, alone).may_lead(
+        Flag.CUT, waited_ms=MERGE_WAIT_MS, is_sure=False
+    )
+    assert Merge(alone, 1, alone).may_lead(Flag.CUT, waited_ms=0, is_sure=False)
 
 
 def copy(epoch: int, end: int, *, hw: int = 0, begin: int = 0) -> CopyFacts:

@@ -265,6 +265,27 @@ def test_a_follower_that_was_wiped_is_sent_away_and_begins_again() -> None:
     run_virtually(scenario())
 
 
+def test_a_follower_is_sure_of_its_copy_when_it_has_caught_up() -> None:
+    """Not when it has joined: it may come from a backup, and lack what it promised."""
+
+    async def scenario() -> None:
+        leader, _follower, stream = await pair()
+        leader.put(5)
+        await stream.end()
+        other = Site(3)
+        other.replica = replace(other.replica, is_sure=False)
+        stream = Stream(other, leader)
+        await until(lambda: "joined" in other.events)
+        assert not other.replica.is_sure
+        await until(lambda: other.replica.is_sure)
+        assert same(leader, other)
+        assert other.events == ["joined", "caught up"]
+        await stream.end()
+        await leader.end()
+
+    run_virtually(scenario())
+
+
 def test_a_cut_wire_ends_the_stream_and_a_join_goes_on() -> None:
     """Acknowledgements from before count, and nothing is there twice."""
 

@@ -20,6 +20,10 @@ class Rule(NamedTuple):
     history: str
 
 
+ACKED = "put 1 0; pull 3 1; pull 2 1"
+OLD_COPY = f"back up 2; {ACKED}; crash 2; put back 2"
+"""A directory of replica 2 comes back that lacks an acknowledged put, under the version
+that ZooKeeper has."""
 RULES = {
     "a": Rule(
         "a follower cuts at its own high watermark",
@@ -29,17 +33,17 @@ RULES = {
     ),
     "b": Rule(
         "copies part by one look-up of the last epoch",
-        {"crashes": 3, "claims": 2},
-        "put 1 0; crash 1; session over 1; crash 3; session over 3; read 2; claim 2;"
+        {"crashes": 2, "stops": 1, "claims": 2},
+        "put 1 0; leave 1; close 1; crash 3; session over 3; read 2; claim 2;"
         " answer 2; lead 2; put 2 0; crash 2; session over 2; start 1; claim 1;"
         " answer 1; lead 1; start 2; read 2; join 2 1; start 3; read 3; join 3 1;"
         " pull 3 1",
     ),
     "c": Rule(
         "acknowledgements of another epoch count",
-        {"crashes": 1, "late": 1, "expiries": 1},
-        "expire 1; crash 3; session 1; start 3; put 1 0; pull, ack late 2 1; claim 3;"
-        " answer 3; lead 3; put 3 0; read 2; answer 1; read 1; join 2 3;"
+        {"stops": 1, "late": 1, "expiries": 1},
+        "expire 1; leave 3; close 3; session 1; start 3; put 1 0; pull, ack late 2 1;"
+        " claim 3; answer 3; lead 3; put 3 0; read 2; answer 1; read 1; join 2 3;"
         " late ack 2.1>1 e2 1; join 1 3; pull 1 3",
     ),
     "d": Rule(
@@ -110,13 +114,13 @@ RULES = {
         "epochs are not synced before the first byte of theirs",
         {"crashes": 4},
         "crash 2; put 1 0; pull 3 1; start 2; read 2; join 2 1; pull 2 1; crash 3;"
-        " crash 2; crash 1; start 3; start 2; start 1; claim 2; answer 2; lead 2;"
-        " read 3; join 3 2",
+        " crash 2; crash 1; start 3; start 2; start 1; claim 2; answer 2; merge 2 3;"
+        " lead 2; read 3; join 3 2",
     ),
     "o": Rule(
         "a put that is sent again is answered from the log alone",
         {"crashes": 1, "repeats": 1},
-        "put 1 0; crash 1; start 1; claim 1; answer 1; lead 1; repeat 1 1",
+        "put 1 0; crash 1; start 1; claim 1; answer 1; merge 1 2; lead 1; repeat 1 1",
     ),
     "p": Rule(
         "a follower sees a byte that the leader has not written",
@@ -177,6 +181,39 @@ RULES = {
         "the high watermark does not wait for the leader's own sync",
         {"is_early": True, "crashes": 1},
         "put 1 0; pull 2 1; pull 3 1; crash 1",
+    ),
+    "sure": Rule(
+        "a member that came from a backup claims alone",
+        {"crashes": 3, "backups": 1},
+        f"{OLD_COPY}; start 2; crash 1; session over 1; crash 3; session over 3;"
+        " claim 2",
+    ),
+    "alone": Rule(
+        "a claimer that came from a backup leads without an answer",
+        {"crashes": 3, "backups": 1},
+        f"{OLD_COPY}; start 2; crash 1; session over 1; claim 2; answer 2; crash 3;"
+        " lead 2",
+    ),
+    "join": Rule(
+        "a replica is sure of a backup before it has caught up with a leader",
+        {"crashes": 2, "backups": 1},
+        f"{OLD_COPY}; start 2; crash 1; session over 1; read 3; claim 3; answer 3;"
+        " lead 3; read 2; join 2 3",
+    ),
+    "word": Rule(
+        "a clean stop makes a good directory of a backup",
+        {"crashes": 1, "backups": 1, "stops": 1},
+        f"{OLD_COPY}; start 2; leave 2; close 2; start 2",
+    ),
+    "seal": Rule(
+        "a backup of a replica that was about to stop is believed",
+        {"backups": 1, "stops": 1},
+        f"leave 3; back up 3; {ACKED}; close 3; put back 3; start 3",
+    ),
+    "void": Rule(
+        "a start without ZooKeeper seals a backup of a replica that was about to stop",
+        {"backups": 1, "stops": 2},
+        f"leave 3; back up 3; {ACKED}; close 3; put back 3; start, close 3; start 3",
     ),
     "target": Rule(
         "a flag ends at the high watermark, before the epoch start",

@@ -36,6 +36,7 @@ AREAS: dict[str, dict[str, Any]] = {
     "repeat": {"crashes": 1, "repeats": 1, "refusals": 1},
     "stale-read": {"crashes": 1, "stale": 1},
     "init": {"in_sync": (1,), "is_empty": True, "crashes": 1, "expansions": 2},
+    "stop": {"crashes": 1, "stops": 1, "backups": 1, "in_sync": (1, 2)},
 }
 STATES_MAX = 150_000 if IS_WHOLE else 500 if IS_QUICK else 4_000
 
@@ -65,6 +66,9 @@ WALKS: dict[str, dict[str, Any]] = {
     "new-log": {"births": 2, "stale": 3},
     "hand-over": {"handovers": 2, "give_ups": 1},
     "retention": {"trims": 3, "is_wide": True, "handovers": 1},
+    "stop": {"stops": 3, "backups": 2},
+    "stop-and-set-back": {"stops": 2, "backups": 1, "restores": 1},
+    "stop-and-wipe": {"stops": 2, "backups": 1, "wipes": 1, "in_sync": (1, 2)},
 }
 CHUNKS = 4 if IS_WHOLE else 1
 WALKS_EACH = 2_100 if IS_WHOLE else 10 if IS_QUICK else 60

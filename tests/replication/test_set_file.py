@@ -44,7 +44,7 @@ def test_the_bytes_of_a_file() -> None:
     record = encode_record(RECORD).decode()
     body = (
         f'{{"set_id":"s","replica":2,"record":{record},"epoch":7,"completed":6,'
-        '"flag":"cut"}'
+        '"flag":"cut","clean":0}'
     ).encode()
     assert encode_set_file(FILE) == file_of(body)
 
@@ -56,6 +56,8 @@ def test_a_file_is_read_as_it_was_written() -> None:
         assert decode_set_file(encode_set_file(file)) == file
     assert decode_set_file(encode_set_file(FILE)) == FILE
     assert decode_set_file(file_of(FIELDS | {"later": 1})) == FILE
+    before = {name: value for name, value in FIELDS.items() if name != "clean"}
+    assert decode_set_file(file_of(before)) == FILE
 
 
 @for_each(

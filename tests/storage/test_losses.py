@@ -241,34 +241,73 @@ def test_a_version_that_is_not_synced_is_reported(fs: FaultyFileSystem) -> None:
     bench.close()
 
 
+TWO = Path("/data2")
+
+
+def in_two(fs: FaultyFileSystem) -> StorageBench:
+    """Return logs of a replica in two data directories, opened."""
+    topics = {"two": TopicConfig(name="two", data_path=str(TWO))}
+    bench = StorageBench(fs, replace(config(), topics=topics))
+    bench.manager.open(numbers={})
+    return bench
+
+
 def test_of_two_directories_the_older_one_says_the_version(
     fs: FaultyFileSystem,
 ) -> None:
     """One that was restored from a backup, or has no record, is not proven."""
-    two = Path("/data2")
-    settings = replace(
-        config(), topics={"two": TopicConfig(name="two", data_path=str(two))}
-    )
-
-    def start() -> StorageBench:
-        bench = StorageBench(fs, settings)
-        bench.manager.open(numbers={})
-        return bench
-
-    bench = start()
+    bench = in_two(fs)
     bench.manager.set_holdings_version(7, lambda _error: None)
     bench.run()
     bench.close()
-    bench = start()
+    bench = in_two(fs)
     assert bench.manager.holdings_version == 7
     bench.close()
-    record = read_holdings(fs, two)
+    record = read_holdings(fs, TWO)
     assert record is not None
-    write_holdings(fs, two, replace(record, version=5))
-    bench = start()
+    write_holdings(fs, TWO, replace(record, version=5))
+    bench = in_two(fs)
     assert bench.manager.holdings_version == 5
     bench.close()
-    fs.unlink(two / "holdings")
-    bench = start()
+    fs.unlink(TWO / "holdings")
+    bench = in_two(fs)
     assert bench.manager.holdings_version == 0
     bench.close()
+
+
+def test_a_replica_seals_what_it_found_sealed_or_has_given_a_version(
+    fs: FaultyFileSystem,
+) -> None:
+    """Another life has not closed it, and this one may have begun with a backup."""
+    bench = filled(fs)
+    bench.manager.set_holdings_version(6, lambda _error: None)
+    bench.run()
+    bench.close()
+    bench = started(fs)
+    assert bench.manager.were_sealed
+    bench.close()
+    bench = started(fs)
+    assert bench.manager.were_sealed
+    killed = fs.crash()
+    bench.close()
+    for _ in range(2):
+        bench = started(killed)
+        assert not bench.manager.were_sealed
+        bench.close()
+    bench = started(killed)
+    bench.manager.set_holdings_version(7, lambda _error: None)
+    bench.run()
+    bench.close()
+    assert started(killed).manager.were_sealed
+
+
+def test_one_directory_without_a_seal_is_as_none(fs: FaultyFileSystem) -> None:
+    """One of two disks may have come from a backup."""
+    bench = in_two(fs)
+    bench.manager.set_holdings_version(7, lambda _error: None)
+    bench.run()
+    bench.close()
+    record = read_holdings(fs, TWO)
+    assert record is not None
+    write_holdings(fs, TWO, replace(record, is_sealed=False))
+    assert not in_two(fs).manager.were_sealed
