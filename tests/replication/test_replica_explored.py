@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.replication.explorer import explore, heal, may_heal, walk
+from tests.replication.explorer import explore, heal, may_heal, replay, walk
 from tests.replication.set_model import Config
+from tests.replication.set_moves import SetMoves
 from tests.sampling import IS_QUICK, IS_WHOLE, SEED
 
 AREAS: dict[str, dict[str, Any]] = {
@@ -99,3 +100,17 @@ def test_no_walk_breaks_an_invariant_and_all_get_well(area: str, chunk: int) -> 
         if may_heal(world):
             acked += len(heal(config, world).acked)
     assert acked, "no put was acknowledged"
+
+
+def test_the_last_complete_member_leads_again_after_a_clean_stop() -> None:
+    """Of the others one is out, and one has lost its disk; after a kill an operator has
+    to decide, for its directory may be an older state of itself."""
+    config = Config(is_led=True, crashes=2, wipes=1, shrinks=1, stops=1)
+    before = "crash 3; wipe 3; take out 1 2; answer 1; put 1 0"
+    for end, leads in (("leave 1; close 1", True), ("crash 1; session over 1", False)):
+        events = f"{before}; {end}; start 1; start 3"
+        world = replay(config, events.split("; "))
+        assert world.zk.record.in_sync == {1, 3}
+        assert (SetMoves(config).claim(world, 1) is not world) is leads
+        if leads:
+            heal(config, world)
