@@ -67,7 +67,8 @@ class CommandStatistics:
     filter_plain: int = counter(
         "metaq_filter_plain_gets_total",
         "Gets with a filter that were answered without it: at damage, at a message"
-        " larger than the get, or because there were too many.",
+        " larger than the get, because there were too many, or because it was the first"
+        " one and the parser was not loaded yet.",
     )
     filter_scanned_bytes: int = counter(
         "metaq_filter_scanned_bytes_total", "Bytes that filters of gets looked at."
@@ -227,6 +228,8 @@ class BrokerContext:
     connection_count: int = 0
     filtered_count: int = 0
     """Gets with a filter that are being answered."""
+    filter_parser_asked: bool = False
+    """Whether the parser of filters is being loaded."""
     filter_hold_s: float = 0.1
     """A get that may wait is answered so late when nothing matches: a busy topic with
     few matches costs ten answers a second."""

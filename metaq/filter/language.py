@@ -88,6 +88,11 @@ class Filter:
         return parse_filter, (self.text,)
 
 
+def has_parser() -> bool:
+    """Return whether the parser is loaded, which takes a tenth of a second."""
+    return parse_filter.cache_info().currsize > 0
+
+
 @lru_cache(FILTERS_REMEMBERED_MAX)
 def parse_filter(text: str) -> Filter:
     """Return the filter that an expression means.

@@ -14,6 +14,9 @@ from metaq.record.runs import decode_runs, records_of
 from metaq.record.scan import read_record
 from tests.rigs.broker import Peer
 
+# A broker in this process has its parser.
+parse_filter("key IS NULL")
+
 
 class Seen(NamedTuple):
     """Outcome of reading a partition to its end."""

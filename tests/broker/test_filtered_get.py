@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from metaq.broker.handlers.filtered_get import SCAN_BYTES, WINDOW_BYTES
+from metaq.filter.language import has_parser, parse_filter
 from metaq.fs import FileSystem, ReadFile, SystemFileSystem
 from metaq.model import Offset
 from metaq.protocol.codec import encode
@@ -365,3 +366,22 @@ def test_over_its_rate_a_get_is_answered_later(data_dir: Path) -> None:
         assert broker.context.counters.filter_plain == 1
 
     run(data_dir, scenario, {"filterBytesPerS": "10000"})
+
+
+def test_the_first_get_of_a_process_does_not_wait_for_the_parser(
+    data_dir: Path,
+) -> None:
+    """It is answered plainly, whatever its filter; the loop goes on meanwhile."""
+
+    async def scenario(_broker, peer, reader) -> None:
+        puts = await put(peer, "paid", "void")
+        parse_filter.cache_clear()
+        for where in (PAID, "tag ="):
+            # The thread may have it in between.
+            reply = await reader.get(0, where)
+            assert isinstance(reply, Value) or where != PAID
+        await until(has_parser)
+        reply = value(await reader.get(0, PAID))
+        assert reply.next_offset == puts[-1][1]
+
+    run(data_dir, scenario)

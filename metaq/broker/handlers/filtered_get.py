@@ -27,7 +27,7 @@ from metaq.errors import (
     StorageError,
     WireError,
 )
-from metaq.filter.language import Filter, parse_filter
+from metaq.filter.language import Filter, has_parser, parse_filter
 from metaq.model import Offset, Position
 from metaq.protocol.codec import encode_result, encode_value_line
 from metaq.protocol.commands import Get
@@ -63,11 +63,18 @@ def answer_get(
 
 def _begin(command: Get, where: str, answerer: GetAnswerer) -> bool:
     """Return whether a filtered answer is begun."""
+    context, topic, partition = answerer.context, command.topic, command.partition
+    if not has_parser():
+        # The loop does not wait for it: until then clients filter.
+        if not context.filter_parser_asked:
+            context.filter_parser_asked = True
+            context.upkeep.submit(parse_filter, "key IS NULL")
+        context.counters.filter_plain += 1
+        return False
     try:
         found = parse_filter(where)
     except FilterError as error:
         raise BadRequestError(str(error)) from error
-    context, topic, partition = answerer.context, command.topic, command.partition
     log = context.topics.find_log(topic, partition)
     if (
         log is None
