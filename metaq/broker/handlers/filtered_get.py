@@ -169,6 +169,8 @@ class _FilteredGet:
                 continue
             data = read_cached(self._log, base, size)
             if data is None:
+                if self._runs:
+                    return  # nothing is held in memory while a disk works
                 reading = self._begin_read(base, size)
                 yield False
                 if reading.cancelled():
