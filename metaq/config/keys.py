@@ -44,6 +44,8 @@ THREAD_COUNT_MAX: Final = 10_000
 CHECKPOINTS_MAX_MAX: Final = 1_000
 DELETE_AGE_MS_MAX: Final = 100 * 366 * 24 * HOUR_MS
 """A century: more is a mistake, and would overflow some clients' dates."""
+NAMES_MAX: Final = 16
+"""Each name of an index costs time and space with every message."""
 SUGGESTION_CHARS_MAX: Final = 80
 """Longest unknown key that is compared and quoted whole."""
 
@@ -69,6 +71,8 @@ class KeyKind(enum.Enum):
     """Taken unchanged."""
     ZNODE = "znode path"
     """A path from the root; a trailing slash goes."""
+    NAMES = "names"
+    """With commas between, up to `NAMES_MAX`."""
     POLICY = "delete policy"
     """`delete,<age>` or `archive,<age>[,<compress>]`."""
 
@@ -111,6 +115,8 @@ class Key:
                 return text
             case KeyKind.ZNODE:
                 return "/" + text.strip("/")
+            case KeyKind.NAMES:
+                return read_names(text)
             case KeyKind.POLICY:
                 return read_delete_policy(text)
             case _:
@@ -195,6 +201,7 @@ LIMITS_KEYS: Final = (
     # The producer file of a partition has up to 2 KiB for each.
     Key("producerCountMax", "producer_count_max", unit="producers", high=16_384),
     Key("spanBytesMin", "span_bytes_min", unit="bytes"),
+    Key("indexBytesPerS", "index_bytes_per_s", unit="bytes/s", low=0),
     Key("scrubBytesPerS", "scrub_bytes_per_s", unit="bytes/s", low=0),
     Key("shutdownTimeoutMs", "shutdown_timeout_ms", unit="ms"),
     Key("httpPort", "http_port", low=0, high=PORT_MAX),
@@ -221,6 +228,7 @@ TOPIC_KEYS: Final = (
     Key("unflushThreshold", "unflush_threshold", unit="records", low=INT32_MIN),
     Key("acceptPublish", "accept_publish", KeyKind.BOOLEAN, is_reloadable=True),
     Key("acceptSubscribe", "accept_subscribe", KeyKind.BOOLEAN, is_reloadable=True),
+    Key("index", "index", KeyKind.NAMES, is_reloadable=True),
 )  # fmt: skip
 
 DEFINITION_KEYS: Final = tuple(
@@ -325,6 +333,18 @@ def read_delete_policy(text: str) -> DeletePolicy:
     if age_ms > DELETE_AGE_MS_MAX:
         raise ValueError(f"expected an age of at most a century, got '{text}'")
     return DeletePolicy(kind=kind, age_ms=age_ms, is_compressed=compress == "true")
+
+
+def read_names(text: str) -> tuple[str, ...]:
+    """Read names with commas between.
+
+    Raises:
+        ValueError: one is empty, or there are too many.
+    """
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if "" in names or len(names) > NAMES_MAX:
+        raise ValueError(f"expected 1 to {NAMES_MAX} names, a,b,c, got '{text}'")
+    return names
 
 
 def nearest_key(name: str, candidates: Iterable[str]) -> str:

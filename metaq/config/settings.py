@@ -218,6 +218,8 @@ class LimitsConfig:
     """Producers of one partition whose repeated batches are recognised."""
     span_bytes_min: int = SPAN_BYTES_MIN
     """A span of the side index covers at least this much."""
+    index_bytes_per_s: int = 64 * MIB
+    """Rate at which logs are read to make their indexes of keys; 0: none is made."""
     scrub_bytes_per_s: int = MIB
     """Rate at which stored bytes are verified in the background; 0: off."""
     shutdown_timeout_ms: int = 10_000
@@ -257,6 +259,8 @@ class TopicConfig(TopicSettings):
     name: str
     """Topic name; in a configured topic also a pattern (docs/metaq-1.4/broker.md
     2.2)."""
+    index: tuple[str, ...] = ()
+    """Names that `find` looks up in an index: `key`, and headers; (): none."""
     filters: Mapping[str, str] = field(default_factory=no_items)
     """Consumer group → filter class (`group.<consumerGroup>=<class>`)."""
 

@@ -46,6 +46,9 @@ HAS_ATTRIBUTE: Final = 0x1
 HAS_PROPERTIES: Final = 0x2
 """Bit 1: the text of the attribute block begins with key and headers."""
 
+HAS_BOTH: Final = HAS_ATTRIBUTE | HAS_PROPERTIES
+"""Bits of a payload with a line of key and headers."""
+
 _TEXT_LENGTH: Final = Struct(">i")
 
 TEXT_AT: Final = _TEXT_LENGTH.size
@@ -168,6 +171,24 @@ def decode_text(text: bytes, flag: int) -> tuple[bytes | None, HeaderPairs, str 
     if not flag & HAS_PROPERTIES:
         return None, (), decoded
     return split_properties(decoded)
+
+
+def has_field(payload: bytes, flag: int, field: bytes) -> bool:
+    """Return whether a payload has a key or header that is written like this.
+
+    Args:
+        payload: payload of one record; any bytes.
+        flag: the record's flag.
+        field: as `encode_properties` writes a key, or one header.
+    """
+    if flag & HAS_BOTH != HAS_BOTH or len(payload) < TEXT_AT:
+        return False
+    (length,) = _TEXT_LENGTH.unpack_from(payload)
+    if not 0 <= length <= len(payload) - TEXT_AT:
+        return False
+    line = payload[TEXT_AT : TEXT_AT + length].partition(b"\n")[0]
+    is_there = field in line.split(b"&")
+    return is_there and _LINE.fullmatch(line.decode("latin-1")) is not None
 
 
 def encode_properties(key: str | bytes | None, headers: Headers) -> str:

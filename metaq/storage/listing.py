@@ -24,6 +24,7 @@ from metaq.errors import DiskError
 from metaq.fs import FileSystem
 from metaq.model import Offset, Position, SizeBytes
 from metaq.storage.damage import Tail, apart, check_tail
+from metaq.storage.key_index import KEYS_SUFFIX
 from metaq.storage.segment import META_SUFFIX, Damage, Segment, segment_file_name
 from metaq.storage.span_index import SPANS_SUFFIX, SpanIndex, spans_path, try_read_index
 from metaq.storage.walk import WINDOW_BYTES, Walk, walk_records
@@ -69,11 +70,14 @@ def check_names(fs: FileSystem, directory: Path, *, in_use: bool = False) -> Nam
 def _look(fs: FileSystem, directory: Path) -> Names:
     segments: dict[Offset, Segment] = {}
     indexed: set[Offset] = set()
+    keyed: dict[Path, Offset | None] = {}
     leftovers = []
     for name in fs.list_directory(directory):
         path = directory / name
         if _LEFTOVER.fullmatch(name):
             leftovers.append(path)
+        elif name.endswith(KEYS_SUFFIX):
+            keyed[path] = parse_base_offset(name.removesuffix(KEYS_SUFFIX))
         elif name.endswith(SPANS_SUFFIX):
             base = parse_base_offset(name.removesuffix(SPANS_SUFFIX))
             if base is not None:
@@ -94,6 +98,7 @@ def _look(fs: FileSystem, directory: Path) -> Names:
                 if error.errno_name != "ENOENT":
                     raise
                 # Retention took it between the list and this line.
+    leftovers += [path for path, base in keyed.items() if base not in segments]
     in_order = [segments[base] for base in sorted(segments)]
     orphans = [
         Segment(directory / segment_file_name(base), base, SizeBytes(0))

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig, TopicConfig
@@ -67,6 +67,8 @@ FREE_SPACE_IDLE_S: Final = 30.0
 FREE_SPACE_LOW_S: Final = 1.0
 """Interval of free-space checks while puts are refused for lack of space."""
 
+
+T = TypeVar("T")
 
 ChangeFiles: TypeAlias = Callable[[FileSystem, Path, int], None]
 """Changes the files of a directory; it is given the producers remembered at most."""
@@ -552,6 +554,10 @@ class LogManager(LogRemoval):
                 if directory.state is DirState.ONLINE
             ]
         )
+
+    def while_uncut(self, work: Callable[[], T]) -> Callable[[], T]:
+        """Return work that no log may be cut during; see `Retention.hold`."""
+        return self._retention.hold(work)
 
     def on_damage(self, log_id: LogId, damage: Damage) -> None:
         """Stop a log in which the scrub found damage; harmless when it is gone."""

@@ -6,7 +6,7 @@ that follows goes what its leader has not any more, and nothing else. Of a log o
 broker's own goes what its owner does not need.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,8 @@ from typing import Final
 from metaq.config.settings import BrokerConfig, DeleteKind, LimitsConfig
 from metaq.model import LogId, is_internal
 from metaq.storage.holdings import Extent, Holdings
+from metaq.storage.key_builder import KeyTarget
+from metaq.storage.key_index import field_names
 from metaq.storage.log_dir import LogDir
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
@@ -122,6 +124,25 @@ def _settled(log: PartitionLog) -> tuple[Segment, ...]:
     """Return the sealed segments of which no byte may be cut any more."""
     end = log.high_watermark
     return tuple(each for each in log.segments.sealed if each.end_offset <= end)
+
+
+def key_targets(
+    logs: Mapping[LogId, PartitionLog], config: BrokerConfig
+) -> Iterator[KeyTarget]:
+    """Yield the segments of topics with an index of keys, of each the newest first.
+
+    Used on the loop's thread.
+    """
+    topics = {**config.defined, **config.topics}
+    wanted = {
+        name: field_names(topic.index) for name, topic in topics.items() if topic.index
+    }
+    for log_id, log in logs.items() if wanted else ():
+        names = wanted.get(log_id.topic)
+        if names and log.state in {LogState.OPEN, LogState.FOLLOWING}:
+            yield KeyTarget(log_id, log.readable_active(), False, names)
+            for each in reversed(_settled(log)):
+                yield KeyTarget(log_id, each, True, names)
 
 
 class ScrubbedLogs:

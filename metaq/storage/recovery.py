@@ -53,6 +53,7 @@ from metaq.fs import FileSystem, ReadFile
 from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
 from metaq.storage.damage import apart, check_tail, damage_in_spans
 from metaq.storage.holdings import Extent
+from metaq.storage.key_index import cut_keys
 from metaq.storage.listing import check_names, index_of, walk_segment
 from metaq.storage.producer_file import PRODUCERS_NAME, torn_batch
 from metaq.storage.producers import StoredBatch
@@ -192,6 +193,7 @@ def recover_log(
     if not damage_found:
         if active.flaw is not None:
             torn = _cut_torn_tail(fs, last, active.end, active.flaw)
+        cut_keys(fs, last.path, last.base_offset, active.end)
         _settle(fs, last, active, rewritten_bytes_max)
         # Last, so that no later error can leave it open.
         spans = _open_writer(fs, last, index, active.believed, span_bytes_min)

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from metaq.clock import Clock
 from metaq.config.settings import DeleteKind, DeletePolicy
@@ -47,6 +47,7 @@ from metaq.errors import (
 from metaq.fs import AppendFile, FileSystem, ReadFile
 from metaq.model import LogId, Millis, Position, SizeBytes
 from metaq.storage.damage import damage_in_spans
+from metaq.storage.key_index import keys_path
 from metaq.storage.retention import (
     LogFacts,
     Reason,
@@ -60,6 +61,8 @@ from metaq.storage.segment import Segment
 from metaq.storage.span_index import Span, read_index, read_totals, spans_path
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 ARCHIVE_SUFFIX: Final = ".arc"
 ZIP_SUFFIX: Final = ".zip"
@@ -130,6 +133,7 @@ class Retention:
         self._facts: dict[Segment, SegmentFacts] = {}
         self._on_idle: list[Callable[[], None]] = []
         self._is_stopping = False
+        self._held = 0
         self.is_running = False
         """A job was handed out and has not ended."""
 
@@ -163,9 +167,28 @@ class Retention:
         self._is_stopping = True
         self.call_when_idle(on_idle)
 
+    def hold(self, work: Callable[[], T]) -> Callable[[], T]:
+        """Return other work on the files of logs, which counts as a job that runs.
+
+        The caller runs it once, on a worker thread.
+        """
+        self._held += 1
+
+        def run() -> T:
+            try:
+                return work()
+            finally:
+                self._post(self._release)
+
+        return run
+
+    def _release(self) -> None:
+        self._held -= 1
+        self._call_idle()
+
     def call_when_idle(self, on_idle: Callable[[], None]) -> None:
         """Call back once, when no job is running; now, when none is."""
-        if self.is_running:
+        if self.is_running or self._held:
             self._on_idle.append(on_idle)
         else:
             on_idle()
@@ -198,6 +221,11 @@ class Retention:
 
     def _end(self) -> None:
         self.is_running = False
+        self._call_idle()
+
+    def _call_idle(self) -> None:
+        if self.is_running or self._held:
+            return
         waiting, self._on_idle = self._on_idle, []
         for on_idle in waiting:
             on_idle()
@@ -374,6 +402,7 @@ def remove_segment(
     else:
         archive = segment.path.with_name(segment.path.name + ARCHIVE_SUFFIX)
         fs.rename(segment.path, archive)
+    fs.discard(keys_path(segment.path, segment.base_offset))
     fs.discard(spans_path(segment.path, segment.base_offset))
 
 

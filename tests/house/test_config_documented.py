@@ -39,6 +39,7 @@ DERIVED = {
     "dataPath": "<home>/meta",
     "dataLogPath": "dataPath",
     "appClassPath": "../provided beside this file's directory",
+    "index": "none",
 }
 KEY_LINE = re.compile(r";?([A-Za-z][A-Za-z.<>]*)=\S.*")
 
@@ -47,7 +48,7 @@ def fact_line(section: str, key: Key) -> str:
     """Return the comment that must stand above a key: all that the table knows."""
     default = SECTIONS[section][1]
     if default is None:
-        shown = "as in [system]"
+        shown = DERIVED["index"] if key.name == "index" else "as in [system]"
     elif key.is_required:
         shown = "none, required"
     elif key.name in DERIVED:

@@ -1,0 +1,282 @@
+"""Find the records of a log that have a key or header, newest first.
+
+    log start ... | segment, blocks of its index ... | bytes without one | ... below
+                             <-- entries, each compared    <-- searched, span by span
+
+Blocks are looked up (`key_index.py`); bytes without a block are read backwards, in
+pieces that begin with a span: a piece without the bytes of the field is not walked.
+Both ways give the same records. A search ends at a limit, or when it has taken its
+time, and says where to go on.
+
+All of it blocks. As for questions (`span_queries.py`), no damage is crossed that is
+known; of records that are damaged, and not known to be, some may be missed.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from metaq.errors import CorruptRecordError
+from metaq.fs import ReadFile
+from metaq.model import ID_MS_SHIFT, ID_ZERO_MS, Millis, Offset, SizeBytes
+from metaq.record.checksum import checksum, crc32
+from metaq.record.flags import has_field
+from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.record.runs import RecordRun
+from metaq.storage.key_index import (
+    HashOf,
+    KeyBlock,
+    keys_path,
+    read_blocks,
+    read_positions,
+)
+from metaq.storage.segment import DamagedSegmentError, Segment
+from metaq.storage.span_lookup import open_spans
+from metaq.storage.span_queries import SpanQueries
+
+PIECE_BYTES: Final = 1 << 20
+"""Bytes without an index are read so many at a time, plus the rest of a span."""
+
+RECORD_BYTES: Final = 4096
+"""Read at once of a record that the index names; most are shorter."""
+
+NO_MORE: Final = Offset(0)
+"""A search that is over goes on below this: nothing is."""
+
+_Step = tuple[Offset, bytes | None]
+"""A record and its offset; without one, everything from the offset on is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyQuestion:
+    """Field, times and bounds of a search."""
+
+    field: bytes
+    """Key or header, as a payload has it."""
+    below: Offset
+    """Records begin below it: a record boundary, or any offset after the log end."""
+    since_ms: int
+    """Records are stamped then or later; of a Java broker's the time is not known, and
+    they count as in time."""
+    until_ms: int
+    """Records are stamped then or before."""
+    limit: int
+    """Most records, 1 or more."""
+    bytes_max: int
+    """Most bytes of them, but for a first one that is larger."""
+
+
+class FoundRecords(NamedTuple):
+    """Records that a search has found until it ended."""
+
+    records: list[RecordRun]
+    """Each by itself, newest first."""
+    next_offset: Offset
+    """Below it the search is to go on; NO_MORE: it is over."""
+    read_bytes: int
+    """Bytes of the log that were looked through for want of an index."""
+    damaged: frozenset[Offset]
+    """Base offsets of segments whose index is damaged."""
+
+
+@dataclass(slots=True)
+class KeySearch:
+    """One search. Used on one thread."""
+
+    log: SpanQueries
+    """The log as it is at one moment."""
+    question: KeyQuestion
+    names: tuple[bytes, ...] = ()
+    """Names that are indexed, as fields begin."""
+    hash_of: HashOf = crc32
+    piece_bytes: int = PIECE_BYTES
+    _read_bytes: int = 0
+    _damaged: set[Offset] = field(default_factory=set)
+
+    def run(self, is_over: Callable[[], bool]) -> FoundRecords:
+        """Search until the end, a limit, or `is_over` says so after some progress.
+
+        Raises:
+            DamagedSegmentError: there is known damage right below.
+            CorruptRecordError: a record is damaged, which was not known.
+            StorageError: the disk refuses.
+        """
+        question, records, size = self.question, list[RecordRun](), 0
+        low, last = self._bounds()
+        at = question.below
+        for at, record in self._steps(low):
+            if record is not None:
+                size += len(record)
+                if records and size > question.bytes_max:
+                    at = records[-1].offset
+                    break
+                records.append(RecordRun(at, record))
+            if len(records) >= question.limit or is_over():
+                break
+        else:
+            at = last
+        return FoundRecords(records, at, self._read_bytes, frozenset(self._damaged))
+
+    def _bounds(self) -> tuple[Offset, Offset]:
+        """Return where the search ends, and where it is to go on then."""
+        start, below = self.log.segments[0].base_offset, self.question.below
+        floor = start
+        for damage in self.log.damage:
+            if damage.overlaps(start, below):
+                good = damage.next_good_offset
+                if good is None or good >= below:
+                    raise DamagedSegmentError(damage)
+                floor = max(floor, good)
+        low, since_ms = floor, Millis(self.question.since_ms)
+        if since_ms > 0:
+            low = self.log.offset_for_time(since_ms, start=floor)
+        return low, floor if start < low == floor else NO_MORE
+
+    def _steps(self, low: Offset) -> Iterator[_Step]:
+        for segment in reversed(self.log.segments):
+            high = min(self.question.below, segment.end_offset)
+            start = max(low, segment.base_offset)
+            if start < high:
+                yield from self._in_segment(segment, start, high)
+
+    def _in_segment(
+        self, segment: Segment, low: Offset, high: Offset
+    ) -> Iterator[_Step]:
+        with ExitStack() as files:
+            file = files.enter_context(self.log.fs.open_read(segment.path))
+            index = self._open_index(segment)
+            blocks = list[KeyBlock]()
+            if index is not None:
+                files.enter_context(index)
+                base, end = segment.base_offset, segment.end_offset
+                blocks = read_blocks(index, base, end, self.names)
+            for block in reversed(blocks):
+                start, end = max(low, block.base), min(high, block.end)
+                if start >= end:
+                    continue
+                assert index is not None, "it has blocks"
+                yield from self._read_back(file, segment, block.end, high)
+                yield from self._in_block(file, segment, index, block, start, end)
+                high = start
+            yield from self._read_back(file, segment, low, high)
+
+    def _open_index(self, segment: Segment) -> ReadFile | None:
+        if not self.question.field.startswith(self.names):
+            return None
+        path = keys_path(segment.path, segment.base_offset)
+        return self.log.fs.try_open_read(path)
+
+    # -- with an index
+
+    def _in_block(
+        self,
+        file: ReadFile,
+        segment: Segment,
+        index: ReadFile,
+        block: KeyBlock,
+        low: Offset,
+        high: Offset,
+    ) -> Iterator[_Step]:
+        if block.least_id < 0 or self._is_in_time(block.least_id, block.greatest_id):
+            hashed = self.hash_of(self.question.field)
+            positions = read_positions(index, block, hashed)
+            if positions is None:
+                self._damaged.add(segment.base_offset)
+                yield from self._read_back(file, segment, low, high)
+                return
+            for position in reversed(positions):
+                offset = Offset(block.base + position)
+                if low <= offset < high:
+                    yield offset, self._read_record(file, segment, offset, high)
+        yield low, None
+
+    def _read_record(
+        self, file: ReadFile, segment: Segment, offset: Offset, high: Offset
+    ) -> bytes | None:
+        """Return the record at an offset if it has the field."""
+        size = min(RECORD_BYTES, high - offset)
+        data = file.read_at(segment.position_of(offset), SizeBytes(size))
+        if len(data) < HEADER_BYTES:
+            return None
+        size = HEADER_BYTES + HEADER.unpack_from(data)[0]
+        if size > high - offset or size < HEADER_BYTES:
+            return None
+        if size > len(data):
+            data = file.read_at(segment.position_of(offset), SizeBytes(size))
+        return data[:size] if self._is_wanted(data[:size], offset) else None
+
+    # -- without
+
+    def _read_back(
+        self, file: ReadFile, segment: Segment, low: Offset, high: Offset
+    ) -> Iterator[_Step]:
+        if low >= high:
+            return
+        made = None if segment is self.log.segments[-1] else self.log.made
+        with open_spans(self.log.fs, segment, made, self.log.damage) as spans:
+            while low < high:
+                wanted = max(low, Offset(high - self.piece_bytes))
+                piece = next(spans.pieces(wanted, high, is_merged=False))
+                start = max(low, piece.base_offset)
+                self._read_bytes += high - start
+                for run in reversed(self._search(file, segment, start, high)):
+                    yield run.offset, run.data
+                yield start, None
+                high = start
+
+    def _search(
+        self, file: ReadFile, segment: Segment, start: Offset, end: Offset
+    ) -> list[RecordRun]:
+        """Return the newest records with the field in a range, in log order."""
+        found, at, size = list[RecordRun](), start, 2 * self.piece_bytes
+        while at < end:
+            size = min(size, end - at)
+            data = file.read_at(segment.position_of(at), SizeBytes(size))
+            is_last = at + len(data) >= end
+            used = self._search_piece(data, at, found, is_last=is_last)
+            del found[: -self.question.limit]
+            if not used and (is_last or len(data) < size):
+                break
+            # A record may be longer than what was read.
+            size = 2 * self.piece_bytes if used else 2 * size
+            at = Offset(at + used)
+        return found
+
+    def _search_piece(
+        self, data: bytes, offset: Offset, found: list[RecordRun], *, is_last: bool
+    ) -> int:
+        """Add what is found in some bytes; return the size of the records in them."""
+        unpack, wanted = HEADER.unpack_from, self.question.field
+        at, size, hit = 0, len(data), data.find(wanted)
+        while at + HEADER_BYTES <= size and (hit >= 0 or not is_last):
+            length = unpack(data, at)[0]
+            after = at + HEADER_BYTES + length
+            if length < 0:
+                raise CorruptRecordError(f"no record at offset {offset + at}")
+            if after > size:
+                break
+            if at <= hit < after:
+                record = data[at:after]
+                if self._is_wanted(record, Offset(offset + at)):
+                    found.append(RecordRun(Offset(offset + at), record))
+                hit = data.find(wanted, after)
+            at = after
+        return size if is_last and hit < 0 else at
+
+    # -- both
+
+    def _is_wanted(self, record: bytes, offset: Offset) -> bool:
+        _length, stored, message_id, flag = HEADER.unpack_from(record)
+        payload = record[HEADER_BYTES:]
+        if not has_field(payload, flag, self.question.field):
+            return False
+        if checksum(payload) != stored:
+            raise CorruptRecordError(f"the record at offset {offset} is damaged")
+        return message_id < 0 or self._is_in_time(message_id, message_id)
+
+    def _is_in_time(self, least_id: int, greatest_id: int) -> bool:
+        question = self.question
+        return (greatest_id >> ID_MS_SHIFT) + ID_ZERO_MS >= question.since_ms and (
+            least_id >> ID_MS_SHIFT
+        ) + ID_ZERO_MS <= question.until_ms
