@@ -8,6 +8,8 @@ from pathlib import Path
 
 from metaq.config.settings import (
     BrokerConfig,
+    DeleteKind,
+    DeletePolicy,
     LimitsConfig,
     SystemConfig,
     TopicConfig,
@@ -23,6 +25,7 @@ from metaq.storage.key_index import KEYS_SUFFIX, field_names, keys_path
 from metaq.storage.key_lookup import NO_MORE, KeyQuestion, KeySearch
 from metaq.storage.log_snapshots import key_targets
 from metaq.storage.partition_log import PartitionLog
+from metaq.storage.retention_run import remove_segment
 from metaq.storage.span_queries import SpanQueries
 from tests.rigs.fs import FaultyFileSystem, keep_random
 from tests.rigs.storage import StorageBench, Ticket
@@ -33,7 +36,6 @@ STEP_MS = 10
 INDEX = ("key", "order-id")
 NAMES = field_names(INDEX)
 BLOCK_BYTES = 300
-LOG_BYTES = 20_000
 FAR = Offset(1 << 60)
 KEYS = [b"a", b"b&=%", "é\n".encode(), b"", b"key=a"]
 """Few, so that each has many records; some need escapes."""
@@ -51,7 +53,7 @@ def settings(index: tuple[str, ...] = INDEX) -> BrokerConfig:
     """Return those of a broker with small segments and spans."""
     system = SystemConfig(data_path=str(DATA), segment_bytes_max=2000)
     topic = TopicConfig(name=LOG.topic, index=index, data_path=str(DATA))
-    limits = LimitsConfig(free_bytes_min=0, span_bytes_min=64, log_bytes_max=LOG_BYTES)
+    limits = LimitsConfig(free_bytes_min=0, span_bytes_min=64)
     return BrokerConfig(system=system, limits=limits, topics={LOG.topic: topic})
 
 
@@ -104,8 +106,6 @@ class KeyMachine:
 
     def append(self) -> None:
         """Store some records of all kinds."""
-        if self.log.size_bytes > LOG_BYTES:
-            self.trim()
         rng, chunks, rows, at = self.rng, list[bytes](), Rows(), self.log.next_offset
         for _ in range(rng.randint(1, 8)):
             payload, flag, fields = self._payload()
@@ -175,11 +175,12 @@ class KeyMachine:
         return self.builder.take_step(targets, self.time_s)
 
     def trim(self) -> None:
-        """Have retention remove the oldest segments."""
-        job = self.bench.manager.begin_retention()
-        assert job is not None
-        job()
-        self.bench.run()
+        """Remove some of the oldest segments, as retention does."""
+        sealed = self.log.segments.sealed
+        for segment in sealed[: self.rng.randint(1, 3)]:
+            kind = self.rng.choice((DeleteKind.DELETE, DeleteKind.ARCHIVE))
+            remove_segment(self.fs, segment, DeletePolicy(kind=kind))
+            self.log.on_removed(segment, 0)
         start = self.log.log_start_offset
         self.rows = [row for row in self.rows if row[0].offset >= start]
 
