@@ -91,8 +91,9 @@ from metaq.record.ids import IdGenerator
 from metaq.replication.record import SET_FILE
 from metaq.retry import wait_set
 from metaq.storage.inventory import TRANSACTIONS
+from metaq.storage.key_builder import KeyBuilder, run_key_step
 from metaq.storage.log_manager import LogManager
-from metaq.storage.log_snapshots import ScrubbedLogs
+from metaq.storage.log_snapshots import ScrubbedLogs, key_targets
 from metaq.storage.opening import data_paths
 from metaq.storage.retention_run import RetentionReport
 from metaq.storage.scrub import Scrub, run_step
@@ -393,6 +394,7 @@ class Broker(Service):
             address="",
             port=0,
             started_s=started_s,
+            key_builder=KeyBuilder(limits.index_bytes_per_s),
         )
 
     def _begin_threads(self, name: str, count: int) -> HelperThreads:
@@ -599,6 +601,7 @@ class Broker(Service):
             every("connections", CONNECTION_CHECK_S, self._check_sessions),
             every("realtime", REALTIME_RESET_S, realtime.reset),
             every("scrub", SCRUB_STEP_S, self._begin_scrub_step),
+            Job("keys", self._key_delay_s, self._begin_key_step),
             every("transactions", TRANSACTION_TICK_S, transactions.tick),
             every("journal", JOURNAL_SYNC_S, transactions.sync_due),
             every("journal-opening", JOURNAL_OPENING_S, self._retry_opening),
@@ -641,6 +644,23 @@ class Broker(Service):
             return lambda: scrub.finish_step(step, result, clock.monotonic_s())
 
         return work
+
+    def _key_delay_s(self) -> float:
+        return self.context.key_builder.delay_s(self._clock.monotonic_s())
+
+    def _begin_key_step(self) -> Work | None:
+        """Return the next piece of an index of keys, if it is due."""
+        builder, clock, logs = self.context.key_builder, self._clock, self._logs
+        targets = key_targets(logs.logs(), self.context.config)
+        step = builder.take_step(targets, clock.monotonic_s())
+        if step is None:
+            return None
+
+        def work() -> Finish:
+            result = run_key_step(self._fs, step)
+            return lambda: builder.finish_step(step, result, clock.monotonic_s())
+
+        return logs.while_uncut(work)
 
     def _find_early_retention(self) -> Collection[str] | None:
         """Return for which topics a full disk or a size limit asks for a run."""

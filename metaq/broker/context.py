@@ -17,6 +17,7 @@ from metaq.fs import FileSystem
 from metaq.protocol.commands import Cancel, Follow, ListScheduled, Settle, Take
 from metaq.record.ids import IdGenerator
 from metaq.stats import Histogram, counter
+from metaq.storage.key_builder import KeyBuilder
 from metaq.storage.span_lookup import MadeIndexes
 from metaq.txn.coordinator import TransactionCoordinator
 from metaq.zk.group_definitions import QueueGroupDefinition
@@ -233,5 +234,9 @@ class BrokerContext:
     filter_hold_s: float = 0.1
     """A get that may wait is answered so late when nothing matches: a busy topic with
     few matches costs ten answers a second."""
+    key_builder: KeyBuilder = field(default_factory=lambda: KeyBuilder(0))
+    """Makes the indexes of keys."""
+    find_count: int = 0
+    """Look-ups that are not answered yet."""
     check_count: int = 0
     """Checks of stored bytes that are not answered yet."""

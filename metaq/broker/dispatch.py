@@ -14,6 +14,7 @@ from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext, DelayedMessages, QueueGroups
 from metaq.broker.handlers.check import handle_check
 from metaq.broker.handlers.filtered_get import answer_get
+from metaq.broker.handlers.find import handle_find
 from metaq.broker.handlers.follow import handle_follow
 from metaq.broker.handlers.get import GetAnswerer
 from metaq.broker.handlers.offset import handle_offset
@@ -31,6 +32,7 @@ from metaq.protocol.commands import (
     Cancel,
     Check,
     CommitTogether,
+    Find,
     Follow,
     Get,
     ListScheduled,
@@ -61,6 +63,7 @@ Small: TypeAlias = (
     | Settle
     | Cancel
     | ListScheduled
+    | Find
     | Version
     | TransactionCommand
     | CommitTogether
@@ -164,6 +167,8 @@ def _handle(command: Small, answerer: GetAnswerer) -> bytes | None:
             delays_of(answerer.context).cancel(command, answerer)
         case ListScheduled():
             delays_of(answerer.context).show(command, answerer)
+        case Find():
+            handle_find(command, answerer)
         case Version():
             return handle_version(answerer.context)
         case TransactionCommand():

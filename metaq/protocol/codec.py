@@ -33,6 +33,7 @@ from metaq.protocol.commands import (
     Command,
     CommitTogether,
     CountQuestion,
+    Find,
     Follow,
     Get,
     ListScheduled,
@@ -59,6 +60,7 @@ from metaq.protocol.decimals import (
     I32_MIN,
     I64_MAX,
     I64_MIN,
+    capped,
     parse_i32,
     parse_i64,
 )
@@ -78,17 +80,11 @@ WORDS_REMEMBERED_MAX: Final = 1024
 _NO_PRODUCER: Final = b"-"
 _TOGETHER: Final = b"COMMIT_TOGETHER"
 _WAIT: Final = b"wait="
-_LEASE: Final = b"lease="
 _WORKER: Final = b"worker="
 _GENERATION: Final = b"generation="
 _TRANSACTION: Final = b"tx="
-_NEXT: Final = b"next="
 _DELIVER: Final = b"deliver="
-_FROM: Final = b"from="
-_TO: Final = b"to="
 _WHERE: Final = b"where="
-_DIGITS_MAX: Final = 19
-"""Digits of the largest 64-bit number."""
 _TYPES: Final = {kind.value.encode(): kind for kind in TransactionType}
 
 
@@ -97,8 +93,8 @@ class Frame:
     """A line whose payload is still to come."""
 
     word: str
-    """`put`, `sync`, `mput`, `settle`, `cancel`, `transactions`, `follow`, `result`
-    or `value`."""
+    """`put`, `sync`, `mput`, `settle`, `cancel`, `find`, `transactions`, `follow`,
+    `result` or `value`."""
     length: int
     """Bytes of payload right after the line, 0 or more."""
     tokens: Tokens
@@ -200,8 +196,7 @@ def _decode_sync(tokens: Tokens, payload: bytes) -> Sync:
 
 
 def _decode_mput(tokens: Tokens, payload: bytes) -> Mput:
-    count = parse_i32(tokens[4], "count")
-    sequence = parse_i64(tokens[7], "sequence")
+    count, sequence = parse_i32(tokens[4], "count"), parse_i64(tokens[7], "sequence")
     producer = None if tokens[6] == _NO_PRODUCER else _text(tokens[6])
     if count < 0:
         raise _bad_line(f"count: expected 0 or more, got {count}", tokens)
@@ -229,7 +224,7 @@ def _decode_mput(tokens: Tokens, payload: bytes) -> Mput:
         producer=producer,
         sequence=sequence,
         transaction=transaction,
-        deliver_ms=None if deliver is None else _capped(deliver),
+        deliver_ms=None if deliver is None else capped(deliver),
     )
 
 
@@ -254,9 +249,8 @@ def _decode_value(tokens: Tokens, payload: bytes) -> Value:
     opaque = parse_i32(tokens[2], "opaque")
     if len(tokens) == 3:
         return Value(payload, opaque)
-    digits = _extra(tokens[3:], _NEXT)
-    is_number = digits is not None and digits.isdigit()
-    return Value(payload, opaque, _capped(digits) if digits and is_number else NO_NEXT)
+    after = _number(tokens[3:], b"next=", NO_NEXT)
+    return Value(payload, opaque, after, _number(tokens[3:], b"read=", 0))
 
 
 def _decode_settle(tokens: Tokens, payload: bytes) -> Settle:
@@ -279,6 +273,20 @@ def _decode_settle(tokens: Tokens, payload: bytes) -> Settle:
 
 def _decode_cancel(tokens: Tokens, payload: bytes) -> Cancel:
     return Cancel(_text(tokens[1]), payload, parse_i32(tokens[3], "opaque"))
+
+
+def _decode_find(tokens: Tokens, payload: bytes) -> Find:
+    extra = tokens[5:]
+    return Find(
+        topic=_text(tokens[1]),
+        partition=parse_i32(tokens[2], "partition"),
+        payload=payload,
+        opaque=parse_i32(tokens[4], "opaque"),
+        limit=min(_number(extra, b"limit=", 1), I32_MAX),
+        below=_number(extra, b"below=", I64_MAX),
+        since_ms=_number(extra, b"since=", 0),
+        until_ms=_number(extra, b"until=", I64_MAX),
+    )
 
 
 # -- lines that are whole commands ----------------------------------------------------
@@ -319,6 +327,11 @@ def _extra(extra: Tokens, name: bytes) -> bytes | None:
     return None
 
 
+def _number(extra: Tokens, name: bytes, otherwise: int) -> int:
+    digits = _extra(extra, name)
+    return capped(digits) if digits is not None and digits.isdigit() else otherwise
+
+
 def _worker(extra: Tokens, tokens: Tokens) -> str:
     word = _extra(extra, _WORKER) or b""
     name = parse_producer(word)
@@ -329,7 +342,6 @@ def _worker(extra: Tokens, tokens: Tokens) -> str:
 
 def _decode_take(tokens: Tokens) -> Take:
     _need(tokens, 7)
-    lease = _extra(tokens[7:], _LEASE) or b""
     return Take(
         topic=_text(tokens[1]),
         group=_text(tokens[2]),
@@ -338,7 +350,7 @@ def _decode_take(tokens: Tokens) -> Take:
         max_size=parse_i32(tokens[5], "max size"),
         opaque=parse_i32(tokens[6], "opaque"),
         worker=_worker(tokens[7:], tokens),
-        lease_ms=min(_capped(lease), I32_MAX) if lease.isdigit() else 0,
+        lease_ms=min(_number(tokens[7:], b"lease=", 0), I32_MAX),
         wait_ms=_wait_ms(tokens[7:]),
         generation=_generation(tokens[7:]),
     )
@@ -346,7 +358,7 @@ def _decode_take(tokens: Tokens) -> Take:
 
 def _generation(extra: Tokens) -> int | None:
     word = _extra(extra, _GENERATION)
-    return _capped(word) if word is not None and word.isdigit() else None
+    return capped(word) if word is not None and word.isdigit() else None
 
 
 def _decode_offset(tokens: Tokens) -> OffsetQuery:
@@ -370,7 +382,7 @@ def _decode_question(extra: Tokens) -> Question | None:
         numbers = value.split(b",")
         if not all(map(bytes.isdigit, numbers)):
             continue
-        match word, list(map(_capped, numbers)):
+        match word, list(map(capped, numbers)):
             case b"time", [time_ms]:
                 return TimeQuestion(time_ms)
             case b"count", [end]:
@@ -378,12 +390,6 @@ def _decode_question(extra: Tokens) -> Question | None:
             case b"boundaries", [end, count_max]:
                 return SplitQuestion(end, min(count_max, I32_MAX))
     return None
-
-
-def _capped(digits: bytes) -> int:
-    """Return a number, or the largest one of 64 bits where it is larger."""
-    # Nineteen digits are enough to reach the cap, and keep int() cheap.
-    return I64_MAX if len(digits) > _DIGITS_MAX else min(int(digits), I64_MAX)
 
 
 def _decode_c(tokens: Tokens) -> Command | Frame:
@@ -413,13 +419,12 @@ def _decode_scheduled(tokens: Tokens) -> ListScheduled:
     limit = parse_i32(tokens[2], "limit")
     if limit < 0:
         raise _bad_line(f"limit: expected 0 or more, got {limit}", tokens)
-    start, end = _extra(tokens[4:], _FROM) or b"", _extra(tokens[4:], _TO) or b""
     return ListScheduled(
         topic=_text(tokens[1]),
         limit=limit,
         opaque=parse_i32(tokens[3], "opaque"),
-        from_ms=_capped(start) if start.isdigit() else 0,
-        to_ms=_capped(end) if end.isdigit() else I64_MAX,
+        from_ms=_number(tokens[4:], b"from=", 0),
+        to_ms=_number(tokens[4:], b"to=", I64_MAX),
     )
 
 
@@ -492,6 +497,7 @@ _FRAMES: Final[
     "mput": (3, 9, _decode_mput),
     "settle": (5, 7, _decode_settle),
     "cancel": (2, 4, _decode_cancel),
+    "find": (3, 5, _decode_find),
     "transactions": (4, 6, _decode_together),
     "follow": (2, 4, _decode_follow),
     "result": (2, 4, _decode_result),
@@ -543,6 +549,8 @@ def encode(event: Command | Reply) -> bytes:
         case Cancel():
             tokens = ["cancel", event.topic, _length(event.payload)]
             return _line([*tokens, _i32(event.opaque)]) + event.payload
+        case Find():
+            return _encode_find(event)
         case ListScheduled():
             return _encode_scheduled(event)
         case Version():
@@ -569,7 +577,7 @@ def encode(event: Command | Reply) -> bytes:
             return encode_result(event.status, event.body, event.opaque)
         case Value():
             line = encode_value_line(
-                len(event.payload), event.opaque, next_offset=event.next_offset
+                len(event.payload), event.opaque, event.next_offset, event.read_bytes
             )
             return line + event.payload
         case _:  # pragma: no cover
@@ -625,11 +633,13 @@ def encode_result(status: int, body: bytes, opaque: int) -> bytes:
     return b"result %d %d %d\r\n%b" % (status, len(body), opaque, body)
 
 
-def encode_value_line(length: int, opaque: int, *, next_offset: int = NO_NEXT) -> bytes:
+def encode_value_line(
+    length: int, opaque: int, next_offset: int = NO_NEXT, read_bytes: int = 0
+) -> bytes:
     """Return the line of a `value` whose `length` bytes the caller sends itself."""
-    if next_offset == NO_NEXT:
-        return b"value %d %d\r\n" % (length, opaque)
-    return b"value %d %d next=%d\r\n" % (length, opaque, next_offset)
+    after = b"" if next_offset == NO_NEXT else b" next=%d" % next_offset
+    read = b" read=%d" % read_bytes if read_bytes else b""
+    return b"value %d %d%b%b\r\n" % (length, opaque, after, read)
 
 
 def _encode_question(question: Question) -> str:
@@ -719,14 +729,23 @@ def _encode_take(take: Take) -> bytes:
     return _line(tokens)
 
 
+def _encode_find(find: Find) -> bytes:
+    tokens = ["find", find.topic, _i32(find.partition), _length(find.payload)]
+    tokens += [_i32(find.opaque), f"limit={_in_range(find.limit, 0, I32_MAX)}"]
+    tokens += _extras("below", find.below, I64_MAX)
+    tokens += _extras("since", find.since_ms, 0)
+    return _line(tokens + _extras("until", find.until_ms, I64_MAX)) + find.payload
+
+
 def _encode_scheduled(scheduled: ListScheduled) -> bytes:
-    limit = _in_range(scheduled.limit, 0, I32_MAX)
-    tokens = ["scheduled", scheduled.topic, str(limit), _i32(scheduled.opaque)]
-    if scheduled.from_ms:
-        tokens.append(f"from={_in_range(scheduled.from_ms, 0, I64_MAX)}")
-    if scheduled.to_ms != I64_MAX:
-        tokens.append(f"to={_in_range(scheduled.to_ms, 0, I64_MAX)}")
-    return _line(tokens)
+    tokens = ["scheduled", scheduled.topic]
+    tokens += [str(_in_range(scheduled.limit, 0, I32_MAX)), _i32(scheduled.opaque)]
+    tokens += _extras("from", scheduled.from_ms, 0)
+    return _line(tokens + _extras("to", scheduled.to_ms, I64_MAX))
+
+
+def _extras(name: str, number: int, otherwise: int) -> list[str]:
+    return [f"{name}={_in_range(number, 0, I64_MAX)}"] * (number != otherwise)
 
 
 def _encode_stats(stats: Stats) -> bytes:

@@ -212,6 +212,25 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Find:
+    """Ask for the records with a key or header, newest first (our extension)."""
+
+    topic: str
+    partition: int
+    payload: bytes
+    """The key or header, as it is in the line of a record: `key=42`, `h.order-id=7`."""
+    opaque: int
+    limit: int
+    """Most records, 1 or more."""
+    below: int = I64_MAX
+    """Records begin below this offset."""
+    since_ms: int = 0
+    """Records are stamped then or later, milliseconds since 1970."""
+    until_ms: int = I64_MAX
+    """Records are stamped then or before."""
+
+
+@dataclass(frozen=True, slots=True)
 class ListScheduled:
     """Ask what waits for its time (our extension)."""
 
@@ -339,12 +358,14 @@ class Value:
 
     payload: bytes
     """Records; the first and last may be cut anywhere. Of a `take`, see
-    `queue_frames.py`; of a `get` with a filter, with a next offset: runs
+    `queue_frames.py`; of a `find`, or a `get` with a filter and a next offset: runs
     (`record/runs.py`)."""
     opaque: int
     next_offset: int = NO_NEXT
     """Offset to go on at, where the payload is no single range of the log; NO_NEXT:
-    right after it."""
+    right after it. Of a `find` it is the one to go on below."""
+    read_bytes: int = 0
+    """Of a `find`: bytes of the log that were looked through without an index."""
 
 
 Command: TypeAlias = (
@@ -356,6 +377,7 @@ Command: TypeAlias = (
     | Take
     | Settle
     | Cancel
+    | Find
     | ListScheduled
     | Version
     | Stats

@@ -216,7 +216,7 @@ class Oversized:
     """A command whose payload exceeds its cap; the payload is being dropped."""
 
     word: str
-    """`put`, `sync`, `mput`, `settle`, `cancel`, `transactions` or `follow`."""
+    """`put`, `sync`, `mput`, `settle`, `cancel`, `find`, `transactions` or `follow`."""
     opaque: int
     length: int
     limit: int

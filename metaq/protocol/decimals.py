@@ -59,3 +59,9 @@ def _parse(token: bytes, what: str, low: int, high: int) -> int:
             f"{what}: expected {low}..{high}, got {token[:40].decode()}"
         )
     return number
+
+
+def capped(digits: bytes) -> int:
+    """Return a number, or the largest one of 64 bits where it is larger."""
+    # Nineteen digits are enough to reach the cap, and keep int() cheap.
+    return I64_MAX if len(digits) > 19 else min(int(digits), I64_MAX)

@@ -169,6 +169,11 @@ def too_many_checks(count_max: int) -> str:
     return f"{count_max} checks are not answered yet: ask again"
 
 
+def too_many_finds(count_max: int) -> str:
+    """Return our text for one look-up too many (503)."""
+    return f"{count_max} look-ups are not answered yet: ask again"
+
+
 def put_reply(message_id: int, partition: int, offset: int) -> str:
     """Return the body of the 200 to a put, sync or mput.
 

@@ -1,7 +1,7 @@
 """Capabilities of a broker, in the body of its `version` reply.
 
     metaq/<version>;mput;dedup;spans;codes;mput-tx;together;check;follow;queues
-        ;filter;wait=<ms>;delay=<ms>;payload=<bytes>;batch=<bytes>,<records>
+        ;filter;find;wait=<ms>;delay=<ms>;payload=<bytes>;batch=<bytes>,<records>
                                                                        (in one line)
 
 MetaQ clients ignore the body. The body of a MetaQ broker (`1.4.6.3-SNAPSHOT`) lists
@@ -28,6 +28,7 @@ _FIELDS: Final = {
     "follow": "follow",
     "queues": "queues",
     "filter": "filters",
+    "find": "find",
 }
 """Word in the body → field of `Capabilities`, in the order of the body."""
 
@@ -68,6 +69,8 @@ class Capabilities:
     """The broker serves queue groups: `take` and `settle`."""
     filters: bool = False
     """The broker takes a `get` with a filter."""
+    find: bool = False
+    """The broker looks up keys and headers: `find`."""
 
 
 def encode_version_body(capabilities: Capabilities) -> str:

@@ -14,6 +14,7 @@ The end of each index is remembered, and looked up again from time to time: a lo
 be cut, and a file removed. While a step runs no log is cut (`Retention.hold`).
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -35,8 +36,15 @@ from metaq.storage.walk import WINDOW_BYTES, damaged_spans
 LOOK_S: Final = 600.0
 """The ends of indexes are looked up this often."""
 
+RETRY_S: Final = 3.0
+"""A segment is tried again after so long; one that was sealed just now may lack spans,
+and others wait for the scrub."""
+
 IDLE_S: Final = 1.0
 """Time between two looks for something to do."""
+
+
+_Key = tuple[LogId, Offset, tuple[bytes, ...]]
 
 
 class KeyTarget(NamedTuple):
@@ -50,7 +58,7 @@ class KeyTarget(NamedTuple):
     """Names that are indexed, as fields begin."""
 
     @property
-    def key(self) -> tuple[LogId, Offset, tuple[bytes, ...]]:
+    def key(self) -> _Key:
         """Its key in the memory of the builder."""
         return self.log_id, self.segment.base_offset, self.names
 
@@ -71,8 +79,8 @@ class KeyStepResult(NamedTuple):
     end: Offset
     """The index reaches so far."""
     read_bytes: int
-    is_done: bool
-    """Nothing more can be made now."""
+    is_stuck: bool = False
+    """Its next bytes cannot be compared with spans now."""
 
 
 class KeyBuilder:
@@ -82,15 +90,14 @@ class KeyBuilder:
         """Begin with nothing known; a rate of 0 makes nothing."""
         self._bytes_per_s = bytes_per_s
         self._block_bytes = block_bytes
-        self._due_s = 0.0
-        self._look_s = 0.0
-        self._ends: dict[tuple[LogId, Offset, tuple[bytes, ...]], Offset] = {}
-        self._distrusted: set[tuple[LogId, Offset]] = set()
+        self._due_s = 0.0 if bytes_per_s else math.inf
+        self._known: dict[_Key, tuple[Offset, float]] = {}
+        """The end of each index, and when it is looked up again."""
+        self._distrusted: set[_Key] = set()
 
-    def distrust(self, log_id: LogId, base: Offset) -> None:
+    def distrust(self, key: _Key) -> None:
         """Have an index made again of which a part was damaged."""
-        self._distrusted.add((log_id, base))
-        self._look_s = 0.0
+        self._distrusted.add(key)
 
     def delay_s(self, monotonic_s: float) -> float:
         """Return when to ask for a step, in seconds from now."""
@@ -100,18 +107,22 @@ class KeyBuilder:
         self, targets: Iterable[KeyTarget], monotonic_s: float
     ) -> KeyStep | None:
         """Return the next step; None: there is nothing to do now."""
-        if not self._bytes_per_s or monotonic_s < self._due_s:
+        if monotonic_s < self._due_s:
             return None
-        if monotonic_s >= self._look_s:
-            self._ends.clear()
-            self._look_s = monotonic_s + LOOK_S
-        for target in targets:
-            end = self._ends.get(target.key)
-            left = target.segment.end_offset - (end or target.segment.base_offset)
-            if end is None or left >= (1 if target.is_sealed else self._block_bytes):
-                is_new = target.key[:2] in self._distrusted
-                return KeyStep(target, self._block_bytes, is_new)
         self._due_s = monotonic_s + IDLE_S
+        seen: dict[_Key, tuple[Offset, float]] = {}
+        for target in targets:
+            end, look_s = self._known.get(target.key, (Offset(-1), 0.0))
+            is_new = target.key in self._distrusted
+            left = target.segment.end_offset - end
+            wanted = 1 if target.is_sealed else self._block_bytes
+            if is_new or monotonic_s >= look_s or left >= wanted:
+                # A step that fails is made again after a while.
+                again = target.segment.end_offset, monotonic_s + RETRY_S
+                self._known[target.key] = again
+                return KeyStep(target, self._block_bytes, is_new)
+            seen[target.key] = end, look_s
+        self._known = seen
         return None
 
     def finish_step(
@@ -120,11 +131,9 @@ class KeyBuilder:
         """Take over the result of a step."""
         target = step.target
         self._due_s = monotonic_s + result.read_bytes / self._bytes_per_s
-        if step.is_new:
-            self._distrusted.discard(target.key[:2])
-        # What cannot be indexed now is tried again after the next look.
-        end = target.segment.end_offset if result.is_done else result.end
-        self._ends[target.key] = end
+        self._distrusted.discard(target.key)
+        if not result.is_stuck:
+            self._known[target.key] = result.end, monotonic_s + LOOK_S
 
 
 def run_key_step(fs: FileSystem, step: KeyStep) -> KeyStepResult:
@@ -137,11 +146,12 @@ def run_key_step(fs: FileSystem, step: KeyStep) -> KeyStepResult:
     blocks = _believed(fs, step)
     start, spans = _next_block(fs, target, blocks, step.block_bytes)
     if not spans:
-        return KeyStepResult(start, 0, is_done=True)
+        end = segment.end_offset if target.is_sealed else start
+        return KeyStepResult(start, 0, is_stuck=start < end)
     end = spans[-1].end_offset
     with fs.open_read(segment.path) as file:
         if damaged_spans(file, segment.base_offset, spans):
-            return KeyStepResult(start, end - start, is_done=True)
+            return KeyStepResult(start, end - start, is_stuck=True)
         block = _make(file, target, start, end)
     size = SizeBytes(blocks[-1].after if blocks else 0)
     path = keys_path(segment.path, segment.base_offset)
@@ -150,7 +160,7 @@ def run_key_step(fs: FileSystem, step: KeyStep) -> KeyStepResult:
             if index.size() != size:
                 index.truncate(size)
             index.write(block)
-    return KeyStepResult(end, end - start, is_done=False)
+    return KeyStepResult(end, end - start)
 
 
 def _believed(fs: FileSystem, step: KeyStep) -> list[KeyBlock]:

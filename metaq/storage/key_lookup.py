@@ -76,8 +76,6 @@ class FoundRecords(NamedTuple):
     """Below it the search is to go on; NO_MORE: it is over."""
     read_bytes: int
     """Bytes of the log that were looked through for want of an index."""
-    damaged: frozenset[Offset]
-    """Base offsets of segments whose index is damaged."""
 
 
 @dataclass(slots=True)
@@ -92,7 +90,8 @@ class KeySearch:
     hash_of: HashOf = crc32
     piece_bytes: int = PIECE_BYTES
     _read_bytes: int = 0
-    _damaged: set[Offset] = field(default_factory=set)
+    damaged: set[Offset] = field(default_factory=set)
+    """Base offsets of segments whose index is damaged."""
 
     def run(self, is_over: Callable[[], bool]) -> FoundRecords:
         """Search until the end, a limit, or `is_over` says so after some progress.
@@ -116,7 +115,7 @@ class KeySearch:
                 break
         else:
             at = last
-        return FoundRecords(records, at, self._read_bytes, frozenset(self._damaged))
+        return FoundRecords(records, at, self._read_bytes)
 
     def _bounds(self) -> tuple[Offset, Offset]:
         """Return where the search ends, and where it is to go on then."""
@@ -182,7 +181,7 @@ class KeySearch:
             hashed = self.hash_of(self.question.field)
             positions = read_positions(index, block, hashed)
             if positions is None:
-                self._damaged.add(segment.base_offset)
+                self.damaged.add(segment.base_offset)
                 yield from self._read_back(file, segment, low, high)
                 return
             for position in reversed(positions):

@@ -12,6 +12,7 @@ from metaq.protocol.commands import (
     Command,
     CommitTogether,
     CountQuestion,
+    Find,
     Follow,
     Get,
     ListScheduled,
@@ -95,6 +96,12 @@ CANONICAL: list[tuple[Command | Reply, bytes]] = [
         b"mput t 0 0 2 77 - -1 TX:test:1 9 deliver=0\r\n",
     ),
     (Cancel("test", b"0 375 9 1", -5), b"cancel test 9 -5\r\n0 375 9 1"),
+    (Find("t", 0, b"key=a b", -5, 10), b"find t 0 7 -5 limit=10\r\nkey=a b"),
+    (
+        Find("t", -1, b"", 5, 0, 7, 8, 9),
+        b"find t -1 0 5 limit=0 below=7 since=8 until=9\r\n",
+    ),
+    (Value(b"", 9, 7, 8), b"value 0 9 next=7 read=8\r\n"),
     (ListScheduled("*", 10, 5), b"scheduled * 10 5\r\n"),
     (
         ListScheduled("test", 0, -5, 2**63 - 1, 7),
@@ -231,6 +238,11 @@ SYNONYMS: list[tuple[Command | Reply, bytes]] = [
         b"mput t 0 0 1 -1 - -1 9 x deliver=%s deliver=x\r\n" % (b"9" * 60),
     ),
     (Cancel("t", b"", 5), b"cancel t 0 5 x\r\n"),
+    (
+        Find("t", 0, b"", 5, 2**31 - 1),
+        b"find t 0 0 5 x since=-1 below=%s limit=%s until=x\r\n" % (2 * (b"9" * 60,)),
+    ),
+    (Find("t", 0, b"", 5, 1), b"find t 0 0 5\r\n"),
     (
         ListScheduled("t", 1, 5, 0, 7),
         b"scheduled t +1 5 x from=-1 to=07 to=9 until=1\r\n",

@@ -26,6 +26,7 @@ FULL = Capabilities(
     follow=True,
     queues=True,
     filters=True,
+    find=True,
 )
 
 
@@ -33,7 +34,8 @@ def test_a_body_lists_what_the_broker_can_do() -> None:
     """The form that docs/protocol.md shows."""
     body = (
         "metaq/1.0;mput;dedup;spans;codes;mput-tx;together;check;follow;queues"
-        ";filter;wait=30000;delay=34560000000;payload=16777216;batch=8388608,65536"
+        ";filter;find;wait=30000;delay=34560000000;payload=16777216"
+        ";batch=8388608,65536"
     )
     assert encode_version_body(FULL) == body
     assert decode_version_body(body) == FULL

@@ -129,6 +129,10 @@ BY_NAME: dict[str, st.SearchStrategy[object]] = {
     "lease_ms": COUNTS,
     "worker": WORKERS,
     "generation": GENERATIONS,
+    "below": st.integers(0, I64_MAX),
+    "since_ms": st.integers(0, I64_MAX),
+    "until_ms": st.integers(0, I64_MAX),
+    "limit": COUNTS,
 }
 """Strategies of fields, where the type says too little."""
 
@@ -180,7 +184,7 @@ def quits() -> st.SearchStrategy[Quit]:
 def replies() -> st.SearchStrategy[Reply]:
     """Every reply, with any status number."""
     offsets = st.integers(NO_NEXT, I64_MAX)
-    values = st.builds(Value, PAYLOADS, I32, offsets)
+    values = st.builds(Value, PAYLOADS, I32, offsets, st.integers(0, I64_MAX))
     return st.builds(Result, I32, PAYLOADS, I32) | values
 
 

@@ -75,7 +75,7 @@ def search(
         more = step.run(is_over)
         found += more.records
         read_bytes += more.read_bytes
-        damaged |= more.damaged
+        damaged |= step.damaged
         assert len(more.records) <= question.limit
         if more.next_offset == NO_MORE:
             return found, read_bytes, damaged
@@ -166,7 +166,10 @@ class KeyMachine:
 
     def build_all(self) -> None:
         """Make all blocks that can be made now."""
-        while step := self._take_step():
+        for _ in range(1000):
+            step = self._take_step()
+            if step is None:
+                return
             self.builder.finish_step(step, run_key_step(self.fs, step), self.time_s)
 
     def _take_step(self) -> KeyStep | None:
@@ -277,7 +280,7 @@ class KeyMachine:
             )
             assert found == expected, (field, since, until, each)
             for base in damaged:
-                self.builder.distrust(LOG, base)
+                self.builder.distrust((LOG, base, names))
         assert all(path.suffix != KEYS_SUFFIX for path in self.fs.open_paths())
         names = self.fs.names_in(DATA / str(LOG))
         kept = {path.name for path in self.index_files()}

@@ -1,5 +1,6 @@
 """Blocks are made step by step, of good bytes, and made again when they are lost."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +24,7 @@ from tests.storage.key_machine import (
     NAMES,
     KeyMachine,
 )
-from tests.storage.support import LOG
+from tests.storage.support import LOG, OTHER
 from tests.storage.test_key_lookup import small_log
 
 RECORDS = [encode_payload(b"x" * 50, None, b"k%d" % number) for number in range(10)]
@@ -48,7 +49,7 @@ def build(fs: FaultyFileSystem, target: KeyTarget, block_bytes: int) -> list[int
     """Make all blocks; return where they end."""
     while True:
         step = run_key_step(fs, KeyStep(target, block_bytes, is_new=False))
-        if step.is_done:
+        if not step.read_bytes or step.is_stuck:
             return block_ends(fs, target.segment)
 
 
@@ -113,7 +114,30 @@ def test_work_has_a_rate_and_what_is_done_is_not_looked_at_again() -> None:
     assert builder.take_step([target], due_s) is None
     assert builder.delay_s(due_s) == IDLE_S
     assert builder.take_step([target], due_s + LOOK_S) is not None
-    assert KeyBuilder(0).take_step([target], 0.0) is None
+    never = KeyBuilder(0)
+    assert never.take_step([target], 0.0) is None
+    assert never.delay_s(0.0) == math.inf
+
+
+def test_a_step_that_fails_holds_up_no_other() -> None:
+    """It is tried again after the next look."""
+    fs, segment = small_log(*RECORDS)
+    broken = replace(segment, path=segment.path.with_name("none"))
+    builder = KeyBuilder(1 << 40, block_bytes=10**6)
+    targets = [target_of(broken), target_of(replace(segment, base_offset=Offset(0)))]
+    targets[0] = targets[0]._replace(log_id=OTHER)
+    step = builder.take_step(targets, 0.0)
+    assert step is not None
+    assert step.target is targets[0]
+    assert builder.delay_s(0.0) == IDLE_S
+    step = builder.take_step(targets, IDLE_S)
+    assert step is not None
+    assert step.target is targets[1]
+    builder.finish_step(step, run_key_step(fs, step), IDLE_S)
+    assert builder.take_step(targets, 2 * IDLE_S) is None
+    step = builder.take_step(targets, LOOK_S)
+    assert step is not None
+    assert step.target is targets[0]
 
 
 def test_an_index_that_is_distrusted_is_made_again() -> None:
@@ -127,7 +151,7 @@ def test_an_index_that_is_distrusted_is_made_again() -> None:
     good = fs.read_file(path, SizeBytes(10**6))
     fs.flip_bit(path, 8 * (len(good) - 1))
     assert builder.take_step([target], 1.0) is None
-    builder.distrust(LOG, segment.base_offset)
+    builder.distrust(target.key)
     step = builder.take_step([target], 3.0)
     assert step is not None
     builder.finish_step(step, run_key_step(fs, step), 3.0)

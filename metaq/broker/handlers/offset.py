@@ -10,8 +10,8 @@ Source: docs/metaq-1.4/broker.md 1.6.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, assert_never
 
 from metaq.broker.acks import Answerer
@@ -30,6 +30,7 @@ from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import (
     Check,
     CountQuestion,
+    Find,
     Get,
     OffsetQuery,
     Question,
@@ -103,22 +104,45 @@ def _begin_answer(
     Raises:
         ServerError: the log cannot be read there; the text is the answer.
     """
-    context = answerer.context
-    work = partial(_answer, _ask(command, question, log, context))
-    future = asyncio.get_running_loop().run_in_executor(context.upkeep, work)
-    answerer.hold(count=1, size_bytes=ANSWER_BYTES_MAX)
+    asked = _ask(command, question, log, answerer.context)
 
-    def send(done: asyncio.Future[str]) -> None:
-        error, status = done.exception(), int(Status.OK)
+    def work() -> bytes:
+        return encode_result(Status.OK, _answer(asked).encode(), command.opaque)
+
+    answer_later(command, work, answerer, size_bytes=ANSWER_BYTES_MAX)
+
+
+def answer_later(
+    command: OffsetQuery | Find,
+    work: Callable[[], bytes],
+    answerer: Answerer,
+    *,
+    size_bytes: int,
+) -> "asyncio.Future[bytes]":
+    """Have an upkeep thread make a reply, or the error that it is to be.
+
+    Args:
+        command: it is answered when the future is done.
+        work: blocks.
+        answerer: sends the reply.
+        size_bytes: counted in the in-flight bounds until then.
+    """
+    context = answerer.context
+    future = asyncio.get_running_loop().run_in_executor(context.upkeep, work)
+    answerer.hold(count=1, size_bytes=size_bytes)
+
+    def send(done: asyncio.Future[bytes]) -> None:
+        error = done.exception()
         if error is None:
-            text = done.result()
+            reply = done.result()
         else:
             failure = late_failure(error, command, context)
-            status, text = failure.status, str(failure)
-        reply = encode_result(status, text.encode(), command.opaque)
-        answerer.answer(reply, count=1, size_bytes=ANSWER_BYTES_MAX)
+            text = str(failure).encode()
+            reply = encode_result(failure.status, text, command.opaque)
+        answerer.answer(reply, count=1, size_bytes=size_bytes)
 
     future.add_done_callback(send)
+    return future
 
 
 def _ask(
@@ -174,7 +198,9 @@ def _require_boundaries(asked: _Asked) -> None:
 
 
 def late_failure(
-    error: BaseException, command: OffsetQuery | Check | Get, context: BrokerContext
+    error: BaseException,
+    command: OffsetQuery | Check | Get | Find,
+    context: BrokerContext,
 ) -> WireError:
     """Return the answer to a command with which another thread had no success."""
     match error:

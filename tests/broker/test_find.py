@@ -1,0 +1,228 @@
+"""The command `find`: over real sockets, with an index and without."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+
+from metaq.broker.app import Broker
+from metaq.broker.handlers.find import FINDS_MAX, RECORDS_BYTES_MAX
+from metaq.model import Offset
+from metaq.protocol.codec import encode
+from metaq.protocol.commands import Find, Put
+from metaq.record.checksum import checksum
+from metaq.record.flags import encode_payload
+from metaq.record.runs import decode_runs
+from metaq.storage.key_index import keys_path
+from metaq.storage.segment import Damage
+from tests.rigs.broker import CONFIG, TIMEOUT_S, Peer, running_broker
+
+INDEXED = CONFIG.replace("[topic=test]", "[topic=test]\nindex=key,order-id")
+SEGMENTS = {"maxSegmentSize": "2000"}
+COUNT = 100
+Scenario = Callable[[Broker, Peer], Awaitable[None]]
+
+
+def put(number: int, size: int = 60) -> bytes:
+    """Return a put with a key and a header; opaque and data are its number."""
+    data = b"%d " % number + b"x" * size
+    headers = {"order-id": b"%d" % (number % 10), "other": b"1"}
+    payload, flag = encode_payload(data, None, b"k%d" % (number % 7), headers)
+    return encode(Put("test", 0, payload, flag, checksum(payload), number))
+
+
+def run(
+    data: Path, scenario: Scenario, *, text: str = CONFIG, count: int = COUNT
+) -> None:
+    """Run a scenario with a broker that has so many messages."""
+
+    async def main() -> None:
+        broker_running = running_broker(data, SEGMENTS, text=text)
+        async with broker_running as broker, Peer(broker) as peer:
+            for first in range(0, count, 10):
+                await peer.ask(b"".join(map(put, range(first, first + 10))))
+            await scenario(broker, peer)
+
+    asyncio.run(main())
+
+
+async def ask(peer: Peer, command: Find) -> tuple[list[int], int, int]:
+    """Return the numbers of what is found, where to go on, and the bytes read."""
+    reply = await peer.ask(encode(command))
+    line, _, payload = reply.partition(b"\r\n")
+    word, length, opaque, after, *read = line.split()
+    assert (word, int(length), int(opaque)) == (b"value", len(payload), command.opaque)
+    numbers = [
+        int(run.data.rpartition(b"other=1")[2].split()[0])
+        for run in decode_runs(payload)
+    ]
+    return numbers, int(after[5:]), int(read[0][5:]) if read else 0
+
+
+async def retried(is_so: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while not await is_so():
+            await asyncio.sleep(0.01)
+
+
+async def refusal(peer: Peer, command: Find) -> bytes:
+    """Return the answer to a look-up that is refused."""
+    reply = await peer.ask(encode(command))
+    assert reply.startswith(b"result ")
+    return reply
+
+
+def test_a_look_up_gives_the_newest_records_first(data_dir: Path) -> None:
+    """All of them, the newest few, those of a time, those below an offset."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        log = broker.context.topics.find_log("test", 0)
+        assert log is not None
+        wanted = [number for number in reversed(range(COUNT)) if number % 7 == 3]
+        everything = log.high_watermark - log.log_start_offset
+        key = Find("test", 0, b"key=k3", 9, 1000)
+        assert await ask(peer, key) == (wanted, 0, everything)
+        few = Find("test", 0, b"key=k3", 9, 2)
+        found, after, _read = await ask(peer, few)
+        assert (found, after > 0) == (wanted[:2], True)
+        rest = Find("test", 0, b"key=k3", 9, 1000, below=after)
+        assert (await ask(peer, rest))[0] == wanted[2:]
+        header = Find("test", 0, b"h.order-id=4", 9, 1000)
+        assert (await ask(peer, header))[0] == list(range(94, 0, -10))
+        now_ms = broker.context.clock.wall_ms()
+        late = Find("test", 0, b"key=k3", 9, 1000, since_ms=now_ms + 60_000)
+        assert await ask(peer, late) == ([], 0, 0)
+        early = Find("test", 0, b"key=k3", 9, 1000, until_ms=now_ms - 60_000)
+        assert (await ask(peer, early))[:2] == ([], 0)
+
+    run(data_dir, scenario)
+
+
+def test_an_index_is_made_and_used_and_made_again(data_dir: Path) -> None:
+    """Sealed segments are looked up; one whose index is damaged is read once more."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        log = broker.context.topics.find_log("test", 0)
+        assert log is not None
+        command = Find("test", 0, b"h.order-id=4", 9, 1000)
+
+        async def is_indexed() -> bool:
+            found, after, read = await ask(peer, command)
+            assert (found, after) == (list(range(94, 0, -10)), 0)
+            return read <= log.readable_active().size_bytes
+
+        assert len(log.segments) > 3
+        await retried(is_indexed)
+        path = keys_path(log.segments.first.path, Offset(0))
+        good = path.read_bytes()
+        path.write_bytes(good[:60] + bytes(len(good) - 60))
+        assert not await is_indexed()
+        await retried(is_indexed)
+        assert path.read_bytes() == good
+        # What is not indexed is read.
+        other = Find("test", 0, b"h.other=1", 9, 1000)
+        assert (await ask(peer, other))[2] > log.readable_active().size_bytes
+
+    run(data_dir, scenario, text=INDEXED)
+
+
+def test_a_reply_has_up_to_a_mebibyte_of_records(data_dir: Path) -> None:
+    """But for a first one that is larger; the next one goes on below."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        del broker
+        sizes = [100, RECORDS_BYTES_MAX // 2, RECORDS_BYTES_MAX // 2 - 300, 100]
+        await peer.ask(b"".join(put(7 * n, size) for n, size in enumerate(sizes)))
+        command = Find("test", 0, b"key=k0", 9, 1000)
+        assert (await ask(peer, command))[0] == [21, 14, 7]
+        await peer.ask(put(28, 2 * RECORDS_BYTES_MAX))
+        found, after, _read = await ask(peer, command)
+        assert found == [28]
+        rest = Find("test", 0, b"key=k0", 9, 1000, below=after)
+        assert (await ask(peer, rest))[0][:3] == [21, 14, 7]
+
+    run(data_dir, scenario, count=0)
+
+
+def test_what_makes_no_sense_is_refused(data_dir: Path) -> None:
+    """A sentence for each; the connection goes on."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        for payload, limit in ((b"", 1), (b"k", 1), (b"tag=1", 1), (b"key=a", 0)):
+            command = Find("test", 0, payload, 9, limit)
+            assert (await refusal(peer, command)).startswith(b"result 400 ")
+        missing = Find("test", 1, b"key=a", 9, 1)
+        assert (await refusal(peer, missing)).startswith(b"result 404 ")
+        internal = Find("__queues", 0, b"key=a", 9, 1)
+        assert (await refusal(peer, internal)).startswith(b"result 404 ")
+        broker.context.topics.close_partitions("test", start=0, end=0)
+        closed = Find("test", 0, b"key=a", 9, 1)
+        assert (await refusal(peer, closed)).startswith(b"result 403 ")
+
+    run(data_dir, scenario, count=10)
+
+
+def test_look_ups_are_bounded_and_others_overtake_them(data_dir: Path) -> None:
+    """One more is refused with a status that passes."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        context = broker.context
+        with ThreadPoolExecutor(1) as busy:
+            upkeep, context.upkeep = context.upkeep, busy
+            gate = Event()
+            busy.submit(gate.wait, 30)
+            context.find_count = FINDS_MAX - 1
+            finds = [Find("test", 0, b"key=k0", opaque, 1) for opaque in (9, 8)]
+            await peer.send(b"".join(map(encode, finds)))
+            reply = await peer.read_some()
+            assert reply.startswith(b"result 503 ")
+            assert b" 8\r\n" in reply
+            gate.set()
+            assert (await peer.read_some()).startswith(b"value ")
+            assert context.find_count == FINDS_MAX - 1
+            context.upkeep = upkeep
+        assert context.load.in_flight_bytes == 0
+
+    run(data_dir, scenario, count=10)
+
+
+def test_known_damage_is_named_where_a_look_up_comes_to_it(data_dir: Path) -> None:
+    """The answer ends above it; the next one is the error that a get has there."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        log = broker.context.topics.find_log("test", 0)
+        assert log is not None
+        broken = log.segments.sealed[1]
+        end = broken.end_offset
+        log.on_damage(Damage(broken.path, broken.base_offset, end, "zeros"))
+        found, after, _read = await ask(peer, Find("test", 0, b"h.other=1", 9, 1000))
+        assert (found[0], after) == (COUNT - 1, end)
+        below = Find("test", 0, b"h.other=1", 9, 1000, below=after)
+        reply = await refusal(peer, below)
+        assert reply.startswith(b"result 500 ")
+        assert b"damaged from=%d to=%d" % (broken.base_offset, end) in reply
+        below = Find("test", 0, b"h.other=1", 9, 1000, below=broken.base_offset)
+        found, after, _read = await ask(peer, below)
+        assert (found[-1], after) == (0, 0)
+
+    run(data_dir, scenario)
+
+
+def test_a_restart_goes_on_with_the_index(data_dir: Path) -> None:
+    """It was made by the broker before; the end of the log is read."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        log = broker.context.topics.find_log("test", 0)
+        assert log is not None
+
+        async def is_indexed() -> bool:
+            found, _after, read = await ask(peer, Find("test", 0, b"key=k3", 9, 1000))
+            assert found[-1] == 3
+            return read <= log.readable_active().size_bytes
+
+        await retried(is_indexed)
+
+    run(data_dir, scenario, text=INDEXED)
+    run(data_dir, scenario, text=INDEXED, count=0)
