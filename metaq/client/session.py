@@ -35,6 +35,7 @@ from metaq.client.consume.browse import (
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.cursor import FETCH_BYTES
 from metaq.client.consume.fetch_handler import Marks
+from metaq.client.consume.find import READ_BYTES_MAX, find_messages
 from metaq.client.errors import TopicExistsError
 from metaq.client.group.assignments import PartitionSource, listed_source, topic_source
 from metaq.client.group.rebalancer import GroupSource
@@ -557,6 +558,71 @@ class AsyncClient:
             where=where,
             stop_at_end=stop_at_end,
             partial=partial,
+            timeout=timeout,
+        )
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                for message in batch:
+                    yield message
+
+    async def find(
+        self,
+        topic: str,
+        *,
+        key: str | bytes | None = None,
+        header: tuple[str, bytes] | None = None,
+        id: int | None = None,  # noqa: A002  # the field of a message
+        partitions: Collection[str | TopicPartition] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int | None = None,
+        read_bytes_max: int = READ_BYTES_MAX,
+        on_read: Callable[[int], object] | None = None,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Message]:
+        """Yield the messages with a key, a header or an id, the newest first.
+
+        The order is that of the times in their ids, among equal ones that of the
+        partitions; within a partition that of the log, from its end. Brokers look them
+        up in the index of the topic (setting `index`); where there is none they read
+        the log, and what a MetaQ 1.4 broker has is read here. The result is the same.
+
+        Args:
+            topic: topic name.
+            key: of the messages; text means its UTF-8 bytes.
+            header: a name and the bytes that it has.
+            id: of one message; its time is in it, so nothing has to be looked up.
+            partitions: partitions, or names like `0-1`; None takes all.
+            since: messages of that time or later. Local time without a zone. Times are
+                those of the broker; messages without one count as in time.
+            until: messages before that time.
+            limit: most messages; None goes on to the log start.
+            read_bytes_max: most bytes of the log that are read without an index.
+            on_read: called with the bytes read so, as they grow.
+            timeout: seconds of each question; None: `request_timeout_s`.
+
+        Raises:
+            CannotAnswerError: more than `read_bytes_max` would have to be read; an id,
+                where a MetaQ 1.4 broker has messages.
+            NoBrokerError, PartitionsAwayError: as `browse`.
+            ConfigError: not one of `key`, `header` and `id`; an id that tells no time;
+                a value that means nothing.
+            TypeError: a value of another type.
+            CorruptRecordError: a damaged record; newer messages were yielded.
+            MetaqError: a broker cannot be asked.
+        """
+        batches = find_messages(
+            self._require_context(),
+            topic,
+            key=key,
+            header=header,
+            message_id=id,
+            partitions=partitions,
+            since=since,
+            until=until,
+            limit=limit,
+            read_bytes_max=read_bytes_max,
+            on_read=on_read,
             timeout=timeout,
         )
         async with contextlib.aclosing(batches):

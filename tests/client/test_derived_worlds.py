@@ -213,7 +213,14 @@ def test_a_call_returns_what_its_twin_returns(
 ) -> None:
     """Annotations of derived methods are those of the async ones, awaited."""
     of_each_world = {"producer", "ordered_producer", "xa", "consumer", "transaction"}
-    of_each_world |= {"exactly_once", "admin", "browse", "batches", "commit_nowait"}
+    of_each_world |= {
+        "exactly_once",
+        "admin",
+        "browse",
+        "find",
+        "batches",
+        "commit_nowait",
+    }
     of_each_world |= {"queue", "receive", "receive_many", "ack_nowait"}
     for name in names_of(other) & calls_of(other).keys() - of_each_world:
         ours = inspect.signature(getattr(sync, name)).return_annotation

@@ -220,7 +220,12 @@ class AsyncWorld:
         return AsyncWorldPart(made, self.run)
 
     def browse(self, *args: Any, **options: Any) -> Iterator[Message]:
-        iterator = self.call(self.twin.browse, *args, **options)
+        return self._iterate(self.call(self.twin.browse, *args, **options))
+
+    def find(self, *args: Any, **options: Any) -> Iterator[Message]:
+        return self._iterate(self.call(self.twin.find, *args, **options))
+
+    def _iterate(self, iterator: Any) -> Iterator[Message]:
 
         async def step() -> Message | None:
             return await anext(iterator, None)

@@ -40,6 +40,7 @@ from metaq.protocol.commands import (
     NO_GROUP,
     Check,
     CountQuestion,
+    Find,
     Get,
     OffsetQuery,
     Question,
@@ -107,7 +108,7 @@ class LogQueries:
 
     async def ask(
         self,
-        make: Callable[[BrokerConnection, int], OffsetQuery | Get | Check],
+        make: Callable[[BrokerConnection, int], OffsetQuery | Get | Check | Find],
         parse: Callable[[Reply], T],
     ) -> T:
         """Send one command to the partition's broker; again after passing errors.
@@ -129,7 +130,7 @@ class LogQueries:
             raise_passing(reply)
             try:
                 damaged = damage_in(reply)
-                if damaged is not None and isinstance(command, OffsetQuery):
+                if damaged is not None and isinstance(command, OffsetQuery | Find):
                     raise damage_error(self.partition, damaged.start, damaged)
                 return parse(reply)
             except RemoteProtocolError as error:

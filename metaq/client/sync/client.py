@@ -12,7 +12,13 @@ import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Generator,
+    Iterator,
+)
 from concurrent.futures import Future
 from datetime import datetime
 from itertools import chain
@@ -24,6 +30,7 @@ from metaq.client.consume.browse import browse_topic
 from metaq.client.consume.consumer import AsyncConsumer, AsyncMessageBatch
 from metaq.client.consume.current_batch import Filling
 from metaq.client.consume.fetch_buffer import FetchedBatch
+from metaq.client.consume.find import READ_BYTES_MAX, find_messages
 from metaq.client.consume.message_batch import ListedMessages, check_bounds
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.offsets.commit_orders import Committable
@@ -183,7 +190,6 @@ class Client(SyncObject[AsyncClient]):
         timeout: float | None = None,
     ) -> Generator[Message, None, None]:
         """Yield the messages of a topic, without a group; see `AsyncClient.browse`."""
-        thread = self._require_thread()
         batches = browse_topic(
             context_of(self._twin),
             topic,
@@ -197,7 +203,44 @@ class Client(SyncObject[AsyncClient]):
             partial=partial,
             timeout=timeout,
         )
+        yield from self._iterate(batches)
 
+    def find(
+        self,
+        topic: str,
+        *,
+        key: str | bytes | None = None,
+        header: tuple[str, bytes] | None = None,
+        id: int | None = None,  # noqa: A002  # the field of a message
+        partitions: Collection[str | TopicPartition] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int | None = None,
+        read_bytes_max: int = READ_BYTES_MAX,
+        on_read: Callable[[int], object] | None = None,
+        timeout: float | None = None,
+    ) -> Generator[Message, None, None]:
+        """Yield messages with a key, a header or an id; see `AsyncClient.find`."""
+        batches = find_messages(
+            context_of(self._twin),
+            topic,
+            key=key,
+            header=header,
+            message_id=id,
+            partitions=partitions,
+            since=since,
+            until=until,
+            limit=limit,
+            read_bytes_max=read_bytes_max,
+            on_read=on_read,
+            timeout=timeout,
+        )
+        yield from self._iterate(batches)
+
+    def _iterate(
+        self, batches: AsyncGenerator[list[Message], None]
+    ) -> Generator[Message, None, None]:
+        thread = self._require_thread()
         taking: set[asyncio.Task[list[Message] | None]] = set()
 
         async def take() -> list[Message] | None:

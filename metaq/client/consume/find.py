@@ -1,0 +1,281 @@
+"""Find messages by key, header or id: the newest first, over all partitions.
+
+Brokers that announce `find` look them up, page by page; what has no index they read.
+Topics of other brokers are read here, up to the log ends of now, with the same result.
+An id tells its time, and no more than the messages of that millisecond are read.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Final, NamedTuple
+
+from metaq.client.cluster.catalog import read_whole
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata_queries import LogQueries
+from metaq.client.consume.browse import browse_topic
+from metaq.client.consume.decode import decode_messages
+from metaq.client.errors import CannotAnswerError
+from metaq.client.fan_out import all_for
+from metaq.client.names import check_topic, fixed_partitions
+from metaq.client.options import check_plain_function, check_start
+from metaq.client.validation import check_whole, moment_of, wrong_type
+from metaq.errors import ConfigError, CorruptRecordError, UnexpectedReplyError
+from metaq.model import MAX_OFFSET, Message, MessageId, Millis, TopicPartition, id_time
+from metaq.peer.connection import BrokerConnection
+from metaq.peer.replies import require_ok
+from metaq.protocol.commands import Find, Reply, Result, Status, Value
+from metaq.protocol.decimals import I64_MAX
+from metaq.record.flags import encode_properties
+from metaq.record.runs import decode_runs
+from metaq.record.scan import CleanEnd
+
+PAGE_MAX: Final = 1000
+"""Messages that are asked for at once; without a limit fewer, see PAGE."""
+PAGE: Final = 100
+
+READ_BYTES_MAX: Final = 1 << 30
+"""Most bytes of the log that are read without an index."""
+
+KEPT_MAX: Final = 10_000
+"""Newest messages of a partition that are kept where its broker looks nothing up."""
+
+
+class _NoFindError(Exception):
+    """The broker looks nothing up."""
+
+
+class _Page(NamedTuple):
+    messages: list[Message]
+    next_offset: int
+    read_bytes: int
+
+
+@dataclass(slots=True)
+class Search:
+    """One search of messages; see `AsyncClient.find`."""
+
+    context: ClientContext
+    topic: str
+    field: bytes
+    """Key or header as a record has it."""
+    since_ms: int
+    until_ms: int
+    """After the last time."""
+    limit: int | None
+    read_bytes_max: int
+    on_read: Callable[[int], object] | None
+    timeout: float | None
+    read_bytes: int = 0
+
+    async def newest_first(
+        self, partitions: Collection[TopicPartition]
+    ) -> AsyncGenerator[list[Message], None]:
+        """Yield the messages, one at a time."""
+        streams = {each: self._of_partition(each) for each in partitions}
+        heads = await all_for(lambda one: anext(streams[one], None), partitions)
+        heap = [(_age(m), one, m) for one, m in heads.items() if m is not None]
+        heapq.heapify(heap)
+        left = self.limit
+        try:
+            while heap and left != 0:
+                _, partition, message = heap[0]
+                yield [message]
+                left = None if left is None else left - 1
+                following = await anext(streams[partition], None) if left != 0 else None
+                if following is None:
+                    heapq.heappop(heap)
+                else:
+                    heapq.heapreplace(heap, (_age(following), partition, following))
+        finally:
+            for stream in streams.values():
+                await stream.aclose()
+
+    async def _of_partition(
+        self, partition: TopicPartition
+    ) -> AsyncGenerator[Message, None]:
+        below: int = I64_MAX
+        try:
+            while below > 0:
+                page = await self._ask(partition, below)
+                self._count(page.read_bytes)
+                for message in page.messages:
+                    yield message
+                below = page.next_offset
+        except _NoFindError:
+            for message in await self._read(partition):
+                if message.offset < below:
+                    yield message
+
+    async def _ask(self, partition: TopicPartition, below: int) -> _Page:
+        limit = PAGE if self.limit is None else min(self.limit, PAGE_MAX)
+
+        def make(connection: BrokerConnection, opaque: int) -> Find:
+            if not connection.capabilities.find:
+                raise _NoFindError
+            topic, number = self.topic, partition.partition
+            times = self.since_ms, self.until_ms - 1
+            return Find(topic, number, self.field, opaque, limit, below, *times)
+
+        deadline_s = self.context.deadline_s(self.timeout)
+        log = LogQueries(self.context, partition, deadline_s)
+        return await log.ask(make, partial(_parse, partition))
+
+    async def _read(self, partition: TopicPartition) -> list[Message]:
+        """Return what is found by reading all of a partition, newest first."""
+        kept = deque[Message](maxlen=self.limit or KEPT_MAX)
+        batches = browse_topic(
+            self.context,
+            self.topic,
+            partitions=[partition],
+            start="earliest",
+            last=None,
+            since=None,
+            until=None,
+            stop_at_end=True,
+            partial=False,
+            timeout=self.timeout,
+        )
+        async with aclosing(batches):
+            async for batch in batches:
+                self._count(batch[-1].next_offset - batch[0].offset)
+                kept += filter(self._is_wanted, batch)
+        return list(reversed(kept))
+
+    def _is_wanted(self, message: Message) -> bool:
+        fields = [encode_properties(None, [pair]) for pair in message.header_pairs]
+        if message.key is not None:
+            fields.append(encode_properties(message.key, ()))
+        time_ms = message.timestamp_ms
+        is_in_time = time_ms is None or self.since_ms <= time_ms < self.until_ms
+        return is_in_time and self.field.decode() in fields
+
+    def _count(self, size_bytes: int) -> None:
+        """Take note of bytes that were read for want of an index."""
+        self.read_bytes += size_bytes
+        if size_bytes and self.on_read is not None:
+            self.on_read(self.read_bytes)
+        if self.read_bytes > self.read_bytes_max:
+            raise CannotAnswerError(
+                f"find: expected to read at most {self.read_bytes_max} bytes of topic"
+                f" '{self.topic}' without an index, got {self.read_bytes}: give it one"
+                " (index=key), a time, or a larger read_bytes_max"
+            )
+
+
+def _age(message: Message) -> int:
+    return -(message.timestamp_ms or 0)
+
+
+def _parse(partition: TopicPartition, reply: Reply) -> _Page:
+    if isinstance(reply, Result) and reply.status == Status.NOT_FOUND:
+        # No put has made the log.
+        return _Page([], 0, 0)
+    if not isinstance(reply, Value):
+        require_ok(reply)
+        raise UnexpectedReplyError("expected a value, got a result")
+    messages = list[Message]()
+    for run in decode_runs(reply.payload):
+        found, end = decode_messages(run.data, partition, run.offset)
+        if not isinstance(end, CleanEnd):
+            raise CorruptRecordError(f"{partition}: damaged record at {run.offset}")
+        messages += found
+    return _Page(messages, reply.next_offset, reply.read_bytes)
+
+
+async def find_messages(
+    context: ClientContext,
+    topic: str,
+    *,
+    key: str | bytes | None,
+    header: tuple[str, bytes] | None,
+    message_id: int | None,
+    partitions: Collection[str | TopicPartition] | None,
+    since: datetime | None,
+    until: datetime | None,
+    limit: int | None,
+    read_bytes_max: int,
+    on_read: Callable[[int], object] | None,
+    timeout: float | None,
+) -> AsyncGenerator[list[Message], None]:
+    """Yield messages; arguments and errors are those of `AsyncClient.find`."""
+    check_topic(topic)
+    if limit is not None:
+        check_whole("limit", limit, 1)
+    check_whole("read_bytes_max", read_bytes_max, 0)
+    if on_read is not None:
+        check_plain_function("on_read", on_read)
+    since_ms, until_ms = _time("since", since, 0), _time("until", until, MAX_OFFSET)
+    if sum(each is not None for each in (key, header, message_id)) != 1:
+        raise ConfigError("find: expected one of key, header and id")
+    if message_id is not None:
+        batches = _by_id(context, topic, message_id, partitions, timeout)
+    else:
+        field = _field(key, header)
+        if partitions is None:
+            deadline_s = context.deadline_s(timeout)
+            await context.metadata.topic(topic, deadline_s=deadline_s)
+            snapshot = await read_whole(context, [topic], deadline_s=deadline_s)
+            chosen = tuple(sorted(snapshot.get_partitions(topic)))
+        else:
+            chosen = fixed_partitions([topic], partitions)
+        times = since_ms, until_ms
+        search = Search(
+            context, topic, field, *times, limit, read_bytes_max, on_read, timeout
+        )
+        batches = search.newest_first(chosen)
+    async with aclosing(batches):
+        async for batch in batches:
+            yield batch
+
+
+def _field(key: str | bytes | None, header: tuple[str, bytes] | None) -> bytes:
+    return encode_properties(key, () if header is None else [header]).encode()
+
+
+def _time(name: str, moment: datetime | None, otherwise: int) -> int:
+    if moment is None:
+        return otherwise
+    if not isinstance(moment, datetime):
+        raise wrong_type(name, "datetime", moment)
+    check_start(moment)
+    return max(0, int(moment.timestamp() * 1000))
+
+
+async def _by_id(
+    context: ClientContext,
+    topic: str,
+    message_id: int,
+    partitions: Collection[str | TopicPartition] | None,
+    timeout: float | None,
+) -> AsyncGenerator[list[Message], None]:
+    check_whole("id", message_id, -(1 << 63), MAX_OFFSET)
+    time_ms = id_time(MessageId(message_id))
+    if time_ms is None:
+        raise ConfigError(
+            f"id: {message_id} was given by a Java broker, and tells no time: browse"
+            " the topic for it"
+        )
+    batches = browse_topic(
+        context,
+        topic,
+        partitions=partitions,
+        start="earliest",
+        last=None,
+        since=moment_of(time_ms),
+        # A float of seconds may be a millisecond short.
+        until=moment_of(Millis(time_ms + 2)),
+        stop_at_end=True,
+        partial=False,
+        timeout=timeout,
+    )
+    async with aclosing(batches):
+        async for batch in batches:
+            found = [each for each in batch if each.id == message_id]
+            if found:
+                yield found
+                return
