@@ -135,7 +135,7 @@ def decode_definition(data: bytes) -> TopicDefinition:
         raise _nonsense(data, "a state, active or deleting")
     return TopicDefinition(
         partitions=partitions,
-        brokers=_read_brokers(fields.get("brokers"), data),
+        brokers=read_brokers(fields.get("brokers"), data),
         settings=MappingProxyType(dict(sorted(settings.items()))),
         state=TopicState(state),
         others=MappingProxyType(
@@ -144,7 +144,16 @@ def decode_definition(data: bytes) -> TopicDefinition:
     )
 
 
-def _read_brokers(value: object, data: bytes) -> tuple[BrokerId, ...] | None:
+def read_brokers(value: object, data: bytes) -> tuple[BrokerId, ...] | None:
+    """Return the brokers of a definition; None: every broker.
+
+    Args:
+        value: of the property.
+        data: the definition, for the error.
+
+    Raises:
+        PayloadError: it is neither null nor a list of ids.
+    """
     if value is None:
         return None
     numbers = [whole_number(each, 0, BROKER_ID_MAX) for each in _items(value)]
@@ -223,6 +232,14 @@ def decode_status(data: bytes) -> TopicStatus:
         takes_puts=fields.get("puts") is not False,
         gives_gets=fields.get("gets") is not False,
     )
+
+
+def or_error(decode: Callable[[bytes], T], data: bytes) -> T | str:
+    """Return a definition, or the text of its error, so that it is not missed."""
+    try:
+        return decode(data)
+    except PayloadError as error:
+        return str(error)
 
 
 def encode_json(fields: Mapping[str, object]) -> bytes:

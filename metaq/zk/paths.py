@@ -64,6 +64,8 @@ class NodeKind(enum.Enum):
     RECORDED_PARTITIONS = "recorded partitions", "/catalog/partitions/{topic}/{broker}"
     TOPIC_DEFINITION = "topic definition", "/catalog/topics/{topic}"
     QUEUE_GROUP = "queue group", "/catalog/groups/{group}"
+    EXCHANGE = "exchange", "/catalog/exchanges/{exchange}"
+    BINDING = "binding", "/catalog/bindings/{exchange}/{binding}"
     RECORDED_DIRECTORIES = "recorded directories", "/catalog/directories/{broker}"
     TOPIC_STATUS = "topic status", "/catalog/status/{topic}/{broker}"
 
@@ -367,6 +369,22 @@ class NodePaths:
     def queue_group(self, group: str) -> str:
         """Return the definition of a queue group."""
         return self._fill(NodeKind.QUEUE_GROUP, group=group)
+
+    def exchanges(self) -> str:
+        """Return the parent of the definitions of exchanges."""
+        return self._fill(NodeKind.EXCHANGE)
+
+    def exchange(self, exchange: str) -> str:
+        """Return the definition of an exchange."""
+        return self._fill(NodeKind.EXCHANGE, exchange=exchange)
+
+    def bindings(self, exchange: str) -> str:
+        """Return the parent of the bindings of an exchange."""
+        return self._fill(NodeKind.BINDING, exchange=exchange)
+
+    def binding(self, exchange: str, binding: str) -> str:
+        """Return the node of a binding."""
+        return self._fill(NodeKind.BINDING, exchange=exchange, binding=binding)
 
     def recorded_directories(self, broker_id: BrokerId) -> str:
         """Return the node with the identities of a broker's data directories."""

@@ -53,6 +53,8 @@ class AdvertisedTopic:
     partition_count: int
     accepts_puts: bool = True
     accepts_gets: bool = True
+    has_log: bool = True
+    """False of an exchange, which nothing is read from, and which is not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,8 @@ def topic_group(
 ) -> DesiredGroup:
     """Return the record of a topic, if there is one, and the topic's three nodes.
 
-    The oldest of the three ignores the accept flags. A topic that takes neither puts
+    The oldest of the three ignores the accept flags, but an exchange has the second one
+    alone. A topic that takes neither puts
     nor gets is not served, and is not recorded.
 
     Raises:
@@ -178,7 +181,7 @@ def topic_group(
         return DesiredNode(path, b"", Upkeep.ABSENT)
 
     nodes = [
-        node(paths.topic(NodeKind.TOPIC, topic.name, role), count, is_wanted=True),
+        node(paths.topic(NodeKind.TOPIC, topic.name, role), count, topic.has_log),
         node(
             paths.topic(NodeKind.TOPIC_PUB, topic.name, role), json, topic.accepts_puts
         ),
@@ -188,7 +191,7 @@ def topic_group(
     ]
     if is_recorded:
         record = paths.recorded_partitions(topic.name, role.broker_id)
-        is_served = topic.accepts_puts or topic.accepts_gets
+        is_served = topic.has_log and (topic.accepts_puts or topic.accepts_gets)
         nodes.insert(0, node(record, count, is_served, Upkeep.RECORDED))
     return DesiredGroup(topic=topic.name, nodes=tuple(nodes))
 

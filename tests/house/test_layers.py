@@ -16,7 +16,7 @@
            │             │
 4   storage   txn queues net delay  zk         siblings: never import each other
        │       │    │     │          │
-3   record, filter ─── fs   protocol   assignment    config  lifecycle  retry
+3   record, filter ─── fs   protocol   assignment    config  lifecycle  retry   routing
        │            │     │          │         loop_thread   prometheus
        │            │     │          │             │        │         │
 2      └────────────┴─ errors ── stats ── deadlines ┴────────┴─────────┘
@@ -52,13 +52,15 @@ ALLOWED: dict[str, set[str]] = {
     "filter": PURE | {"record", "filter"},
     "protocol": PURE | {"protocol"},
     "assignment": PURE,
+    "routing": PURE | {"routing"},
     "storage": L2 | {"record", "fs", "config", "lifecycle", "retry", "storage"},
     "txn": L2 | {"record", "fs", "config", "lifecycle", "retry", "txn"},
     "delay": PURE | {"record", "fs", "delay"},
     "queues": PURE | {"deadlines", "protocol", "queues"},
     "net": L2 | {"lifecycle", "protocol", "net"},
     "zk": L2
-    | {"filter", "cluster_snapshot", "config", "retry", "lifecycle", "fs", "zk"},
+    | {"cluster_snapshot", "config", "retry", "lifecycle", "fs"}
+    | {"filter", "routing", "zk"},
     "peer": L2 | {"retry", "protocol", "net", "peer"},
     "replication": L2
     | {"record", "protocol", "fs", "config", "lifecycle", "retry"}
@@ -66,11 +68,11 @@ ALLOWED: dict[str, set[str]] = {
     "broker": L2
     | L4
     | {"record", "protocol", "fs", "config", "lifecycle", "retry", "prometheus"}
-    | {"filter", "peer", "replication", "broker"},
+    | {"filter", "peer", "replication", "routing", "broker"},
     "client": L2
     | {"record", "protocol", "assignment", "fs", "config", "lifecycle", "retry"}
     | {"net", "zk", "prometheus", "loop_thread", "peer", "cluster_snapshot"}
-    | {"filter", "client"},
+    | {"filter", "routing", "client"},
     # storage and fs: `metaq-segments` is there to read segments without a broker.
     # The sink has senders of its own: clock and snapshot are what these hand on.
     "spark": PURE
@@ -146,7 +148,7 @@ SHARED: dict[str, set[str]] = {
     "pipeline": {"errors", "installed"},
 }  # fmt: skip
 
-PURE_PACKAGES = {"record", "filter", "protocol", "assignment"}
+PURE_PACKAGES = {"record", "filter", "protocol", "assignment", "routing"}
 PURE_MODULES = {
     "zk.paths", "zk.znodes", "zk.plan", "storage.retention",
     "client.partitioner", "spark.plan", "spark.offsets", "txn.state", "txn.recovery",

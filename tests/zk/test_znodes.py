@@ -59,6 +59,8 @@ def test_every_node_of_metaq_has_a_codec() -> None:
         NodeKind.SET_PRESENT,
         NodeKind.TOPIC_DEFINITION,
         NodeKind.QUEUE_GROUP,
+        NodeKind.EXCHANGE,
+        NodeKind.BINDING,
         NodeKind.TOPIC_STATUS,
     }
 

@@ -1,0 +1,181 @@
+"""Exchanges and their bindings: their definitions in ZooKeeper. Pure.
+
+    node                              bytes: JSON, UTF-8, keys sorted, no spaces
+    --------------------------------  --------------------------------------------------
+    /catalog/exchanges/{exchange}     {"alternate":null,"brokers":null,"kind":"topic",
+                                       "state":"active"}
+    /catalog/bindings/{exchange}/{b}  {"key":"order.#","topic":"orders"}
+                                      {"headers":{"region":"eu","vip":null},
+                                       "match":"all","topic":"orders"}
+
+`{b}` is a digest of the bytes, so to bind twice is to bind once. A deleted exchange
+keeps its node, as a deleted queue group does: one that is gone may be ZooKeeper's loss.
+A binding that is gone is unbound. Brokers keep a copy of both on the disk: the
+properties of each exchange, and `bindings`, name → binding.
+Properties of an exchange that are not known here are kept. Source: docs/messaging.md.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from types import MappingProxyType
+from typing import Any, Final
+
+from metaq.model import BrokerId, no_items
+from metaq.routing.match import Binding, ExchangeKind
+from metaq.zk.definitions import decode_json, encode_json, read_brokers
+from metaq.zk.errors import PayloadError
+
+EXCHANGES_COPY_NAME: Final = "exchanges.json"
+"""Below the broker's first data directory; may be deleted while the broker is down."""
+STATES: Final = ("active", "deleted")
+MATCHES: Final = ("all", "any")
+
+_KNOWN: Final = frozenset({"alternate", "brokers", "kind", "state"})
+_BINDINGS: Final = "bindings"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeDefinition:
+    """An exchange as a command wants it."""
+
+    kind: ExchangeKind
+    brokers: tuple[BrokerId, ...] | None = None
+    """Brokers that serve it, ascending; None: every broker."""
+    alternate: str | None = None
+    """Topic of messages that match no binding; None: there is none."""
+    is_deleted: bool = False
+    others: Mapping[str, object] = field(default_factory=no_items)
+    """Properties that are not known here, ready for JSON."""
+
+    def names(self, broker_id: BrokerId) -> bool:
+        """Return whether a broker is to serve the exchange."""
+        return self.brokers is None or broker_id in self.brokers
+
+
+@dataclass(frozen=True, slots=True)
+class DefinedExchange:
+    """An exchange with its bindings."""
+
+    definition: ExchangeDefinition
+    bindings: Mapping[str, Binding] = field(default_factory=no_items)
+    """By the names of their nodes."""
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether it is over."""
+        return self.definition.is_deleted
+
+
+def encode_exchange(definition: ExchangeDefinition) -> bytes:
+    """Return the bytes of a definition, always the same ones for the same value."""
+    return encode_json(_exchange_fields(definition))
+
+
+def _exchange_fields(definition: ExchangeDefinition) -> dict[str, object]:
+    brokers = definition.brokers
+    return {
+        **definition.others,
+        "kind": definition.kind.value,
+        "brokers": None if brokers is None else list(brokers),
+        "alternate": definition.alternate,
+        "state": STATES[definition.is_deleted],
+    }
+
+
+def decode_exchange(data: bytes) -> ExchangeDefinition:
+    """Read a definition; properties in any order, unknown ones kept.
+
+    Raises:
+        PayloadError: not a JSON object, or a property makes no sense.
+    """
+    return _exchange_of(decode_json(data, "exchange"), data)
+
+
+def _exchange_of(fields: Mapping[str, Any], data: bytes) -> ExchangeDefinition:
+    kinds = [each.value for each in ExchangeKind]
+    if fields.get("kind") not in kinds:
+        raise _nonsense("exchange", f"a kind of {', '.join(kinds)}", data)
+    if fields.get("state") not in STATES:
+        raise _nonsense("exchange", "a state, active or deleted", data)
+    alternate = fields.get("alternate")
+    if alternate is not None and not _is_name(alternate):
+        raise _nonsense("exchange", "alternate to be a topic, or null", data)
+    return ExchangeDefinition(
+        kind=ExchangeKind(fields["kind"]),
+        brokers=read_brokers(fields.get("brokers"), data),
+        alternate=alternate,
+        is_deleted=fields["state"] == "deleted",
+        others=MappingProxyType(
+            {name: each for name, each in fields.items() if name not in _KNOWN}
+        ),
+    )
+
+
+def encode_binding(binding: Binding) -> bytes:
+    """Return the bytes of a binding, always the same ones for the same value."""
+    return encode_json(_binding_fields(binding))
+
+
+def _binding_fields(binding: Binding) -> dict[str, object]:
+    fields: dict[str, object] = {"topic": binding.topic}
+    if binding.headers:
+        fields |= {"headers": dict(binding.headers)}
+        fields |= {"match": MATCHES[binding.matches_any]}
+    elif binding.key:
+        fields |= {"key": binding.key}
+    return fields
+
+
+def binding_name(binding: Binding) -> str:
+    """Return the name of a binding's node."""
+    return blake2b(encode_binding(binding), digest_size=16).hexdigest()
+
+
+def decode_binding(data: bytes) -> Binding:
+    """Read a binding.
+
+    Raises:
+        PayloadError: not a JSON object, or a property makes no sense.
+    """
+    return _binding_of(decode_json(data, "binding"), data)
+
+
+def _binding_of(fields: Mapping[str, Any], data: bytes) -> Binding:
+    topic: Any = fields.get("topic")
+    key = fields.get("key", "")
+    headers = fields.get("headers", {})
+    if not _is_name(topic) or not isinstance(key, str):
+        raise _nonsense("binding", "a topic, and key to be a text", data)
+    if not isinstance(headers, dict) or not all(
+        value is None or isinstance(value, str) for value in headers.values()
+    ):
+        raise _nonsense("binding", "headers to be an object of texts, or null", data)
+    if fields.get("match", "all") not in MATCHES:
+        raise _nonsense("binding", "match to be all or any", data)
+    pairs = tuple(sorted(headers.items()))
+    return Binding(topic, key, pairs, fields.get("match") == "any")
+
+
+def encode_defined(exchange: DefinedExchange) -> bytes:
+    """Return the bytes of an exchange with its bindings, for the copy."""
+    bindings = {name: _binding_fields(each) for name, each in exchange.bindings.items()}
+    return encode_json({**_exchange_fields(exchange.definition), _BINDINGS: bindings})
+
+
+def decode_defined(data: bytes) -> DefinedExchange:
+    """Read an exchange of the copy; raises as `decode_exchange`."""
+    fields = decode_json(data, "exchange")
+    bindings: Any = fields.pop(_BINDINGS, {})
+    return DefinedExchange(
+        _exchange_of(fields, data),
+        {name: _binding_of(each, data) for name, each in bindings.items()},
+    )
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _nonsense(what: str, wanted: str, data: bytes) -> PayloadError:
+    return PayloadError(f"{what}: expected {wanted}, got {data[:200]!r}")
