@@ -122,6 +122,13 @@ class SequenceUsedError(ServerError):
     """
 
 
+class UnroutableError(ServerError):
+    """500 to a message for an exchange that no binding matches (code `unroutable`).
+
+    It is not stored.
+    """
+
+
 class NoRecordError(ServerError):
     """500 to a question about a range that begins or ends within a record.
 

@@ -433,7 +433,10 @@ class Broker(Service):
             on_change=self._on_reloaded,
         )
         self._definitions.attach(
-            self.context, self._logs, apply=self.control.apply_definitions
+            self.context,
+            self._logs,
+            apply=self.control.apply_definitions,
+            on_exchanges=self._update_registration,
         )
         self._schedules.replace_jobs(self.control.deletion_schedules(config))
         # Built before the port opens: a put that makes a log wakes it.
@@ -691,6 +694,7 @@ class Broker(Service):
             topics,
             self._logs.claims(),
             withdrawn=self._definitions.deleting,
+            exchanges=self.context.topics.exchanges,
         )
 
     def _on_reloaded(self) -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from metaq.broker.load import Load, PacedWork, Turns
 from metaq.broker.realtime import Realtime
@@ -21,6 +21,9 @@ from metaq.storage.key_builder import KeyBuilder
 from metaq.storage.span_lookup import MadeIndexes
 from metaq.txn.coordinator import TransactionCoordinator
 from metaq.zk.group_definitions import QueueGroupDefinition
+
+ROUTED: Final = ("routed", "alternate", "dropped", "unroutable")
+"""Outcomes of a message at an exchange: it matched a binding, or none."""
 
 
 def _commands(word: str) -> Any:
@@ -61,6 +64,13 @@ class CommandStatistics:
         "metaq_repeated_batches_total",
         "Batches that a producer sent again; they were not stored again.",
     )
+    routed: Counter[str] = counter(
+        "metaq_routed_messages_total",
+        "Messages that came to an exchange, by what it found for them.",
+        labels=("outcome",),
+        read=lambda outcomes: {word: outcomes[word] for word in ROUTED},
+        default=Counter,
+    )
     wait_count: int = counter("metaq_waits_total", "Gets that waited for data.")
     filtered: int = counter(
         "metaq_filtered_gets_total", "Gets that were answered with what matches."
@@ -85,7 +95,9 @@ class CommandStatistics:
 
     def copy(self) -> "CommandStatistics":
         """Return a snapshot, which does not change any more."""
-        return replace(self, rejections=Counter(self.rejections))
+        return replace(
+            self, rejections=Counter(self.rejections), routed=Counter(self.routed)
+        )
 
 
 class SetMember(Protocol):

@@ -1,4 +1,4 @@
-"""Topics and queue groups that were made by command, applied by a running broker.
+"""Topics, queue groups and exchanges made by command, applied by a running broker.
 
 Theory of operation. One task repeats one pass after each event: a definition in
 ZooKeeper changed, `server.ini` was reloaded, the session came back, a deletion was held
@@ -10,7 +10,8 @@ up. Each pass does all of this, in this order:
                     ZooKeeper, the same topics have the same partitions and retention,
                     and no topic that is being deleted is served
     put in effect   as a reload does
-    queue groups    the same: a copy on the disk, then in effect
+    the others      queue groups and exchanges (`followed_definitions.py`): a copy on
+                    the disk, then in effect
     delete          withdraw, move the data aside
     publish         the status of each definition, in ZooKeeper
     finish          remove the definition of a topic that no broker has any more
@@ -31,6 +32,8 @@ from typing import Final, TypeVar
 
 from metaq.broker.context import BrokerContext
 from metaq.broker.defined_topics import Decisions, Found, decide
+from metaq.broker.exchanges import Exchanges
+from metaq.broker.followed_definitions import FollowedDefinitions
 from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.errors import CoordinationError, MetaqError, StorageError
 from metaq.fs import FileSystem
@@ -52,9 +55,17 @@ from metaq.zk.definitions import (
     encode_copy,
     encode_definition,
     encode_status,
+    or_error,
 )
 from metaq.zk.deletion import finish_deletion
 from metaq.zk.errors import PayloadError
+from metaq.zk.exchange_definitions import (
+    EXCHANGES_COPY_NAME,
+    DefinedExchange,
+    decode_defined,
+    encode_defined,
+)
+from metaq.zk.exchange_watch import ExchangeWatch
 from metaq.zk.group_definitions import (
     GROUPS_COPY_NAME,
     QueueGroupDefinition,
@@ -88,11 +99,21 @@ class Definitions(Service):
         self._fs = fs
         self._broker_id = BrokerId(config.system.broker_id)
         self._path = Path(config.system.data_path) / COPY_NAME
-        self._groups_path = Path(config.system.data_path) / GROUPS_COPY_NAME
         self._paths = NodePaths(normalize_root(config.zookeeper.root))
         self._copied: Mapping[str, TopicDefinition] | None = None
-        self._groups: Mapping[str, QueueGroupDefinition] = {}
-        self._group_problems: tuple[str, ...] = ()
+        self._groups = FollowedDefinitions[QueueGroupDefinition](
+            "queue group",
+            "its next worker writes it again; to be rid of the group, delete it after"
+            " that",
+            self._path.with_name(GROUPS_COPY_NAME),
+            encode_group,
+        )
+        self._exchanges = FollowedDefinitions[DefinedExchange](
+            "exchange",
+            "make it again, or delete it after that",
+            self._path.with_name(EXCHANGES_COPY_NAME),
+            encode_defined,
+        )
         self._groups_in_effect: Mapping[str, QueueGroupDefinition] | None = None
         self._removed: set[str] = set()
         self._published: dict[str, TopicStatus | None] = {}
@@ -108,7 +129,6 @@ class Definitions(Service):
         self._writer = HelperThreads(1, "metaq-definitions")
         self._has_read = asyncio.Event()
         self._watch: ValuesWatch[TopicDefinition | str] | None = None
-        self._group_watch: ValuesWatch[QueueGroupDefinition | str] | None = None
         self._log_watches: dict[str, Cancel] = {}
         """Queue group → watch of the members that a log group of its name has."""
         self._both_ways = set[str]()
@@ -122,7 +142,9 @@ class Definitions(Service):
         """Read the copies; blocks. If that fails, ZooKeeper is read later."""
         self._copied = self._load(self._path, decode_definition)
         self._is_known |= self._copied is not None
-        self._groups = self._load(self._groups_path, decode_group) or {}
+        self._groups.values = self._load(self._groups.path, decode_group) or {}
+        found = self._load(self._exchanges.path, decode_defined)
+        self._exchanges.values = found or {}
 
     def _load(self, path: Path, decode: Callable[[bytes], T]) -> dict[str, T] | None:
         try:
@@ -174,8 +196,9 @@ class Definitions(Service):
             f"topic '{topic}' is withdrawn and not yet deleted: {error}"
             for topic, error in sorted(self._held_up.items())
         ]
-        errors = filter(None, [self._error])
-        return (*self._outcome.problems, *held_up, *self._group_problems, *errors)
+        others = (*self._groups.problems, *self._exchanges.problems)
+        errors = filter(None, [*self._served.problems, self._error])
+        return (*self._outcome.problems, *held_up, *others, *errors)
 
     def groups_both_ways(self) -> tuple[str, ...]:
         """Return the queue groups whose names have log consumers as well."""
@@ -191,15 +214,19 @@ class Definitions(Service):
         logs: LogManager,
         *,
         apply: Callable[[Mapping[str, TopicConfig], frozenset[str]], None],
+        on_exchanges: Callable[[], None],
     ) -> None:
         """Set what the passes work on, before the start.
 
         `apply` puts definitions of topics in effect, and withdraws topics. Queue groups
-        go to the queues of the context.
+        go to the queues of the context, exchanges to its topics, those of the copy now;
+        `on_exchanges` is called after some came or went.
         """
         self._context = context
         self._logs = logs
         self._apply = apply
+        self._served = Exchanges(context.topics, self._broker_id, on_exchanges)
+        self._apply_exchanges()
 
     def follow(
         self, coordinator: Coordinator, registration: Callable[[], RegistrationState]
@@ -223,20 +250,24 @@ class Definitions(Service):
             self._watch = ValuesWatch(
                 coordinator,
                 self._paths.topic_definitions(),
-                partial(_or_error, decode_definition),
+                partial(or_error, decode_definition),
                 settler.note,
             )
-            self._group_watch = ValuesWatch(
+            self._groups.watch = groups = ValuesWatch(
                 coordinator,
                 self._paths.queue_groups(),
-                partial(_or_error, decode_group),
+                partial(or_error, decode_group),
                 settler.note,
+            )
+            self._exchanges.watch = exchanges = ExchangeWatch(
+                coordinator, self._paths, settler.note
             )
             cancels = [
                 coordinator.add_listener(lambda _status: self._wake.set()),
                 settler.cancel,
                 self._watch.cancel,
-                self._group_watch.cancel,
+                groups.cancel,
+                exchanges.cancel,
                 self._forget_log_groups,
             ]
             self.on_way_down("watch", partial(_call_all, cancels))
@@ -282,11 +313,11 @@ class Definitions(Service):
         self._logged = outcome.problems
         is_read = self._found() is not None
         if is_read and self._copied != outcome.accepted:
-            accepted = encode_copy(outcome.accepted, encode_definition)
-            await self._write_copy(self._path, accepted)
+            encode = partial(encode_copy, outcome.accepted, encode_definition)
+            await self._write_copy(self._path, encode)
             self._copied = outcome.accepted
         self._put_in_effect(outcome)
-        await self._pass_groups()
+        await self._pass_others()
         if is_read:
             self._has_read.set()
         self._removed &= outcome.deleting
@@ -322,24 +353,32 @@ class Definitions(Service):
         )
         self._apply(outcome.defined, outcome.deleting)
 
-    async def _pass_groups(self) -> None:
-        """Have the broker serve the queue groups in ZooKeeper, or those of the copy."""
-        watch, queues = self._group_watch, self._context.queues
-        groups = self._groups
-        if watch is not None and watch.is_complete:
-            groups = self._read_groups(watch.values)
-        if groups != self._groups:
-            await self._write_copy(self._groups_path, encode_copy(groups, encode_group))
-            self._groups = groups
-        if queues is not None and self._groups != self._groups_in_effect:
-            self._groups_in_effect = self._groups
-            queues.apply_groups(self._groups)
+    async def _pass_others(self) -> None:
+        """Have the broker serve queue groups and exchanges, as `FollowedDefinitions`.
+
+        What was read is in the copy before it is in effect.
+        """
+        for kind in (self._groups, self._exchanges):
+            if kind.refresh():
+                await self._write_copy(kind.path, kind.encode)
+        queues = self._context.queues
+        if queues is not None and self._groups.values != self._groups_in_effect:
+            self._groups_in_effect = self._groups.values
+            queues.apply_groups(self._groups.values)
+        self._apply_exchanges()
         if self._coordinator is not None:
             self._watch_log_groups(self._coordinator)
 
+    def _apply_exchanges(self) -> None:
+        """Have the broker serve the exchanges, but for those with a topic's name."""
+        self._served.apply(
+            self._exchanges.active(),
+            {*self._context.config.topic_names, *(i.topic for i in self._logs.logs())},
+        )
+
     def _watch_log_groups(self, coordinator: Coordinator) -> None:
         """Note which queue groups are used as log groups too: a Java consumer may."""
-        wanted = {name for name, each in self._groups.items() if not each.is_deleted}
+        wanted = self._groups.active().keys()
         for name in self._log_watches.keys() - wanted:
             self._log_watches.pop(name)()
         for name in wanted - self._log_watches.keys():
@@ -354,32 +393,10 @@ class Definitions(Service):
     def _on_log_members(self, name: str, members: tuple[str, ...] | None) -> None:
         (self._both_ways.add if members else self._both_ways.discard)(name)
 
-    def _read_groups(
-        self, found: Mapping[str, QueueGroupDefinition | str]
-    ) -> dict[str, QueueGroupDefinition]:
-        """Return the groups; one that is gone or cannot be read stays as it was."""
-        groups, problems = {**self._groups}, list[str]()
-        for name, each in found.items():
-            if isinstance(each, QueueGroupDefinition):
-                groups[name] = each
-            else:
-                problems.append(
-                    f"definition of queue group '{name}' cannot be read: {each}"
-                )
-        for name in sorted(groups.keys() - found.keys()):
-            if groups[name].is_deleted:
-                del groups[name]
-                continue
-            problems.append(
-                f"definition of queue group '{name}' is gone from ZooKeeper, and stays"
-                " in effect on this broker: its next worker writes it again; to be rid"
-                " of the group, delete it after that"
-            )
-        self._group_problems = tuple(problems)
-        return groups
+    async def _write_copy(self, path: Path, encode: Callable[[], bytes]) -> None:
+        def write() -> None:  # of ten thousand bindings: not on the loop's thread
+            self._fs.write_atomically(path, encode())
 
-    async def _write_copy(self, path: Path, data: bytes) -> None:
-        write = partial(self._fs.write_atomically, path, data)
         await asyncio.wrap_future(self._writer.submit(write))
 
     async def _delete(self, topic: str) -> None:
@@ -490,11 +507,3 @@ class Definitions(Service):
 async def _call_all(cancels: Iterable[Cancel]) -> None:
     for cancel in cancels:
         cancel()
-
-
-def _or_error(decode: Callable[[bytes], T], data: bytes) -> T | str:
-    """Return a definition, or the text of its error, so that it is not missed."""
-    try:
-        return decode(data)
-    except PayloadError as error:
-        return str(error)

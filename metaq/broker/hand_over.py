@@ -36,12 +36,14 @@ from metaq.zk.definitions import (
     decode_copy,
     decode_definition,
 )
+from metaq.zk.exchange_definitions import EXCHANGES_COPY_NAME
 from metaq.zk.group_definitions import GROUPS_COPY_NAME
 
 KEPT: Final = {
     HOLDINGS_FILE: HOLDINGS_BYTES_MAX,
     COPY_NAME: COPY_BYTES_MAX,
     GROUPS_COPY_NAME: COPY_BYTES_MAX,
+    EXCHANGES_COPY_NAME: COPY_BYTES_MAX,
 }
 """Files to move aside, and their largest size."""
 

@@ -109,9 +109,11 @@ def make_snapshot(
     directories: Mapping[str, tuple[str, int]],
     *,
     withdrawn: Collection[str] = (),
+    exchanges: Collection[str] = (),
 ) -> BrokerSnapshot:
     """Return this broker's snapshot for ZooKeeper, without `withdrawn` topics.
 
+    Producers find an exchange as they find a topic, of one partition; consumers do not.
     `log_topics` have a log here, configured or not; `directories` is path → identity
     and partition count of each data directory.
     """
@@ -134,6 +136,10 @@ def make_snapshot(
                 accepts_gets=topic.accept_subscribe,
             )
             for topic in topics
+        )
+        + tuple(
+            AdvertisedTopic(name, 1, accepts_gets=False, has_log=False)
+            for name in sorted(exchanges)
         ),
         directories=encode_directories(directories),
     )

@@ -12,7 +12,8 @@ make an earlier answer wrong.
 Source: docs/metaq-1.4/broker.md 2.2, 2.10, 2.11; section 12 row 8.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -21,11 +22,22 @@ from metaq.config.topic_rules import TopicRules
 from metaq.errors import AdminError, ForbiddenError, ServerError, UnavailableError
 from metaq.model import RANDOM_PARTITION, LogId, is_internal
 from metaq.protocol import texts
+from metaq.routing.match import Matcher
 from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
 
 NAMES_REMEMBERED_MAX: Final = 4096
 """Topic names, last asked for, for which the decision of the rules is cached."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedExchange:
+    """An exchange on this broker."""
+
+    name: str
+    matcher: Matcher
+    alternate: str | None
+    """Topic of messages that match no binding."""
 
 
 class Topics:
@@ -43,6 +55,8 @@ class Topics:
         self._rules = TopicRules()
         self._closed: dict[str, set[int]] = {}
         self._withdrawn: frozenset[str] = frozenset()
+        self.exchanges: Mapping[str, ServedExchange] = {}
+        """By name; none of them is a topic, whatever pattern matches it."""
         self.refusal: UnavailableError | None = None
         """Why no put is taken; None: they are. Of a replica set."""
         self._config = config
@@ -78,6 +92,11 @@ class Topics:
         self._withdrawn = topics
         self.version += 1
 
+    def set_exchanges(self, exchanges: Mapping[str, ServedExchange]) -> None:
+        """Serve these exchanges, and no others."""
+        self.exchanges = exchanges
+        self.version += 1
+
     def is_withdrawn(self, topic: str) -> bool:
         """Return whether a topic is being deleted."""
         return topic in self._withdrawn
@@ -89,7 +108,8 @@ class Topics:
         self.refusal = error
 
     def _accepts(self, topic: str) -> bool:
-        return topic not in self._withdrawn and self._accepts_any(topic)
+        is_free = topic not in self._withdrawn and topic not in self.exchanges
+        return is_free and self._accepts_any(topic)
 
     # -- puts -------------------------------------------------------------------------
 
@@ -120,7 +140,7 @@ class Topics:
         closed: set[int] = self._closed.get(topic, set())
         if partition in closed:
             raise self._closed_error(partition)
-        count = self._count_of(topic)
+        count = self.count_of(topic)
         if partition == RANDOM_PARTITION:
             candidates = [p for p in range(count) if p not in closed]
             if not candidates:
@@ -234,7 +254,12 @@ class Topics:
             )
         return range(start, last + 1)
 
-    def _count_of(self, topic: str) -> int:
+    def count_of(self, topic: str) -> int:
+        """Return the number of partitions of a topic.
+
+        Raises:
+            ServerError: it is not accepted.
+        """
         if not self._accepts(topic):
             raise ServerError(texts.topic_not_accepted(topic))
         return self._config.topic(topic).partition_count

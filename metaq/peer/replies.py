@@ -27,6 +27,7 @@ from metaq.errors import (
     UnavailableError,
     UnexpectedReplyError,
     UnknownPutError,
+    UnroutableError,
     WireError,
 )
 from metaq.model import MAX_OFFSET, MessageId, Offset, TopicPartition, printable
@@ -42,6 +43,7 @@ from metaq.protocol.texts import (
     NOT_LEADER,
     SEQUENCE_USED,
     TOO_FEW_REPLICAS,
+    UNROUTABLE,
     says_disk_failed,
     says_unregistered,
     split_code,
@@ -62,6 +64,7 @@ _KIND_OF_CODE: Final[dict[str, type[WireError]]] = {
     NO_ROOM: NoRoomError,
     IN_DOUBT: UnknownPutError,
     SEQUENCE_USED: SequenceUsedError,
+    UNROUTABLE: UnroutableError,
     NO_RECORD: NoRecordError,
     NOT_DEFINED: NotDefinedError,
     NOT_LEADER: NotLeaderError,

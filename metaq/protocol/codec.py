@@ -85,6 +85,8 @@ _GENERATION: Final = b"generation="
 _TRANSACTION: Final = b"tx="
 _DELIVER: Final = b"deliver="
 _WHERE: Final = b"where="
+_ROUTE: Final = b"route="
+_ROUTES: Final = {b"mandatory": True, b"optional": False}
 _TYPES: Final = {kind.value.encode(): kind for kind in TransactionType}
 
 
@@ -212,6 +214,9 @@ def _decode_mput(tokens: Tokens, payload: bytes) -> Mput:
     if deliver is not None and not deliver.isdigit():
         # Ignored, it would be there at once.
         raise _bad_line("expected deliver=MILLISECONDS", tokens)
+    route = _extra(extra, _ROUTE)
+    if route is not None and route not in _ROUTES:
+        raise _bad_line("expected route=mandatory or optional", tokens)
     if producer is not None and transaction is not None:
         raise _bad_line("a batch of a transaction has no producer", tokens)
     return Mput(
@@ -225,6 +230,8 @@ def _decode_mput(tokens: Tokens, payload: bytes) -> Mput:
         sequence=sequence,
         transaction=transaction,
         deliver_ms=None if deliver is None else capped(deliver),
+_ROUTE: Final = b"route="
+_ROUTES: Final = {b"mandatory": True, b"optional": False}
     )
 
 
@@ -676,6 +683,8 @@ def _encode_mput(mput: Mput) -> bytes:
     extra = b""
     if mput.deliver_ms is not None:
         extra = b" deliver=%d" % _in_range(mput.deliver_ms, 0, I64_MAX)
+    if mput.is_mandatory is not None:
+        extra += b" route=mandatory" if mput.is_mandatory else b" route=optional"
     line = b"%b %d %d %d %b %d %b%d%b\r\n" % (
         _mput_words(mput.topic, mput.partition),
         _in_range(len(mput.payload), 0, I32_MAX),

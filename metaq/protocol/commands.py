@@ -80,6 +80,9 @@ class Mput:
     deliver_ms: int | None = None
     """When it is to be in its partition, milliseconds since 1970, 0 or more; None: at
     once."""
+    is_mandatory: bool | None = None
+    """Whether an exchange refuses it when a message matches no binding; None: the same
+    as False, and what it is put to need be no exchange."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from metaq.errors import CorruptRecordError
-from metaq.model import MAX_OFFSET, LogId
+from metaq.model import MAX_OFFSET, LogId, printable
 
 CHECKSUM_FAILURE: Final = (
     "Checksum failure,message may be corrupted when transfering on networking."
@@ -164,6 +164,23 @@ def queue_group_unknown(group: str) -> str:
     return with_code(f"queue group '{group}' is not defined here", NOT_DEFINED, {})
 
 
+def no_exchange(name: str) -> str:
+    """Return our text for a mandatory put to what is no exchange (500)."""
+    return f"'{name}' is no exchange on this broker"
+
+
+def no_time_for_exchange(name: str) -> str:
+    """Return our text for a message with a time to an exchange (500)."""
+    return f"exchange '{name}' takes no messages with a time yet: send it to a topic"
+
+
+def unroutable(exchange: str, routing_key: str) -> str:
+    """Return our text for a mandatory message that no binding matches (500)."""
+    key = printable(routing_key)
+    text = f"no binding of exchange '{exchange}' matches routing key '{key}'"
+    return with_code(text, UNROUTABLE, {})
+
+
 def too_many_checks(count_max: int) -> str:
     """Return our text for one check too many (503)."""
     return f"{count_max} checks are not answered yet: ask again"
@@ -205,6 +222,8 @@ NO_ROOM: Final = "no-room"
 """A put is not stored: there is no free space now."""
 IN_DOUBT: Final = "in-doubt"
 """The disk failed, or the broker stopped, under a put: it may be stored."""
+UNROUTABLE: Final = "unroutable"
+"""A mandatory put to an exchange is not stored: no binding matches a message of it."""
 SEQUENCE_USED: Final = "sequence-used"
 """A batch is not stored: its producer has used its sequence before."""
 NO_RECORD: Final = "no-record"

@@ -1,8 +1,8 @@
 """Capabilities of a broker, in the body of its `version` reply.
 
     metaq/<version>;mput;dedup;spans;codes;mput-tx;together;check;follow;queues
-        ;filter;find;wait=<ms>;delay=<ms>;payload=<bytes>;batch=<bytes>,<records>
-                                                                       (in one line)
+        ;filter;find;exchanges;wait=<ms>;delay=<ms>;payload=<bytes>
+        ;batch=<bytes>,<records>                                       (in one line)
 
 MetaQ clients ignore the body. The body of a MetaQ broker (`1.4.6.3-SNAPSHOT`) lists
 nothing, so a client uses no extension of ours there. Unknown names are skipped, and
@@ -29,6 +29,7 @@ _FIELDS: Final = {
     "queues": "queues",
     "filter": "filters",
     "find": "find",
+    "exchanges": "exchanges",
 }
 """Word in the body → field of `Capabilities`, in the order of the body."""
 
@@ -71,6 +72,8 @@ class Capabilities:
     """The broker takes a `get` with a filter."""
     find: bool = False
     """The broker looks up keys and headers: `find`."""
+    exchanges: bool = False
+    """The broker routes what is put to an exchange."""
 
 
 def encode_version_body(capabilities: Capabilities) -> str:

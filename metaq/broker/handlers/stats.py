@@ -263,6 +263,7 @@ def handle_version(context: BrokerContext) -> bytes:
         filters=limits.filter_bytes_per_s > 0
         and limits.line_bytes_max >= LINE_BYTES_MAX,
         find=True,
+        exchanges=True,
         delay_ms_max=0 if context.delays is None else limits.delay_max,
     )
     return encode_version_body(capabilities).encode()

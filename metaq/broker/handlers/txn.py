@@ -133,6 +133,8 @@ def find_transaction(
         raise ServerError(str(error)) from error
     if partition == RANDOM_PARTITION:
         raise ServerError(texts.invalid_transactional_partition(partition))
+    if topic in context.topics.exchanges:
+        return found
     try:
         # A missing topic or partition is refused in bare words, as by MetaQ.
         context.topics.open_for_put(topic, partition)

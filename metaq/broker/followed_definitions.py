@@ -1,0 +1,97 @@
+"""Definitions of one kind, beside those of topics: from ZooKeeper, with a copy.
+
+While ZooKeeper has not been read the copy on the disk counts. A definition that cannot
+be read stays as it was, and so does one that is gone without having been deleted:
+ZooKeeper may have lost it.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from metaq.zk.definitions import encode_copy
+
+
+class Definition(Protocol):
+    """Value that a definition is read as."""
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether it is over."""
+
+
+D = TypeVar("D", bound=Definition)
+D_co = TypeVar("D_co", bound=Definition, covariant=True)
+
+
+class DefinitionWatch(Protocol[D_co]):
+    """Watch of definitions interface."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every one was read."""
+
+    @property
+    def values(self) -> Mapping[str, D_co | str]:
+        """Name → definition, or why it cannot be read."""
+
+    def cancel(self) -> None:
+        """End it."""
+
+
+class FollowedDefinitions(Generic[D]):
+    """The definitions of one kind. Owner: `Definitions`, on the loop."""
+
+    def __init__(
+        self, kind: str, advice: str, path: Path, encode: Callable[[D], bytes]
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            kind: what they are, for sentences.
+            advice: what to do where one is gone, after "on this broker: ".
+            path: of the copy.
+            encode: writes one for the copy.
+        """
+        self.path = path
+        self.values: Mapping[str, D] = {}
+        self.problems: tuple[str, ...] = ()
+        self.watch: DefinitionWatch[D] | None = None
+        self._kind = kind
+        self._advice = advice
+        self._encode = encode
+
+    def refresh(self) -> bool:
+        """Take over what ZooKeeper has; return whether the copy is to be written."""
+        watch, before = self.watch, self.values
+        if watch is not None and watch.is_complete:
+            self.values = self._read(watch.values)
+        return self.values != before
+
+    def encode(self) -> bytes:
+        """Return the bytes of the copy; in any thread."""
+        return encode_copy(self.values, self._encode)
+
+    def active(self) -> dict[str, D]:
+        """Return those that are not deleted."""
+        return {name: each for name, each in self.values.items() if not each.is_deleted}
+
+    def _read(self, found: Mapping[str, D | str]) -> dict[str, D]:
+        values, problems = {**self.values}, list[str]()
+        for name, each in found.items():
+            if isinstance(each, str):
+                problems.append(
+                    f"definition of {self._kind} '{name}' cannot be read: {each}"
+                )
+            else:
+                values[name] = each
+        for name in sorted(values.keys() - found.keys()):
+            if values[name].is_deleted:
+                del values[name]
+                continue
+            problems.append(
+                f"definition of {self._kind} '{name}' is gone from ZooKeeper, and stays"
+                f" in effect on this broker: {self._advice}"
+            )
+        self.problems = tuple(problems)
+        return values

@@ -1,0 +1,480 @@
+"""Puts to an exchange: one command, appended to each topic that is bound, one answer.
+
+The messages of a command are sorted by target: a partition of each topic that a message
+matches. All targets are looked at before anything is appended, in one turn of the loop,
+so what one of them refuses is nowhere. The answer comes when all have it. What a disk
+fails after that is in doubt; the command that is sent again stores what is missing.
+
+    mput events ... a b c         a: order.paid   b: order.new   c: order.paid
+                                          orders  <- order.#     a b c    one append
+                                          paid    <- *.paid      a c      one append
+
+A batch with a producer is looked up at each target, under a name made of producer and
+exchange, with its whole sequence and count: a target has it once. The partition is a
+function of the message key, or else of producer and sequence, and so the same when the
+batch is sent again. The order of a command is kept at each target.
+
+In a transaction the same messages are puts of it, to the topics that are bound now.
+"""
+
+from collections.abc import Generator, Sequence
+from functools import lru_cache
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from metaq.broker.acks import (
+    PUT_OVERHEAD_BYTES,
+    REFUSALS,
+    Answerer,
+    is_light,
+    refuse_put,
+)
+from metaq.broker.internal_logs import producer_name
+from metaq.broker.topics import ServedExchange
+from metaq.errors import (
+    ClosedError,
+    MayBeStoredError,
+    MetaqError,
+    ServerError,
+    StorageError,
+    TransactionError,
+    UnavailableError,
+    WireError,
+)
+from metaq.model import RANDOM_PARTITION, HeaderPairs, LogId, MessageId, SizeBytes
+from metaq.protocol import texts
+from metaq.protocol.codec import encode_result
+from metaq.protocol.commands import Mput, Put, Status
+from metaq.protocol.transaction_ids import format_key
+from metaq.record.batch import CheckedRecords, stamp_in_steps
+from metaq.record.flags import HAS_ATTRIBUTE, HAS_PROPERTIES, TEXT_AT, split_properties
+from metaq.record.ids import id_after
+from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.routing.match import KEY_BYTES_MAX
+from metaq.storage.partition_log import PartitionLog
+from metaq.storage.producers import StoredBatch
+from metaq.txn.records import encode_batch
+from metaq.txn.transaction import BrokerTransaction, PutRun
+
+TARGETS_MAX: Final = 64
+"""Topics that one message may go to."""
+ROUTING_KEY: Final = "routing-key"
+"""Header with the routing key; without it the attribute is."""
+STEP_COUNT: Final = 256
+"""Messages that one step sorts: about a millisecond."""
+LINES_REMEMBERED_MAX: Final = 4096
+LINE_BYTES_MAX: Final = 512
+"""Longest line of key and headers that is remembered."""
+NAMES_REMEMBERED_MAX: Final = 4096
+_TEXT_LENGTH: Final = Struct(">i")
+
+
+class Addressed(NamedTuple):
+    """Routing key, message key and headers of a message."""
+
+    routing_key: str
+    key: bytes | None
+    headers: HeaderPairs
+
+
+class _Target:
+    """Messages of a command for one partition."""
+
+    __slots__ = ("count", "first", "last", "runs", "size_bytes")
+
+    def __init__(self, first: int) -> None:
+        self.first = self.last = first
+        """Number in the command of its first message, and of its last one."""
+        self.count = self.size_bytes = 0
+        self.runs: list[list[int]] = []
+        """Part, start and end of messages that are side by side there."""
+
+    def add(self, number: int, part: int, start: int, end: int) -> None:
+        run = self.runs[-1] if self.runs else None
+        if run is not None and run[2] == start and run[0] == part:
+            run[2] = end
+        else:
+            self.runs.append([part, start, end])
+        self.last = number
+        self.count += 1
+        self.size_bytes += end - start
+
+    def chunks(self, parts: Sequence[CheckedRecords]) -> list[memoryview]:
+        return [memoryview(parts[k].records)[a:b] for k, a, b in self.runs]
+
+
+class RouteTicket:
+    """A command that waits for all of its targets: the ticket of each of them.
+
+    Called on the loop's thread, by the disk or by the journal.
+    """
+
+    __slots__ = (
+        "_answerer", "_appended_s", "_command", "_copies", "_errors", "_is_stored",
+        "_left", "_size_bytes", "first_id",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        answerer: Answerer,
+        command: Put | Mput,
+        first_id: MessageId,
+        targets: Sequence[_Target],
+    ) -> None:
+        """Hold the command in flight, its bytes once for each target."""
+        self.first_id = first_id
+        self._answerer = answerer
+        self._command = command
+        self._copies = sum(each.count for each in targets)
+        self._errors: list[MetaqError] = []
+        self._is_stored = False
+        self._left = len(targets)
+        self._appended_s = answerer.context.clock.monotonic_s()
+        self._size_bytes = PUT_OVERHEAD_BYTES + sum(one.size_bytes for one in targets)
+        answerer.hold(count=1, size_bytes=self._size_bytes)
+        if not targets:
+            self._answer()
+
+    def on_stored(self) -> None:
+        """Note that one target has its messages."""
+        self._is_stored = True
+        self._end_one()
+
+    def on_failed(self, error: StorageError | ClosedError) -> None:
+        """Note that one target has refused them, or may have them."""
+        self._errors.append(error)
+        self._end_one()
+
+    def on_journalled(self, _position: int) -> None:
+        """Note that those for one target are in the journal."""
+        self._end_one()
+
+    def on_refused(self, error: StorageError) -> None:
+        """Note that they are not: the transaction cannot be committed any more."""
+        self.on_failed(error)
+
+    def _end_one(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._answer()
+
+    def _answer(self) -> None:
+        context, reply = self._answerer.context, b""
+        waited_s = context.clock.monotonic_s() - self._appended_s
+        context.put_latency.record(waited_s, _count_of(self._command))
+        try:
+            reply = self._encode()
+        except MemoryError:
+            # Do not raise: other tickets of this group still need replies.
+            self._answerer.run_out()
+        self._answerer.answer(reply, count=1, size_bytes=self._size_bytes)
+
+    def _encode(self) -> bytes:
+        opaque, partition = self._command.opaque, max(0, self._command.partition)
+        if not self._errors:
+            body = b"%d %d -1 routed=%d" % (self.first_id, partition, self._copies)
+            return encode_result(Status.OK, body, opaque)
+        error = self._errors[0]
+        if self._is_stored:
+            error = MayBeStoredError(f"in some of the bound topics, and: {error}")
+        refusal = _refuse(self._answerer, self._command, error)
+        return encode_result(refusal.status, str(refusal).encode(), opaque)
+
+
+def require_routable(
+    command: Put | Mput, exchange: ServedExchange | None
+) -> ServedExchange:
+    """Return the exchange of a command, unless it is none, or takes no such command.
+
+    Raises:
+        ServerError: the text is the answer.
+    """
+    if exchange is None:
+        raise ServerError(texts.no_exchange(command.topic))
+    if command.partition not in {0, RANDOM_PARTITION}:
+        raise ServerError(texts.wrong_partition(command.partition))
+    if isinstance(command, Mput) and command.deliver_ms is not None:
+        raise ServerError(texts.no_time_for_exchange(command.topic))
+    return exchange
+
+
+def route(
+    exchange: ServedExchange,
+    command: Put | Mput,
+    parts: Sequence[CheckedRecords],
+    answerer: Answerer,
+    transaction: BrokerTransaction | None = None,
+) -> Generator[None]:
+    """Append verified messages to all of their targets, in steps; answered by a ticket.
+
+    Raises:
+        WireError: refused, and nothing was appended; the text is the answer.
+    """
+    routing = _Routing(exchange, command, parts, answerer)
+    try:
+        yield from routing.sort()
+    except (ServerError, UnavailableError) as error:
+        raise _refuse(answerer, command, error) from error
+    # From here to the end in one turn: what was looked at does not change.
+    if transaction is None:
+        routing.append()
+    else:
+        routing.put(transaction)
+
+
+class _Routing:
+    """One command on its way to its targets."""
+
+    def __init__(
+        self,
+        exchange: ServedExchange,
+        command: Put | Mput,
+        parts: Sequence[CheckedRecords],
+        answerer: Answerer,
+    ) -> None:
+        self._exchange = exchange
+        self._command = command
+        self._parts = parts
+        self._answerer = answerer
+        self._context = answerer.context
+        self._targets: dict[LogId, _Target] = {}
+        self._producer: str | None = None
+        if isinstance(command, Mput) and command.producer is not None:
+            self._producer = _name_of(command.producer, command.topic)
+
+    # -- sorting
+
+    def sort(self) -> Generator[None]:
+        """Sort the messages by target.
+
+        Raises:
+            ServerError: one is not routed, or to too many topics, or one is not served.
+            UnavailableError: this replica takes no put now.
+        """
+        topics, unkeyed, number = self._context.topics, self._unkeyed(), 0
+        logs: dict[str, list[LogId]] = {}
+        if topics.refusal is not None:
+            raise topics.refusal
+        for part, (records, positions) in enumerate(self._parts):
+            ends = [*positions[1:], len(records)]
+            for start, end in zip(positions, ends, strict=True):
+                routing_key, key, headers = read_address(records, start)
+                at = unkeyed if key is None else crc32(key)
+                for topic in self._topics_of(routing_key, headers):
+                    if topic not in logs:
+                        count = topics.count_of(topic)
+                        logs[topic] = [LogId(topic, each) for each in range(count)]
+                    choices = logs[topic]
+                    log_id = choices[at % len(choices)]
+                    target = self._targets.get(log_id)
+                    if target is None:
+                        target = self._targets[log_id] = _Target(number)
+                    target.add(number, part, start, end)
+                number += 1
+                if not number % STEP_COUNT:
+                    yield
+
+    def _topics_of(self, routing_key: str, headers: HeaderPairs) -> tuple[str, ...]:
+        exchange, counters = self._exchange, self._context.counters
+        if exchange.matcher.has_keys and len(routing_key) > KEY_BYTES_MAX:
+            raise ServerError(
+                f"routing key: expected at most {KEY_BYTES_MAX} characters, got"
+                f" {len(routing_key)}"
+            )
+        topics = exchange.matcher.topics(routing_key, headers)
+        if len(topics) > TARGETS_MAX:
+            raise ServerError(
+                f"exchange '{exchange.name}': expected at most {TARGETS_MAX} topics for"
+                f" a message, got {len(topics)}"
+            )
+        if topics:
+            counters.routed["routed"] += 1
+            return topics
+        if isinstance(self._command, Mput) and self._command.is_mandatory:
+            counters.routed["unroutable"] += 1
+            raise ServerError(texts.unroutable(exchange.name, routing_key))
+        if exchange.alternate is None:
+            counters.routed["dropped"] += 1
+            return ()
+        counters.routed["alternate"] += 1
+        return (exchange.alternate,)
+
+    def _unkeyed(self) -> int:
+        """Return the number that chooses the partition of messages without a key."""
+        command = self._command
+        if self._producer is None or not isinstance(command, Mput):
+            return self._context.topics.choose(1 << 32)
+        return crc32(b"%b %d" % (self._producer.encode(), command.sequence))
+
+    # -- appending
+
+    def append(self) -> None:
+        """Append to all targets, or to none."""
+        looked = [self._look_at(*each) for each in self._targets.items()]
+        first_id, targets = self._stamp(), list(self._targets.values())
+        ticket = RouteTicket(self._answerer, self._command, first_id, targets)
+        repeated = [batch for _, batch in looked if batch is not None]
+        self._context.counters.batch_repeated += bool(repeated)
+        for target, (log, batch) in zip(targets, looked, strict=True):
+            if batch is None:
+                self._append(log, target, first_id, ticket)
+                continue
+            if not target.first:
+                ticket.first_id = batch.first_id
+            log.join(batch, ticket)
+
+    def _look_at(
+        self, log_id: LogId, target: _Target
+    ) -> tuple[PartitionLog, StoredBatch | None]:
+        """Return the log of a target that takes its messages, and the batch if it has.
+
+        Raises:
+            WireError: it takes none now.
+        """
+        topics, command = self._context.topics, self._command
+        topic, partition = log_id.topic, log_id.partition
+        try:
+            topics.open_for_put(topic, partition)
+            log, batch = topics.log_for_put(topic, partition), None
+            if self._producer is not None and isinstance(command, Mput):
+                batch = log.producers.find(
+                    self._producer, command.sequence, command.count, command.checksum
+                )
+            if batch is None:
+                log.plan_append(target.size_bytes)
+        except REFUSALS as error:
+            raise _refuse(self._answerer, command, error, log_id) from error
+        return log, batch
+
+    def _stamp(self) -> MessageId:
+        first_id = self._context.ids.reserve(_count_of(self._command))
+        for _ in stamp_in_steps(self._parts, first_id):
+            pass
+        return first_id
+
+    def _append(
+        self,
+        log: PartitionLog,
+        target: _Target,
+        first_id: MessageId,
+        ticket: RouteTicket,
+    ) -> None:
+        command, batch = self._command, None
+        if self._producer is not None and isinstance(command, Mput):
+            batch = StoredBatch(
+                self._producer,
+                command.sequence,
+                command.count,
+                command.checksum,
+                id_after(first_id, target.first),
+                log.next_offset,
+                SizeBytes(target.size_bytes),
+            )
+        try:
+            log.append(
+                target.chunks(self._parts),
+                size_bytes=target.size_bytes,
+                record_count=target.count,
+                last_id=id_after(first_id, target.last),
+                ticket=ticket,
+                batch=batch,
+                is_light=is_light(self._answerer),
+            )
+        except (StorageError, ClosedError) as error:
+            ticket.on_failed(error)
+
+    # -- in a transaction
+
+    def put(self, transaction: BrokerTransaction) -> None:
+        """Make them puts of a transaction; raises as `append`."""
+        for log_id, target in self._targets.items():
+            self._look_at(log_id, target)
+        transactions, targets = self._context.transactions, self._targets.values()
+        first_id = self._stamp()
+        try:
+            transactions.check_room(
+                sum(each.count for each in targets),
+                sum(each.size_bytes for each in targets),
+            )
+        except TransactionError as error:
+            raise ServerError(str(error)) from error
+        ticket = RouteTicket(self._answerer, self._command, first_id, list(targets))
+        for log_id, target in self._targets.items():
+            transactions.put(
+                transaction, self._run_of(log_id, target, first_id), ticket
+            )
+
+    def _run_of(self, log_id: LogId, target: _Target, first_id: MessageId) -> PutRun:
+        data, position = bytearray().join(target.chunks(self._parts)), 0
+        positions = list[int]()
+        while position < len(data):
+            positions.append(position)
+            position += HEADER_BYTES + HEADER.unpack_from(data, position)[0]
+        assert self._command.transaction is not None, "of a transaction"
+        key = format_key(self._command.transaction).encode()
+        return PutRun(
+            log_id,
+            (data,),
+            len(data),
+            target.count,
+            id_after(first_id, target.last),
+            encode_batch(log_id, key, self._command.opaque, data, positions),
+        )
+
+
+def _refuse(
+    answerer: Answerer,
+    command: Put | Mput,
+    error: MetaqError,
+    log_id: LogId | None = None,
+) -> WireError:
+    """Return the answer to a command that is not stored; it names the target."""
+    return refuse_put(
+        answerer.context,
+        error,
+        topic=command.topic if log_id is None else log_id.topic,
+        partition=command.partition if log_id is None else log_id.partition,
+        count=_count_of(command),
+    )
+
+
+def _count_of(command: Put | Mput) -> int:
+    return command.count if isinstance(command, Mput) else 1
+
+
+@lru_cache(NAMES_REMEMBERED_MAX)
+def _name_of(producer: str, exchange: str) -> str:
+    """Return a producer's name in the tables of the targets."""
+    return producer_name(producer, exchange)
+
+
+# -- reading an address
+
+
+def read_address(records: bytearray, start: int) -> Addressed:
+    """Return what the record at a position says of where it goes; whole and checked.
+
+    A block of attribute and headers that is cut short says nothing.
+    """
+    length, _, _, flag = HEADER.unpack_from(records, start)
+    first = start + HEADER_BYTES
+    text, size = b"", -1
+    if flag & HAS_ATTRIBUTE and length >= TEXT_AT:
+        (size,) = _TEXT_LENGTH.unpack_from(records, first)
+    if 0 <= size <= length - TEXT_AT:
+        text = bytes(records[first + TEXT_AT : first + TEXT_AT + size])
+    read = _read_line if size <= LINE_BYTES_MAX else _read_line.__wrapped__
+    return read(text, has_properties=bool(flag & HAS_PROPERTIES))
+
+
+@lru_cache(LINES_REMEMBERED_MAX)
+def _read_line(text: bytes, *, has_properties: bool) -> Addressed:
+    attribute: str | None = text.decode(errors="replace")
+    key, headers = None, HeaderPairs()
+    if has_properties:
+        key, headers, attribute = split_properties(text.decode(errors="replace"))
+    routing_key = dict(reversed(headers)).get(ROUTING_KEY)
+    if routing_key is None:
+        return Addressed(attribute or "", key, headers)
+    return Addressed(routing_key.decode(errors="replace"), key, headers)

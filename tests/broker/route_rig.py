@@ -1,0 +1,182 @@
+"""A broker with an exchange, over logs and a journal that a test moves step by step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, Final
+
+from metaq.broker.context import BrokerContext
+from metaq.broker.dispatch import dispatch, dispatch_in_steps
+from metaq.broker.exchanges import Exchanges
+from metaq.broker.realtime import Realtime
+from metaq.errors import MetaqError
+from metaq.model import BrokerId, LogId, Position
+from metaq.protocol.commands import Mput, Put, Result
+from metaq.protocol.connection import InPieces
+from metaq.protocol.transaction_ids import parse_key
+from metaq.record.checksum import checksum
+from metaq.record.flags import Headers, encode_payload
+from metaq.record.layout import Record, encode_record
+from metaq.record.scan import read_record
+from metaq.routing.match import Binding, ExchangeKind
+from metaq.testing.clock import ManualClock
+from metaq.zk.exchange_definitions import (
+    DefinedExchange,
+    ExchangeDefinition,
+    binding_name,
+)
+from tests.broker.delay_rig import FakeSession, result_of
+from tests.rigs.disk import Choose
+from tests.rigs.fs import FaultyFileSystem, keep_none
+from tests.txn.support import TOPIC, TransactionBench, content
+
+EXCHANGE: Final = "events"
+TOPICS: Final = {"t0": 1, "t1": 2, "t2": 3, "other": 1}
+"""Topics and their partitions."""
+
+Data = tuple[str, bytes] | tuple[str, bytes, str]
+"""Routing key and data, and perhaps a message key."""
+
+
+def exchange_of(
+    *bindings: Binding, kind: ExchangeKind = ExchangeKind.TOPIC, **more: Any
+) -> DefinedExchange:
+    named = {binding_name(each): each for each in bindings}
+    return DefinedExchange(ExchangeDefinition(kind=kind, **more), named)
+
+
+def batch_of(*messages: Data, headers: Headers = (), **more: Any) -> Mput:
+    """Return a batch for the exchange."""
+    records = []
+    for routing_key, data, *key in messages:
+        pairs = (("routing-key", routing_key.encode()), *headers)
+        payload, flag = encode_payload(data, None, key[0] if key else None, pairs)
+        records.append(encode_record(payload, id=0, flag=flag))
+    body = b"".join(records)
+    fields = {"topic": EXCHANGE, "partition": 0, "opaque": 1, **more}
+    return Mput(count=len(messages), checksum=checksum(body), payload=body, **fields)
+
+
+class RouteRig:
+    """One life of a broker, on a disk in memory."""
+
+    def __init__(
+        self,
+        *bindings: Binding,
+        fs: FaultyFileSystem | None = None,
+        clock: ManualClock | None = None,
+        topics: Mapping[str, int] = TOPICS,
+        **more: Any,
+    ) -> None:
+        self.fs = fs = fs or FaultyFileSystem()
+        self.clock = clock = clock or ManualClock()
+        self.bench = TransactionBench(fs, clock=clock)
+        self.bench.open()
+        defined = {
+            name: replace(TOPIC, name=name, partition_count=partitions)
+            for name, partitions in topics.items()
+        }
+        config = replace(self.bench.logs.config, defined=defined)
+        self.bench.topics.apply(config)
+        nothing: Any = None
+        self.context = BrokerContext(
+            config=config,
+            clock=clock,
+            topics=self.bench.topics,
+            transactions=self.bench.coordinator,
+            ids=self.bench.ids,
+            realtime=Realtime(clock),
+            waiters=nothing,
+            fs=fs,
+            upkeep=nothing,
+            address="meta://test:1",
+            load=nothing,
+            turns=nothing,
+            port=1,
+            started_s=0.0,
+        )
+        self.changes: list[None] = []
+        """One for each time that exchanges came or went."""
+        self.exchanges = Exchanges(
+            self.bench.topics, BrokerId(0), lambda: self.changes.append(None)
+        )
+        self._topics = topics
+        self._keys = count(1)
+        self.bind(*bindings, **more)
+
+    def bind(self, *bindings: Binding, **more: Any) -> None:
+        """Have the exchange with these bindings, and no others."""
+        exchange = exchange_of(*bindings, **more)
+        self.exchanges.apply({EXCHANGE: exchange}, self._topics.keys())
+
+    def begin(self, command: Mput) -> FakeSession:
+        """Put, and do not wait for the disk; the session has the reply when it came."""
+        session = FakeSession(self.context)
+        steps = dispatch_in_steps(
+            InPieces(command, [command.payload], len(command.payload)), session
+        )
+        try:
+            while True:
+                next(steps)
+        except StopIteration as end:
+            if end.value:
+                session.replies.append(end.value)
+        return session
+
+    def send(self, command: Mput) -> Result:
+        """Put, and wait for the answer."""
+        session = self.begin(command)
+        self.bench.run()
+        (reply,) = session.replies
+        return result_of(reply)
+
+    def put(self, command: Put) -> Result:
+        """Put a single message, and wait for the answer."""
+        session = FakeSession(self.context)
+        refused = dispatch(command, session)
+        self.bench.run()
+        return result_of(refused or session.replies[0])
+
+    def commit(self, *commands: Mput, is_committed: bool = True) -> bool:
+        """Put batches in a transaction; return whether it was committed."""
+        key, transactions = f"TX:s:{next(self._keys)}", self.bench.coordinator
+        session, outcomes = FakeSession(self.context), list[MetaqError | None]()
+        transactions.begin(key, session, 0)
+        for command in commands:
+            inside = replace(command, transaction=parse_key(key))
+            for _ in dispatch_in_steps(
+                InPieces(inside, [inside.payload], len(inside.payload)), session
+            ):
+                pass
+        self.bench.run()
+        if is_committed:
+            transactions.commit(key, session, outcomes.append, is_two_phase=False)
+        else:
+            transactions.rollback(key, session, outcomes.append)
+        self.bench.run()
+        return is_committed and outcomes == [None]
+
+    def payloads(self, topic: str, partition: int = 0) -> list[bytes]:
+        """Return the data that readers of a partition see."""
+        found: Sequence[bytes] = self.bench.payloads(LogId(topic, partition))
+        return [each[each.index(b"|") :] for each in found]
+
+    def ids(self, topic: str, partition: int = 0) -> list[int]:
+        """Return the ids of their records."""
+        log_id, at, found = LogId(topic, partition), Position(0), list[int]()
+        if log_id in self.bench.logs.manager.logs():
+            data = content(self.bench, log_id)
+            while isinstance(record := read_record(data, at), Record):
+                found.append(record.id)
+                at = Position(at + record.size_bytes)
+        return found
+
+    def place_of(self, data: bytes, topic: str) -> LogId:
+        """Return the partition of a topic that has a message."""
+        places = range(self._topics[topic])
+        return LogId(topic, next(p for p in places if data in self.payloads(topic, p)))
+
+    def again(self, choose: Choose = keep_none) -> "RouteRig":
+        """Cut the power, and return the next life, without bindings."""
+        self.bench.kill()
+        return RouteRig(fs=self.fs.crash(choose), clock=self.clock, topics=self._topics)

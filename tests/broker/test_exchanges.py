@@ -1,0 +1,76 @@
+"""Exchanges of a broker: which it serves, and which not."""
+
+import pytest
+
+from metaq.broker import exchanges
+from metaq.errors import ServerError
+from metaq.model import BrokerId
+from metaq.routing.match import Binding, ExchangeKind
+from tests.broker.route_rig import EXCHANGE, TOPICS, RouteRig, exchange_of
+
+ALL = Binding("t0", "#")
+
+
+def test_an_exchange_is_no_topic_whatever_pattern_matches_it() -> None:
+    """If a topic has its name the topic stays, and health says why."""
+    rig = RouteRig(ALL)
+    with pytest.raises(ServerError, match="do not accept"):
+        rig.context.topics.open_for_put(EXCHANGE, 0)
+    served = rig.exchanges
+    served.apply({EXCHANGE: exchange_of(ALL)}, {*TOPICS, EXCHANGE})
+    assert not rig.context.topics.exchanges
+    (problem,) = served.problems
+    assert problem == (
+        f"exchange '{EXCHANGE}' is not served: a topic has that name; delete one of the"
+        " two"
+    )
+    served.apply({EXCHANGE: exchange_of(ALL)}, TOPICS)
+    assert rig.context.topics.exchanges[EXCHANGE].matcher.topics("a") == ("t0",)
+    assert not served.problems
+
+
+def test_names_of_the_broker_and_other_brokers_exchanges_are_not_served() -> None:
+    """The first is said, the second is as it should be."""
+    rig = RouteRig()
+    theirs = exchange_of(ALL, brokers=(BrokerId(9),))
+    rig.exchanges.apply({"__x": exchange_of(), "theirs": theirs}, TOPICS)
+    assert not rig.context.topics.exchanges
+    (problem,) = rig.exchanges.problems
+    assert "names that begin with '__'" in problem
+
+
+def test_changes_are_in_effect_and_the_version_of_the_topics_says_so() -> None:
+    """So nothing that was resolved before is used: kinds, bindings, alternates."""
+    rig = RouteRig(ALL)
+    context = rig.context
+    rig.changes.clear()
+    version = context.topics.version
+    rig.bind(Binding("t1", "a.*"))
+    exchange = context.topics.exchanges[EXCHANGE]
+    assert exchange.matcher.topics("a.b") == ("t1",)
+    rig.bind(Binding("t1", "a.*"), alternate="other")
+    assert context.topics.exchanges[EXCHANGE].alternate == "other"
+    rig.bind(Binding("t1", "a.*"), kind=ExchangeKind.DIRECT)
+    assert context.topics.exchanges[EXCHANGE].matcher.topics("a.b") == ()
+    assert not rig.changes
+    rig.exchanges.apply({}, TOPICS)
+    assert rig.changes == [None]
+    assert context.topics.version > version
+
+
+def test_bindings_that_cannot_be_are_left_out_and_too_many_of_all_refused() -> None:
+    """Both are said in a sentence."""
+    rig = RouteRig(Binding("t0", "a*"), ALL)
+    (problem,) = rig.exchanges.problems
+    assert problem.startswith(f"binding 't0 a*' of exchange '{EXCHANGE}' is not in eff")
+    many = {
+        f"e{k}": exchange_of(*[Binding(f"t{n}", "a") for n in range(10_000)])
+        for k in range(exchanges.BINDINGS_ALL_MAX // 10_000 + 1)
+    }
+    rig.exchanges.apply(many, TOPICS)
+    assert len(rig.context.topics.exchanges) == 5
+    (problem,) = rig.exchanges.problems
+    assert problem == (
+        "exchange 'e5' is not served: expected at most 50000 bindings on a broker, got"
+        " 60000"
+    )

@@ -1,0 +1,64 @@
+"""Definitions that come from ZooKeeper, or from the copy, or stay as they were."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from metaq.broker.followed_definitions import FollowedDefinitions
+from metaq.zk.definitions import decode_copy
+from metaq.zk.group_definitions import (
+    QueueGroupDefinition,
+    decode_group,
+    encode_group,
+)
+
+ONE = QueueGroupDefinition(topic="a")
+OTHER = QueueGroupDefinition(topic="b")
+OVER = QueueGroupDefinition(topic="a", is_deleted=True)
+
+
+@dataclass
+class Found:
+    """A watch that a test fills."""
+
+    values: dict[str, QueueGroupDefinition | str] = field(default_factory=dict)
+    is_complete: bool = False
+
+    def cancel(self) -> None:
+        pass
+
+
+def followed() -> tuple[FollowedDefinitions[QueueGroupDefinition], Found]:
+    kind = FollowedDefinitions[QueueGroupDefinition](
+        "queue group", "write it again", Path("copy"), encode_group
+    )
+    kind.watch = found = Found()
+    return kind, found
+
+
+def test_the_copy_counts_until_zookeeper_was_read() -> None:
+    """And what was read is what the next copy has."""
+    kind, found = followed()
+    kind.values = {"g": ONE}
+    assert not kind.refresh()
+    assert kind.values == {"g": ONE}
+    found.values, found.is_complete = {"g": OTHER}, True
+    assert kind.refresh()
+    assert not kind.refresh()
+    assert decode_copy(kind.encode(), decode_group) == {"g": OTHER}
+
+
+def test_what_cannot_be_read_or_is_gone_stays_with_a_sentence() -> None:
+    """A deleted one goes."""
+    kind, found = followed()
+    kind.values = {"g": ONE, "lost": OTHER, "over": OVER}
+    found.values, found.is_complete = {"g": "no JSON"}, True
+    assert kind.refresh()
+    assert kind.values == {"g": ONE, "lost": OTHER}
+    assert kind.active().keys() == {"g", "lost"}
+    unread, gone = kind.problems
+    assert unread == "definition of queue group 'g' cannot be read: no JSON"
+    assert gone.endswith("stays in effect on this broker: write it again")
+    found.values = {"g": OVER, "lost": OTHER}
+    assert kind.refresh()
+    assert kind.active() == {"lost": OTHER}
+    assert not kind.problems
