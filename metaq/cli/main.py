@@ -10,6 +10,7 @@ from metaq.cli import (  # noqa: F401  # each adds its commands
     brokers,
     cat,
     consume,
+    exchanges,
     groups,
     hand_over,
     inspect_log,

@@ -98,9 +98,10 @@ def _shown(row: Sequence[render.Cell]) -> tuple[render.Cell, ...]:
 Brokers = list[int] | Literal["all"]
 
 
-def _read_brokers(
+def read_brokers(
     _context: click.Context, _option: click.Parameter, word: str | None
 ) -> Brokers | None:
+    """Read the value of `--brokers`."""
     if word is None or word == "all":
         return "all" if word else None
     parts = [part.strip() for part in word.split(",")]
@@ -122,7 +123,7 @@ class Wishes:
     served_by: Brokers | None = option(
         "--brokers",
         metavar="all|ID,...",
-        callback=_read_brokers,
+        callback=read_brokers,
         help="Brokers that serve it; 'all' includes later ones.",
     )
     settings: dict[str, str] = declared(

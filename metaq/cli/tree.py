@@ -29,7 +29,7 @@ NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 SECTIONS: Final = {
     "Data": ("produce", "cat", "consume", "scheduled", "ship", "bench"),
     "Groups": ("groups", "queues", "offsets"),
-    "Topics": ("topics", "partitions"),
+    "Topics": ("topics", "partitions", "exchanges"),
     "Operate": (
         "local", "broker", "brokers", "stats", "reload", "txn", "verify", "dump",
         "replicas", "accept-loss", "hand-over",

@@ -84,6 +84,14 @@ class NoDelayError(ClientError):
     """The broker delivers no message later: it is an older one, or of MetaQ 1.4."""
 
 
+class NoExchangesError(ClientError):
+    """The broker routes no messages: it is an older one, or of MetaQ 1.4."""
+
+
+class ExchangeError(ClientError):
+    """An exchange is there, or defined otherwise, or is none."""
+
+
 class PartitionsAwayError(NoBrokerError):
     """Partitions cannot be read: their broker is away."""
 

@@ -38,6 +38,7 @@ from metaq.client.duplicate_ids import DuplicateIds as DuplicateIds
 from metaq.client.duplicate_ids import LruDuplicateIds as LruDuplicateIds
 from metaq.client.errors import AlreadySettledError as AlreadySettledError
 from metaq.client.errors import BufferFullError as BufferFullError
+from metaq.client.errors import ExchangeError as ExchangeError
 from metaq.client.errors import GroupInUseError as GroupInUseError
 from metaq.client.errors import HandlerFailedError as HandlerFailedError
 from metaq.client.errors import HeuristicError as HeuristicError
@@ -45,6 +46,7 @@ from metaq.client.errors import LeaseLostError as LeaseLostError
 from metaq.client.errors import LostBranchError as LostBranchError
 from metaq.client.errors import MessageTooLargeError as MessageTooLargeError
 from metaq.client.errors import NoDelayError as NoDelayError
+from metaq.client.errors import NoExchangesError as NoExchangesError
 from metaq.client.errors import NoQueuesError as NoQueuesError
 from metaq.client.errors import NoTopicError as NoTopicError
 from metaq.client.errors import OutcomeUnknownError as OutcomeUnknownError
@@ -71,6 +73,7 @@ from metaq.client.partitioner import RoundRobin as RoundRobin
 from metaq.client.partitioner import Selector as Selector
 from metaq.client.produce.batches import SendFuture as SendFuture
 from metaq.client.produce.batches import SendResult as SendResult
+from metaq.client.produce.exchange import AsyncExchange as AsyncExchange
 from metaq.client.produce.ordered_producer import (
     AsyncOrderedProducer as AsyncOrderedProducer,
 )
@@ -93,6 +96,7 @@ from metaq.client.sync.client import Client as Client
 from metaq.client.sync.client import Consumer as Consumer
 from metaq.client.sync.client import MessageBatch as MessageBatch
 from metaq.client.sync.producers import ExactlyOnce as ExactlyOnce
+from metaq.client.sync.producers import Exchange as Exchange
 from metaq.client.sync.producers import OrderedProducer as OrderedProducer
 from metaq.client.sync.producers import Producer as Producer
 from metaq.client.sync.producers import Transaction as Transaction
@@ -108,6 +112,7 @@ from metaq.errors import NoBrokerError as NoBrokerError
 from metaq.errors import OwnershipLostError as OwnershipLostError
 from metaq.errors import RequestTimeoutError as RequestTimeoutError
 from metaq.errors import TransactionError as TransactionError
+from metaq.errors import UnroutableError as UnroutableError
 from metaq.model import GroupOffset as GroupOffset
 from metaq.model import Message as Message
 from metaq.model import MessageId as MessageId
@@ -115,7 +120,10 @@ from metaq.model import Offset as Offset
 from metaq.model import TopicPartition as TopicPartition
 from metaq.model import XaTransactionId as XaTransactionId
 from metaq.record.dead_letters import Origin as Origin
+from metaq.routing.match import Binding as Binding
 from metaq.zk.definitions import Effect as Effect
 from metaq.zk.definitions import TopicDefinition as TopicDefinition
 from metaq.zk.definitions import TopicState as TopicState
+from metaq.zk.exchange_definitions import DefinedExchange as DefinedExchange
+from metaq.zk.exchange_definitions import ExchangeDefinition as ExchangeDefinition
 from metaq.zk.group_definitions import QueueGroupDefinition as QueueGroupDefinition

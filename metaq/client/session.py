@@ -71,12 +71,13 @@ from metaq.client.options import (
     takes_options,
 )
 from metaq.client.partitioner import Selector
+from metaq.client.produce.exchange import AsyncExchange
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer, parse_layout
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.xa import AsyncXa, check_qualifier
 from metaq.client.queue.work_queue import AsyncQueue
 from metaq.client.timeouts import Closable, close_all, require_loop
-from metaq.client.validation import check_timeout
+from metaq.client.validation import check_timeout, wrong_type
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import Message, Offset, TopicPartition
@@ -393,8 +394,34 @@ class AsyncClient:
         self._adopt(xa)
         return xa
 
+    @takes_options(ProducerOptions)
+    def exchange(
+        self, name: str, *, mandatory: bool = True, **options: Unpack[ProducerKeywords]
+    ) -> AsyncExchange:
+        """Return what sends to an exchange; closed with the client at the latest.
+
+        Args:
+            name: of the exchange.
+            mandatory: a message that no binding matches is an `UnroutableError`. False:
+                it goes to the exchange's alternate topic, or is dropped.
+            options: fields of `ProducerOptions`.
+
+        Raises:
+            ConfigError: no exchange can have this name.
+        """
+        check_topic(name)
+        if not isinstance(mandatory, bool):
+            raise wrong_type("mandatory", "True or False", mandatory)
+        producer = self._make_producer(ProducerOptions(**options), None, mandatory)
+        exchange = AsyncExchange(producer, name)
+        self._adopt(exchange)
+        return exchange
+
     def _make_producer(
-        self, options: ProducerOptions, selector: Selector | None
+        self,
+        options: ProducerOptions,
+        selector: Selector | None,
+        is_mandatory: bool | None = None,
     ) -> AsyncProducer:
         if selector is not None:
             check_plain_function("selector", selector)
@@ -406,6 +433,7 @@ class AsyncClient:
             selector=selector,
             # Producers of one message each would all send it to the same partition.
             first_turn=int(self._chance() * FIRST_TURNS),
+            is_mandatory=is_mandatory,
         )
         self._made.producers.add(producer)
         return producer

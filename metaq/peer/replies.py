@@ -53,6 +53,8 @@ _NUMBER: Final = re.compile("[0-9]{1,19}")
 """Counts and offsets of 64 bits."""
 _RECEIPT: Final = re.compile(rb"(-?[0-9]{1,19}) ([0-9]{1,10}) ([0-9]{1,19})")
 """Id, which is negative where a Java broker stamped it, partition and offset."""
+_ROUTED: Final = re.compile(rb"([0-9]{1,19}) ([0-9]{1,10}) (-1) routed=[0-9]{1,10}")
+"""The same where an exchange has stored it: there is no offset."""
 _SCHEDULED: Final = re.compile(
     rb"([0-9]{1,19}) (-?[0-9]{1,10}) -1 ([0-9]) ([0-9]{1,19})"
 )
@@ -82,6 +84,7 @@ class PutReceipt:
     partition: int
     """The partition it went to, also when the broker chose."""
     offset: Offset
+    """-1 of an exchange: each topic that took it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,7 @@ def parse_receipt(reply: Reply, partition: int | None = None) -> PutReceipt:
         BadReplyError: a 200 that is no receipt for this partition.
     """
     result = require_ok(reply)
-    found = _RECEIPT.fullmatch(result.body)
+    found = _RECEIPT.fullmatch(result.body) or _ROUTED.fullmatch(result.body)
     if found is not None:
         message_id, chosen, offset = map(int, found.groups())
         is_ours = partition in {None, chosen} and chosen <= I32_MAX

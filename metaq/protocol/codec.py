@@ -230,8 +230,7 @@ def _decode_mput(tokens: Tokens, payload: bytes) -> Mput:
         sequence=sequence,
         transaction=transaction,
         deliver_ms=None if deliver is None else capped(deliver),
-_ROUTE: Final = b"route="
-_ROUTES: Final = {b"mandatory": True, b"optional": False}
+        is_mandatory=None if route is None else _ROUTES[route],
     )
 
 

@@ -13,6 +13,7 @@ header each. What was found is remembered by key, as long as no binding changes.
 """
 
 import enum
+import zlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -234,6 +235,11 @@ class Matcher:
                 self._bindings[name] = bindings[name]
         self.problems |= excess
         self._remember()
+
+    def checksum(self) -> int:
+        """Return a number that tells sets of bindings apart: a CRC-32 of the names."""
+        names = self._bindings.keys() | self.problems.keys()
+        return zlib.crc32(" ".join(sorted(names)).encode())
 
     def find(self, key: str, headers: HeaderPairs = ()) -> list[Binding]:
         """Return the bindings that a message matches, by topic."""

@@ -275,7 +275,9 @@ class ClusterWatch(SnapshotFeed):
         """
         recorded = await self._names([self._paths.recorded_topics()], deadline_s)
         parents = [self._paths.topics(kind) for kind in _TOPIC_KINDS]
-        others = sorted(await self._names(parents, deadline_s) - recorded)
+        exchanges = await self._names([self._paths.exchanges()], deadline_s)
+        named = await self._names(parents, deadline_s)
+        others = sorted(named - recorded - exchanges)
 
         async def copies(topic: str) -> frozenset[str]:
             kinds = [self._paths.topic_children(kind, topic) for kind in _TOPIC_KINDS]

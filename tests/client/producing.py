@@ -377,6 +377,7 @@ async def producing(
     *brokers: StandInBroker,
     partitions: int = 1,
     selector: Selector | None = None,
+    is_mandatory: bool | None = None,
     **options: Any,
 ) -> AsyncIterator[World]:
     """Open a producer in a world of brokers; inside `run_virtually`."""
@@ -386,6 +387,7 @@ async def producing(
         ProducerOptions(**options),
         producer_id="tester",
         selector=selector,
+        is_mandatory=is_mandatory,
     )
     async with world.producer:
         yield world

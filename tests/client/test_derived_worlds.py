@@ -11,6 +11,7 @@ from metaq.client import (
     AsyncClient,
     AsyncConsumer,
     AsyncExactlyOnce,
+    AsyncExchange,
     AsyncMessageBatch,
     AsyncOrderedProducer,
     AsyncProducer,
@@ -21,6 +22,7 @@ from metaq.client import (
     Client,
     Consumer,
     ExactlyOnce,
+    Exchange,
     MessageBatch,
     OrderedProducer,
     Producer,
@@ -34,6 +36,7 @@ from metaq.client import (
 TWINS: list[tuple[type[Any], type[Any]]] = [
     (Client, AsyncClient),
     (Producer, AsyncProducer),
+    (Exchange, AsyncExchange),
     (Consumer, AsyncConsumer),
     (MessageBatch, AsyncMessageBatch),
     (OrderedProducer, AsyncOrderedProducer),
@@ -52,6 +55,10 @@ UNBOUNDED = {
     "Client.consumer": "makes an object",
     "Client.queue": "makes an object",
     "Client.xa": "makes an object",
+    "Client.exchange": "makes an object",
+    "Exchange.statistics": "asks no one",
+    "Exchange.__enter__": "does nothing",
+    "Exchange.__exit__": "is close, by close_timeout_s",
     "Client.admin": "makes an object",
     "Client.statistics": "asks no one",
     "Client.__enter__": "is start",
@@ -117,6 +124,7 @@ INNER = {
     "AsyncProducer.deadline_s",
     "AsyncProducer.has_ended",
     "AsyncQueue.ack_held",
+    "AsyncExchange.producer",
     "AsyncQueue.end_hold",
     "AsyncQueue.refuse_hold",
     "AsyncQueue.begin_hold",
@@ -185,7 +193,7 @@ def test_no_timeout_is_the_default_everywhere(kind: type[Any]) -> None:
 
 @pytest.mark.parametrize(("sync", "other"), TWINS)
 def test_both_worlds_have_the_same_names(sync: type[Any], other: type[Any]) -> None:
-    instance_only = {"group", "is_closed", "options", "partitions", "qualifier"}
+    instance_only = {"group", "is_closed", "name", "options", "partitions", "qualifier"}
     instance_only |= {"state", "topic", "topics", "worker"}
     assert names_of(other) - names_of(sync) == set()
     assert names_of(sync) - names_of(other) - instance_only == set()
@@ -215,6 +223,7 @@ def test_a_call_returns_what_its_twin_returns(
     of_each_world = {"producer", "ordered_producer", "xa", "consumer", "transaction"}
     of_each_world |= {
         "exactly_once",
+        "exchange",
         "admin",
         "browse",
         "find",

@@ -160,6 +160,7 @@ ACTED_ON = [
     "ConfigError",
     "CoordinationError",
     "CorruptRecordError",
+    "ExchangeError",
     "GroupInUseError",
     "HandlerFailedError",
     "HeuristicError",
@@ -169,6 +170,7 @@ ACTED_ON = [
     "MetaqError",
     "NoBrokerError",
     "NoDelayError",
+    "NoExchangesError",
     "NoQueuesError",
     "NoTopicError",
     "OutcomeUnknownError",
@@ -182,6 +184,7 @@ ACTED_ON = [
     "TransactionInDoubtError",
     "TransactionRolledBackError",
     "UnknownXidError",
+    "UnroutableError",
 ]
 
 

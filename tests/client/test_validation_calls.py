@@ -92,6 +92,22 @@ WRONG_RULES: dict[str, tuple[object, ...]] = {
     "retry_delays_s": (5, "1,2", ["x"], [-1], [10**6]),
     "timeout": NO_TIMES,
 }
+ROUTED: dict[str, tuple[object, ...]] = {
+    "routing_key": NO_TEXTS,
+    "data": NO_DATA,
+    "key": NO_KEYS,
+    "headers": NO_HEADERS,
+    "timeout": NO_TIMES,
+    "expires_in": TIMED["expires_in"],
+}
+BOUND: dict[str, tuple[object, ...]] = {
+    "exchange": NO_TOPICS,
+    "topic": NO_TOPICS,
+    "key": NO_TEXTS,
+    "headers": (5, None, {"a": b"b"}, {5: "b"}, "ab"),
+    "match": (5, None, "one"),
+    "timeout": NO_TIMES,
+}
 WRONG: dict[str, dict[str, tuple[object, ...]]] = {
     "Client.producer": {"selector": NO_FUNCTIONS[:2], "timeout_s": NO_TIMES},
     "Client.ordered_producer": {
@@ -269,6 +285,28 @@ WRONG: dict[str, dict[str, tuple[object, ...]]] = {
     },
     "Admin.delete_group": {"group": NO_GROUPS, "timeout": NO_TIMES},
     "Admin.settle_group": {"group": NO_GROUPS, "timeout": NO_TIMES},
+    "Client.exchange": {"name": NO_TOPICS, "mandatory": (5, None, "yes")},
+    "Exchange.send": ROUTED,
+    "Exchange.send_nowait": ROUTED,
+    "Exchange.flush": {"timeout": NO_TIMES},
+    "Exchange.close": {"timeout": NO_TIMES},
+    "Admin.exchanges": {"timeout": NO_TIMES},
+    "Admin.create_exchange": {
+        "exchange": (*NO_TOPICS, "__x"),
+        "kind": (5, None, "x"),
+        "brokers": (5, None, "x", [], ["0"], [-1]),
+        "alternate": (5, "a b"),
+        "timeout": NO_TIMES,
+    },
+    "Admin.delete_exchange": {"exchange": NO_TOPICS, "timeout": NO_TIMES},
+    "Admin.bind": BOUND,
+    "Admin.unbind": BOUND,
+    "Admin.route": {
+        "exchange": NO_TOPICS,
+        "routing_key": NO_TEXTS,
+        "headers": NO_HEADERS,
+        "timeout": NO_TIMES,
+    },
     "Admin.queue_groups": {"timeout": NO_TIMES},
     "Admin.describe_queue_group": {"group": NO_GROUPS, "timeout": NO_TIMES},
     "Admin.create_queue_group": {
@@ -302,6 +340,9 @@ ONCE = {"start", "close"}
 # Right values of the other arguments.
 RIGHT: dict[str, Any] = {
     "topic": "test",
+    "exchange": "events",
+    "name": "events",
+    "routing_key": "a",
     "data": b"x",
     "messages": [b"x"],
     "partition": "0-0",
@@ -391,6 +432,7 @@ def test_every_call_refuses_what_it_cannot_use(
         "Transaction": producer.transaction(),
         "Xa": xa,
         "Admin": client.admin(),
+        "Exchange": client.exchange("events", timeout_s=0.5),
         "OrderedProducer": ordered,
         "Consumer": consumer,
     }

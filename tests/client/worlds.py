@@ -212,6 +212,9 @@ class AsyncWorld:
     def xa(self, *args: Any, **options: Any) -> AsyncWorldPart:
         return AsyncWorldPart(self.call(self.twin.xa, *args, **options), self.run)
 
+    def exchange(self, *args: Any, **options: Any) -> AsyncWorldPart:
+        return AsyncWorldPart(self.call(self.twin.exchange, *args, **options), self.run)
+
     def admin(self) -> AsyncWorldPart:
         return AsyncWorldPart(self.call(self.twin.admin), self.run)
 

@@ -12,6 +12,7 @@ A broker may have thousands of logs, so their statistics are gathered in steps, 
 other commands are served in between; each log is shown as it was at its step.
 """
 
+import json
 import os
 import threading
 from collections.abc import Generator, Iterable, Iterator
@@ -64,6 +65,11 @@ def handle_stats(
                      for name in OPERATIONS]  # fmt: skip
         case "replica" if context.replica is not None:
             lines = [context.replica.facts()]
+        case "exchanges":
+            lines = [
+                json.dumps({"name": name, "checksum": each.matcher.checksum()})
+                for name, each in sorted(context.topics.exchanges.items())
+            ]
         case "queues" if context.queues is not None:
             lines = context.queues.lines()
         case "reset":

@@ -18,11 +18,11 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 from metaq.client.admin.broker_admin import require_coordinator
 from metaq.client.admin.cluster_admin import AdminGroup
-from metaq.client.admin.scheduled_admin import AsyncScheduledAdmin
+from metaq.client.admin.exchange_admin import AsyncExchangeAdmin, Brokers, broker_ids
 from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import NoTopicError, TopicExistsError, TopicRefusedError
@@ -57,9 +57,6 @@ from metaq.zk.znodes import Node
 
 POLL_S: Final = 0.05
 """Interval of looks at the brokers' statuses, seconds."""
-
-Brokers = Collection[int] | Literal["all"]
-"""Brokers that serve a topic: those of these ids, or all present and later ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +93,7 @@ class TopicDescription:
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
-class AsyncAdmin(AsyncScheduledAdmin):
+class AsyncAdmin(AsyncExchangeAdmin):
     """Administration of a cluster. Made by `AsyncClient.admin`; holds nothing.
 
     Topics and groups need ZooKeeper. Topics also need brokers of this package: those of
@@ -146,7 +143,7 @@ class AsyncAdmin(AsyncScheduledAdmin):
             topic,
             TopicDefinition(
                 partitions=partitions,
-                brokers=_broker_ids(brokers),
+                brokers=broker_ids(brokers),
                 settings=_settled({}, settings),
             ),
         )
@@ -155,6 +152,8 @@ class AsyncAdmin(AsyncScheduledAdmin):
         here = _Topic(context, topic, deadline_s)
         able = await here.able_brokers(definition)
         exists = f"topic '{topic}' exists"
+        if topic in await self.exchanges(timeout):
+            raise TopicExistsError(f"{exists}: it is the name of an exchange")
         before = await here.describe()
         old = before.definition
         if old is not None and old.state is TopicState.DELETING:
@@ -229,7 +228,7 @@ class AsyncAdmin(AsyncScheduledAdmin):
             replace(
                 old,
                 partitions=old.partitions if partitions is None else partitions,
-                brokers=old.brokers if brokers is None else _broker_ids(brokers),
+                brokers=old.brokers if brokers is None else broker_ids(brokers),
                 settings=_settled(old.settings, settings),
             ),
         )
@@ -584,20 +583,6 @@ def _coordinator(context: ClientContext) -> Coordinator:
 
 
 # -- making ---------------------------------------------------------------------------
-
-
-def _broker_ids(brokers: Brokers) -> tuple[BrokerId, ...] | None:
-    if isinstance(brokers, str):
-        if brokers != "all":
-            raise ConfigError(f"brokers: expected ids or 'all', got {brokers!r}")
-        return None
-    if not isinstance(brokers, Collection):
-        raise TypeError(f"brokers: expected ids or 'all', got {brokers!r:.80}")
-    if not brokers:
-        raise ConfigError("brokers: expected at least one id, or 'all', got none")
-    for each in brokers:
-        check_whole("brokers", each, 0)
-    return tuple(sorted({BrokerId(each) for each in brokers}))
 
 
 def _settled(

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from metaq.client.errors import NoDelayError, OutcomeUnknownError
+from metaq.client.errors import NoDelayError, NoExchangesError, OutcomeUnknownError
 from metaq.errors import (
     OUTCOME_UNKNOWN,
     BadReplyError,
@@ -224,6 +224,14 @@ def no_delay(broker: str, capabilities: Capabilities) -> NoDelayError:
     return NoDelayError(
         f"{broker} delivers no message later: its version is {capabilities.version};"
         " nothing was sent"
+    )
+
+
+def no_exchanges(broker: str, capabilities: Capabilities) -> NoExchangesError:
+    """Return the error of a message for an exchange, for a broker that has none."""
+    return NoExchangesError(
+        f"{broker} has no exchanges: its version is {capabilities.version}; nothing was"
+        " sent"
     )
 
 

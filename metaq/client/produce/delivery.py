@@ -62,6 +62,7 @@ class Delivery:
         limits: AttemptLimits | None = None,
         selector: Selector | None = None,
         first_turn: int = 1,
+        is_mandatory: bool | None = None,
     ) -> None:
         """Prepare, on the loop's thread; nothing is connected.
 
@@ -76,7 +77,9 @@ class Delivery:
             selector: chooses partitions; None goes by the key of messages that have
                 one, and round robin with the others.
             first_turn: where round robin begins, modulo the number of partitions.
+            is_mandatory: all goes to exchanges, see `Mput`; None: to topics as well.
         """
+        self._is_mandatory = is_mandatory
         self._clock = clock
         self._producer_id = producer_id
         self._buffer = Buffer[PartitionSender](options, clock, loop, self._on_ready)
@@ -113,6 +116,7 @@ class Delivery:
             outcomes=self.outcomes,
             producer_id=producer_id,
             sender_of=sender_of,
+            is_mandatory=self._is_mandatory,
         )
 
     # -- events -----------------------------------------------------------------------

@@ -29,6 +29,7 @@ from metaq.client.produce.attempts import (
     Reaction,
     for_one_time,
     no_delay,
+    no_exchanges,
     on_failure,
     plan_spans,
 )
@@ -47,6 +48,7 @@ from metaq.errors import (
     NotSentError,
     RemoteProtocolError,
     SequenceUsedError,
+    UnroutableError,
 )
 from metaq.model import BrokerAddress, TopicPartition
 from metaq.protocol.commands import Reply
@@ -81,6 +83,7 @@ class PartitionSender:
         "_connections",
         "_failures",
         "_in_flight",
+        "_is_mandatory",
         "_last_error",
         "_order",
         "_outcomes",
@@ -112,6 +115,7 @@ class PartitionSender:
         outcomes: "SendOutcomes[PartitionSender]",
         producer_id: str,
         sender_of: Callable[[TopicPartition], "PartitionSender"],
+        is_mandatory: bool | None = None,
     ) -> None:
         self.partition = partition
         self.open: Batch | None = None
@@ -129,6 +133,7 @@ class PartitionSender:
         self._outcomes = outcomes
         self._producer_id = producer_id
         self._sender_of = sender_of
+        self._is_mandatory = is_mandatory  # None: it need be no exchange
         self._sealed: deque[Batch] = deque()
         self._payload_bytes_max: int = PAYLOAD_BYTES_MAX
         self._connection: PutConnection | None = None
@@ -350,11 +355,13 @@ class PartitionSender:
         """Cut the first request as the broker takes it; return why it never does."""
         request = self._waiting[0]
         batch, span = request.batch, request.span
+        broker_id = self.partition.broker_id
+        where = f"broker {broker_id} at {self._connections.address(broker_id)}"
+        if self._is_mandatory is not None and not capabilities.exchanges:
+            return no_exchanges(where, capabilities)
         if batch.deliver_ms is not None:
-            broker_id = self.partition.broker_id
             if not capabilities.delay_ms_max:
-                address = self._connections.address(broker_id)
-                return no_delay(f"broker {broker_id} at {address}", capabilities)
+                return no_delay(where, capabilities)
             capabilities = for_one_time(capabilities, self.partition.topic)
         if request.is_in_doubt and span.is_mput and capabilities.has_mput:
             return None  # it is recognised by its size
@@ -369,7 +376,8 @@ class PartitionSender:
         size_bytes = len(batch.payloads[span.first])
         if span.is_mput:
             return None
-        if batch.deliver_ms is None and (limit is None or size_bytes <= limit):
+        is_plain = batch.deliver_ms is None and self._is_mandatory is None
+        if is_plain and (limit is None or size_bytes <= limit):
             return None
         return self._too_large(limit or PAYLOAD_BYTES_MAX, size_bytes)
 
@@ -396,7 +404,9 @@ class PartitionSender:
         if request.name is None and request.sequence is None:
             request.sequence = self._sequence
             self._sequence += request.message_count
-        frame = request.encode_mput(opaque, self._producer_id)
+        frame = request.encode_mput(
+            opaque, self._producer_id, is_mandatory=self._is_mandatory
+        )
         on_reply = partial(self._on_reply, request, request.attempt, connection)
         deadline_s = self._answer_deadline_s(request)
         self._begin(request)
@@ -545,6 +555,11 @@ class PartitionSender:
         if is_used and not outcomes.is_over and request.use_spare_name():
             outcomes.renamed_count += request.message_count
             self._returned.append(request)
+            return
+        is_shared = request.message_count > 1 and not request.is_in_doubt
+        if isinstance(error, UnroutableError) and is_shared and not outcomes.is_over:
+            # One message that goes nowhere keeps no other from its topics.
+            self._returned += request.halves()
             return
         request.error = error
         decision, request.is_in_doubt = on_failure(

@@ -107,6 +107,7 @@ class AsyncProducer:
         producer_id: str,
         selector: Selector | None = None,
         first_turn: int = 1,
+        is_mandatory: bool | None = None,
     ) -> None:
         """Prepare; call it on the loop that everything runs on.
 
@@ -118,6 +119,7 @@ class AsyncProducer:
             selector: chooses partitions; None goes by the key of messages that have
                 one, and round robin with the others.
             first_turn: where round robin begins, modulo the number of partitions.
+            is_mandatory: of an exchange's producer, see `Delivery`.
         """
         loop = asyncio.get_running_loop()
         self._context = context
@@ -133,6 +135,7 @@ class AsyncProducer:
             request_refresh=metadata.request_refresh,
             selector=selector,
             first_turn=first_turn,
+            is_mandatory=is_mandatory,
         )
         self.accumulator = self._delivery.accumulator
         """Takes messages from any thread, for topics that are prepared."""

@@ -67,6 +67,14 @@ class Request:
         made.is_in_doubt = self.is_in_doubt
         return made
 
+    def halves(self) -> list["Request"]:
+        """Return two requests for its messages; the batch waits for both."""
+        first, end, _ = self.span
+        middle = (first + end) // 2
+        self.batch.requests_left += 1
+        cuts = (first, middle), (middle, end)
+        return [self.like(BatchSpan(*cut, is_mput=True)) for cut in cuts]
+
     def use_spare_name(self) -> bool:
         """Go on under the spare name; False when there is none."""
         if self.name is None or self.name.spare is None:
@@ -85,7 +93,10 @@ class Request:
         if due_ms is None:
             receipt = parse_receipt(reply, partition.partition)
             result = SendResult(receipt.id, partition, receipt.offset)
-            return BatchOutcome(first, result)
+            if receipt.offset >= 0:
+                return BatchOutcome(first, result)
+            ids = ids_from(receipt.id, self.message_count)
+            return BatchOutcome(first, result, ids, [receipt.offset] * len(ids))
         receipt, tier = parse_scheduled(reply, partition.partition)
         count, offset = self.message_count, receipt.offset
         offsets = [offset] * count
@@ -97,7 +108,9 @@ class Request:
 
     # -- as bytes ---------------------------------------------------------------------
 
-    def encode_mput(self, opaque: int, producer_id: str) -> bytes:
+    def encode_mput(
+        self, opaque: int, producer_id: str, *, is_mandatory: bool | None = None
+    ) -> bytes:
         """Return the `mput`; the request's own name overrides the producer's.
 
         Raises:
@@ -119,6 +132,7 @@ class Request:
                 producer=producer_id,
                 sequence=self.sequence,
                 deliver_ms=self.batch.deliver_ms,
+                is_mandatory=is_mandatory,
             )
         )
 

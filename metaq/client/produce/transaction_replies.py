@@ -60,7 +60,7 @@ _BARE: Final = (
     (re.compile(r"XA transaction '.*' has been heuristically completed\."), HEURHAZ),
 )
 _NOT_STARTED: Final = re.compile(r"Local transaction '.*' has not been started\.")
-_RECEIPT: Final = re.compile("(-?[0-9]{1,19}) ([0-9]{1,10}) -1")
+_RECEIPT: Final = re.compile("(-?[0-9]{1,19}) ([0-9]{1,10}) -1(?: routed=[0-9]{1,10})?")
 _COMMITTED: Final = "0"
 _VOTES: Final = {"0": True, "3": False}
 

@@ -55,7 +55,7 @@ from metaq.client.sync.derived import (
     same,
 )
 from metaq.client.sync.handler_threads import Handler, Workers
-from metaq.client.sync.producers import OrderedProducer, Producer, Xa
+from metaq.client.sync.producers import Exchange, OrderedProducer, Producer, Xa
 from metaq.client.sync.queues import Queue
 from metaq.client.sync.thread_calls import ThreadCalls
 from metaq.client.validation import check_timeout, check_whole
@@ -153,6 +153,7 @@ class Client(SyncObject[AsyncClient]):
     producer = making(AsyncClient.producer, Producer)
     ordered_producer = making(AsyncClient.ordered_producer, OrderedProducer)
     xa = making(AsyncClient.xa, Xa)
+    exchange = making(AsyncClient.exchange, Exchange)
 
     @like(AsyncClient.consumer)
     def consumer(self, *args: Any, **keywords: Any) -> "Consumer":
@@ -304,6 +305,12 @@ class Admin(SyncPart[AsyncAdmin]):
     create_queue_group = blocking(AsyncAdmin.create_queue_group)
     alter_queue_group = blocking(AsyncAdmin.alter_queue_group)
     delete_queue_group = blocking(AsyncAdmin.delete_queue_group)
+    exchanges = blocking(AsyncAdmin.exchanges)
+    create_exchange = blocking(AsyncAdmin.create_exchange)
+    delete_exchange = blocking(AsyncAdmin.delete_exchange)
+    bind = blocking(AsyncAdmin.bind)
+    unbind = blocking(AsyncAdmin.unbind)
+    route = blocking(AsyncAdmin.route)
     scheduled = blocking(AsyncAdmin.scheduled)
     cancel_scheduled = blocking(AsyncAdmin.cancel_scheduled)
 

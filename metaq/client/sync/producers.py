@@ -16,6 +16,7 @@ from metaq.client.names import require_text
 from metaq.client.options import names_arguments
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import SendFuture, SendResult
+from metaq.client.produce.exchange import AsyncExchange, addressed
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.routes import NotKnownYetError
@@ -252,6 +253,28 @@ class OrderedProducer(SyncClosable[AsyncOrderedProducer]):
     def __enter__(self) -> Self:
         self.start()
         return self
+
+
+class Exchange(SyncClosable[AsyncExchange]):
+    """An exchange for any number of threads; see `AsyncExchange`."""
+
+    name: str = same("name", "Its name.")
+
+    @like(AsyncExchange.send)
+    def send(self, *args: Any, **keywords: Any) -> SendResult:
+        """Send one message; see `AsyncExchange.send`."""
+        return self.send_nowait(*args, **keywords).result()
+
+    @like(AsyncExchange.send_nowait)
+    def send_nowait(self, *args: Any, **keywords: Any) -> SendFuture:
+        """Put one message on its way; see `AsyncExchange.send_nowait`."""
+        data, rest = addressed(*args, **keywords)
+        producer = Producer(self._twin.producer, self._thread)
+        return producer.send_nowait(self._twin.name, data, **rest)
+
+    flush = blocking(AsyncExchange.flush)
+    close = closing(AsyncExchange.close)
+    statistics = direct(AsyncExchange.statistics)
 
 
 class Xa(SyncClosable[AsyncXa]):

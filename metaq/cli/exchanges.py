@@ -1,0 +1,219 @@
+"""`metaq exchanges`: exchanges and their bindings; made, changed, asked for a route."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import click
+
+from metaq.cli import render
+from metaq.cli.cluster import Target
+from metaq.cli.options import option, takes
+from metaq.cli.topics import Brokers, read_brokers
+from metaq.cli.tree import command, group
+from metaq.client import Binding, DefinedExchange
+
+COLUMNS = ("exchange", "kind", "alternate", "brokers", "bindings")
+BINDING_COLUMNS = ("topic", "key", "headers", "match")
+
+group("exchanges", "List exchanges; make, bind or delete one, or ask it for a route.")
+exchange_argument = click.argument("exchange")
+header_option = click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A header of the message.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BindingWishes:
+    """Messages that a topic is to get."""
+
+    key: str = option(
+        "--key", default="", help="Routing key (direct), or pattern (topic)."
+    )
+    headers: tuple[str, ...] = option(
+        "--header",
+        "headers",
+        multiple=True,
+        metavar="NAME[=VALUE]",
+        help="A header (headers exchange); without a value any will do.",
+    )
+    is_any: bool = option(
+        "--any", "is_any", is_flag=True, help="One of the headers is enough."
+    )
+
+    def said(self) -> dict[str, Any]:
+        """Return them as arguments of `admin`."""
+        match = "any" if self.is_any else "all"
+        return {"key": self.key, "headers": _pairs(self.headers), "match": match}
+
+
+@command(
+    "exchanges list",
+    examples=("metaq exchanges list", "metaq exchanges list --json"),
+)
+def list_exchanges(target: Target, *, as_json: bool) -> None:
+    """List exchanges, and what is bound to them."""
+    found = target.ask(lambda admin: admin.exchanges())
+    rows = [_exchange(name, each) for name, each in found.items()]
+    if as_json:
+        for row, each in zip(rows, found.values(), strict=True):
+            bindings = [_binding(one) for one in _sorted(each.bindings.values())]
+            render.print_json({**row, "bindings": bindings})
+        return
+    render.print_rows(COLUMNS, [tuple(row.values()) for row in rows], as_json=False)
+    bound = [
+        (name, *_binding(one).values())
+        for name, each in found.items()
+        for one in _sorted(each.bindings.values())
+    ]
+    click.echo()
+    render.print_rows(("exchange", *BINDING_COLUMNS), bound, as_json=False)
+
+
+@command(
+    "exchanges create",
+    exchange_argument,
+    click.option(
+        "--kind",
+        type=click.Choice(["direct", "fanout", "topic", "headers"]),
+        default="topic",
+        show_default=True,
+        help="Rule by which bindings match.",
+    ),
+    click.option("--alternate", help="Topic of messages that match no binding."),
+    click.option(
+        "--brokers",
+        "served_by",
+        metavar="all|ID,...",
+        callback=read_brokers,
+        help="Brokers that serve it.  [default: all]",
+    ),
+    examples=(
+        "metaq exchanges create events",
+        "metaq exchanges create audit --kind fanout --alternate unrouted",
+    ),
+)
+def create(
+    target: Target,
+    exchange: str,
+    kind: Literal["direct", "fanout", "topic", "headers"],
+    alternate: str | None,
+    served_by: Brokers | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Make EXCHANGE: a name that takes messages for the topics that are bound to it."""
+    made = target.ask(
+        lambda admin: admin.create_exchange(
+            exchange, kind, alternate=alternate, brokers=served_by or "all"
+        )
+    )
+    row = _exchange(exchange, DefinedExchange(made))
+    render.print_rows(COLUMNS, [tuple(row.values())], as_json=as_json)
+
+
+@command(
+    "exchanges delete",
+    exchange_argument,
+    examples=("metaq exchanges delete events --dry-run",),
+)
+def delete(target: Target, exchange: str, *, is_dry: bool, is_sure: bool) -> None:
+    """Delete EXCHANGE with its bindings, after a question; the topics stay."""
+    question = f"Delete exchange {exchange}?"
+    if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
+        target.ask(lambda admin: admin.delete_exchange(exchange))
+        render.say(f"exchange {exchange} is deleted")
+
+
+@command(
+    "exchanges bind",
+    exchange_argument,
+    click.argument("topic"),
+    takes(BindingWishes, "wishes"),
+    examples=(
+        "metaq exchanges bind events orders --key 'order.#'",
+        "metaq exchanges bind regions europe --header region=eu --header vip",
+    ),
+)
+def bind(
+    target: Target, exchange: str, topic: str, wishes: BindingWishes, *, as_json: bool
+) -> None:
+    """Have messages of EXCHANGE go to TOPIC; brokers do so when this returns."""
+    bound = target.ask(lambda admin: admin.bind(exchange, topic, **wishes.said()))
+    _print_bindings([bound], as_json=as_json)
+
+
+@command(
+    "exchanges unbind",
+    exchange_argument,
+    click.argument("topic"),
+    takes(BindingWishes, "wishes"),
+    examples=("metaq exchanges unbind events orders --key 'order.#'",),
+)
+def unbind(target: Target, exchange: str, topic: str, wishes: BindingWishes) -> bool:
+    """Take a binding back that was made with these options; exit code 1: none was."""
+    found = target.ask(lambda admin: admin.unbind(exchange, topic, **wishes.said()))
+    render.say("unbound" if found else "there is no such binding")
+    return found
+
+
+@command(
+    "exchanges route",
+    exchange_argument,
+    click.argument("routing_key", default=""),
+    header_option,
+    examples=("metaq exchanges route events order.paid.eu",),
+)
+def route(
+    target: Target,
+    exchange: str,
+    routing_key: str,
+    headers: tuple[str, ...],
+    *,
+    as_json: bool,
+) -> bool:
+    """Show where a message would go, and by which binding; nothing is sent.
+
+    A topic gets it once, however many of its bindings match. The exit code is 1 where
+    it would go nowhere.
+    """
+    sent = {name: (value or "").encode() for name, value in _pairs(headers).items()}
+    found = target.ask(lambda admin: admin.route(exchange, routing_key, headers=sent))
+    _print_bindings(found, as_json=as_json)
+    return bool(found)
+
+
+def _pairs(headers: Iterable[str]) -> dict[str, str | None]:
+    parts = (each.partition("=") for each in headers)
+    return {name: value if equals else None for name, equals, value in parts}
+
+
+def _sorted(bindings: Iterable[Binding]) -> list[Binding]:
+    return sorted(bindings, key=str)
+
+
+def _exchange(name: str, exchange: DefinedExchange) -> dict[str, render.Cell]:
+    definition, brokers = exchange.definition, exchange.definition.brokers
+    return {
+        "exchange": name,
+        "kind": definition.kind.value,
+        "alternate": definition.alternate,
+        "brokers": "all" if brokers is None else ",".join(map(str, brokers)),
+        "bindings": len(exchange.bindings),
+    }
+
+
+def _binding(binding: Binding) -> dict[str, render.Cell]:
+    pairs = [n if v is None else f"{n}={v}" for n, v in binding.headers]
+    match = ("any" if binding.matches_any else "all") if pairs else None
+    values = binding.topic, binding.key, " ".join(pairs), match
+    return dict(zip(BINDING_COLUMNS, values, strict=True))
+
+
+def _print_bindings(found: Iterable[Binding], *, as_json: bool) -> None:
+    rows = [tuple(_binding(each).values()) for each in found]
+    render.print_rows(BINDING_COLUMNS, rows, as_json=as_json)

@@ -1,0 +1,426 @@
+"""Calls about exchanges: made, deleted, bound, and where a message would go."""
+
+import asyncio
+import json
+import zlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias
+
+from metaq.client.admin.broker_admin import require_coordinator
+from metaq.client.admin.scheduled_admin import AsyncScheduledAdmin
+from metaq.client.cluster.context import ClientContext
+from metaq.client.consume.browse import stats_text
+from metaq.client.errors import ExchangeError, NoExchangesError
+from metaq.client.names import check_topic, require_text
+from metaq.client.validation import check_whole, wrong_type
+from metaq.errors import ConfigError, RequestTimeoutError
+from metaq.model import BrokerAddress, BrokerId, is_internal, no_items
+from metaq.record.flags import Headers, list_headers
+from metaq.routing.match import (
+    BINDINGS_MAX,
+    Binding,
+    ExchangeKind,
+    Matcher,
+    check_binding,
+)
+from metaq.zk.children import read_values
+from metaq.zk.definitions import decode_definition
+from metaq.zk.exchange_definitions import (
+    DefinedExchange,
+    ExchangeDefinition,
+    binding_name,
+    decode_binding,
+    decode_exchange,
+    encode_binding,
+    encode_exchange,
+)
+from metaq.zk.session import Coordinator
+from metaq.zk.znodes import Node
+
+Kind: TypeAlias = Literal["direct", "fanout", "topic", "headers"]
+Brokers = Collection[int] | Literal["all"]
+"""Brokers that serve a topic, or exchange: those of these ids, or all, later ones
+too."""
+POLL_S: Final = 0.02
+"""Pause between questions whether the brokers have a change."""
+
+
+class AsyncExchangeAdmin(AsyncScheduledAdmin):
+    """The part of `AsyncAdmin` about exchanges; needs ZooKeeper."""
+
+    async def exchanges(
+        self, timeout: float | None = None
+    ) -> Mapping[str, DefinedExchange]:
+        """Return the exchanges by name, ascending, with their bindings.
+
+        Args:
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            ConfigError: the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked.
+        """
+        here = await _reach(self._context, timeout)
+        paths, deadline_s = self._context.paths, here.deadline_s
+        found = await read_values(
+            here.coordinator, paths.exchanges(), decode_exchange, deadline_s=deadline_s
+        )
+        return {
+            name: DefinedExchange(each, await here.bindings(name))
+            for name, each in found.items()
+            if not each.is_deleted
+        }
+
+    async def create_exchange(
+        self,
+        exchange: str,
+        kind: Kind = "topic",
+        *,
+        brokers: Brokers = "all",
+        alternate: str | None = None,
+        timeout: float | None = None,
+    ) -> ExchangeDefinition:
+        """Make an exchange, and wait until its brokers serve it.
+
+        Args:
+            exchange: its name, which is no topic's.
+            kind: "direct": bindings name the routing key; "fanout": all of them match;
+                "topic": they have patterns; "headers": they name headers.
+            brokers: ids of those that serve it; "all": every broker.
+            alternate: an existing topic for messages that match no binding.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Returns:
+            Its definition.
+
+        Raises:
+            ExchangeError: there is one of that name, or a topic.
+            ConfigError: a name or kind that cannot be, or no such alternate topic; or
+                the client has no ZooKeeper.
+            NoExchangesError: a broker is an older one.
+            RequestTimeoutError: not all brokers have it in time; it is made.
+            CoordinationError: ZooKeeper cannot be asked, or another client has made it
+                at this moment.
+            TypeError: an argument of another type; the text names it.
+
+        Cancellation: it may be made.
+        """
+        check_topic(exchange)
+        if is_internal(exchange):
+            raise ConfigError(f"exchange: '{exchange}' is a name of the broker's own")
+        if kind not in [each.value for each in ExchangeKind]:
+            raise ConfigError(
+                f"kind: expected direct, fanout, topic or headers, got {kind!r}"
+            )
+        if alternate is not None:
+            check_topic(alternate)
+        definition = ExchangeDefinition(
+            kind=ExchangeKind(kind), brokers=broker_ids(brokers), alternate=alternate
+        )
+        here = await _reach(self._context, timeout)
+        node, old = await here.look(exchange)
+        if old is not None:
+            raise ExchangeError(f"exchange '{exchange}' exists, {old.kind.value}")
+        if await here.brokers_of(exchange) is not None:
+            raise ExchangeError(f"exchange '{exchange}': a topic has that name")
+        if alternate is not None:
+            await here.require_served(alternate, definition)
+        await here.write(exchange, definition, None if node is None else node.version)
+        await here.wait_in_effect(exchange, definition)
+        return definition
+
+    async def delete_exchange(
+        self, exchange: str, timeout: float | None = None
+    ) -> None:
+        """Delete an exchange with its bindings; the topics stay.
+
+        Args:
+            exchange: its name.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            ExchangeError: there is none.
+            ConfigError: the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked.
+            TypeError: the name is no text.
+        """
+        here = await _reach(self._context, timeout)
+        node, old = await here.find(exchange)
+        await here.write(exchange, replace(old, is_deleted=True), node.version)
+        for name in await here.bindings(exchange):
+            await here.delete_binding(exchange, name)
+
+    async def bind(
+        self,
+        exchange: str,
+        topic: str,
+        *,
+        key: str = "",
+        headers: Mapping[str, str | None] = no_items(),  # stays empty
+        match: Literal["all", "any"] = "all",
+        timeout: float | None = None,
+    ) -> Binding:
+        """Have messages of an exchange go to a topic, and wait until brokers do so.
+
+        To bind twice is to bind once.
+
+        Args:
+            exchange: its name.
+            topic: an existing one, which all brokers of the exchange serve.
+            key: the routing key of a direct exchange; the pattern of a topic exchange:
+                words with dots between them, `*` is one word, `#` any number of them.
+            headers: of a headers exchange, name and value; None is any value.
+            match: whether all headers have to be there, or one of them.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Returns:
+            The binding.
+
+        Raises:
+            ExchangeError: there is no such exchange, or it has too many bindings.
+            ConfigError: a binding that such an exchange cannot have, or a topic that a
+                broker of it does not serve; or the client has no ZooKeeper.
+            NoExchangesError: a broker is an older one.
+            RequestTimeoutError: not all brokers have it in time; it is bound.
+            CoordinationError: ZooKeeper cannot be asked.
+            TypeError: an argument of another type; the text names it.
+
+        Cancellation: it may be bound.
+        """
+        binding = _binding_of(topic, key, headers, match)
+        here = await _reach(self._context, timeout)
+        _, definition = await here.find(exchange)
+        check_binding(definition.kind, binding)
+        await here.require_served(topic, definition)
+        known = await here.bindings(exchange)
+        if len(known) >= BINDINGS_MAX and binding_name(binding) not in known:
+            raise ExchangeError(
+                f"exchange '{exchange}': expected at most {BINDINGS_MAX} bindings"
+            )
+        await here.add_binding(exchange, binding)
+        await here.wait_in_effect(exchange, definition)
+        return binding
+
+    async def unbind(
+        self,
+        exchange: str,
+        topic: str,
+        *,
+        key: str = "",
+        headers: Mapping[str, str | None] = no_items(),  # as above
+        match: Literal["all", "any"] = "all",
+        timeout: float | None = None,
+    ) -> bool:
+        """Take a binding back, and wait until brokers have.
+
+        Args:
+            exchange: this and the others are as in `bind`.
+            topic: likewise.
+            key: likewise.
+            headers: likewise.
+            match: likewise.
+            timeout: likewise.
+
+        Returns:
+            Whether there was such a binding.
+
+        Raises:
+            As `bind`.
+        """
+        binding = _binding_of(topic, key, headers, match)
+        here = await _reach(self._context, timeout)
+        _, definition = await here.find(exchange)
+        was_there = await here.delete_binding(exchange, binding_name(binding))
+        await here.wait_in_effect(exchange, definition)
+        return was_there
+
+    async def route(
+        self,
+        exchange: str,
+        routing_key: str = "",
+        *,
+        headers: Headers = (),
+        timeout: float | None = None,
+    ) -> tuple[Binding, ...]:
+        """Return the bindings that a message would match; nothing is sent.
+
+        Args:
+            exchange: its name.
+            routing_key: of the message.
+            headers: names and bytes of the message.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Returns:
+            By topic; a topic may come more than once, and gets the message once. ():
+            it matches none.
+
+        Raises:
+            ExchangeError: there is no such exchange.
+            ConfigError: the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked.
+            TypeError: an argument of another type; the text names it.
+        """
+        require_text("routing_key", routing_key)
+        pairs = list_headers(headers) if headers else ()
+        here = await _reach(self._context, timeout)
+        _, definition = await here.find(exchange)
+        matcher = Matcher(definition.kind)
+        matcher.replace(await here.bindings(exchange))
+        return tuple(matcher.find(routing_key, pairs))
+
+
+def broker_ids(brokers: Brokers) -> tuple[BrokerId, ...] | None:
+    """Return the ids that a user gave, ascending; None: all brokers.
+
+    Raises:
+        ConfigError: none, or another text than "all".
+        TypeError: they are of another type.
+    """
+    if isinstance(brokers, str):
+        if brokers != "all":
+            raise ConfigError(f"brokers: expected ids or 'all', got {brokers!r}")
+        return None
+    if not isinstance(brokers, Collection):
+        raise TypeError(f"brokers: expected ids or 'all', got {brokers!r:.80}")
+    if not brokers:
+        raise ConfigError("brokers: expected at least one id, or 'all', got none")
+    for each in brokers:
+        check_whole("brokers", each, 0)
+    return tuple(sorted({BrokerId(each) for each in brokers}))
+
+
+def _binding_of(topic: str, key: str, headers: object, match: str) -> Binding:
+    check_topic(topic)
+    require_text("key", key)
+    if not isinstance(headers, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, str | None)
+        for name, value in headers.items()
+    ):
+        raise wrong_type("headers", "a dict of names and texts, or None", headers)
+    if match not in {"all", "any"}:
+        raise ConfigError(f"match: expected 'all' or 'any', got {match!r}")
+    pairs = tuple(sorted(headers.items()))
+    return Binding(topic, key, pairs, matches_any=bool(pairs) and match == "any")
+
+
+async def _reach(context: ClientContext, timeout: float | None) -> "_Exchanges":
+    coordinator = require_coordinator(context, "exchanges are kept in")
+    return _Exchanges(context, coordinator, await context.reach(timeout))
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchanges:
+    """The exchanges of a cluster, for one call, which ends by the deadline."""
+
+    context: ClientContext
+    coordinator: Coordinator
+    deadline_s: float
+
+    async def look(
+        self, exchange: str
+    ) -> tuple[Node | None, ExchangeDefinition | None]:
+        check_topic(exchange)
+        path = self.context.paths.exchange(exchange)
+        node = await self.coordinator.get(path, deadline_s=self.deadline_s)
+        found = None if node is None else decode_exchange(node.data)
+        return node, None if found is None or found.is_deleted else found
+
+    async def find(self, exchange: str) -> tuple[Node, ExchangeDefinition]:
+        node, found = await self.look(exchange)
+        if node is None or found is None:
+            raise ExchangeError(f"no exchange '{exchange}'")
+        return node, found
+
+    async def write(
+        self, exchange: str, definition: ExchangeDefinition, version: int | None
+    ) -> None:
+        await self.coordinator.replace(
+            self.context.paths.exchange(exchange),
+            encode_exchange(definition),
+            version=version,
+            deadline_s=self.deadline_s,
+        )
+
+    async def bindings(self, exchange: str) -> dict[str, Binding]:
+        path = self.context.paths.bindings(exchange)
+        return await read_values(
+            self.coordinator, path, decode_binding, deadline_s=self.deadline_s
+        )
+
+    async def add_binding(self, exchange: str, binding: Binding) -> None:
+        path = self.context.paths.binding(exchange, binding_name(binding))
+        data = encode_binding(binding)
+        await self.coordinator.set_or_create(path, data, deadline_s=self.deadline_s)
+
+    async def delete_binding(self, exchange: str, name: str) -> bool:
+        path = self.context.paths.binding(exchange, name)
+        return await self.coordinator.delete(path, deadline_s=self.deadline_s)
+
+    # -- brokers
+
+    async def brokers_of(self, topic: str) -> set[BrokerId] | None:
+        """Return the brokers that serve a topic; None where there is no such topic."""
+        paths, deadline_s = self.context.paths, self.deadline_s
+        recorded = await self.coordinator.children(
+            paths.recorded_topic(topic), deadline_s=deadline_s
+        )
+        path = paths.topic_definition(topic)
+        node = await self.coordinator.get(path, deadline_s=deadline_s)
+        found = {BrokerId(int(name)) for name in recorded if name.isdecimal()}
+        if node is None:
+            return found or None
+        definition = decode_definition(node.data)
+        there = self.context.metadata.snapshot.brokers
+        return found.union(filter(definition.names, there))
+
+    async def require_served(self, topic: str, definition: ExchangeDefinition) -> None:
+        """Refuse a topic that is not there, or not on all brokers of an exchange."""
+        serving = await self.brokers_of(topic)
+        if serving is None:
+            raise ConfigError(f"there is no topic '{topic}'")
+        there = self.context.metadata.snapshot.brokers
+        needed = set(filter(definition.names, there)).union(definition.brokers or ())
+        if missing := sorted(needed - serving):
+            raise ConfigError(
+                f"topic '{topic}' is not on all brokers of the exchange: not on"
+                f" {', '.join(map(str, missing))}"
+            )
+
+    async def wait_in_effect(
+        self, exchange: str, definition: ExchangeDefinition
+    ) -> None:
+        """Wait until the brokers that are there have the bindings of ZooKeeper."""
+        waiting: dict[BrokerId, BrokerAddress] = {
+            broker_id: copies.leader
+            for broker_id, copies in self.context.metadata.snapshot.brokers.items()
+            if definition.names(broker_id) and copies.leader is not None
+        }
+        while waiting:
+            path = self.context.paths.bindings(exchange)
+            names = await self.coordinator.children(path, deadline_s=self.deadline_s)
+            wanted = zlib.crc32(" ".join(names).encode())
+            for broker_id, address in [*waiting.items()]:
+                if await self._checksum_on(address, exchange) == wanted:
+                    del waiting[broker_id]
+            if self.context.clock.monotonic_s() > self.deadline_s:
+                raise RequestTimeoutError(
+                    f"exchange '{exchange}': brokers that do not have the change yet:"
+                    f" {', '.join(map(str, sorted(waiting)))}"
+                )
+            if waiting:
+                await asyncio.sleep(POLL_S)
+
+    async def _checksum_on(self, address: BrokerAddress, exchange: str) -> int | None:
+        context, deadline_s = self.context, self.deadline_s
+        connection = await context.pool.get(address, deadline_s=deadline_s)
+        if not connection.capabilities.exchanges:
+            raise NoExchangesError(
+                f"broker at {address} has no exchanges: its version is"
+                f" {connection.capabilities.version}"
+            )
+        text = await stats_text(context, address, "exchanges", deadline_s=deadline_s)
+        for line in text.splitlines():
+            if line.startswith("{") and (found := json.loads(line))["name"] == exchange:
+                return int(found["checksum"])
+        return None

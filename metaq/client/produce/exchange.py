@@ -1,0 +1,157 @@
+"""An exchange: messages go to the topics that are bound to it, each once.
+
+    async with client.exchange("events") as events:
+        await events.send("order.paid.eu", b"...", key="order-7")
+
+It is a producer that sends to the exchange alone. The routing key is a header of the
+message, and the exchange of a broker finds the topics. Another message in a batch that
+goes nowhere keeps none from its topics: the batch is sent again in halves.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Self
+
+from metaq.client.names import require_text
+from metaq.client.produce.batches import SendFuture, SendResult
+from metaq.client.produce.producer import AsyncProducer
+from metaq.client.produce.producer_counters import ProducerStatistics
+from metaq.client.produce.scheduling import Span
+from metaq.record.checksum import BytesLike
+from metaq.record.flags import Headers, list_headers
+
+ROUTING_KEY: Final = "routing-key"
+"""Header that brokers route by."""
+
+
+class AsyncExchange:
+    """Sends messages to one exchange. Owner: the client; `async with` closes it."""
+
+    def __init__(self, producer: AsyncProducer, name: str) -> None:
+        """Take over a producer of its own; a method of the client is the way in."""
+        self.producer = producer
+        self.name = name
+
+    async def send(
+        self,
+        routing_key: str,
+        data: BytesLike,
+        *,
+        key: str | bytes | None = None,
+        headers: Headers = (),
+        timeout: float | None = None,
+        expires_in: Span | None = None,
+    ) -> SendResult:
+        """Send one message, and wait until all topics that it goes to have it on disk.
+
+        Args:
+            routing_key: words with dots between them, or any text; "" is one.
+            data: application bytes; mutable ones are copied.
+            key: stored; the same key goes to the same partition of each topic.
+            headers: names and bytes, stored after the routing key.
+            timeout: seconds, all retries included; None is `timeout_s` of the options.
+            expires_in: as in `AsyncProducer.send`.
+
+        Returns:
+            Its id, and the partition of the exchange; the offset is -1.
+
+        Raises:
+            UnroutableError: it is not stored: no binding matches, and it is mandatory.
+            NoExchangesError: not sent: the broker is an older one.
+            As `AsyncProducer.send`.
+
+        Cancellation: a message that was appended is still sent.
+        """
+        return await (
+            await self.send_nowait(
+                routing_key,
+                data,
+                key=key,
+                headers=headers,
+                timeout=timeout,
+                expires_in=expires_in,
+            )
+        )
+
+    async def send_nowait(
+        self,
+        routing_key: str,
+        data: BytesLike,
+        *,
+        key: str | bytes | None = None,
+        headers: Headers = (),
+        timeout: float | None = None,
+        expires_in: Span | None = None,
+    ) -> SendFuture:
+        """Begin to send one message; waits for memory only.
+
+        Arguments: see `AsyncExchange.send`.
+
+        Returns:
+            Its outcome, by its deadline in every case.
+
+        Raises:
+            As `send`, but for the outcome.
+        """
+        data, rest = addressed(
+            routing_key,
+            data,
+            key=key,
+            headers=headers,
+            timeout=timeout,
+            expires_in=expires_in,
+        )
+        return await self.producer.send_nowait(self.name, data, **rest)
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until all that was sent before has an outcome, good or bad.
+
+        Args:
+            timeout: seconds; None waits as long as the messages' deadlines let it.
+
+        Raises:
+            RequestTimeoutError: some have none yet; they go on.
+            ClosedError: it is of another event loop.
+        """
+        await self.producer.flush(timeout)
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Refuse new messages, wait for the others; see `AsyncProducer.close`.
+
+        Args:
+            timeout: seconds that all of it may take; None is the client's
+                `close_timeout_s`.
+
+        Raises:
+            ClosedError: it is of another event loop; it is not closed.
+
+        Cancellation: everything without an outcome fails at once.
+        """
+        await self.producer.close(timeout)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self.producer.is_closed
+
+    def statistics(self) -> ProducerStatistics:
+        """Return a snapshot of the counters."""
+        return self.producer.statistics()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} '{self.name}' by {self.producer!r}>"
+
+
+def addressed(
+    routing_key: str, data: BytesLike, *, headers: Headers = (), **rest: Any
+) -> tuple[BytesLike, Mapping[str, Any]]:
+    """Return data and keywords of a producer's `send` for a message of an exchange."""
+    require_text("routing_key", routing_key)
+    pairs = list_headers(headers) if headers else ()
+    pair = ROUTING_KEY, routing_key.encode(errors="surrogatepass")
+    return data, {**rest, "headers": (pair, *pairs)}

@@ -1,0 +1,76 @@
+"""`metaq exchanges`: made, bound, listed, asked for a route."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from metaq.cli.cluster import Target
+from metaq.cli.exchanges import (
+    BindingWishes,
+    bind,
+    create,
+    delete,
+    list_exchanges,
+    route,
+    unbind,
+)
+from metaq.errors import ClientError
+from metaq.testing.embedded import embedded_broker
+
+ONE_BROKER = {"target": "MetaQ has no exchanges"}
+ORDERS = BindingWishes(key="order.#", headers=(), is_any=False)
+
+
+@pytest.fixture
+def target() -> Iterator[Target]:
+    with embedded_broker(topics={"orders": 1, "other": 1}) as broker:
+        yield Target("memory", "/meta", (), 5.0, broker.coordinator_factory)
+
+
+def rows(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    return [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+
+
+def test_an_exchange_is_made_bound_asked_and_listed(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In tables, or as objects."""
+    create(target, "events", "topic", "other", None, as_json=False)
+    assert rows(capsys)[1] == ["events", "topic", "other", "all", "0"]
+    bind(target, "events", "orders", ORDERS, as_json=False)
+    assert rows(capsys)[1][:2] == ["orders", "order.#"]
+    assert route(target, "events", "order.paid.eu", (), as_json=True)
+    assert json.loads(capsys.readouterr().out)["topic"] == "orders"
+    assert not route(target, "events", "else", (), as_json=False)
+    list_exchanges(target, as_json=False)
+    found = [row[0] for row in rows(capsys)[1:]]
+    assert found == ["exchange", "events", "", "exchange", "events"]
+    list_exchanges(target, as_json=True)
+    listed = json.loads(capsys.readouterr().out)
+    assert [each["topic"] for each in listed["bindings"]] == ["orders"]
+
+
+def test_a_binding_by_headers_is_named_in_one_way_everywhere(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The options that bound it unbind it."""
+    create(target, "regions", "headers", None, [0], as_json=True)
+    assert json.loads(capsys.readouterr().out)["brokers"] == "0"
+    wishes = BindingWishes(key="", headers=("region=eu", "vip"), is_any=True)
+    bind(target, "regions", "orders", wishes, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["headers"], found["match"]) == ("region=eu vip", "any")
+    assert route(target, "regions", "", ("vip=1",), as_json=False)
+    assert unbind(target, "regions", "orders", wishes)
+    assert not unbind(target, "regions", "orders", wishes)
+    assert not route(target, "regions", "", ("vip=1",), as_json=False)
+
+
+def test_an_exchange_is_deleted_after_a_question(target: Target) -> None:
+    """A dry run changes nothing."""
+    create(target, "events", "fanout", None, None, as_json=False)
+    delete(target, "events", is_dry=True, is_sure=False)
+    delete(target, "events", is_dry=False, is_sure=True)
+    with pytest.raises(ClientError, match="no exchange 'events'"):
+        delete(target, "events", is_dry=False, is_sure=True)

@@ -1,0 +1,136 @@
+"""Sending to an exchange: what goes nowhere, old brokers, order, batches."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from metaq.client import (
+    Client,
+    ConfigError,
+    NoExchangesError,
+    TopicPartition,
+    UnroutableError,
+)
+from metaq.model import BrokerId
+from metaq.testing.embedded import embedded_broker
+from tests.brokers import StartBroker
+from tests.client.producing import OURS, StandInBroker, producing
+from tests.client.worlds import QUICK, WORLDS
+from tests.rigs.virtual_time import run_virtually
+
+ONE_BROKER = {
+    "client": "MetaQ has no exchanges",
+}
+TOPICS = {"orders": 2, "paid": 1}
+
+
+@pytest.fixture(params=["sync", "async"])
+def client(request: pytest.FixtureRequest) -> Iterator[Any]:
+    with (
+        embedded_broker(topics=TOPICS) as broker,
+        WORLDS[request.param](**broker.client_options, **QUICK) as one,
+    ):
+        admin = one.admin()
+        admin.create_exchange("events")
+        admin.bind("events", "orders", key="order.#")
+        admin.bind("events", "paid", key="*.paid")
+        yield one
+
+
+def data_of(client: Any, topic: str) -> list[bytes]:
+    return [each.data for each in client.browse(topic)]
+
+
+def test_a_message_goes_to_each_topic_with_its_key_and_headers(client: Any) -> None:
+    """The routing key is a header of it, the first one."""
+    with client.exchange("events") as events:
+        sent = events.send("order.paid", b"a", key="k", headers={"trace": b"1"})
+        events.flush()
+        assert events.statistics().acknowledged_bytes > 0
+    assert sent.partition == TopicPartition("events", BrokerId(0), 0)
+    assert sent.offset == -1
+    for topic in TOPICS:
+        (message,) = client.browse(topic)
+        assert (message.data, message.key, message.id) == (b"a", b"k", sent.message_id)
+        assert message.header_pairs == (
+            ("routing-key", b"order.paid"),
+            ("trace", b"1"),
+        )
+
+
+def test_what_goes_nowhere_keeps_no_neighbour_from_its_topics(client: Any) -> None:
+    """In a batch of many, each has its own outcome; the order is kept."""
+    keys = [f"order.{n}" if n % 7 else "nothing" for n in range(100)]
+    with client.exchange("events", linger_s=0.05) as events:
+        futures = [events.send_nowait(key, b"%d" % n) for n, key in enumerate(keys)]
+        events.flush()
+    failed = [n for n, future in enumerate(futures) if future.exception()]
+    assert failed == list(range(0, 100, 7))
+    assert {type(futures[n].exception()) for n in failed} == {UnroutableError}
+    with pytest.raises(UnroutableError, match="matches routing key 'nothing'"):
+        futures[0].result()
+    expected = [b"%d" % n for n in range(100) if n % 7]
+    assert sorted(data_of(client, "orders"), key=int) == expected
+    ids = {future.result().message_id for n, future in enumerate(futures) if n % 7}
+    assert ids == {message.id for message in client.browse("orders")}
+
+
+def test_without_mandatory_what_goes_nowhere_is_dropped(client: Any) -> None:
+    """So the sender hears of nothing."""
+    with client.exchange("events", mandatory=False) as events:
+        assert events.send("nothing", b"a").offset == -1
+    assert data_of(client, "orders") == []
+
+
+def test_a_producer_and_a_transaction_may_send_to_an_exchange(client: Any) -> None:
+    """By its name, as to a topic; the attribute is the routing key, too."""
+    with client.producer() as producer:
+        assert producer.send("events", b"a", attribute="order.a").offset == -1
+        with producer.transaction() as tx:
+            tx.send("events", b"b", attribute="order.paid")
+            tx.send("paid", b"c")
+        ended = producer.transaction()
+        ended.send("events", b"d", attribute="order.paid")
+        ended.rollback()
+    assert sorted(data_of(client, "orders")) == [b"a", b"b"]
+    assert data_of(client, "paid") == [b"b", b"c"]
+
+
+def test_wrong_arguments_are_named(client: Any) -> None:
+    """Nothing is sent."""
+    with pytest.raises(ConfigError, match="topic: expected a name"):
+        client.exchange("a b")
+    with pytest.raises(TypeError, match="mandatory: expected True or False"):
+        client.exchange("events", mandatory=1)
+    with client.exchange("events") as events, pytest.raises(TypeError, match="routing"):
+        events.send(5, b"a")
+
+
+def test_a_broker_without_exchanges_is_named_and_gets_nothing(
+    start_broker: StartBroker,
+) -> None:
+    """A topic is no exchange at a broker that has them."""
+    broker = start_broker(topics={"test": 1})
+    with Client(**broker.client_options, **QUICK) as client:
+        with client.exchange("test") as events:
+            if broker.has_extensions:
+                with pytest.raises(Exception, match="'test' is no exchange"):
+                    events.send("a", b"x")
+            else:
+                with pytest.raises(NoExchangesError, match=r"broker 0 .*no exchanges"):
+                    events.send("a", b"x")
+        assert broker.stored() == []
+
+
+def test_the_world_of_a_stand_in_broker() -> None:
+    """One of ours that announces none is named with its version."""
+
+    async def main() -> None:
+        broker = StandInBroker(capabilities=OURS)
+        async with producing(broker, is_mandatory=False) as world:
+            with pytest.raises(NoExchangesError, match=r"its version is 1\.0"):
+                await world.producer.send("test", b"x")
+        assert broker.commands == []
+
+    run_virtually(main())

@@ -1,0 +1,137 @@
+"""Exchanges as an administrator sees them, over a broker and ZooKeeper."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from metaq.client import (
+    Binding,
+    Client,
+    ConfigError,
+    ExchangeError,
+    TopicExistsError,
+    UnroutableError,
+)
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from tests.cases import for_each
+from tests.rigs.waiting import wait_until
+
+ONE_BROKER = {
+    "rig": "MetaQ has no exchanges",
+    "test_a_broker_keeps_its_exchanges_without_zookeeper": "likewise",
+}
+TOPICS = {"orders": 2, "paid": 1, "other": 1}
+
+
+@pytest.fixture
+def rig() -> Iterator[tuple[EmbeddedBroker, Client]]:
+    with (
+        embedded_broker(topics=TOPICS) as broker,
+        Client(**broker.client_options) as client,
+    ):
+        yield broker, client
+
+
+Rig = tuple[EmbeddedBroker, Client]
+
+
+def test_an_exchange_is_made_bound_and_deleted(rig: Rig) -> None:
+    """Each call returns when the broker has it, and the topics list none of it."""
+    _, client = rig
+    admin = client.admin()
+    made = admin.create_exchange("events", alternate="other")
+    assert made.alternate == "other"
+    with client.exchange("events") as events:
+        with pytest.raises(UnroutableError, match="matches routing key 'order"):
+            events.send("order.a", b"1")
+        bound = admin.bind("events", "orders", key="order.#")
+        admin.bind("events", "orders", key="order.#")
+        assert bound == Binding("orders", "order.#")
+        assert events.send("order.a", b"2").offset == -1
+        assert list(admin.exchanges()["events"].bindings.values()) == [bound]
+        assert admin.route("events", "order.x.y") == (bound,)
+        assert "events" not in client.topics()
+        assert admin.unbind("events", "orders", key="order.#")
+        assert not admin.unbind("events", "orders", key="order.#")
+        with pytest.raises(UnroutableError):
+            events.send("order.a", b"3")
+    assert [each.data for each in client.browse("orders")] == [b"2"]
+    admin.delete_exchange("events")
+    assert admin.exchanges() == {}
+    with pytest.raises(ExchangeError, match="no exchange 'events'"):
+        admin.route("events", "a")
+    assert admin.create_exchange("events", "fanout").kind.value == "fanout"
+    assert admin.exchanges()["events"].bindings == {}
+
+
+def test_a_name_is_a_topics_or_an_exchanges(rig: Rig) -> None:
+    """Refused both ways."""
+    _, client = rig
+    admin = client.admin()
+    with pytest.raises(ExchangeError, match="'orders': a topic has that name"):
+        admin.create_exchange("orders")
+    admin.create_exchange("events")
+    with pytest.raises(TopicExistsError, match="the name of an exchange"):
+        admin.create_topic("events", partitions=1)
+    with pytest.raises(ExchangeError, match="exists"):
+        admin.create_exchange("events")
+
+
+@for_each(
+    "call, arguments, words",
+    [
+        ("create_exchange", {"exchange": "__x"}, "the broker's own"),
+        ("create_exchange", {"exchange": "x", "kind": "any"}, "expected direct, fanou"),
+        ("create_exchange", {"exchange": "x", "alternate": "no"}, "there is no topic"),
+        ("bind", {"exchange": "events", "topic": "no"}, "there is no topic 'no'"),
+        ("bind", {"exchange": "events", "topic": "paid", "key": "a*"}, "got 'a"),
+        ("bind", {"exchange": "events", "topic": "paid", "match": "one"}, "'all' or"),
+        (
+            "bind",
+            {"exchange": "events", "topic": "paid", "headers": {"x": "1"}},
+            "a topic exchange takes no headers",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(
+    rig: Rig, call: str, arguments: dict[str, Any], words: str
+) -> None:
+    """Nothing is changed."""
+    admin = rig[1].admin()
+    if "events" not in admin.exchanges():
+        admin.create_exchange("events")
+    with pytest.raises(ConfigError, match=words):
+        getattr(admin, call)(**arguments)
+    assert admin.exchanges()["events"].bindings == {}
+
+
+def test_headers_are_matched_all_or_any(rig: Rig) -> None:
+    """A value of None is any value."""
+    _, client = rig
+    admin = client.admin()
+    admin.create_exchange("events", "headers")
+    admin.bind("events", "orders", headers={"region": "eu", "vip": None})
+    admin.bind("events", "paid", headers={"region": "us", "vip": "1"}, match="any")
+    with client.exchange("events", mandatory=False) as events:
+        events.send("", b"a", headers={"region": b"eu", "vip": b"1"})
+        events.send("", b"b", headers={"region": b"us"})
+        events.send("", b"c", headers={"region": b"eu"})
+    assert [each.data for each in client.browse("orders")] == [b"a"]
+    assert [each.data for each in client.browse("paid")] == [b"a", b"b"]
+
+
+def test_a_broker_keeps_its_exchanges_without_zookeeper() -> None:
+    """The copy on its disk has them before a client can put."""
+    with embedded_broker(topics=TOPICS) as broker:
+        with Client(**broker.client_options) as client:
+            client.admin().create_exchange("events")
+            client.admin().bind("events", "orders", key="#")
+        copy = broker.data_path / "exchanges.json"
+        wait_until(copy.exists)
+        assert b"events" in copy.read_bytes()
+        broker.zookeeper.remove("/meta/catalog/exchanges/events")
+        broker.restart()
+        with Client(**broker.client_options) as client, client.exchange("events") as e:
+            e.send("a", b"1")
+            assert [each.data for each in client.browse("orders")] == [b"1"]
