@@ -136,6 +136,7 @@ class Search:
             last=None,
             since=None,
             until=None,
+            where=None,
             stop_at_end=True,
             partial=False,
             timeout=self.timeout,
@@ -269,6 +270,7 @@ async def _by_id(
         since=moment_of(time_ms),
         # A float of seconds may be a millisecond short.
         until=moment_of(Millis(time_ms + 2)),
+        where=None,
         stop_at_end=True,
         partial=False,
         timeout=timeout,
