@@ -95,7 +95,7 @@ class Answerer(Protocol):
 
     context: BrokerContext
     taker_count: int
-    """Takes of it that wait."""
+    """Takes and listens of it that wait."""
 
     @property
     def in_flight_bytes(self) -> int:

@@ -38,6 +38,7 @@ from metaq.broker.housekeeping import (
     INDEX_S,
     JOURNAL_OPENING_S,
     JOURNAL_SYNC_S,
+    MAILBOXES_TICK_S,
     QUEUES_TICK_S,
     REALTIME_RESET_S,
     SCRUB_STEP_S,
@@ -611,6 +612,7 @@ class Broker(Service):
             every("checkpoint", checkpoint_s, transactions.checkpoint),
             every("deleted", DELETED_CHECK_S, lambda: self._logs.remove_deleted),
             every("queues", QUEUES_TICK_S, self._tick_queues),
+            every("mailboxes", MAILBOXES_TICK_S, self.context.mailboxes.close_left),
             retention_job(
                 self._schedules,
                 clock=self._clock,

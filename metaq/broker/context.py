@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from metaq.broker.load import Load, PacedWork, Turns
+from metaq.broker.mailboxes import Mailboxes
 from metaq.broker.realtime import Realtime
 from metaq.broker.topics import Topics
 from metaq.broker.waiters import Waiters
@@ -233,6 +234,7 @@ class BrokerContext:
     """Its queue groups; None: it serves none now."""
     delays: DelayedMessages | None = None
     """Its delayed messages; None: it delays none."""
+    mailboxes: Mailboxes = field(default_factory=Mailboxes)
     counters: CommandStatistics = field(default_factory=CommandStatistics)
     put_latency: Histogram = field(default_factory=Histogram)
     """Seconds from append to acknowledgement, per message."""

@@ -141,6 +141,7 @@ class Control:
             groups_both_ways=self._definitions.groups_both_ways(),
             queue_problems=context.queues.problems() if context.queues else (),
             delays=context.delays.status() if context.delays else None,
+            mailboxes=context.mailboxes.statistics(),
             jobs=self.jobs(),
             # A set has none, and misses none.
             transactions=None

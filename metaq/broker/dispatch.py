@@ -29,12 +29,14 @@ from metaq.errors import ServerError, UnavailableError, WireError
 from metaq.protocol import texts
 from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import (
+    Answer,
     Cancel,
     Check,
     CommitTogether,
     Find,
     Follow,
     Get,
+    Listen,
     ListScheduled,
     Mput,
     OffsetQuery,
@@ -64,6 +66,8 @@ Small: TypeAlias = (
     | Cancel
     | ListScheduled
     | Find
+    | Listen
+    | Answer
     | Version
     | TransactionCommand
     | CommitTogether
@@ -169,6 +173,11 @@ def _handle(command: Small, answerer: GetAnswerer) -> bytes | None:
             delays_of(answerer.context).show(command, answerer)
         case Find():
             handle_find(command, answerer)
+        case Listen():
+            context = answerer.context
+            context.mailboxes.listen(command, answerer, context.config.limits)
+        case Answer():
+            return answerer.context.mailboxes.answer(command)
         case Version():
             return handle_version(answerer.context)
         case TransactionCommand():

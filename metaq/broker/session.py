@@ -128,6 +128,7 @@ class Session:
             self.context.replica.drop(self)
         if self.context.queues is not None:
             self.context.queues.drop(self)
+        self.context.mailboxes.drop(self)
         self._close_if_settled()
 
     def abort(self, reason: str) -> None:
@@ -417,7 +418,7 @@ class Session:
 
     @property
     def _waiting_count(self) -> int:
-        """Return how many of its commands wait for messages."""
+        """Return how many of its commands wait for messages, or for replies."""
         return len(self._waiters) + self.taker_count
 
     def run_out(self) -> None:
@@ -473,6 +474,7 @@ class Session:
             self.context.replica.drop(self)
         if self.context.queues is not None:
             self.context.queues.drop(self)
+        self.context.mailboxes.drop(self)
         self.context.connection_count -= 1
         _log.debug("connection closed: peer=%s reason=%s", self.channel.peer, reason)
         self._on_closed(self)

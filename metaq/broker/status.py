@@ -11,6 +11,7 @@ from typing import Final
 
 from metaq.broker.context import CommandStatistics
 from metaq.broker.delay_status import DelayStatus
+from metaq.broker.mailboxes import MailboxStatistics
 from metaq.broker.queue_status import QueueGroupStatus
 from metaq.lifecycle import State
 from metaq.model import no_items
@@ -191,6 +192,7 @@ class BrokerStatus:
     """One sentence for each thing that keeps queue groups from going on."""
     delays: DelayStatus | None = None
     """None: the broker delays no messages."""
+    mailboxes: MailboxStatistics = field(default_factory=MailboxStatistics)
     definition_problems: tuple[str, ...] = ()
     jobs: tuple[JobStatus, ...] = part(
         default=(), labels=("job",), label=lambda job: (job.name,)

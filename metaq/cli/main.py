@@ -21,6 +21,7 @@ from metaq.cli import (  # noqa: F401  # each adds its commands
     queues,
     redrive,
     replicas,
+    request,
     scheduled,
     serve,
     ship,

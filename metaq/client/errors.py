@@ -151,6 +151,26 @@ class AlreadySettledError(ClientError):
     """A message was settled a second time, or through another queue."""
 
 
+# -- request and reply ----------------------------------------------------------------
+
+
+class NoMailboxError(ClientError):
+    """No broker of the cluster has mailboxes for replies; the message names them."""
+
+
+class ReplyTimeoutError(ClientError):
+    """No reply came in time: the request may have been handled, or may be yet."""
+
+
+class ErrorReply(ClientError):  # noqa: N818  # it is a reply, and says that
+    """The handler of a request has failed; its exception is in the message."""
+
+    def __init__(self, message: str, *, text: str) -> None:
+        super().__init__(message)
+        self.text = text
+        """Type and text of the exception."""
+
+
 # -- transactions ---------------------------------------------------------------------
 
 

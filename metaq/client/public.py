@@ -38,6 +38,7 @@ from metaq.client.duplicate_ids import DuplicateIds as DuplicateIds
 from metaq.client.duplicate_ids import LruDuplicateIds as LruDuplicateIds
 from metaq.client.errors import AlreadySettledError as AlreadySettledError
 from metaq.client.errors import BufferFullError as BufferFullError
+from metaq.client.errors import ErrorReply as ErrorReply
 from metaq.client.errors import ExchangeError as ExchangeError
 from metaq.client.errors import GroupInUseError as GroupInUseError
 from metaq.client.errors import HandlerFailedError as HandlerFailedError
@@ -47,12 +48,14 @@ from metaq.client.errors import LostBranchError as LostBranchError
 from metaq.client.errors import MessageTooLargeError as MessageTooLargeError
 from metaq.client.errors import NoDelayError as NoDelayError
 from metaq.client.errors import NoExchangesError as NoExchangesError
+from metaq.client.errors import NoMailboxError as NoMailboxError
 from metaq.client.errors import NoQueuesError as NoQueuesError
 from metaq.client.errors import NoTopicError as NoTopicError
 from metaq.client.errors import OutcomeUnknownError as OutcomeUnknownError
 from metaq.client.errors import PartitionsAwayError as PartitionsAwayError
 from metaq.client.errors import PartlySentError as PartlySentError
 from metaq.client.errors import QueueGroupError as QueueGroupError
+from metaq.client.errors import ReplyTimeoutError as ReplyTimeoutError
 from metaq.client.errors import TopicExistsError as TopicExistsError
 from metaq.client.errors import TransactionInDoubtError as TransactionInDoubtError
 from metaq.client.errors import TransactionRolledBackError as TransactionRolledBackError
@@ -90,6 +93,7 @@ from metaq.client.produce.transaction_branch import PendingResult as PendingResu
 from metaq.client.produce.xa import AsyncXa as AsyncXa
 from metaq.client.queue.queue_messages import AsyncQueueMessage as AsyncQueueMessage
 from metaq.client.queue.work_queue import AsyncQueue as AsyncQueue
+from metaq.client.request.responder import AsyncResponder as AsyncResponder
 from metaq.client.session import AsyncClient as AsyncClient
 from metaq.client.sync.client import Admin as Admin
 from metaq.client.sync.client import Client as Client
@@ -103,6 +107,7 @@ from metaq.client.sync.producers import Transaction as Transaction
 from metaq.client.sync.producers import Xa as Xa
 from metaq.client.sync.queues import Queue as Queue
 from metaq.client.sync.queues import QueueMessage as QueueMessage
+from metaq.client.sync.responders import Responder as Responder
 from metaq.errors import ClosedError as ClosedError
 from metaq.errors import ConfigError as ConfigError
 from metaq.errors import CoordinationError as CoordinationError

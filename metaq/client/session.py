@@ -76,6 +76,8 @@ from metaq.client.produce.ordered_producer import AsyncOrderedProducer, parse_la
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.xa import AsyncXa, check_qualifier
 from metaq.client.queue.work_queue import AsyncQueue
+from metaq.client.request.requester import Requester
+from metaq.client.request.responder import AsyncResponder
 from metaq.client.timeouts import Closable, close_all, require_loop
 from metaq.client.validation import check_timeout, wrong_type
 from metaq.clock import Clock, SystemClock
@@ -83,6 +85,7 @@ from metaq.errors import ClosedError, ConfigError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.net.dial import own_host
 from metaq.peer.pool import ConnectionPool
+from metaq.record.flags import Headers
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk._kazoo_client import check_hosts
 from metaq.zk.group_definitions import QueueGroupDefinition
@@ -159,6 +162,7 @@ class AsyncClient:
         self._closed: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._made = Made()
         self._marks: Marks = {}
+        self._requester: Requester | None = None
         self._pid = os.getpid()
         self._is_closed = False
         self._closing = asyncio.Lock()
@@ -518,6 +522,66 @@ class AsyncClient:
         self._made.queues.add(queue)
         self._adopt(queue)
         return queue
+
+    async def request(
+        self,
+        topic: str,
+        data: bytes,
+        *,
+        key: str | bytes | None = None,
+        headers: Headers = (),
+        timeout: float | None = None,
+    ) -> bytes:
+        """Send a request to the responders of a topic, and return the reply of one.
+
+        The request is a message, on disk like any other; it expires with the time-out.
+        The reply goes through the memory of a broker: at most once, up to 1 MiB. Any
+        number of requests may wait at once.
+
+        Args:
+            topic: topic that responders serve.
+            data: bytes of the request.
+            key: chooses the partition.
+            headers: names and bytes, for the handler.
+            timeout: seconds for all of it; None takes `request_timeout_s`.
+
+        Returns:
+            The bytes that the handler returned.
+
+        Raises:
+            ReplyTimeoutError: no reply in time; it may have been handled.
+            ErrorReply: the handler failed; the text is that of its exception.
+            NoMailboxError: no broker of this cluster keeps replies; nothing was sent.
+            MetaqError: as `send` of a producer.
+
+        Cancellation: its reply is dropped.
+        """
+        if self._requester is None or self._requester.is_closed:
+            self._requester = Requester(self._require_context())
+            self._adopt(self._requester)
+        return await self._requester.request(
+            topic, data, key=key, headers=headers, timeout=timeout
+        )
+
+    @takes_options(QueueOptions)
+    def responder(
+        self, topic: str, *, group: str, **options: Unpack[QueueKeywords]
+    ) -> AsyncResponder:
+        """Return what answers the requests of a topic; its `run` takes a handler.
+
+        Args:
+            topic: topic of the requests.
+            group: queue group; each request is handled by one of its members. A new
+                one drops what it gives up, unless the options say something else.
+            options: fields of `QueueOptions`.
+
+        Raises:
+            ConfigError: a name or an option that cannot be.
+        """
+        if options.get("dead_letter_topic") is None:
+            options.setdefault("then", "drop")
+        queue = self.queue(topic, group=group, **options)
+        return AsyncResponder(self._require_context(), queue)
 
     # -- looking, without a group -----------------------------------------------------
 

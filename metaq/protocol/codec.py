@@ -28,6 +28,7 @@ from metaq.protocol.commands import (
     NO_NEXT,
     NO_SEQUENCE,
     OPAQUE_MISSING,
+    Answer,
     Cancel,
     Check,
     Command,
@@ -36,6 +37,7 @@ from metaq.protocol.commands import (
     Find,
     Follow,
     Get,
+    Listen,
     ListScheduled,
     Mput,
     OffsetQuery,
@@ -74,6 +76,9 @@ QUIT: Final = b"quit\r\n"
 PRODUCER: Final = re.compile(r"[A-Za-z0-9._~-]{1,64}")
 """A producer's name in an `mput`; a single '-' is none."""
 
+MAILBOX: Final = re.compile(r"[0-9a-f]{32}")
+"""A mailbox in a `listen` or `answer`."""
+
 WORDS_REMEMBERED_MAX: Final = 1024
 """Partitions, and producers, whose words in an `mput` are remembered."""
 
@@ -95,8 +100,8 @@ class Frame:
     """A line whose payload is still to come."""
 
     word: str
-    """`put`, `sync`, `mput`, `settle`, `cancel`, `find`, `transactions`, `follow`,
-    `result` or `value`."""
+    """`put`, `sync`, `mput`, `settle`, `cancel`, `find`, `answer`, `transactions`,
+    `follow`, `result` or `value`."""
     length: int
     """Bytes of payload right after the line, 0 or more."""
     tokens: Tokens
@@ -295,6 +300,21 @@ def _decode_find(tokens: Tokens, payload: bytes) -> Find:
     )
 
 
+def _decode_answer(tokens: Tokens, payload: bytes) -> Answer:
+    digits = tokens[2]
+    if not digits.isdigit():
+        raise _bad_line("expected a correlation of 0 or more", tokens)
+    opaque = parse_i32(tokens[4], "opaque")
+    return Answer(_mailbox(tokens), parse_i64(digits, "correlation"), payload, opaque)
+
+
+def _mailbox(tokens: Tokens) -> str:
+    name = _text(tokens[1])
+    if not MAILBOX.fullmatch(name):
+        raise _bad_line("expected a mailbox of 32 hexadecimal digits", tokens)
+    return name
+
+
 # -- lines that are whole commands ----------------------------------------------------
 
 
@@ -398,6 +418,14 @@ def _decode_question(extra: Tokens) -> Question | None:
     return None
 
 
+def _decode_listen(tokens: Tokens) -> Listen:
+    _need(tokens, 3)
+    if tokens[0] != b"listen":
+        raise _bad_line("unknown command", tokens)
+    opaque = parse_i32(tokens[2], "opaque")
+    return Listen(_mailbox(tokens), opaque, _wait_ms(tokens[3:]))
+
+
 def _decode_c(tokens: Tokens) -> Command | Frame:
     return _decode_check(tokens) if tokens[0] == b"check" else _decode_opening(tokens)
 
@@ -480,6 +508,7 @@ def _decode_transaction(tokens: Tokens) -> TransactionCommand | Frame:
 
 
 _DECODERS: Final[dict[bytes, Callable[[Tokens], Command | Frame]]] = {
+    b"a": _decode_opening,
     b"p": _decode_opening,
     b"m": _decode_opening,
     b"f": _decode_opening,
@@ -487,6 +516,7 @@ _DECODERS: Final[dict[bytes, Callable[[Tokens], Command | Frame]]] = {
     b"s": _decode_s,
     b"v": _decode_v,
     b"g": _decode_get,
+    b"l": _decode_listen,
     b"o": _decode_offset,
     b"c": _decode_c,
     b"t": _decode_t,
@@ -504,6 +534,7 @@ _FRAMES: Final[
     "settle": (5, 7, _decode_settle),
     "cancel": (2, 4, _decode_cancel),
     "find": (3, 5, _decode_find),
+    "answer": (3, 5, _decode_answer),
     "transactions": (4, 6, _decode_together),
     "follow": (2, 4, _decode_follow),
     "result": (2, 4, _decode_result),
@@ -559,6 +590,16 @@ def encode(event: Command | Reply) -> bytes:
             return _encode_find(event)
         case ListScheduled():
             return _encode_scheduled(event)
+        case Listen():
+            tokens = ["listen", _mailbox_word(event.mailbox), _i32(event.opaque)]
+            if event.wait_ms:
+                tokens.append(f"wait={_in_range(event.wait_ms, 0, I32_MAX)}")
+            return _line(tokens)
+        case Answer():
+            tokens = ["answer", _mailbox_word(event.mailbox)]
+            tokens += [str(_in_range(event.correlation, 0, I64_MAX))]
+            tokens += [_length(event.payload), _i32(event.opaque)]
+            return _line(tokens) + event.payload
         case Version():
             return _line(["version", _i32(event.opaque)])
         case Stats():
@@ -724,6 +765,12 @@ def _worker_words(command: Take | Settle) -> list[str]:
     if command.generation is not None:
         words.append(f"generation={_in_range(command.generation, 0, I64_MAX)}")
     return words
+
+
+def _mailbox_word(mailbox: str) -> str:
+    if not MAILBOX.fullmatch(mailbox):
+        raise LocalProtocolError(f"mailbox: {mailbox!r} is not a name")
+    return mailbox
 
 
 def _encode_take(take: Take) -> bytes:

@@ -249,6 +249,29 @@ class ListScheduled:
 
 
 @dataclass(frozen=True, slots=True)
+class Listen:
+    """Ask for what came to a mailbox, which is opened by that (our extension)."""
+
+    mailbox: str
+    """32 hexadecimal digits that no one else knows."""
+    opaque: int
+    wait_ms: int = 0
+    """Milliseconds for which the broker may hold the reply when there is nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Put one reply into a mailbox (our extension)."""
+
+    mailbox: str
+    correlation: int
+    """Number of the request that it answers, 0 or more."""
+    payload: bytes
+    """Its kind and its data, for the requester alone."""
+    opaque: int
+
+
+@dataclass(frozen=True, slots=True)
 class Version:
     """Ask for the server's version; also the heartbeat."""
 
@@ -382,6 +405,8 @@ Command: TypeAlias = (
     | Cancel
     | Find
     | ListScheduled
+    | Listen
+    | Answer
     | Version
     | Stats
     | Quit

@@ -1,7 +1,7 @@
 """Capabilities of a broker, in the body of its `version` reply.
 
     metaq/<version>;mput;dedup;spans;codes;mput-tx;together;check;follow;queues
-        ;filter;find;exchanges;wait=<ms>;delay=<ms>;payload=<bytes>
+        ;filter;find;exchanges;mailbox;wait=<ms>;delay=<ms>;payload=<bytes>
         ;batch=<bytes>,<records>                                       (in one line)
 
 MetaQ clients ignore the body. The body of a MetaQ broker (`1.4.6.3-SNAPSHOT`) lists
@@ -30,6 +30,7 @@ _FIELDS: Final = {
     "filter": "filters",
     "find": "find",
     "exchanges": "exchanges",
+    "mailbox": "mailbox",
 }
 """Word in the body → field of `Capabilities`, in the order of the body."""
 
@@ -74,6 +75,8 @@ class Capabilities:
     """The broker looks up keys and headers: `find`."""
     exchanges: bool = False
     """The broker routes what is put to an exchange."""
+    mailbox: bool = False
+    """The broker has mailboxes for replies: `listen` and `answer`."""
 
 
 def encode_version_body(capabilities: Capabilities) -> str:

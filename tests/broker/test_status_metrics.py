@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from metaq.broker.context import CommandStatistics
 from metaq.broker.health import Alarm
 from metaq.broker.http import METRICS, render_metrics
+from metaq.broker.mailboxes import MailboxStatistics
 from metaq.broker.status import (
     GROUP_SERIES_MAX,
     LOG_SERIES_MAX,
@@ -81,6 +82,7 @@ FULL = status(
     reload_count=23,
     queue_groups=(QUEUE_GROUP,),
     delays=DELAYS,
+    mailboxes=MailboxStatistics(60, 61, 62, 63, 64),
     scrub=SCRUB,
     retention=RetentionStatus(segment_count=27, removed_bytes=28, failure_count=29),
     jobs=(JobStatus(name="sync", run_count=30, failure_count=31, last_error=""),),
@@ -191,6 +193,11 @@ EXPECTED = {
     "metaq_delayed_delivered_messages_total{}": 57,
     "metaq_delayed_cancelled_messages_total{}": 58,
     "metaq_delayed_late_seconds{}": 0.059,
+    "metaq_mailboxes{}": 60,
+    "metaq_mailbox_replies_total{}": 61,
+    "metaq_mailbox_gone_total{}": 62,
+    "metaq_mailbox_dropped_total{}": 63,
+    "metaq_mailbox_refused_total{}": 64,
     "metaq_retention_segments_total{}": 27,
     "metaq_retention_removed_bytes_total{}": 28,
     "metaq_retention_failures_total{}": 29,

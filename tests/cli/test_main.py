@@ -38,6 +38,7 @@ COMMANDS = {
     "consume": {"--zookeeper", "--group", "--from", "--max", "--no-commit", "--json"},
     "scheduled list": {"--zookeeper", "--topic", "--from", "--to", "--max", "--json"},
     "scheduled cancel": {"--zookeeper", "--from", "--to", "--dry-run", "--yes"},
+    "request": {"--zookeeper", "--timeout", "--key", "--header"},
     "ship": {"--zookeeper", "--state", "--from-start", "--once", "--json"},
     "groups": {"--zookeeper", "--json"},
     "groups delete": {"--zookeeper", "--dry-run", "--yes", "--json"},

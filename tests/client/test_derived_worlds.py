@@ -54,6 +54,7 @@ UNBOUNDED = {
     "Client.ordered_producer": "makes an object",
     "Client.consumer": "makes an object",
     "Client.queue": "makes an object",
+    "Client.responder": "makes an object",
     "Client.xa": "makes an object",
     "Client.exchange": "makes an object",
     "Exchange.statistics": "asks no one",
@@ -230,7 +231,7 @@ def test_a_call_returns_what_its_twin_returns(
         "batches",
         "commit_nowait",
     }
-    of_each_world |= {"queue", "receive", "receive_many", "ack_nowait"}
+    of_each_world |= {"queue", "responder", "receive", "receive_many", "ack_nowait"}
     for name in names_of(other) & calls_of(other).keys() - of_each_world:
         ours = inspect.signature(getattr(sync, name)).return_annotation
         twin = inspect.signature(getattr(other, name)).return_annotation

@@ -154,6 +154,13 @@ WRONG: dict[str, dict[str, tuple[object, ...]]] = {
         "on_read": NO_FUNCTIONS[:2],
         "timeout": NO_TIMES,
     },
+    "Client.request": {
+        "topic": NO_TOPICS,
+        "data": NO_DATA,
+        "key": NO_KEYS,
+        "headers": NO_HEADERS,
+        "timeout": NO_TIMES,
+    },
     "Client.get": {
         "topic": NO_TOPICS,
         "partition": (*NO_PARTITIONS, None),

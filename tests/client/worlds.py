@@ -171,6 +171,16 @@ class AsyncWorldMessage(AsyncWorldPart):
         return asyncio.run_coroutine_threadsafe(wait(), future.get_loop())
 
 
+class AsyncWorldResponder(AsyncWorldPart):
+    """An async responder."""
+
+    def run(self, handler: Callable[[Any], Any], **options: Any) -> None:
+        async def handle(message: Any) -> Any:
+            return await asyncio.to_thread(handler, message)
+
+        self._run(self.twin.run(handle, **options))
+
+
 class AsyncWorld:
     """An async client, called from outside its loop; mirrors `Client`."""
 
@@ -205,6 +215,10 @@ class AsyncWorld:
 
     def queue(self, *args: Any, **options: Any) -> AsyncWorldQueue:
         return AsyncWorldQueue(self.call(self.twin.queue, *args, **options), self.run)
+
+    def responder(self, *args: Any, **options: Any) -> AsyncWorldResponder:
+        made = self.call(self.twin.responder, *args, **options)
+        return AsyncWorldResponder(made, self.run)
 
     def producer(self, **options: Any) -> AsyncWorldPart:
         return AsyncWorldPart(self.call(self.twin.producer, **options), self.run)

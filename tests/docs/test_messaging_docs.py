@@ -11,7 +11,7 @@ PAGE = ROOT / "docs" / "messaging.md"
 def test_the_blocks_of_the_page_run() -> None:
     """With a broker in the process, as in tests of users."""
     blocks = [each for each in blocks_of(PAGE) if each.language == "python"]
-    assert len(blocks) == 11
+    assert len(blocks) == 12
     topics = ("orders-dead", "shipments", "prices", "payments", "rocket")
     with embedded_broker(topics={"orders": 2, **dict.fromkeys(topics, 1)}) as broker:
         names: dict[str, Any] = {"broker": broker}

@@ -7,6 +7,7 @@ from metaq.model import NULL_TRANSACTION, LocalTransactionId, XaTransactionId
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
     OPAQUE_MISSING,
+    Answer,
     Cancel,
     Check,
     Command,
@@ -15,6 +16,7 @@ from metaq.protocol.commands import (
     Find,
     Follow,
     Get,
+    Listen,
     ListScheduled,
     Mput,
     OffsetQuery,
@@ -42,6 +44,7 @@ LOCAL = LocalTransactionId("test", 1)
 XA = XaTransactionId(101, b"\x0a\x0b", b"", "uq")
 BEGIN = TransactionType.BEGIN
 COMMIT = TransactionType.COMMIT_ONE_PHASE
+MAILBOX = "0f" * 16
 SESSION = LocalTransactionId("sessionId", 99)
 
 # (value, canonical bytes): what encode writes and decode reads. The Java unit tests of
@@ -106,6 +109,12 @@ CANONICAL: list[tuple[Command | Reply, bytes]] = [
     (
         ListScheduled("test", 0, -5, 2**63 - 1, 7),
         b"scheduled test 0 -5 from=9223372036854775807 to=7\r\n",
+    ),
+    (Listen(MAILBOX, -5, 30_000), b"listen %b -5 wait=30000\r\n" % MAILBOX.encode()),
+    (Listen(MAILBOX, 5), b"listen %b 5\r\n" % MAILBOX.encode()),
+    (
+        Answer(MAILBOX, 2**63 - 1, b"\r\n", -5),
+        b"answer %b 9223372036854775807 2 -5\r\n\r\n" % MAILBOX.encode(),
     ),
     (Value(b"hello", 99, 7), b"value 5 99 next=7\r\nhello"),
     (Follow("pull", b"\r\n\0", -7), b"follow pull 3 -7\r\n\r\n\0"),
@@ -243,6 +252,11 @@ SYNONYMS: list[tuple[Command | Reply, bytes]] = [
         b"find t 0 0 5 x since=-1 below=%s limit=%s until=x\r\n" % (2 * (b"9" * 60,)),
     ),
     (Find("t", 0, b"", 5, 1), b"find t 0 0 5\r\n"),
+    (
+        Listen(MAILBOX, 5, 7),
+        b"listen %b 5 x wait=a wait=7 wait=8\r\n" % MAILBOX.encode(),
+    ),
+    (Answer(MAILBOX, 7, b"", 5), b"answer %b 07 0 5 x\r\n" % MAILBOX.encode()),
     (
         ListScheduled("t", 1, 5, 0, 7),
         b"scheduled t +1 5 x from=-1 to=07 to=9 until=1\r\n",

@@ -12,6 +12,7 @@ from metaq.protocol.codec import (
     encode_value_line,
 )
 from metaq.protocol.commands import (
+    Answer,
     Cancel,
     Check,
     Command,
@@ -19,6 +20,7 @@ from metaq.protocol.commands import (
     Find,
     Follow,
     Get,
+    Listen,
     ListScheduled,
     Mput,
     OffsetQuery,
@@ -71,6 +73,12 @@ REFUSED: list[Command] = [
     ListScheduled("", 0, 0),
     ListScheduled("t", 0, 0, -1),
     ListScheduled("t", 0, 0, 2**63),
+    Listen("a" * 31, 0),
+    Listen("A" * 32, 0),
+    Listen("a" * 32, 0, -1),
+    Answer("a" * 33, 0, b"", 0),
+    Answer("a" * 32, -1, b"", 0),
+    Answer("a" * 32, 2**63, b"", 0),
     Get("t", "", 0, 0, 0, 0),
     Get("t", "g", 0, 2**63, 0, 0),
     Get("t", "g", 0, 0, 0, 0, -1),

@@ -133,6 +133,8 @@ BY_NAME: dict[str, st.SearchStrategy[object]] = {
     "since_ms": st.integers(0, I64_MAX),
     "until_ms": st.integers(0, I64_MAX),
     "limit": COUNTS,
+    "mailbox": st.from_regex(r"[0-9a-f]{32}", fullmatch=True),
+    "correlation": st.integers(0, I64_MAX),
 }
 """Strategies of fields, where the type says too little."""
 

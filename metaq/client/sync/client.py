@@ -57,6 +57,7 @@ from metaq.client.sync.derived import (
 from metaq.client.sync.handler_threads import Handler, Workers
 from metaq.client.sync.producers import Exchange, OrderedProducer, Producer, Xa
 from metaq.client.sync.queues import Queue
+from metaq.client.sync.responders import Responder
 from metaq.client.sync.thread_calls import ThreadCalls
 from metaq.client.validation import check_timeout, check_whole
 from metaq.clock import Clock
@@ -173,6 +174,15 @@ class Client(SyncObject[AsyncClient]):
         thread = self._require_thread()
         twin = thread.run(on_loop(self._twin.queue, *args, **keywords))
         return Queue(twin, thread, clock=self._clock)
+
+    request = blocking(AsyncClient.request)
+
+    @like(AsyncClient.responder)
+    def responder(self, *args: Any, **keywords: Any) -> Responder:
+        """Return what answers the requests of a topic; see `AsyncClient.responder`."""
+        thread = self._require_thread()
+        twin = thread.run(on_loop(self._twin.responder, *args, **keywords))
+        return Responder(twin, thread, clock=self._clock)
 
     # -- looking, without a group -----------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""Request and reply: requests are messages, replies go through a broker's memory."""

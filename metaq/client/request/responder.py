@@ -1,0 +1,145 @@
+"""A responder: a worker of a queue group that sends back what its handler returns.
+
+    queue --message--> handler --bytes or exception--> mailbox of the requester
+                                                  `--> ack
+
+The reply leaves first, then the message is acked: after a kill in between the request
+is handled again, and its second reply is dropped. A reply that cannot be delivered
+before the request expires is given up, and logged.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata_queries import insist
+from metaq.client.consume.redelivery import FailureLog
+from metaq.client.options import check_callable
+from metaq.client.queue.queue_messages import AsyncQueueMessage
+from metaq.client.queue.work_queue import AsyncQueue
+from metaq.errors import MetaqError, NotFoundError
+from metaq.model import Message
+from metaq.peer.replies import require_ok
+from metaq.protocol.commands import Answer
+from metaq.record.expiry import expiry_of
+from metaq.record.reply_to import (
+    ReplyAddress,
+    encode_error,
+    encode_reply,
+    reply_address,
+)
+
+_log = logging.getLogger(__name__)
+
+REPLY_BYTES_MAX: Final = (1 << 20) - 1
+"""Most bytes of a reply: a mailbox has one more for its kind."""
+ERROR_CHARS_MAX: Final = 1024
+"""Most characters of an exception that the requester gets."""
+
+
+class AsyncResponder:
+    """Answers the requests of a topic, with others of its group.
+
+    Made by `AsyncClient.responder`. Requests are delivered at least once; a reply
+    arrives at most once.
+    """
+
+    def __init__(self, context: ClientContext, queue: AsyncQueue) -> None:
+        """Take over a worker; `AsyncClient.responder` is the way in."""
+        self._context = context
+        self.queue = queue
+        self._failures = FailureLog(_log)
+
+    async def run(
+        self,
+        handler: Callable[[AsyncQueueMessage], Awaitable[bytes]],
+        *,
+        concurrency: int = 1,
+        timeout: float | None = None,
+    ) -> None:
+        """Call the handler for every request, until `close` or the end of the time.
+
+        The bytes that it returns are the reply; the text of an exception is an
+        `ErrorReply` at the requester. A message that asks for no reply is handled, too.
+
+        Args:
+            handler: handles one request.
+            concurrency: how many are handled at once, 1 or more.
+            timeout: seconds until no more are begun; None: until another task calls
+                `close`.
+
+        Raises:
+            MetaqError: as the start of a queue, and its `run`.
+
+        Cancellation: the handlers are cancelled, and their requests returned.
+        """
+
+        async def handle(message: AsyncQueueMessage) -> None:
+            data, error = None, None
+            try:
+                data = await handler(message)
+            except Exception as failure:  # noqa: BLE001  # the requester gets it
+                error = failure
+            await self.conclude(message, data, error)
+
+        check_callable("handler", handler)
+        async with self.queue:
+            await self.queue.run(handle, concurrency=concurrency, timeout=timeout)
+
+    async def conclude(
+        self, message: Message, data: Any, error: Exception | None
+    ) -> None:
+        """Send what a handler returned, or why it failed, if that is waited for.
+
+        Args:
+            message: the request.
+            data: what the handler returned; bytes are a reply.
+            error: what it raised; None: it returned.
+        """
+        if error is None and not isinstance(data, bytes):
+            error = TypeError(
+                f"reply: expected bytes, got {type(data).__name__} {data!r:.80}"
+            )
+        elif error is None and len(data) > REPLY_BYTES_MAX:
+            error = ValueError(
+                f"reply: expected at most {REPLY_BYTES_MAX} bytes, got {len(data)}"
+            )
+        if error is not None:
+            text = f"request failed: group={self.queue.group} {message.partition}"
+            self._failures.write(f"{text}: {error!r}", error, is_last=False)
+            text = f"{type(error).__name__}: {error}"
+            payload = encode_error(text[:ERROR_CHARS_MAX])
+        else:
+            payload = encode_reply(data)
+        address = reply_address(message.header_pairs)
+        if address is not None:
+            await self._answer(message, address, payload)
+
+    async def _answer(
+        self, message: Message, address: ReplyAddress, payload: bytes
+    ) -> None:
+        """Send a reply to its mailbox, again and again until its request expires."""
+        context = self._context
+
+        async def send(*, deadline_s: float) -> None:
+            connection = await context.connect_leader(address.broker_id, deadline_s)
+            opaque = connection.next_opaque()
+            command = Answer(address.mailbox, address.correlation, payload, opaque)
+            require_ok(await connection.call(command, deadline_s=deadline_s))
+
+        deadline_s = context.deadline_s()
+        expiry_ms = expiry_of(message.id, message.header_pairs)
+        if expiry_ms is not None:
+            left_s = (expiry_ms - context.clock.wall_ms()) / 1000
+            deadline_s = min(deadline_s, context.clock.monotonic_s() + max(0.0, left_s))
+        try:
+            await insist(context, send, deadline_s)
+        except NotFoundError:
+            _log.debug("requester has left: %s", address)
+        except MetaqError as error:
+            _log.warning("reply was not delivered: %s: %s", address, error)
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Handle no more requests; see `AsyncQueue.close`."""
+        await self.queue.close(timeout)

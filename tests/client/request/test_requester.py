@@ -1,0 +1,248 @@
+"""Requests and their replies: in both worlds, in parallel, in time and too late."""
+
+import asyncio
+import contextlib
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaq.client import (
+    AsyncClient,
+    Client,
+    ClosedError,
+    ConfigError,
+    ErrorReply,
+    NoBrokerError,
+    NoMailboxError,
+    NoTopicError,
+    ReplyTimeoutError,
+)
+from metaq.client.session import context_of
+from metaq.model import BrokerId
+from metaq.testing.embedded import EmbeddedBroker
+from metaq.testing.fake_broker import FakeBroker
+from metaq.testing.zk import MemoryZooKeeper
+from tests.client.request.conftest import responding
+from tests.client.worlds import QUICK, WORLDS
+from tests.rigs.waiting import until, wait_until
+
+ONE_BROKER = {
+    "test_a_reply_is_what_the_handler_returned": "MetaQ has no queue groups",
+    "test_replies_find_their_requests": "MetaQ has no queue groups",
+    "test_a_request_without_a_responder_ends_in_time": "MetaQ has no mailboxes",
+    "test_a_request_that_expired_is_not_handled": "MetaQ has no queue groups",
+    "test_a_broken_connection_loses_no_reply": "MetaQ has no queue groups",
+    "test_a_restart_of_the_broker_loses_what_waits_and_no_more": "MetaQ has none",
+    "test_another_broker_takes_the_mailbox_over": "two of ours",
+    "test_a_request_that_waits_ends_with_the_client": "MetaQ has no mailboxes",
+    "test_bad_input_is_refused_before_anything_is_sent": "MetaQ has no mailboxes",
+    "test_a_broker_without_mailboxes_is_named": "says of itself that it has none",
+}
+
+
+def test_a_reply_is_what_the_handler_returned(client: Any) -> None:
+    """Any bytes, also none; headers and key arrive."""
+
+    def echo(message: Any) -> bytes:
+        assert message.key == b"k"
+        assert message.headers["from"] == b"test"
+        return bytes(message.data)
+
+    with responding(client, echo):
+        for data in (b"", b"ACME", bytes(range(256)) * 100):
+            headers = {"from": b"test"}
+            reply = client.request("prices", data, key="k", headers=headers, timeout=30)
+            assert reply == data
+
+
+def test_replies_find_their_requests(client: Any) -> None:
+    """Any number at once over one connection, answered in any order."""
+    late = threading.Barrier(4, timeout=30)
+
+    def double(message: Any) -> bytes:
+        if message.data.startswith(b"slow"):
+            late.wait()
+        return bytes(message.data) * 2
+
+    wanted = [b"slow%d" % n for n in range(4)] + [b"%d" % n for n in range(40)]
+    with (
+        responding(client, double, concurrency=8),
+        ThreadPoolExecutor(len(wanted)) as threads,
+    ):
+        replies = threads.map(
+            lambda data: client.request("prices", data, timeout=30), wanted
+        )
+        assert [*replies] == [data * 2 for data in wanted]
+
+
+def test_a_request_without_a_responder_ends_in_time(client: Any) -> None:
+    """The sentence says that it may have been handled."""
+    text = r"topic 'prices': no reply within 0.3 s; it may have been handled"
+    with pytest.raises(ReplyTimeoutError, match=text):
+        client.request("prices", b"ACME", timeout=0.3)
+
+
+def test_a_request_that_expired_is_not_handled(client: Any) -> None:
+    """It expires with its time-out: a responder that comes later has other work."""
+    with pytest.raises(ReplyTimeoutError):
+        client.request("prices", b"late", timeout=0.2)
+    handled = Counter[bytes]()
+
+    def note(message: Any) -> bytes:
+        handled[message.data] += 1
+        return b""
+
+    with responding(client, note):
+        client.request("prices", b"in time", timeout=30)
+    assert handled == {b"in time": 1}
+
+
+def test_a_broken_connection_loses_no_reply(broker: EmbeddedBroker) -> None:
+    """The mailbox is kept for as long as it takes to connect again."""
+
+    async def scenario() -> None:
+        async with (
+            AsyncClient(**broker.client_options, **QUICK) as client,
+            AsyncClient(**broker.client_options, **QUICK) as other,
+        ):
+            cut = asyncio.Event()
+
+            async def handle(_message: Any) -> bytes:
+                await cut.wait()
+                return b"after all"
+
+            responder = other.responder("prices", group="quotes")
+            answering = asyncio.create_task(responder.run(handle))
+            reply = asyncio.create_task(client.request("prices", b"ACME", timeout=30))
+            await until(lambda: responder.queue.statistics().taken_count)
+            context = context_of(client)
+            address = context.address_of(BrokerId(0))
+            assert address is not None
+            connection = context.pool.ready(address)
+            assert connection is not None
+            connection.close("cut by the test")
+            cut.set()
+            assert await reply == b"after all"
+            await responder.close()
+            await answering
+
+    asyncio.run(scenario())
+
+
+def test_a_restart_of_the_broker_loses_what_waits_and_no_more(
+    client: Any, broker: EmbeddedBroker
+) -> None:
+    """A request that was sent before ends in time; the next one has its reply."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def wait(message: Any) -> bytes:
+        if message.data == b"before":
+            begun.set()
+            assert goes_on.wait(30)
+        return b"done"
+
+    with responding(client, wait, concurrency=2), ThreadPoolExecutor(1) as threads:
+        reply = threads.submit(client.request, "prices", b"before", timeout=2)
+        assert begun.wait(30)
+        broker.restart()
+        goes_on.set()
+        assert client.request("prices", b"after", timeout=30) == b"done"
+        # Its handler was asked again, or its mailbox was open again in time.
+        with contextlib.suppress(ReplyTimeoutError):
+            assert reply.result(30) == b"done"
+
+
+def test_another_broker_takes_the_mailbox_over(tmp_path: Path) -> None:
+    """Requests that follow have their replies there, and those before end in time."""
+    zookeeper = MemoryZooKeeper()
+    brokers = [
+        EmbeddedBroker(
+            tmp_path / str(number),
+            topics={"prices": 1},
+            zookeeper=zookeeper,
+            settings={"brokerId": str(number)},
+        )
+        for number in range(2)
+    ]
+    with contextlib.ExitStack() as stack:
+        for each in brokers:
+            stack.enter_context(each)
+        client = stack.enter_context(Client(**brokers[0].client_options, **QUICK))
+        with responding(client, lambda message: message.data):
+            places = set[bytes]()
+            for _ in range(2):
+                assert client.request("prices", b"a", timeout=30) == b"a"
+                last = max(client.browse("prices", partial=True), key=lambda m: m.id)
+                places.add(last.headers["reply-to"].partition(b"/")[0])
+                if len(places) == 1:
+                    brokers[int(next(iter(places)))].stop()
+            assert len(places) == 2
+
+
+@pytest.mark.parametrize("world", ["sync", "async"])
+def test_a_request_that_waits_ends_with_the_client(
+    world: str, broker: EmbeddedBroker
+) -> None:
+    """With `ClosedError`, at once."""
+    with ThreadPoolExecutor(1) as threads:
+        with WORLDS[world](**broker.client_options, **QUICK) as client:
+            reply = threads.submit(client.request, "prices", b"ACME", timeout=30)
+            wait_until(lambda: [*client.browse("prices")])
+        with pytest.raises(ClosedError):
+            reply.result(10)
+
+
+def test_a_broker_without_mailboxes_is_named() -> None:
+    """One of MetaQ 1.4 has none; nothing is sent."""
+    with (
+        FakeBroker({"prices": 1}) as metaq,
+        Client(brokers=[str(metaq.address)], **QUICK) as client,
+        pytest.raises(NoMailboxError, match="broker 0: it has no mailboxes"),
+    ):
+        client.request("prices", b"ACME", timeout=5)
+
+
+def test_without_a_broker_the_error_says_so(broker: EmbeddedBroker) -> None:
+    """In the time of the request."""
+    broker.stop()
+    with (
+        Client(**broker.client_options, **QUICK) as client,
+        pytest.raises(NoBrokerError, match="no broker is there"),
+    ):
+        client.request("prices", b"ACME", timeout=0.3)
+    broker.start()
+
+
+def test_a_handler_that_fails_is_an_error_reply(client: Any) -> None:
+    """Its type and text arrive, also where it returned no bytes, or too many."""
+
+    def handle(message: Any) -> Any:
+        if message.data == b"raise":
+            raise ValueError("no such price")
+        return None if message.data == b"none" else b"x" * (1 << 20)
+
+    with responding(client, handle):
+        for data, text in {
+            b"raise": "ValueError: no such price",
+            b"none": "TypeError: reply: expected bytes, got NoneType None",
+            b"large": "ValueError: reply: expected at most 1048575 bytes, got 1048576",
+        }.items():
+            with pytest.raises(ErrorReply, match=text) as caught:
+                client.request("prices", data, timeout=30)
+            assert caught.value.text == text
+
+
+def test_bad_input_is_refused_before_anything_is_sent(client: Any) -> None:
+    """By the names of the arguments; an unknown topic is named."""
+    with pytest.raises(ConfigError, match="timeout"):
+        client.request("prices", b"ACME", timeout=-1)
+    with pytest.raises(TypeError, match="header"):
+        client.request("prices", b"ACME", headers={"a": "b"}, timeout=1)
+    with pytest.raises(NoTopicError, match="prizes"):
+        client.request("prizes", b"ACME", timeout=1)
+    with pytest.raises(TypeError, match="data"):
+        client.request("prices", "ACME", timeout=1)

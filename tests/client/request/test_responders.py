@@ -1,0 +1,81 @@
+"""Responders: what they answer, and messages that ask for no reply."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from metaq.client import Client, ConfigError
+from metaq.model import BrokerId
+from metaq.record.reply_to import ReplyAddress
+from metaq.testing.embedded import EmbeddedBroker
+from tests.client.request.conftest import responding
+from tests.client.worlds import QUICK
+from tests.rigs.waiting import wait_until
+
+ONE_BROKER = {
+    "test_a_message_that_asks_for_no_reply_is_handled": "MetaQ has no queue groups",
+    "test_a_requester_that_has_left_stops_no_responder": "MetaQ has no queue groups",
+    "test_two_responders_share_the_requests": "MetaQ has no queue groups",
+    "test_a_new_group_drops_what_it_gives_up": "MetaQ has no queue groups",
+}
+
+
+def test_a_message_that_asks_for_no_reply_is_handled(client: Any) -> None:
+    """And acked, like one whose headers make no sense."""
+    handled = list[bytes]()
+    with client.producer() as producer:
+        producer.send("prices", b"plain")
+        producer.send("prices", b"odd", headers={"reply-to": b"x"})
+    with responding(client, lambda message: handled.append(message.data) or b""):
+        wait_until(lambda: sorted(handled) == [b"odd", b"plain"])
+        assert client.request("prices", b"last", timeout=30) == b""
+    described = client.admin().describe_queue_group("quotes")
+    assert sum(each.open_count for each in described.queues) == 0
+
+
+def test_a_requester_that_has_left_stops_no_responder(client: Any) -> None:
+    """Its mailbox is gone, or its broker: the next request is answered."""
+    gone = ReplyAddress(BrokerId(0), "f" * 32, 1)
+    away = ReplyAddress(BrokerId(9), "f" * 32, 1)
+    with client.producer() as producer:
+        for each in (gone, away):
+            headers = {**dict(each.headers()), "expires-in": b"300"}
+            producer.send("prices", b"?", headers=headers)
+    with responding(client, lambda message: message.data):
+        assert client.request("prices", b"next", timeout=30) == b"next"
+
+
+def test_two_responders_share_the_requests(client: Any, broker: EmbeddedBroker) -> None:
+    """Each request is handled by one of the group."""
+    count, together = 0, threading.Barrier(2, timeout=30)
+
+    def meet(message: Any) -> bytes:
+        nonlocal count
+        count += 1
+        together.wait()
+        return bytes(message.data)
+
+    with (
+        Client(**broker.client_options, **QUICK) as second,
+        responding(client, meet, prefetch=1),
+        responding(second, meet, prefetch=1),
+    ):
+        threads = [
+            threading.Thread(target=client.request, args=("prices", b"x")) for _ in "ab"
+        ]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join(30)
+    assert count == 2
+
+
+def test_a_new_group_drops_what_it_gives_up(client: Any) -> None:
+    """Unless the options say something else."""
+    with responding(client, lambda message: message.data):
+        client.request("prices", b"x", timeout=30)
+    described = client.admin().describe_queue_group("quotes")
+    assert described.definition.dead_letter_topic is None
+    with pytest.raises(ConfigError, match="prefetch"):
+        client.responder("prices", group="quotes", prefetch=0)
