@@ -31,8 +31,11 @@ from metaq.errors import (
     StorageError,
 )
 from metaq.model import LogId, SizeBytes, span_text
-from metaq.protocol.codec import encode, encode_result
 from metaq.protocol.commands import NO_CHECKSUM, Mput, Put, Status
+from metaq.protocol.encoding import (
+    encode,
+    encode_result,
+)
 from metaq.record.batch import CheckedRecords
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.pieces import checksum_in_steps

@@ -27,7 +27,6 @@ from metaq.broker.handlers.txn import (
 )
 from metaq.errors import ServerError, UnavailableError, WireError
 from metaq.protocol import texts
-from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import (
     Answer,
     Cancel,
@@ -50,6 +49,9 @@ from metaq.protocol.commands import (
     Version,
 )
 from metaq.protocol.connection import InPieces, Oversized
+from metaq.protocol.encoding import (
+    encode_result,
+)
 
 _log = logging.getLogger(__name__)
 

@@ -47,9 +47,11 @@ from metaq.broker.single_puts import SINGLE_BYTES_MAX, SINGLE_OVERHEAD_BYTES, Si
 from metaq.broker.transactions import put_run
 from metaq.errors import RemoteProtocolError, SequenceError, TransactionError, WireError
 from metaq.model import RANDOM_PARTITION, MessageId, SizeBytes
-from metaq.protocol.codec import parse_producer
 from metaq.protocol.commands import NO_CHECKSUM
 from metaq.protocol.decimals import parse_i32
+from metaq.protocol.names import (
+    parse_producer,
+)
 from metaq.record.checksum import CHECKSUM_MASK, crc32
 from metaq.record.ids import ids_from
 from metaq.record.layout import HEADER, HEADER_BYTES, encode_records, record_starts

@@ -19,8 +19,10 @@ from typing import Final, Protocol
 from metaq.config.settings import LimitsConfig
 from metaq.errors import NotFoundError, ServerError, UnavailableError
 from metaq.model import Offset
-from metaq.protocol.codec import encode_value_line
 from metaq.protocol.commands import Answer, Listen
+from metaq.protocol.encoding import (
+    encode_value_line,
+)
 from metaq.record.runs import RecordRun, encode_runs
 from metaq.stats import counter, gauge
 

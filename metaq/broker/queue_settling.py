@@ -20,8 +20,10 @@ from metaq.errors import (
     TransactionError,
 )
 from metaq.model import Offset
-from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import Settle, Status
+from metaq.protocol.encoding import (
+    encode_result,
+)
 from metaq.protocol.queue_frames import (
     Settlement,
     SettleVerb,

@@ -24,8 +24,11 @@ from metaq.errors import (
     WireError,
 )
 from metaq.protocol import texts
-from metaq.protocol.codec import encode_result, encode_value_line
 from metaq.protocol.commands import Take
+from metaq.protocol.encoding import (
+    encode_result,
+    encode_value_line,
+)
 from metaq.protocol.queue_frames import QueueDelivery, encode_taken
 from metaq.queues.rules import Now
 from metaq.queues.state import Taken

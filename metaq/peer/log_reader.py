@@ -45,8 +45,10 @@ from metaq.peer.replies import (
     parse_nearest,
     raise_passing,
 )
-from metaq.protocol.codec import encode
 from metaq.protocol.commands import NO_GROUP, Check, Get, OffsetQuery, Reply
+from metaq.protocol.encoding import (
+    encode,
+)
 from metaq.retry import retry
 
 GET_BYTES: Final = 1024 * 1024

@@ -59,8 +59,10 @@ from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 from metaq.errors import RemoteProtocolError
 from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, Offset, SizeBytes
-from metaq.protocol.codec import PRODUCER
 from metaq.protocol.decimals import I64_MAX
+from metaq.protocol.names import (
+    PRODUCER,
+)
 from metaq.record.checksum import crc32
 from metaq.replication.election import Flag
 from metaq.replication.epochs import CopyFacts, Epoch

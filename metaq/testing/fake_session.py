@@ -5,10 +5,12 @@ import time
 from typing import Any, Final, Protocol
 
 from metaq.errors import RemoteProtocolError
-from metaq.protocol.codec import encode
 from metaq.protocol.commands import Put, Quit, Reply
 from metaq.protocol.connection import NEED_DATA, Connection, Event, Role, WireLimits
 from metaq.protocol.decimals import I32_MAX
+from metaq.protocol.encoding import (
+    encode,
+)
 from metaq.testing.fake_metaq import Known
 
 REORDER_WINDOW_S: Final = 0.002

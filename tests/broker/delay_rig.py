@@ -15,9 +15,11 @@ from metaq.broker.realtime import Realtime
 from metaq.config.settings import BrokerConfig
 from metaq.errors import MetaqError, WireError
 from metaq.model import LogId
-from metaq.protocol.codec import encode
 from metaq.protocol.commands import Cancel, ListScheduled, Mput, Result
 from metaq.protocol.connection import Connection, Role, WireLimits
+from metaq.protocol.encoding import (
+    encode,
+)
 from metaq.protocol.transaction_ids import parse_key
 from metaq.record.checksum import checksum
 from metaq.record.layout import encode_record

@@ -11,13 +11,15 @@ import pytest
 from metaq.broker.app import Broker
 from metaq.broker.health import Alarm, find_problems
 from metaq.errors import StorageError
-from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
     Put,
     Result,
     TransactionCommand,
     TransactionType,
     Value,
+)
+from metaq.protocol.encoding import (
+    encode,
 )
 from metaq.protocol.queue_frames import SettleVerb, Word
 from metaq.protocol.transaction_ids import parse_key

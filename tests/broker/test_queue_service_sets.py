@@ -12,8 +12,10 @@ from metaq.broker.internal_logs import read_records
 from metaq.broker.queue_log import QUEUES
 from metaq.broker.replica_part import HUNG_S
 from metaq.clock import SystemClock
-from metaq.protocol.codec import encode
 from metaq.protocol.commands import Result, Settle, Take, Value
+from metaq.protocol.encoding import (
+    encode,
+)
 from metaq.protocol.queue_frames import SettleVerb, Word
 from metaq.queues.state_log import StateKind, decode_state
 from metaq.record.flags import decode_payload

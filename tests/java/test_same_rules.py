@@ -20,7 +20,6 @@ from metaq.model import (
     TransactionId,
     XaTransactionId,
 )
-from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
     Command,
     Get,
@@ -33,6 +32,9 @@ from metaq.protocol.commands import (
     TransactionType,
     Value,
     Version,
+)
+from metaq.protocol.encoding import (
+    encode,
 )
 from metaq.record.flags import encode_payload
 from metaq.record.layout import encode_record

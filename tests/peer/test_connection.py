@@ -27,9 +27,11 @@ from metaq.peer.replies import (
     take_receipts,
     take_results,
 )
-from metaq.protocol.codec import encode
 from metaq.protocol.commands import Reply, Result, Stats, Value, Version
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
+from metaq.protocol.encoding import (
+    encode,
+)
 from tests.client.asking import (
     CLOCK,
     OPTIONS,

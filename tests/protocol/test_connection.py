@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from metaq.errors import RemoteProtocolError
-from metaq.protocol.codec import encode
 from metaq.protocol.commands import Follow, Mput, Put, Quit, Result, Value, Version
 from metaq.protocol.connection import (
     NEED_DATA,
@@ -16,6 +15,9 @@ from metaq.protocol.connection import (
     ReceiveBuffer,
     Role,
     WireLimits,
+)
+from metaq.protocol.encoding import (
+    encode,
 )
 from tests.rigs.pair import drain
 

@@ -12,7 +12,7 @@ import pytest
 from metaq.errors import RemoteProtocolError
 from metaq.protocol.commands import Result, Value
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
-from tests.protocol.test_codec import CANONICAL, SYNONYMS
+from tests.protocol.test_decoding import CANONICAL, SYNONYMS
 from tests.sampling import IS_WHOLE
 
 CORPUS = [raw for _, raw in CANONICAL + SYNONYMS]

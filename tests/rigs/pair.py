@@ -1,8 +1,10 @@
 """Two protocol connections back to back: what one says, the other hears."""
 
-from metaq.protocol.codec import encode
 from metaq.protocol.commands import Command, Reply
 from metaq.protocol.connection import NEED_DATA, Connection, Event, Role, WireLimits
+from metaq.protocol.encoding import (
+    encode,
+)
 
 DEFAULT_LIMITS = WireLimits()
 

@@ -4,9 +4,11 @@ import socket
 from typing import Self
 
 from metaq.model import BrokerAddress
-from metaq.protocol.codec import encode
 from metaq.protocol.commands import Command, Reply, Result, Value
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
+from metaq.protocol.encoding import (
+    encode,
+)
 
 PATIENCE_S = 60.0
 

@@ -7,7 +7,6 @@ from typing import cast
 from metaq.config.load import parse_config
 from metaq.errors import RemoteProtocolError
 from metaq.model import LogId, MessageId
-from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
     Get,
     OffsetQuery,
@@ -19,6 +18,9 @@ from metaq.protocol.commands import (
     Value,
 )
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
+from metaq.protocol.encoding import (
+    encode,
+)
 from metaq.record.layout import HEADER
 from metaq.testing.clock import ManualClock
 from metaq.testing.fake_metaq import FakeMetaq, Known

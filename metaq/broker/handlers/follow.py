@@ -3,8 +3,11 @@
 from metaq.broker.acks import Answerer
 from metaq.errors import UnavailableError, WireError
 from metaq.protocol import texts
-from metaq.protocol.codec import encode_result, encode_value_line
 from metaq.protocol.commands import Follow
+from metaq.protocol.encoding import (
+    encode_result,
+    encode_value_line,
+)
 
 
 def handle_follow(command: Follow, answerer: Answerer) -> None:

@@ -26,7 +26,6 @@ from metaq.errors import (
 )
 from metaq.model import Millis, Offset
 from metaq.protocol import texts
-from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import (
     Check,
     CountQuestion,
@@ -37,6 +36,9 @@ from metaq.protocol.commands import (
     SplitQuestion,
     Status,
     TimeQuestion,
+)
+from metaq.protocol.encoding import (
+    encode_result,
 )
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog

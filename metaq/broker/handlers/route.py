@@ -44,8 +44,10 @@ from metaq.errors import (
 )
 from metaq.model import RANDOM_PARTITION, HeaderPairs, LogId, MessageId, SizeBytes
 from metaq.protocol import texts
-from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import Mput, Put, Status
+from metaq.protocol.encoding import (
+    encode_result,
+)
 from metaq.protocol.transaction_ids import format_key
 from metaq.record.batch import CheckedRecords, stamp_in_steps
 from metaq.record.flags import HAS_ATTRIBUTE, HAS_PROPERTIES, TEXT_AT, split_properties

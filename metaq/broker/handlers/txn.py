@@ -22,7 +22,6 @@ from metaq.errors import (
 )
 from metaq.model import RANDOM_PARTITION, NullTransactionId
 from metaq.protocol import texts
-from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
     CommitTogether,
     Mput,
@@ -30,6 +29,9 @@ from metaq.protocol.commands import (
     Sync,
     TransactionCommand,
     TransactionType,
+)
+from metaq.protocol.encoding import (
+    encode,
 )
 from metaq.protocol.transaction_ids import decode_keys, format_key
 from metaq.record.checksum import checksum

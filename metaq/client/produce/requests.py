@@ -14,8 +14,11 @@ from metaq.client.produce.scheduling import AT_ONCE, Scheduled
 from metaq.errors import MetaqError
 from metaq.model import MessageId, Offset, TopicPartition
 from metaq.peer.replies import ReceiptColumns, parse_receipt, parse_scheduled
-from metaq.protocol.codec import encode, encode_puts
 from metaq.protocol.commands import Mput, Reply
+from metaq.protocol.encoding import (
+    encode,
+    encode_puts,
+)
 from metaq.record.checksum import checksum, checksums
 from metaq.record.ids import ids_from
 

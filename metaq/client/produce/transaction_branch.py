@@ -70,13 +70,16 @@ from metaq.model import (
     XaTransactionId,
 )
 from metaq.peer.replies import ReceiptColumns
-from metaq.protocol.codec import encode, encode_puts
 from metaq.protocol.commands import (
     Mput,
     Reply,
     Settle,
     TransactionCommand,
     TransactionType,
+)
+from metaq.protocol.encoding import (
+    encode,
+    encode_puts,
 )
 from metaq.protocol.queue_frames import (
     Settlement,

@@ -1,28 +1,21 @@
-"""Commands and replies to bytes, and bytes to commands and replies.
+"""Bytes to commands and replies.
 
-Reading: `decode_line`, then `decode_frame` when there is a payload. A line is split on
-single spaces; trailing empty tokens are dropped, leading and inner ones kept. The first
-*byte* picks the decoder, which then compares the whole word, except that any word with
-v (other than `value`) is a version, and any with q a quit. A frame is a line with its
+`decode_line`, then `decode_frame` when there is a payload. A line is split on single
+spaces; trailing empty tokens are dropped, leading and inner ones kept. The first *byte*
+picks the decoder, which then compares the whole word, except that any word with v
+(other than `value`) is a version, and any with q a quit. A frame is a line with its
 payload: of a put or sync only the length is looked at before the payload is there, so a
 wrong count of tokens closes the connection only then, as MetaQ does. A breach of the
 rules raises `RemoteProtocolError`, and no other error is raised.
 
-Writing: `encode` gives the forms that MetaQ's own Java clients and brokers write. It
-checks its argument and raises `LocalProtocolError` where the peer would read something
-else: what it accepts is decoded to the same value.
-
 Keep the table in README.md in step. Source: docs/metaq-1.4/broker.md 1.2 to 1.11, 11.1.
 """
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Final, TypeAlias, assert_never
+from typing import Final, TypeAlias
 
-from metaq.errors import LocalProtocolError, RemoteProtocolError
-from metaq.model import TransactionId
+from metaq.errors import RemoteProtocolError
 from metaq.protocol.commands import (
     NO_CHECKSUM,
     NO_NEXT,
@@ -59,31 +52,23 @@ from metaq.protocol.commands import (
 )
 from metaq.protocol.decimals import (
     I32_MAX,
-    I32_MIN,
     I64_MAX,
-    I64_MIN,
     capped,
     parse_i32,
     parse_i64,
 )
-from metaq.protocol.escapes import escape, unescape
-from metaq.protocol.transaction_ids import format_key, parse_key
+from metaq.protocol.escapes import unescape
+from metaq.protocol.names import (
+    MAILBOX,
+    NO_PRODUCER,
+    PRODUCER,
+    TOGETHER,
+    parse_producer,
+)
+from metaq.protocol.transaction_ids import parse_key
 
 Tokens: TypeAlias = list[bytes]
 
-QUIT: Final = b"quit\r\n"
-
-PRODUCER: Final = re.compile(r"[A-Za-z0-9._~-]{1,64}")
-"""A producer's name in an `mput`; a single '-' is none."""
-
-MAILBOX: Final = re.compile(r"[0-9a-f]{32}")
-"""A mailbox in a `listen` or `answer`."""
-
-WORDS_REMEMBERED_MAX: Final = 1024
-"""Partitions, and producers, whose words in an `mput` are remembered."""
-
-_NO_PRODUCER: Final = b"-"
-_TOGETHER: Final = b"COMMIT_TOGETHER"
 _WAIT: Final = b"wait="
 _WORKER: Final = b"worker="
 _GENERATION: Final = b"generation="
@@ -204,7 +189,7 @@ def _decode_sync(tokens: Tokens, payload: bytes) -> Sync:
 
 def _decode_mput(tokens: Tokens, payload: bytes) -> Mput:
     count, sequence = parse_i32(tokens[4], "count"), parse_i64(tokens[7], "sequence")
-    producer = None if tokens[6] == _NO_PRODUCER else _text(tokens[6])
+    producer = None if tokens[6] == NO_PRODUCER else _text(tokens[6])
     if count < 0:
         raise _bad_line(f"count: expected 0 or more, got {count}", tokens)
     if producer is None and sequence != NO_SEQUENCE:
@@ -241,8 +226,8 @@ def _decode_mput(tokens: Tokens, payload: bytes) -> Mput:
 
 def _decode_together(tokens: Tokens, payload: bytes) -> CommitTogether:
     count = parse_i32(tokens[3], "count")
-    if tokens[2] != _TOGETHER or count < 1:
-        raise _bad_line("expected COMMIT_TOGETHER and 1 or more keys", tokens)
+    if tokens[2] != TOGETHER or count < 1:
+        raise _bad_line("expected COMMITTOGETHER and 1 or more keys", tokens)
     opaque = parse_i32(tokens[5], "opaque")
     return CommitTogether(_text(tokens[1]), count, opaque, payload)
 
@@ -540,333 +525,3 @@ _FRAMES: Final[
     "result": (2, 4, _decode_result),
     "value": (1, 3, _decode_value),
 }
-
-
-# -- values to bytes ------------------------------------------------------------------
-
-
-def encode(event: Command | Reply) -> bytes:
-    """Return the bytes of a command or reply, payload included.
-
-    Raises:
-        LocalProtocolError: a name has a space or line end or is empty, or a number
-            does not fit its field.
-    """
-    match event:
-        case Put():
-            return _encode_put(event)
-        case Mput():
-            return _encode_mput(event)
-        case Get():
-            tokens = ["get", event.topic, event.group, _i32(event.partition)]
-            tokens += [_i64(event.offset), _i32(event.max_size), _i32(event.opaque)]
-            if event.wait_ms:
-                tokens.append(f"wait={_in_range(event.wait_ms, 0, I32_MAX)}")
-            if event.where is not None:
-                tokens.append(f"where={escape(event.where)}")
-            return _line(tokens)
-        case OffsetQuery():
-            tokens = ["offset", event.topic, event.group, _i32(event.partition)]
-            tokens += [_i64(event.offset), _i32(event.opaque)]
-            if event.question is not None:
-                tokens.append(_encode_question(event.question))
-            return _line(tokens)
-        case Check():
-            tokens = ["check", event.topic, _i32(event.partition), _i64(event.offset)]
-            return _line([*tokens, _i32(event.size), _i32(event.opaque)])
-        case Take():
-            return _encode_take(event)
-        case Settle():
-            tokens = ["settle", event.topic, event.group, _i32(event.partition)]
-            tokens += [str(_in_range(event.count, 1, I32_MAX)), _length(event.payload)]
-            tokens += [_i32(event.opaque), *_worker_words(event)]
-            if event.transaction is not None:
-                tokens.append(f"tx={_key(event.transaction)}")
-            return _line(tokens) + event.payload
-        case Cancel():
-            tokens = ["cancel", event.topic, _length(event.payload)]
-            return _line([*tokens, _i32(event.opaque)]) + event.payload
-        case Find():
-            return _encode_find(event)
-        case ListScheduled():
-            return _encode_scheduled(event)
-        case Listen():
-            tokens = ["listen", _mailbox_word(event.mailbox), _i32(event.opaque)]
-            if event.wait_ms:
-                tokens.append(f"wait={_in_range(event.wait_ms, 0, I32_MAX)}")
-            return _line(tokens)
-        case Answer():
-            tokens = ["answer", _mailbox_word(event.mailbox)]
-            tokens += [str(_in_range(event.correlation, 0, I64_MAX))]
-            tokens += [_length(event.payload), _i32(event.opaque)]
-            return _line(tokens) + event.payload
-        case Version():
-            return _line(["version", _i32(event.opaque)])
-        case Stats():
-            return _encode_stats(event)
-        case Quit():
-            return QUIT
-        case TransactionCommand():
-            return _encode_transaction(event)
-        case CommitTogether():
-            tokens = ["transactions", event.session_id, _TOGETHER.decode()]
-            tokens += [str(_in_range(event.count, 1, I32_MAX)), _length(event.payload)]
-            return _line([*tokens, _i32(event.opaque)]) + event.payload
-        case Sync():
-            tokens = ["sync", event.topic, _i32(event.partition)]
-            tokens += [_length(event.payload), _i32(event.flag)]
-            tokens += [_i64(event.message_id), _i32(event.checksum)]
-            return _line([*tokens, _i32(event.opaque)]) + event.payload
-        case Follow():
-            tokens = ["follow", event.kind, _length(event.payload)]
-            return _line([*tokens, _i32(event.opaque)]) + event.payload
-        case Result():
-            return encode_result(event.status, event.body, event.opaque)
-        case Value():
-            line = encode_value_line(
-                len(event.payload), event.opaque, event.next_offset, event.read_bytes
-            )
-            return line + event.payload
-        case _:  # pragma: no cover
-            assert_never(event)
-
-
-def encode_puts(
-    topic: str,
-    partition: int,
-    payloads: Sequence[bytes],
-    *,
-    flags: Sequence[int] | None,
-    checksums: Sequence[int],
-    opaques: range,
-    transaction: TransactionId | None = None,
-) -> bytes:
-    """Return puts to one partition, back to back, as `encode` writes each.
-
-    All are made in one operation; one operation per put would cost ten times as much.
-
-    Args:
-        topic: of all of them.
-        partition: of all of them.
-        payloads: at least one.
-        flags: of each put; None when all are 0.
-        checksums: of each payload.
-        opaques: of each put.
-        transaction: that all of them belong to; None appends each at once.
-
-    Raises:
-        LocalProtocolError: as `encode`.
-    """
-    head = _words(["put", topic, _i32(partition)])
-    count = len(payloads)
-    values: list[int | bytes] = [0] * (5 * count)
-    values[0::5] = sizes = list(map(len, payloads))
-    if flags is not None:
-        values[1::5] = flags
-    values[2::5], values[3::5], values[4::5] = checksums, opaques, payloads
-    for numbers in (sizes, flags or (0,), checksums, opaques):
-        _in_range(min(numbers), I32_MIN, I32_MAX)
-        _in_range(max(numbers), I32_MIN, I32_MAX)
-    key = b""
-    if transaction is not None:
-        key = b" " + _words([_key(transaction)])
-    head, key = head.replace(b"%", b"%%"), key.replace(b"%", b"%%")
-    put = b"%b %%d %%d %%d%b %%d\r\n%%b" % (head, key)
-    return put * count % tuple(values)
-
-
-def encode_result(status: int, body: bytes, opaque: int) -> bytes:
-    """Return the bytes of a `result`; an empty body has length 0."""
-    return b"result %d %d %d\r\n%b" % (status, len(body), opaque, body)
-
-
-def encode_value_line(
-    length: int, opaque: int, next_offset: int = NO_NEXT, read_bytes: int = 0
-) -> bytes:
-    """Return the line of a `value` whose `length` bytes the caller sends itself."""
-    after = b"" if next_offset == NO_NEXT else b" next=%d" % next_offset
-    read = b" read=%d" % read_bytes if read_bytes else b""
-    return b"value %d %d%b%b\r\n" % (length, opaque, after, read)
-
-
-def _encode_question(question: Question) -> str:
-    match question:
-        case TimeQuestion():
-            return f"time={_in_range(question.time_ms, 0, I64_MAX)}"
-        case CountQuestion():
-            return f"count={_in_range(question.end, 0, I64_MAX)}"
-        case SplitQuestion():
-            end = _in_range(question.end, 0, I64_MAX)
-            return f"boundaries={end},{_in_range(question.count_max, 0, I32_MAX)}"
-        case _:  # pragma: no cover
-            assert_never(question)
-
-
-def _encode_put(put: Put) -> bytes:
-    tokens = ["put", put.topic, _i32(put.partition), _length(put.payload)]
-    tokens += [_i32(put.flag), _i32(put.checksum)]
-    if put.transaction is not None:
-        tokens.append(_key(put.transaction))
-    return _line([*tokens, _i32(put.opaque)]) + put.payload
-
-
-def _encode_mput(mput: Mput) -> bytes:
-    if mput.producer is None:
-        _in_range(mput.sequence, NO_SEQUENCE, NO_SEQUENCE)
-    else:
-        _in_range(mput.sequence, 0, I64_MAX)
-    key = b""
-    if mput.transaction is not None:
-        if mput.producer is not None:
-            raise LocalProtocolError("a batch of a transaction has no producer")
-        key = _words([_key(mput.transaction)]) + b" "
-    extra = b""
-    if mput.deliver_ms is not None:
-        extra = b" deliver=%d" % _in_range(mput.deliver_ms, 0, I64_MAX)
-    if mput.is_mandatory is not None:
-        extra += b" route=mandatory" if mput.is_mandatory else b" route=optional"
-    line = b"%b %d %d %d %b %d %b%d%b\r\n" % (
-        _mput_words(mput.topic, mput.partition),
-        _in_range(len(mput.payload), 0, I32_MAX),
-        _in_range(mput.count, 0, I32_MAX),
-        _in_range(mput.checksum, I32_MIN, I32_MAX),
-        _producer_word(mput.producer),
-        mput.sequence,
-        key,
-        _in_range(mput.opaque, I32_MIN, I32_MAX),
-        extra,
-    )
-    return line + mput.payload
-
-
-def parse_producer(word: bytes) -> str | None:
-    """Return the name of a producer in an `mput`; None where the word is none."""
-    name = word.decode("latin-1")
-    return name if word != _NO_PRODUCER and PRODUCER.fullmatch(name) else None
-
-
-# Nearly all batches of a client are of one producer, to few partitions.
-@lru_cache(WORDS_REMEMBERED_MAX)
-def _mput_words(topic: str, partition: int) -> bytes:
-    return _words(["mput", topic, _i32(partition)])
-
-
-@lru_cache(WORDS_REMEMBERED_MAX)
-def _producer_word(producer: str | None) -> bytes:
-    if producer is None:
-        return _NO_PRODUCER
-    if producer == "-" or not PRODUCER.fullmatch(producer):
-        raise LocalProtocolError(f"producer: {producer!r} is not a name")
-    return producer.encode()
-
-
-def _worker_words(command: Take | Settle) -> list[str]:
-    words = [f"worker={_producer_word(command.worker).decode()}"]
-    if command.generation is not None:
-        words.append(f"generation={_in_range(command.generation, 0, I64_MAX)}")
-    return words
-
-
-def _mailbox_word(mailbox: str) -> str:
-    if not MAILBOX.fullmatch(mailbox):
-        raise LocalProtocolError(f"mailbox: {mailbox!r} is not a name")
-    return mailbox
-
-
-def _encode_take(take: Take) -> bytes:
-    tokens = ["take", take.topic, take.group, _i32(take.partition)]
-    tokens += [_i32(take.count), _i32(take.max_size), _i32(take.opaque)]
-    if take.lease_ms:
-        tokens.append(f"lease={_in_range(take.lease_ms, 1, I32_MAX)}")
-    tokens += _worker_words(take)
-    if take.wait_ms:
-        tokens.append(f"wait={_in_range(take.wait_ms, 0, I32_MAX)}")
-    return _line(tokens)
-
-
-def _encode_find(find: Find) -> bytes:
-    tokens = ["find", find.topic, _i32(find.partition), _length(find.payload)]
-    tokens += [_i32(find.opaque), f"limit={_in_range(find.limit, 0, I32_MAX)}"]
-    tokens += _extras("below", find.below, I64_MAX)
-    tokens += _extras("since", find.since_ms, 0)
-    return _line(tokens + _extras("until", find.until_ms, I64_MAX)) + find.payload
-
-
-def _encode_scheduled(scheduled: ListScheduled) -> bytes:
-    tokens = ["scheduled", scheduled.topic]
-    tokens += [str(_in_range(scheduled.limit, 0, I32_MAX)), _i32(scheduled.opaque)]
-    tokens += _extras("from", scheduled.from_ms, 0)
-    return _line(tokens + _extras("to", scheduled.to_ms, I64_MAX))
-
-
-def _extras(name: str, number: int, otherwise: int) -> list[str]:
-    return [f"{name}={_in_range(number, 0, I64_MAX)}"] * (number != otherwise)
-
-
-def _encode_stats(stats: Stats) -> bytes:
-    if not stats.item:
-        # The one frame with an empty token in its middle: two spaces.
-        return b"stats  %d\r\n" % _in_range(stats.opaque, I32_MIN, I32_MAX)
-    return _line(["stats", stats.item, _i32(stats.opaque)])
-
-
-def _encode_transaction(command: TransactionCommand) -> bytes:
-    timeout_s, qualifier = command.timeout_s, command.qualifier
-    tokens = ["transaction", _key(command.transaction), command.session_id]
-    tokens.append(command.type.value)
-    # A single optional token of digits is read as the timeout, so such a qualifier
-    # needs the timeout before it, and a negative timeout a qualifier after it.
-    if timeout_s < 0 and qualifier is None:
-        raise LocalProtocolError(f"timeout: expected 0 or more, got {timeout_s}")
-    if timeout_s or (qualifier is not None and _is_number(qualifier)):
-        tokens.append(_i32(timeout_s))
-    if qualifier is not None:
-        tokens.append(qualifier)
-    return _line([*tokens, _i32(command.opaque)])
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
-
-
-def _key(transaction: TransactionId) -> str:
-    key = format_key(transaction)
-    try:
-        is_same = parse_key(key) == transaction
-    except RemoteProtocolError:
-        is_same = False
-    if not is_same:
-        raise LocalProtocolError(f"{transaction} has no key that reads back")
-    return key
-
-
-def _line(tokens: list[str]) -> bytes:
-    return _words(tokens) + b"\r\n"
-
-
-def _words(tokens: list[str]) -> bytes:
-    for token in tokens:
-        if not token or " " in token or "\r" in token or "\n" in token:
-            raise LocalProtocolError(f"{token!r} cannot travel as a token")
-    try:
-        return " ".join(tokens).encode()
-    except UnicodeEncodeError as error:
-        raise LocalProtocolError(f"{tokens!r} cannot travel as UTF-8") from error
-
-
-def _length(payload: bytes) -> str:
-    return _i32(len(payload))
-
-
-def _i32(number: int) -> str:
-    return str(_in_range(number, I32_MIN, I32_MAX))
-
-
-def _i64(number: int) -> str:
-    return str(_in_range(number, I64_MIN, I64_MAX))
-
-
-def _in_range(number: int, low: int, high: int) -> int:
-    if not low <= number <= high:
-        raise LocalProtocolError(f"expected {low}..{high}, got {number}")
-    return number

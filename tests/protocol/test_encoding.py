@@ -6,11 +6,6 @@ from hypothesis import strategies as st
 
 from metaq.errors import LocalProtocolError
 from metaq.model import LocalTransactionId, TransactionId, XaTransactionId
-from metaq.protocol.codec import (
-    encode,
-    encode_puts,
-    encode_value_line,
-)
 from metaq.protocol.commands import (
     Answer,
     Cancel,
@@ -32,6 +27,11 @@ from metaq.protocol.commands import (
     TransactionCommand,
     TransactionType,
     Version,
+)
+from metaq.protocol.encoding import (
+    encode,
+    encode_puts,
+    encode_value_line,
 )
 
 LOCAL = LocalTransactionId("s", 1)

@@ -4,7 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaq.model import NULL_TRANSACTION, LocalTransactionId, XaTransactionId
-from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
     OPAQUE_MISSING,
     Answer,
@@ -36,6 +35,9 @@ from metaq.protocol.commands import (
     Version,
 )
 from metaq.protocol.connection import NEED_DATA, Connection, Event, Role, WireLimits
+from metaq.protocol.encoding import (
+    encode,
+)
 from tests.cases import for_each
 from tests.rigs.pair import ConnectionPair, drain
 from tests.rigs.strategies import commands, cuts, replies

@@ -2,7 +2,6 @@
 
 from metaq.errors import RemoteProtocolError
 from metaq.model import LocalTransactionId
-from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
     Command,
     Put,
@@ -13,6 +12,9 @@ from metaq.protocol.commands import (
     Version,
 )
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
+from metaq.protocol.encoding import (
+    encode,
+)
 from tests.cases import for_each
 from tests.protocol.golden import Case, bytes_of, cases, vectors
 from tests.rigs.pair import drain
