@@ -38,7 +38,6 @@ from metaq.broker.housekeeping import (
     INDEX_S,
     JOURNAL_OPENING_S,
     JOURNAL_SYNC_S,
-    MAILBOXES_TICK_S,
     QUEUES_TICK_S,
     REALTIME_RESET_S,
     SCRUB_STEP_S,
@@ -612,7 +611,7 @@ class Broker(Service):
             every("checkpoint", checkpoint_s, transactions.checkpoint),
             every("deleted", DELETED_CHECK_S, lambda: self._logs.remove_deleted),
             every("queues", QUEUES_TICK_S, self._tick_queues),
-            every("mailboxes", MAILBOXES_TICK_S, self.context.mailboxes.close_left),
+            every("mailboxes", QUEUES_TICK_S, self.context.mailboxes.close_left),
             retention_job(
                 self._schedules,
                 clock=self._clock,

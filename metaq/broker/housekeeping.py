@@ -53,9 +53,8 @@ SCRUB_STEP_S: Final = 1.0
 """Interval between steps of the scrub, seconds; each reads as much as its rate
 allows."""
 QUEUES_TICK_S: Final = 1.0
-"""Queues are written as a whole, and dead letters tried again, this often."""
-MAILBOXES_TICK_S: Final = 1.0
-"""Mailboxes without a listener are closed this often."""
+"""Queues are written as a whole, dead letters tried again, and mailboxes without a
+listener closed, this often."""
 INDEX_S: Final = 0.1
 """Small groups get their index entry this often: the time of an entry is when it is
 made, and a put that comes just then is the storage thread's."""

@@ -9,6 +9,7 @@ from tests.house.tree import PROJECT, Tree
 
 # Besides the names of `metaq.client`: what users import by the path of its module.
 USER_NAMES = {
+    "client.browsing": {"AsyncBrowsing"},
     "pipeline.decode": {"avro", "csv", "dead_letters", "json", "pattern"},
     "pipeline.jobs.archive": {"archive"},
     "pipeline.jobs.archive_store": {"read_archive"},

@@ -200,7 +200,7 @@ class Client(SyncObject[AsyncClient]):
         partial: bool = False,
         timeout: float | None = None,
     ) -> Generator[Message, None, None]:
-        """Yield the messages of a topic, without a group; see `AsyncClient.browse`."""
+        """Yield the messages of a topic, without a group; see `AsyncBrowsing.browse`."""
         batches = browse_topic(
             context_of(self._twin),
             topic,
@@ -231,7 +231,7 @@ class Client(SyncObject[AsyncClient]):
         on_read: Callable[[int], object] | None = None,
         timeout: float | None = None,
     ) -> Generator[Message, None, None]:
-        """Yield messages with a key, a header or an id; see `AsyncClient.find`."""
+        """Yield messages with a key, a header or an id; see `AsyncBrowsing.find`."""
         batches = find_messages(
             context_of(self._twin),
             topic,
