@@ -260,7 +260,7 @@ class ServedQueue:
         self, base: Offset, data: bytes, count: int, through: Offset | None, now: Now
     ) -> None:
         """Find the whole records of a window."""
-        state, position, size = self.state, 0, len(data)
+        state, position, size, passed = self.state, 0, len(data), 0
         limit = self.log.high_watermark - base
         unpack, is_ordered = HEADER.unpack_from, self.state.rules.is_ordered
         while position + HEADER_BYTES <= size and (
@@ -277,9 +277,14 @@ class ServedQueue:
             if end > size:
                 break
             if not self._is_wanted(data, position + HEADER_BYTES, end, flag):
-                state.pass_over(Offset(base + position), SizeBytes(end - position))
-                position = state.scan_offset - base
+                position, passed = end, passed + 1
                 continue
+            if passed:
+                state.pass_over(Offset(base + position), passed)
+                passed = 0
+                if state.scan_offset > base + position:
+                    position = state.scan_offset - base  # what follows is done
+                    continue
             key = expiry_ms = None
             if flag & HAS_PROPERTIES and (
                 is_ordered or data.find(EXPIRY_MARK, position, end) >= 0
@@ -296,6 +301,8 @@ class ServedQueue:
                 expiry_ms=expiry_ms,
             )
             position = state.scan_offset - base
+        if passed:
+            state.pass_over(Offset(base + position), passed)
 
     def _is_wanted(self, data: bytes, start: int, end: int, flag: int) -> bool:
         try:

@@ -295,8 +295,11 @@ class QueueState:
             now: for one that was returned with a delay.
             expiry_ms: when it is given up, on the wall clock; None: never.
         """
-        if not self._reach(offset):
-            return
+        if offset > self.scan_offset:
+            self._done.add(self.scan_offset, offset)
+            self._skip_done()
+            if self.scan_offset != offset:
+                return
         before = self._returned.pop(offset, None)
         lock = None if key is None else zlib.crc32(key)
         count = 0 if before is None else before.deliveries
@@ -317,28 +320,17 @@ class QueueState:
         self.scan_offset = message.end
         self._skip_done()
 
-    def pass_over(self, offset: Offset, size_bytes: SizeBytes) -> None:
-        """Note that the message at the scan offset is not the group's: it is done.
+    def pass_over(self, end: Offset, count: int) -> None:
+        """Note that messages from the scan offset to `end` are not the group's: done.
 
         That is stored with the next change, or when it is much: a restart looks again.
         """
-        if not self._reach(offset):
-            return
-        end = Offset(offset + size_bytes)
-        self._returned.pop(offset, None)
-        self._passed.add(offset, end)
-        self._passed_bytes += size_bytes
-        self._done.add(offset, end)
-        self.done_count += 1
-        self.passed_count += 1
+        self._passed.add(self.scan_offset, end)
+        self._passed_bytes += end - self.scan_offset
+        self._done.add(self.scan_offset, end)
+        self.done_count += count
+        self.passed_count += count
         self._skip_done()
-
-    def _reach(self, offset: Offset) -> bool:
-        """Pass over a gap in the log; return whether the scan is at an offset."""
-        if offset > self.scan_offset:
-            self._done.add(self.scan_offset, offset)
-            self._skip_done()
-        return self.scan_offset == offset
 
     def _skip_done(self) -> None:
         while (end := self._done.end_at(self.scan_offset)) is not None:

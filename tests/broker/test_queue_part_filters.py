@@ -101,6 +101,30 @@ def test_a_restart_gives_out_nothing_that_was_passed_over(tmp_path: Path) -> Non
     run(tmp_path, after, broker=broker, **PAID)
 
 
+def test_what_a_transaction_ended_after_passed_messages_stays_done(
+    tmp_path: Path,
+) -> None:
+    """Its range is stored by the transaction, and what was passed over is not."""
+    broker = {"queueReclaimMs": "0"}
+
+    async def before(_broker, peer) -> None:
+        await put_tagged(peer, "paid", "void", "void", "paid", "paid")
+        worker = Worker(peer)
+        got = await worker.take(9)
+        await peer.ask(b"transaction TX:s:1 s BEGIN 1\r\n")
+        assert await worker.ack(got[1], "TX:s:1") is Word.OK
+        reply = await peer.ask(b"transaction TX:s:1 s COMMIT_ONE_PHASE 2\r\n")
+        assert reply.startswith(b"result 200")
+
+    async def after(_broker, peer) -> None:
+        puts = [each.offset for each in await Worker(peer).take(9, wait_ms=20_000)]
+        assert len(puts) == 2
+        assert puts[0] == 0
+
+    run(tmp_path, before, broker=broker, **PAID)
+    run(tmp_path, after, broker=broker, **PAID)
+
+
 def test_a_block_that_cannot_be_read_is_given_out(tmp_path: Path) -> None:
     """The worker finds that, as without a filter."""
 

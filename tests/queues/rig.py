@@ -79,7 +79,7 @@ class Rig:
         found = next(m for m in self.messages if m.offset >= at)
         offset, size, key, expiry_ms, is_other = found
         if is_other:
-            self.state.pass_over(offset, size)
+            self.state.pass_over(Offset(offset + size), 1)
             return
         key = key if self.rules.is_ordered else None
         self.state.found(offset, size, key, self.now, expiry_ms=expiry_ms)

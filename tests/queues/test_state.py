@@ -674,12 +674,11 @@ def test_what_is_passed_over_is_done_and_stored_with_the_next_change() -> None:
     """Neighbours are one range with what was settled; the floor goes on at once."""
     rig = Rig()
     state = rig.state
-    state.pass_over(Offset(0), SizeBytes(100))
-    state.pass_over(Offset(100), SizeBytes(100))
+    state.pass_over(Offset(200), 2)
     assert (state.floor, state.scan_offset, state.passed_count) == (200, 200, 2)
     assert not state.has_changes
     state.found(Offset(200), SizeBytes(100), None, rig.now)
-    state.pass_over(Offset(300), SizeBytes(100))
+    state.pass_over(Offset(400), 1)
     assert (state.floor, state.scan_offset, state.open_count) == (200, 400, 1)
     assert state.is_done(Offset(300))
     (taken,) = rig.take(9)
@@ -694,9 +693,9 @@ def test_what_is_passed_over_is_done_and_stored_with_the_next_change() -> None:
 def test_much_that_is_passed_over_is_a_change_by_itself() -> None:
     """A restart does not look at all of it again."""
     state = Rig().state
-    state.pass_over(Offset(0), SizeBytes(PASSED_BYTES_MAX - 1))
+    state.pass_over(Offset(PASSED_BYTES_MAX - 1), 5)
     assert not state.has_changes
-    state.pass_over(Offset(PASSED_BYTES_MAX - 1), SizeBytes(1))
+    state.pass_over(Offset(PASSED_BYTES_MAX), 1)
     assert state.has_changes
     assert state.drain_changes() == [Done(Offset(0), Offset(PASSED_BYTES_MAX))]
     assert not state.has_changes
