@@ -14,7 +14,6 @@ Source: docs/metaq-1.4/client.md 6.1, 15.1, 15.2 and 21 (row 13).
 import asyncio
 import contextlib
 import heapq
-from collections import deque
 from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -450,10 +449,11 @@ class _Reading:
             begin = await offset_back(
                 self.context, partition, end, wanted, deadline_s=deadline_s
             )
-            before = deque[Message](maxlen=count)
+            before: list[Message] = []
             async with contextlib.aclosing(self._read(partition, begin, end)) as read:
                 async for messages in read:
                     before += messages
+                    del before[:-count]
             found = [*before, *found]
             if self.where is None or len(found) >= count or begin >= end:
                 return found
