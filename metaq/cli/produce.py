@@ -68,8 +68,9 @@ class ProduceOptions:
         " no key.",
     )
     headers: HeaderPairs = declared(headers_option)
-    tag: str | None = option(
-        "--tag", help="Tag of every message, for consumers with --where."
+    tag: str | None = declared(
+        click.option("--tag", help="Tag of every message, for consumers with --where."),
+        default=None,
     )
     delay: str | None = option(
         "--delay",

@@ -332,7 +332,6 @@ def test_a_topic_that_a_pattern_admits_gets_its_first_message(
         key=None,
         key_separator=None,
         headers=(),
-        tag=None,
         delay=None,
         deliver_at=None,
         expires_in=None,
