@@ -11,6 +11,7 @@ from metaq.cli import (  # noqa: F401  # each adds its commands
     cat,
     consume,
     exchanges,
+    find,
     groups,
     hand_over,
     inspect_log,

@@ -27,7 +27,9 @@ from metaq.model import printable
 
 NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 SECTIONS: Final = {
-    "Data": ("produce", "cat", "consume", "scheduled", "request", "ship", "bench"),
+    "Data": (
+        "produce", "cat", "find", "consume", "scheduled", "request", "ship", "bench",
+    ),
     "Groups": ("groups", "queues", "offsets"),
     "Topics": ("topics", "partitions", "exchanges"),
     "Operate": (

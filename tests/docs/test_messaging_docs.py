@@ -11,8 +11,8 @@ PAGE = ROOT / "docs" / "messaging.md"
 def test_the_blocks_of_the_page_run() -> None:
     """With a broker in the process, as in tests of users."""
     blocks = [each for each in blocks_of(PAGE) if each.language == "python"]
-    assert len(blocks) == 12
-    topics = ("orders-dead", "shipments", "prices", "payments", "rocket")
+    assert len(blocks) == 13
+    topics = ("orders-dead", "shipments", "prices", "payments", "rocket", "shop")
     with embedded_broker(topics={"orders": 2, **dict.fromkeys(topics, 1)}) as broker:
         names: dict[str, Any] = {"broker": broker}
         for block in blocks:

@@ -1,0 +1,107 @@
+"""`metaq find`: the messages with a key, a header or an id, on standard output."""
+
+import datetime as dt
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+
+import click
+
+from metaq.cli.cat import write_message
+from metaq.cli.cluster import Target, find_topic
+from metaq.cli.options import (
+    declared,
+    json_option,
+    option,
+    partitions_option,
+    takes,
+    time_option,
+)
+from metaq.cli.tree import command
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindOptions:
+    """The options of `metaq find`."""
+
+    topic: str = declared(click.argument("topic"))
+    key: str | None = option("--key", help="Messages with this key.")
+    header: str | None = option(
+        "--header", metavar="NAME=VALUE", help="Messages with this header."
+    )
+    id: int | None = option("--id", type=int, help="The message with this id.")
+    since: dt.datetime | None = declared(
+        time_option("--since", "Messages of that time or later."), default=None
+    )
+    until: dt.datetime | None = declared(
+        time_option("--until", "Messages before that time."), default=None
+    )
+    limit: int = option(
+        "--limit",
+        type=click.IntRange(1),
+        default=10,
+        show_default=True,
+        help="Most messages, the newest ones.",
+    )
+    read_mib: int = option(
+        "--read-max",
+        type=click.IntRange(0),
+        default=1024,
+        show_default=True,
+        metavar="MIB",
+        help="Most MiB of the log that are read where there is no index.",
+    )
+    partitions: tuple[str, ...] = declared(partitions_option("Look in"))
+    as_json: bool = declared(json_option)
+    """One object per message instead of its bytes and a line end."""
+
+
+@command(
+    "find",
+    takes(FindOptions),
+    examples=(
+        "metaq find orders --key 42",
+        "metaq find orders --header order-id=7 --since 2026-01-31T12:00 --json",
+        "metaq find orders --id 1661382015569637376",
+    ),
+)
+def find(target: Target, options: FindOptions) -> bool:
+    """Print the newest messages of TOPIC with a key, a header or an id.
+
+    The newest come first. Brokers look in the index of the topic (--set index=key of
+    'metaq topics alter'); without one the log is read, and the end of the command says
+    how much of it. The exit code is 1 when nothing is found.
+    """
+    if sum(each is not None for each in (options.key, options.header, options.id)) != 1:
+        raise click.UsageError("give one of --key, --header and --id")
+    header = None
+    if options.header is not None:
+        name, equals, value = options.header.partition("=")
+        if not name or not equals:
+            raise click.UsageError("--header: expected NAME=VALUE")
+        header = name, value.encode()
+    found = find_topic(target, options.topic, options.partitions, kind="gets")
+    read, count = [0], 0
+    with found.target.client() as client:
+        messages = client.find(
+            options.topic,
+            key=options.key,
+            header=header,
+            id=options.id,
+            partitions=found.partitions,
+            since=options.since,
+            until=options.until,
+            limit=options.limit,
+            read_bytes_max=options.read_mib * MIB,
+            on_read=read.append,
+        )
+        with closing(messages):
+            for message in messages:
+                count += 1
+                write_message(message, as_json=options.as_json)
+    if read[-1] >= MIB:
+        sys.stdout.flush()
+        click.echo(f"read without an index: {read[-1] // MIB} MiB", err=True)
+    return count > 0
