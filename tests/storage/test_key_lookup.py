@@ -174,6 +174,19 @@ def test_a_record_that_is_damaged_is_not_given_as_an_answer() -> None:
             ask(fs, segment, FIELDS[-1])
 
 
+def test_a_search_may_begin_anywhere() -> None:
+    """A record that ends above the offset is not found, with an index or without."""
+    fs, segment = small_log(*PAYLOADS)
+    size = segment.size_bytes // 9
+    for has_index in (False, True):
+        if has_index:
+            put_index(fs, segment)
+        for below in range(segment.size_bytes + 2):
+            found = ask(fs, segment, FIELDS[-1], below=Offset(below))[0]
+            count = min(9, below // size)
+            assert found == [b"%d" % n for n in reversed(range(count))], below
+
+
 def test_records_longer_than_a_piece_are_found() -> None:
     """Read whole, with what is around them."""
     fs, segment = small_log(

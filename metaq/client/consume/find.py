@@ -24,7 +24,12 @@ from metaq.client.fan_out import all_for
 from metaq.client.names import check_topic, fixed_partitions
 from metaq.client.options import check_plain_function, check_start
 from metaq.client.validation import check_whole, moment_of, wrong_type
-from metaq.errors import ConfigError, CorruptRecordError, UnexpectedReplyError
+from metaq.errors import (
+    BadReplyError,
+    ConfigError,
+    CorruptRecordError,
+    UnexpectedReplyError,
+)
 from metaq.model import MAX_OFFSET, Message, MessageId, Millis, TopicPartition, id_time
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.replies import require_ok
@@ -123,7 +128,7 @@ class Search:
 
         deadline_s = self.context.deadline_s(self.timeout)
         log = LogQueries(self.context, partition, deadline_s)
-        return await log.ask(make, partial(_parse, partition))
+        return await log.ask(make, partial(_parse, partition, below))
 
     async def _read(self, partition: TopicPartition) -> list[Message]:
         """Return what is found by reading all of a partition, newest first."""
@@ -172,13 +177,15 @@ def _age(message: Message) -> int:
     return -(message.timestamp_ms or 0)
 
 
-def _parse(partition: TopicPartition, reply: Reply) -> _Page:
+def _parse(partition: TopicPartition, below: int, reply: Reply) -> _Page:
     if isinstance(reply, Result) and reply.status == Status.NOT_FOUND:
         # No put has made the log.
         return _Page([], 0, 0)
     if not isinstance(reply, Value):
         require_ok(reply)
         raise UnexpectedReplyError("expected a value, got a result")
+    if reply.next_offset >= below:
+        raise BadReplyError(f"find below {below} goes on below {reply.next_offset}")
     messages = list[Message]()
     for run in decode_runs(reply.payload):
         found, end = decode_messages(run.data, partition, run.offset)
