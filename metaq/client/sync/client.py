@@ -200,7 +200,7 @@ class Client(SyncObject[AsyncClient]):
         partial: bool = False,
         timeout: float | None = None,
     ) -> Generator[Message, None, None]:
-        """Yield the messages of a topic, without a group; see `AsyncBrowsing.browse`."""
+        """Yield the messages of a topic; see `AsyncBrowsing.browse`."""
         batches = browse_topic(
             context_of(self._twin),
             topic,
