@@ -34,6 +34,9 @@ EXCHANGE: Final = "events"
 TOPICS: Final = {"t0": 1, "t1": 2, "t2": 3, "other": 1}
 """Topics and their partitions."""
 
+_KEYS: Final = count(1)
+"""Numbers of transactions, of all lives."""
+
 Data = tuple[str, bytes] | tuple[str, bytes, str]
 """Routing key and data, and perhaps a message key."""
 
@@ -101,7 +104,6 @@ class RouteRig:
             self.bench.topics, BrokerId(0), lambda: self.changes.append(None)
         )
         self._topics = topics
-        self._keys = count(1)
         self.bind(*bindings, **more)
 
     def bind(self, *bindings: Binding, **more: Any) -> None:
@@ -111,10 +113,11 @@ class RouteRig:
 
     def begin(self, command: Mput) -> FakeSession:
         """Put, and do not wait for the disk; the session has the reply when it came."""
-        session = FakeSession(self.context)
-        steps = dispatch_in_steps(
-            InPieces(command, [command.payload], len(command.payload)), session
-        )
+        return self._carry_out(command, FakeSession(self.context))
+
+    def _carry_out(self, command: Mput, session: FakeSession) -> FakeSession:
+        whole = InPieces(command, [command.payload], len(command.payload))
+        steps = dispatch_in_steps(whole, session)
         try:
             while True:
                 next(steps)
@@ -139,22 +142,24 @@ class RouteRig:
 
     def commit(self, *commands: Mput, is_committed: bool = True) -> bool:
         """Put batches in a transaction; return whether it was committed."""
-        key, transactions = f"TX:s:{next(self._keys)}", self.bench.coordinator
-        session, outcomes = FakeSession(self.context), list[MetaqError | None]()
-        transactions.begin(key, session, 0)
+        key, transactions = f"TX:s:{next(_KEYS)}", self.bench.coordinator
+        outcomes = list[MetaqError | None]()
+        owner = FakeSession(self.context)
+        try:
+            transactions.begin(key, owner, 0)
+        except MetaqError:  # its journal is offline
+            return False
         for command in commands:
             inside = replace(command, transaction=parse_key(key))
-            for _ in dispatch_in_steps(
-                InPieces(inside, [inside.payload], len(inside.payload)), session
-            ):
-                pass
+            self._carry_out(inside, owner)
         self.bench.run()
-        if is_committed:
-            transactions.commit(key, session, outcomes.append, is_two_phase=False)
+        is_taken = all(each.startswith(b"result 200") for each in owner.replies)
+        if is_committed and is_taken:
+            transactions.commit(key, owner, outcomes.append, is_two_phase=False)
         else:
-            transactions.rollback(key, session, outcomes.append)
+            transactions.rollback(key, owner, outcomes.append)
         self.bench.run()
-        return is_committed and outcomes == [None]
+        return is_committed and is_taken and outcomes == [None]
 
     def payloads(self, topic: str, partition: int = 0) -> list[bytes]:
         """Return the data that readers of a partition see."""
