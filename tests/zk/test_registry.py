@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +84,30 @@ async def lead(server: MemoryZooKeeper, coordinator: MemoryCoordinator) -> None:
     await settle()
     server.put(TITLE, b"", session_id=coordinator.status.session_id)
     write_record(server)
+
+
+@asynccontextmanager
+async def two_leaders(
+    server: MemoryZooKeeper,
+) -> AsyncIterator[
+    tuple[BrokerRegistry, MemoryCoordinator, Callable[[], Awaitable[float]]]
+]:
+    """Have a leader of a set that is registered, and what has another one lead.
+
+    That returns how long the registration of the other one takes, in seconds.
+    """
+    two = replace(snapshot_of(*TWO, port=8124), title=TITLE)
+    async with broker_on(server) as (former, old), broker_on(server) as (later, new):
+
+        async def succeed() -> float:
+            await lead(server, new)
+            begin_s = CLOCK.monotonic_s()
+            await later.register(two, deadline_s=in_s(5))
+            return CLOCK.monotonic_s() - begin_s
+
+        await lead(server, old)
+        await former.register(replace(SNAPSHOT, title=TITLE), deadline_s=in_s(5))
+        yield former, old, succeed
 
 
 def write_record(server: MemoryZooKeeper) -> None:
@@ -616,19 +640,9 @@ def test_a_leader_of_a_set_succeeds_another_whose_session_is_still_there() -> No
 
     async def scenario() -> None:
         server = MemoryZooKeeper()
-        one = replace(SNAPSHOT, title=TITLE)
-        two = replace(snapshot_of(*TWO, port=8124), title=TITLE)
-        async with (
-            broker_on(server) as (former, old),
-            broker_on(server) as (later, new),
-        ):
-            await lead(server, old)
-            await former.register(one, deadline_s=in_s(5))
+        async with two_leaders(server) as (former, old, succeed):
             server.suspend(old)
-            await lead(server, new)
-            begin = CLOCK.monotonic_s()
-            await later.register(two, deadline_s=in_s(5))
-            assert CLOCK.monotonic_s() - begin < 0.1
+            assert await succeed() < 0.1
             tree = server.tree()
             assert tree[MASTER].data == b"meta://127.0.0.1:8124"
             server.resume(old)
@@ -644,16 +658,8 @@ def test_a_former_leader_with_a_new_session_takes_nothing_back() -> None:
 
     async def scenario() -> None:
         server = MemoryZooKeeper()
-        one = replace(SNAPSHOT, title=TITLE)
-        two = replace(snapshot_of(*TWO, port=8124), title=TITLE)
-        async with (
-            broker_on(server) as (former, old),
-            broker_on(server) as (later, new),
-        ):
-            await lead(server, old)
-            await former.register(one, deadline_s=in_s(5))
-            await lead(server, new)
-            await later.register(two, deadline_s=in_s(5))
+        async with two_leaders(server) as (former, old, succeed):
+            await succeed()
             tree = server.tree()
             server.expire(old)
             await asyncio.sleep(2)
@@ -674,26 +680,18 @@ def test_a_leader_that_hands_over_deletes_nothing_of_the_next_one() -> None:
 
     async def scenario() -> None:
         server = MeddledZooKeeper()
-        one = replace(SNAPSHOT, title=TITLE)
-        two = replace(snapshot_of(*TWO, port=8124), title=TITLE)
-        async with (
-            broker_on(server) as (former, old),
-            broker_on(server) as (later, new),
-        ):
-            await lead(server, old)
-            await former.register(one, deadline_s=in_s(5))
+        async with two_leaders(server) as (former, _old, succeed):
             server.remove(TITLE)
             tree = server.tree()
 
-            async def succeed(path: str) -> None:
+            async def look(path: str) -> None:
                 is_asked = path in {MASTER, TITLE}
                 if is_asked and server.after.pop("get", None):
-                    await lead(server, new)
-                    await later.register(two, deadline_s=in_s(5))
+                    await succeed()
                     tree.clear()
                     tree.update(server.tree())
 
-            server.after["get"] = succeed
+            server.after["get"] = look
             await former.withdraw(deadline_s=in_s(5))
             assert tree[MASTER].data == b"meta://127.0.0.1:8124"
             assert server.tree() == tree
