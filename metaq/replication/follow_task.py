@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from metaq.clock import Clock
@@ -210,11 +211,15 @@ class FollowTask:
             await self._node.take(joined(self.replica, epoch))
 
     async def on_caught_up(self) -> None:
-        """All logs are at their targets."""
+        """All logs are at the targets of the flag."""
         async with self._node.lock:
             await self._node.take(caught_up(self.replica))
         self._node.wake()
         self._store.remove_aside()
+
+    def on_sure(self) -> None:
+        """All logs are at their targets: nothing is to be saved, or waited for."""
+        self._node.take_note(replace(self.replica, is_sure=True))
 
     async def on_lost(self) -> None:
         """The leader knows of bytes that this replica promised and lacks."""

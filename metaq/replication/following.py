@@ -108,7 +108,10 @@ class FollowerOwner(Protocol):
         """All cuts and tables are durable: `replica.joined`; returns when saved."""
 
     async def on_caught_up(self) -> None:
-        """All logs are at their targets: `caught_up`; returns when saved."""
+        """All logs are at the targets of a flag: `caught_up`; returns when saved."""
+
+    def on_sure(self) -> None:
+        """All logs are at their targets, and there was no flag: it is sure."""
 
     async def on_lost(self) -> None:
         """The copy lacks bytes that it promised: `declare_incomplete`."""
@@ -346,10 +349,13 @@ class Follower:
         if self._is_over or self._error is not None:
             return
         if self._is_unsure and not self._targets:
-            # It is complete once that is saved, and says so after.
-            self._held_pulls += 1
-            self._wake.set()
-            return
+            if self._owner.replica.file.flag:
+                # It is complete once that is saved, and says so after.
+                self._held_pulls += 1
+                self._wake.set()
+                return
+            self._is_unsure = False
+            self._owner.on_sure()
         replica = self._owner.replica
         pull = Pull(
             self._epoch,

@@ -9,7 +9,7 @@ import pytest
 
 from metaq.replication.election import Flag
 from metaq.replication.replica import ReplicaRole as R
-from tests.replication.replicas import Replicas, run
+from tests.replication.replicas import Replicas, run, soon
 from tests.replication.set_walk import new_disk
 
 SOON = {
@@ -177,6 +177,22 @@ def check(act: Act, *, is_sure: bool) -> None:
         await act(rig, last)
         await rig.role(last, R.IDLE)
         assert rig[last].node.replica.is_sure is is_sure
+
+    run(scenario)
+
+
+def test_a_replica_that_was_killed_is_sure_when_it_has_caught_up() -> None:
+    """Its leader knows what it has promised."""
+
+    async def scenario(rig: Replicas) -> None:
+        await rig.store()
+        other = rig.follower()
+        await rig[other].kill()
+        await rig.put(rig.leader())  # it lacks this one, whose put ends in doubt
+        await rig[other].start()
+        await rig.role(other, R.IDLE, R.FOLLOWING)
+        await soon(lambda: rig[other].node.replica.is_sure, show=rig.describe)
+        await rig.equal()
 
     run(scenario)
 
