@@ -140,9 +140,10 @@ def is_due_later(
     if command.deliver_ms <= now_ms:
         return False
     if command.deliver_ms > now_ms + limits.delay_max:
+        wanted_s = -((now_ms - command.deliver_ms) // 1000)
         raise ServerError(
             f"mput: expected a time within {span_text(limits.delay_max)}, got one in"
-            f" {span_text(command.deliver_ms - now_ms)}"
+            f" {span_text(wanted_s * 1000)}"
         )
     logs = [tier.log for tier in delays.tiers]
     held = sum(log.size_bytes for log in logs if log is not None)
