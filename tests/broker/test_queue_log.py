@@ -98,7 +98,9 @@ def test_a_wall_clock_that_jumps_repeats_nothing_and_holds_nothing_up(
             clock.jump_ms = int(days * 86_400_000)
             assert await take_all(worker, 2) == [b"b", b"c"]
             await put(peer, b"d")
-            (d,) = await worker.take(1, wait_ms=20_000)
+            d = b
+            while d.data != b"d":  # on a busy machine others are ready again
+                (d,) = await worker.take(1, wait_ms=20_000, lease_ms=200)
             assert await worker.ack(d) is Word.OK
             await until(lambda: queue_of(broker).state.ready_count == 2)
             clock.jump_ms = 0
