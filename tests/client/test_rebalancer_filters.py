@@ -112,6 +112,20 @@ def test_a_member_whose_session_was_lost_waits_for_those_that_came_since() -> No
     run_group(scenario, 2, where=PAID)
 
 
+def test_a_filter_that_others_delete_comes_back() -> None:
+    """Members leave, and the first one that is alone writes it again."""
+
+    async def scenario(group: Group, one: Member) -> None:
+        two = await group.join("c2", PAID)
+        await until(lambda: len(one.reading) == len(two.reading) == 1)
+        group.server.remove(NODE)
+        await until(lambda: node_of(group) == PAID)
+        await until(lambda: len(one.reading) == len(two.reading) == 1)
+        await until(lambda: one.is_settled and two.is_settled)
+
+    run_group(scenario, 2, where=PAID)
+
+
 DELAYED = ("get", "children", "replace", "delete", "create_ephemeral")
 WHERES = st.sampled_from([None, PAID, VOID])
 

@@ -177,4 +177,6 @@ def matching(messages: Sequence[Message], where: Filter | None) -> Sequence[Mess
     if where is None:
         return messages
     matches = where.matches
-    return [m for m in messages if matches(m.key, m.header_pairs, m.attribute)]
+    kept = [m for m in messages if matches(m.key, m.header_pairs, m.attribute)]
+    # A broker that filters sends no others: they stay columns.
+    return messages if len(kept) == len(messages) else kept

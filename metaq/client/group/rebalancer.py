@@ -20,6 +20,10 @@ failed attempt is repeated in the same way; there is no last one.
 LOST comes before ZooKeeper gives our partitions to others, even if ZooKeeper does not
 answer: the coordinator promises that.
 
+All members have one filter, or none (`QueueGroupDefinitions.agree`). A member looks
+before it registers, so that a wrong one disturbs nothing; those that begin at once are
+told by a watch what was written last, and who reads otherwise leaves.
+
     Invariant: every partition read was claimed under the session of `fence`.
     Invariant: a partition is released after `revoke` of it has ended, never before.
 
