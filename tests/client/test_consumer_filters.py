@@ -4,7 +4,9 @@ A broker of ours sends matches alone, one of MetaQ 1.4 everything: users see no
 difference.
 """
 
+import random
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
 from tests.rigs.flipping import FlippingProxy
 from tests.rigs.inside import move_consumer, subscription_of, twin_of
 from tests.rigs.waiting import wait_until
+from tests.sampling import SEED
 
 ONE_BROKER = {
     "test_damage_is_met_where_nothing_matches": "its files are damaged",
@@ -373,3 +376,50 @@ def test_members_have_one_filter(client: Any) -> None:
     with client.consumer("g", ["test"], **IDLE) as consumer:
         send(client, range(11, 12))
         assert take(consumer, 1)[0].data == b"11"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("walk", range(4))
+def test_members_that_come_and_go_get_every_match_and_nothing_else(
+    start_broker: StartBroker, walk: int
+) -> None:
+    """While messages of all sizes come, and their broker is restarted."""
+    rng = random.Random(f"{SEED} {walk}")
+    broker = start_broker({"two": 2})
+    sent, got = set[bytes](), list[Message]()
+    options: dict[str, Any] = {"where": "tag = 'a'", "fetch_bytes": 65536, **IDLE}
+    with Client(**broker.client_options, **QUICK) as client, ExitStack() as stack:
+        producer = stack.enter_context(client.producer())
+        members = list[Any]()
+        for step in range(60):
+            act = rng.choice(["send", "send", "read", "read", "join", "leave", "stop"])
+            if act == "send":
+                for number in range(rng.randrange(30)):
+                    data = b"%d-%d " % (step, number) * rng.choice([1, 9, 30_000])
+                    tag = rng.choice(["a", "b", None])
+                    producer.send("two", data, tag=tag)
+                    sent |= {data} if tag == "a" else set()
+            elif act == "join" and len(members) < 3:
+                members.append(client.consumer("g", ["two"], **options))
+                members[-1].start()
+            elif act == "leave" and members:
+                members.pop(rng.randrange(len(members))).close()
+            elif act == "stop" and rng.random() < 0.3:
+                broker.restart()
+            for member in members:
+                got += member.receive_many(rng.randrange(1, 50), 0.01)
+        for member in members:
+            member.receive_many(1, 0.01)
+            member.close()
+        with client.consumer("g", ["two"], **options) as last:
+            wait_until(lambda: rest(last, got) >= sent)
+            wait_no_lag(last)
+    assert {one.data for one in got} == sent
+    assert {one.tag for one in got} == {"a"}
+
+
+def rest(consumer: Any, got: list[Message]) -> set[bytes]:
+    """Take what is there; return all that came so far."""
+    while many := consumer.receive_many(100, 0.05):
+        got += many
+    return {one.data for one in got}
