@@ -6,20 +6,13 @@ SQL's conditions on single values, without functions, arithmetic and patterns. K
 are read in any case; a name in double quotes is always that of a header.
 """
 
-import operator
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from operator import eq, ge, gt, le, lt, ne
 from typing import Any, Final
 
-from lark import (
-    Lark,
-    Token,
-    Transformer,
-    UnexpectedCharacters,
-    UnexpectedToken,
-    v_args,
-)
+from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken, v_args
 
 from metaq.errors import FilterError
 from metaq.filter.conditions import (
@@ -79,14 +72,7 @@ _WORDS: Final = {
     "$END": "the end",
 }
 """Terminals as an error names them; others come with one of these."""
-_RELATIONS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
-    "=": operator.eq,
-    "<>": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+_RELATIONS: Final = {"=": eq, "<>": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 _NAMES: Final[Mapping[str, Field]] = {"key": KEY, "attribute": ATTRIBUTE, "tag": "tag"}
 _NUMBER: Final = re.compile(rb"[+-]?[0-9]{1,30}(\.[0-9]{1,30})?")
 _TRUTHS: Final = {b"true": True, b"false": False}
@@ -132,7 +118,8 @@ class _Builder(Transformer[Token, Condition]):
         return _NAMES.get(token.lower(), str(token)), _column(token)
 
     def compared(self, sign: Token, literal: Token) -> Relation:
-        value, holds, read = _value(literal), _RELATIONS[sign], _READERS[literal.type]
+        value, read = _value(literal), _READERS[literal.type]
+        holds: Callable[[Any, Any], bool] = _RELATIONS[sign]
         is_text = sign == "=" and literal.type == "TEXT"
         starts = (value,) if is_text else (b"",)
         return Relation(read, lambda found: holds(found, value), starts)
