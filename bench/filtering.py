@@ -50,9 +50,12 @@ def read_matches(port: int) -> tuple[float, int, int]:
         if words[0] != b"value":
             break
         left = int(words[1]) - len(body)
-        received += len(head) + 2 + int(words[1])
         while left:
             left -= len(sock.recv(min(left, MIB)))
+        if len(words) == 3:  # the parser is being loaded
+            time.sleep(0.1)
+            continue
+        received += len(head) + 2 + int(words[1])
         offset = int(words[3].removeprefix(b"next="))
     sock.close()
     return time.perf_counter() - begin, received, offset
