@@ -1,8 +1,11 @@
 """The command `find`: over real sockets, with an index and without."""
 
 import asyncio
+import random
+import re
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
@@ -19,6 +22,7 @@ from metaq.record.runs import decode_runs
 from metaq.storage.key_index import keys_path
 from metaq.storage.segment import Damage
 from tests.rigs.broker import CONFIG, TIMEOUT_S, Peer, running_broker
+from tests.sampling import SEED
 
 INDEXED = CONFIG.replace("[topic=test]", "[topic=test]\nindex=key,order-id")
 SEGMENTS = {"maxSegmentSize": "2000"}
@@ -164,6 +168,29 @@ def test_what_makes_no_sense_is_refused(data_dir: Path) -> None:
         assert (await refusal(peer, closed)).startswith(b"result 403 ")
 
     run(data_dir, scenario, count=10)
+
+
+def test_any_look_up_is_answered(data_dir: Path) -> None:
+    """Offsets within records, times and limits of any kind, fields of any bytes."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        rng, last = random.Random(SEED), 1 << 63
+        numbers = (0, 1, 59, 1000, 2310, 11_590, 1 << 40, last - 1)
+        for _ in range(300):
+            payload = rng.choice((b"key=", b"h.other=1", b"h.", b"h.=%", b"key=k1&h."))
+            payload += rng.randbytes(rng.choice((0, 0, 3)))
+            below, since, until = (rng.choice(numbers) for _ in range(3))
+            limit = rng.choice((0, 1, (1 << 31) - 1))
+            command = Find("test", rng.randrange(2), payload, 9, limit)
+            command = replace(command, below=below, since_ms=since, until_ms=until)
+            reply = await peer.ask(encode(command))
+            assert reply.startswith((b"value ", b"result 40"))
+            if reply.startswith(b"value "):
+                (after,) = re.findall(rb" next=(\d+)", reply.partition(b"\r\n")[0])
+                assert int(after) < max(1, below)
+        assert not broker.context.counters.error_count
+
+    run(data_dir, scenario, text=INDEXED)
 
 
 def test_look_ups_are_bounded_and_others_overtake_them(data_dir: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.config.keys import evaluate_boolean, evaluate_integer
+from metaq.config.keys import NAMES_MAX, evaluate_boolean, evaluate_integer, read_names
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,11 @@ def test_booleans_are_the_two_literals() -> None:
     for text in ("True", "yes", "1", "", "true "):
         with pytest.raises(ValueError, match="true or false"):
             evaluate_boolean(text)
+
+
+def test_names_have_commas_between_and_each_comes_once() -> None:
+    """Blanks around them go; none is empty, and there are not too many."""
+    assert read_names("key, order-id,key") == ("key", "order-id")
+    for text in ("key,", ",", ",".join(f"n{n}" for n in range(NAMES_MAX + 1))):
+        with pytest.raises(ValueError, match=f"expected 1 to {NAMES_MAX} names"):
+            read_names(text)
