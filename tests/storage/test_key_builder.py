@@ -1,9 +1,12 @@
 """Blocks are made step by step, of good bytes, and made again when they are lost."""
 
+import contextlib
+import errno
 import math
 from dataclasses import replace
 from functools import partial
 
+from metaq.errors import StorageError
 from metaq.model import Millis, Offset, SizeBytes
 from metaq.record.checksum import crc32
 from metaq.record.flags import encode_payload
@@ -19,13 +22,15 @@ from metaq.storage.key_index import keys_path, read_blocks
 from metaq.storage.segment import Segment
 from metaq.storage.span_index import Span, SpanIndex, write_index
 from tests.rigs.fs import FaultyFileSystem, Operation
+from tests.sampling import failures
 from tests.storage.key_machine import (
     BLOCK_BYTES,
     NAMES,
     KeyMachine,
+    field_of,
 )
 from tests.storage.support import LOG, OTHER
-from tests.storage.test_key_lookup import small_log
+from tests.storage.test_key_lookup import ask, small_log
 
 RECORDS = [encode_payload(b"x" * 50, None, b"k%d" % number) for number in range(10)]
 
@@ -203,3 +208,24 @@ def test_a_log_is_not_cut_while_a_block_is_written() -> None:
     assert all(
         end <= machine.log.next_offset for end in block_ends(machine.fs, segment)
     )
+
+
+def test_a_disk_that_refuses_leaves_an_index_that_changes_no_answer() -> None:
+    """At any call; the next step makes it whole, with the bytes that it always has."""
+    fs, segment = small_log(*RECORDS)
+    path = keys_path(segment.path, segment.base_offset)
+    target, size = target_of(segment), segment.size_bytes // 2
+    before = fs.calls
+    build(fs, target, size)
+    calls, whole = fs.calls - before, fs.read_file(path, SizeBytes(1 << 20))
+    for number, error in failures(calls, (errno.EIO, errno.ENOSPC)):
+        disk, _ = small_log(*RECORDS)
+        disk.fail_at(disk.calls + number, error)
+        with contextlib.suppress(StorageError):
+            build(disk, target, size)
+        for each in range(10):
+            field = field_of(b"k%d" % each)
+            assert len(ask(disk, segment, field)[0]) == 1, (number, error)
+        assert build(disk, target, size) == [size, segment.size_bytes]
+        assert disk.read_file(path, SizeBytes(1 << 20)) == whole, (number, error)
+        assert disk.open_paths() == []
