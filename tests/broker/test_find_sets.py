@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from metaq.protocol.codec import encode
+
 from metaq.protocol.commands import Find, Put
 from metaq.record.checksum import checksum
 from metaq.record.flags import encode_payload
