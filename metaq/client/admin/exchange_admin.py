@@ -148,7 +148,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         here = await _reach(self._context, timeout)
         node, old = await here.find(exchange)
         await here.write(exchange, replace(old, is_deleted=True), node.version)
-        for name in await here.bindings(exchange):
+        for name in await here.binding_names(exchange):
             await here.delete_binding(exchange, name)
 
     async def bind(
@@ -193,7 +193,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         _, definition = await here.find(exchange)
         check_binding(definition.kind, binding)
         await here.require_served(topic, definition)
-        known = await here.bindings(exchange)
+        known = await here.binding_names(exchange)
         if len(known) >= BINDINGS_MAX and binding_name(binding) not in known:
             raise ExchangeError(
                 f"exchange '{exchange}': expected at most {BINDINGS_MAX} bindings"
@@ -348,6 +348,10 @@ class _Exchanges:
             self.coordinator, path, decode_binding, deadline_s=self.deadline_s
         )
 
+    async def binding_names(self, exchange: str) -> tuple[str, ...]:
+        path = self.context.paths.bindings(exchange)
+        return await self.coordinator.children(path, deadline_s=self.deadline_s)
+
     async def add_binding(self, exchange: str, binding: Binding) -> None:
         path = self.context.paths.binding(exchange, binding_name(binding))
         data = encode_binding(binding)
@@ -397,8 +401,7 @@ class _Exchanges:
             if definition.names(broker_id) and copies.leader is not None
         }
         while waiting:
-            path = self.context.paths.bindings(exchange)
-            names = await self.coordinator.children(path, deadline_s=self.deadline_s)
+            names = await self.binding_names(exchange)
             wanted = zlib.crc32(" ".join(names).encode())
             for broker_id, address in [*waiting.items()]:
                 if await self._checksum_on(address, exchange) == wanted:

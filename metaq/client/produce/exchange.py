@@ -8,8 +8,8 @@ message, and the exchange of a broker finds the topics. Another message in a bat
 goes nowhere keeps none from its topics: the batch is sent again in halves.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final, Self
+from functools import lru_cache
+from typing import Final, Self
 
 from metaq.client.names import require_text
 from metaq.client.produce.batches import SendFuture, SendResult
@@ -21,6 +21,8 @@ from metaq.record.flags import Headers, list_headers
 
 ROUTING_KEY: Final = "routing-key"
 """Header that brokers route by."""
+KEYS_REMEMBERED_MAX: Final = 1024
+"""Routing keys whose headers are remembered."""
 
 
 class AsyncExchange:
@@ -92,15 +94,14 @@ class AsyncExchange:
         Raises:
             As `send`, but for the outcome.
         """
-        data, rest = addressed(
-            routing_key,
+        return await self.producer.send_nowait(
+            self.name,
             data,
             key=key,
-            headers=headers,
+            headers=routed(routing_key, headers),
             timeout=timeout,
             expires_in=expires_in,
         )
-        return await self.producer.send_nowait(self.name, data, **rest)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until all that was sent before has an outcome, good or bad.
@@ -147,11 +148,16 @@ class AsyncExchange:
         return f"<{type(self).__name__} '{self.name}' by {self.producer!r}>"
 
 
-def addressed(
-    routing_key: str, data: BytesLike, *, headers: Headers = (), **rest: Any
-) -> tuple[BytesLike, Mapping[str, Any]]:
-    """Return data and keywords of a producer's `send` for a message of an exchange."""
-    require_text("routing_key", routing_key)
-    pairs = list_headers(headers) if headers else ()
-    pair = ROUTING_KEY, routing_key.encode(errors="surrogatepass")
-    return data, {**rest, "headers": (pair, *pairs)}
+def routed(routing_key: str, headers: Headers) -> Headers:
+    """Return the headers of a message for an exchange."""
+    try:
+        pair = _pair_of(routing_key)
+    except (TypeError, AttributeError):
+        require_text("routing_key", routing_key)
+        raise
+    return (pair, *list_headers(headers)) if headers else (pair,)
+
+
+@lru_cache(KEYS_REMEMBERED_MAX)
+def _pair_of(routing_key: str) -> tuple[str, bytes]:
+    return ROUTING_KEY, routing_key.encode(errors="surrogatepass")

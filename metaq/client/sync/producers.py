@@ -16,7 +16,7 @@ from metaq.client.names import require_text
 from metaq.client.options import names_arguments
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import SendFuture, SendResult
-from metaq.client.produce.exchange import AsyncExchange, addressed
+from metaq.client.produce.exchange import AsyncExchange, routed
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.routes import NotKnownYetError
@@ -35,6 +35,7 @@ from metaq.client.sync.derived import (
     on_loop,
     same,
 )
+from metaq.loop_thread import LoopThread
 from metaq.model import Millis, TopicPartition
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import Headers
@@ -260,17 +261,35 @@ class Exchange(SyncClosable[AsyncExchange]):
 
     name: str = same("name", "Its name.")
 
+    def __init__(self, twin: AsyncExchange, thread: LoopThread) -> None:
+        """Wrap the async twin; a method of the client is the way in."""
+        super().__init__(twin, thread)
+        self._producer = Producer(twin.producer, thread)
+
     @like(AsyncExchange.send)
     def send(self, *args: Any, **keywords: Any) -> SendResult:
         """Send one message; see `AsyncExchange.send`."""
         return self.send_nowait(*args, **keywords).result()
 
-    @like(AsyncExchange.send_nowait)
-    def send_nowait(self, *args: Any, **keywords: Any) -> SendFuture:
+    def send_nowait(
+        self,
+        routing_key: str,
+        data: BytesLike,
+        *,
+        key: str | bytes | None = None,
+        headers: Headers = (),
+        timeout: float | None = None,
+        expires_in: Span | None = None,
+    ) -> SendFuture:
         """Put one message on its way; see `AsyncExchange.send_nowait`."""
-        data, rest = addressed(*args, **keywords)
-        producer = Producer(self._twin.producer, self._thread)
-        return producer.send_nowait(self._twin.name, data, **rest)
+        return self._producer.send_nowait(
+            self._twin.name,
+            data,
+            key=key,
+            headers=routed(routing_key, headers),
+            timeout=timeout,
+            expires_in=expires_in,
+        )
 
     flush = blocking(AsyncExchange.flush)
     close = closing(AsyncExchange.close)

@@ -1,0 +1,146 @@
+"""Figures of exchanges: a topic exchange with a thousand bindings, beside RabbitMQ.
+
+One process sends lines in its client's quickest way, and has each confirmed when it is
+on disk in all queues, or topics, that it goes to. A routing key matches one binding, or
+one for each of eight. RabbitMQ has quorum queues.
+"""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.committing import cluster
+from bench.figures import Turns, WithLines
+from bench.lines import Payloads
+from bench.queue_load import Side
+from bench.rabbit import QUORUM, find_pika, rabbit
+from metaq.client import Client
+
+BINDINGS = 1000
+TARGETS = 8
+COUNT = {1: 100_000, TARGETS: 20_000}
+IN_FLIGHT = 1000
+BINDERS = 32
+TIMEOUT_S = 120.0
+EXCHANGE = "bench-events"
+KEYS = {1: "order.7.new", TARGETS: "all.x.y"}
+
+
+def bindings() -> Iterator[tuple[str, str]]:
+    """Yield topic and pattern of each binding."""
+    names = [f"routed-{number}" for number in range(TARGETS)]
+    yield from ((name, "all.#") for name in names)
+    for number in range(BINDINGS - TARGETS):
+        yield names[number % TARGETS], f"order.{number}.*"
+
+
+def send_to_ours(client: Client, payloads: Payloads, targets: int) -> float:
+    """Send, wait for all in the end; return messages per second."""
+    lines, key = payloads.repeat(COUNT[targets]), KEYS[targets]
+    with client.exchange(EXCHANGE, timeout_s=TIMEOUT_S) as exchange:
+        exchange.send(key, lines[0])
+        start = time.perf_counter()
+        futures = [exchange.send_nowait(key, line) for line in lines]
+        exchange.flush(TIMEOUT_S)
+        seconds = time.perf_counter() - start
+        assert futures[-1].exception() is None
+    return len(lines) / seconds
+
+
+@contextmanager
+def ours(directory: Path) -> Iterator[Client]:
+    """Run our broker with the exchange."""
+    topics = [f"routed-{number}" for number in range(TARGETS)]
+    with cluster(directory, 1, topics) as (address, _), Client(address) as client:
+        while not client.partitions(topics[-1]):
+            time.sleep(0.1)
+        admin = client.admin()
+        admin.create_exchange(EXCHANGE)
+        with ThreadPoolExecutor(BINDERS) as binders:
+            bind = partial(admin.bind, EXCHANGE, timeout=TIMEOUT_S)
+            for each in [binders.submit(bind, t, key=p) for t, p in bindings()]:
+                each.result()
+        yield client
+
+
+def bind_theirs(side: Side) -> None:
+    """Make RabbitMQ's exchange and its queues."""
+    pika = find_pika()
+    place = pika.ConnectionParameters("127.0.0.1", int(side.address))
+    with pika.BlockingConnection(place) as connection:
+        channel = connection.channel()
+        channel.exchange_declare(EXCHANGE, "topic", durable=True)
+        for name in {name for name, _ in bindings()}:
+            channel.queue_declare(name, durable=True, arguments=QUORUM)
+        for name, pattern in bindings():
+            channel.queue_bind(name, EXCHANGE, pattern)
+
+
+def send_to_theirs(side: Side, payloads: Payloads, targets: int) -> float:
+    """Publish with so many not confirmed; return messages per second."""
+    pika, lines = find_pika(), payloads.repeat(COUNT[targets])
+    persistent = pika.BasicProperties(delivery_mode=2)
+    sent = confirmed = 0
+    start = 0.0
+
+    def begin(channel: Any) -> None:
+        def fill() -> None:
+            nonlocal sent
+            while sent < len(lines) and sent - confirmed < IN_FLIGHT:
+                channel.basic_publish(EXCHANGE, KEYS[targets], lines[sent], persistent)
+                sent += 1
+
+        def on_confirm(frame: Any) -> None:
+            nonlocal confirmed
+            assert frame.method.NAME == "Basic.Ack", frame
+            confirmed = frame.method.delivery_tag
+            if confirmed == len(lines):
+                channel.connection.close()
+            elif sent - confirmed <= IN_FLIGHT // 2:
+                fill()
+
+        def on_ready(_ok: Any) -> None:
+            nonlocal start
+            start = time.perf_counter()
+            fill()
+
+        channel.confirm_delivery(on_confirm, on_ready)
+
+    connection: Any = pika.SelectConnection(
+        pika.ConnectionParameters("127.0.0.1", int(side.address)),
+        on_open_callback=lambda one: one.channel(on_open_callback=begin),
+        on_close_callback=lambda *_: connection.ioloop.stop(),
+    )
+    connection.ioloop.start()
+    return len(lines) / (time.perf_counter() - start)
+
+
+def beside(directory: Path, payloads: Payloads, *, targets: int) -> Turns:
+    with rabbit(directory / "rabbit") as theirs, ours(directory / "ours") as client:
+        bind_theirs(theirs)
+        while True:
+            yield (
+                send_to_theirs(theirs, payloads, targets),
+                send_to_ours(client, payloads, targets),
+            )
+
+
+def _rate(targets: int, at_least: str, aim: str) -> WithLines:
+    return WithLines(
+        partial(beside, targets=targets),
+        f"topic exchange, {BINDINGS} bindings, {targets} of them match (floor:"
+        " RabbitMQ, quorum queues)",
+        "messages/s",
+        at_least,
+        aim,
+    )
+
+
+FIGURES = {
+    "route-one-rabbit": _rate(1, "3", "8"),
+    "route-eight-rabbit": _rate(TARGETS, "2", "5"),
+}
