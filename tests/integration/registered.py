@@ -8,13 +8,14 @@ from tests.rigs.process import BrokerProcess
 from tests.rigs.waiting import wait_until
 
 
-def registered_broker(data: Path, zookeeper: str) -> BrokerProcess:
-    """Return a broker with a topic "mine", not started yet."""
+def registered_broker(data: Path, zookeeper: str, **more: int) -> BrokerProcess:
+    """Return a broker with a topic "mine", not started yet; `more` are settings."""
     settings = {
         "zk.zkEnable": "true",
         "zk.zkConnect": zookeeper,
         "zk.zkSessionTimeoutMs": "4000",
         "hostName": "127.0.0.1",
+        **more,
     }
     words = [w for key, text in settings.items() for w in ("--set", f"{key}={text}")]
     return BrokerProcess(data, topic="mine", arguments=words)

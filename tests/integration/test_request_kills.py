@@ -1,13 +1,17 @@
-"""Requests while a responder is killed: the next one answers what it has begun."""
+"""Requests while a responder is killed, and while the broker of a mailbox hangs."""
 
+import os
+import signal
 import subprocess
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from metaq.client import Client
+from metaq.client import Client, ReplyTimeoutError
+from tests.client.worlds import parts_of
 from tests.integration.registered import make_topic, registered_broker
 from tests.rigs.fork_server import executable
 from tests.rigs.waiting import wait_until
@@ -16,7 +20,7 @@ pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(300)]
 
 RESPONDER = """
 import sys, time
-from metaq.client import Client
+from metaq.client import Client, ReplyTimeoutError
 
 def handle(message):
     time.sleep(0.02)
@@ -30,6 +34,43 @@ REQUESTS = 200
 
 def respond(zookeeper: str, name: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([executable(), "-c", RESPONDER, zookeeper, name])
+
+
+def test_a_mailbox_leaves_a_broker_that_hangs(zookeeper: str, tmp_path: Path) -> None:
+    """Requests have replies again, though its connection is still open."""
+    with ExitStack() as stack:
+        brokers = {
+            number: stack.enter_context(
+                registered_broker(tmp_path / str(number), zookeeper, brokerId=number)
+            )
+            for number in (1, 2)
+        }
+        client = stack.enter_context(Client(zookeeper))
+        wait_until(lambda: len(parts_of(client).metadata.snapshot.brokers) == 2)
+        client.admin().create_topic("prices", partitions=1, brokers=[1])
+        stack.callback(kill, respond(zookeeper, "one"))
+        hanging = client
+        while True:  # its mailbox is at one of them, by chance
+            assert hanging.request("prices", b"a", timeout=60) == b"one:a"
+            last = max(client.browse("prices"), key=lambda message: message.offset)
+            if last.headers["reply-to"].startswith(b"2/"):
+                break
+            hanging = stack.enter_context(Client(zookeeper))
+        os.kill(brokers[2].pid, signal.SIGSTOP)
+        stack.callback(os.kill, brokers[2].pid, signal.SIGCONT)
+
+        def is_answered() -> bool:
+            try:
+                return hanging.request("prices", b"b", timeout=2) == b"one:b"
+            except ReplyTimeoutError:
+                return False
+
+        wait_until(is_answered)
+
+
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait(30)
 
 
 def test_every_request_is_answered_though_a_responder_is_killed(
@@ -55,8 +96,7 @@ def test_every_request_is_answered_though_a_responder_is_killed(
                 assert len([*asked]) == REQUESTS
         finally:
             for each in processes:
-                each.kill()
-                each.wait(30)
+                kill(each)
         answered = Counter(by)
         assert answered.total() == REQUESTS
         assert answered[b"two"] > answered[b"one"]

@@ -5,7 +5,7 @@
 Theory of operation. One task opens a mailbox at a broker and keeps a `listen` there.
 Only then is a request sent: its headers name the mailbox, and a number that no other
 request of this client has. When the connection is lost, the mailbox is opened again, at
-the same broker if that is there: what it has kept arrives. At another broker the
+the same broker if that answers: what it has kept arrives. At another broker the
 requests that were sent before end without a reply.
 """
 
@@ -28,6 +28,7 @@ from metaq.errors import (
     CorruptRecordError,
     MetaqError,
     NoBrokerError,
+    RequestTimeoutError,
     UnexpectedReplyError,
 )
 from metaq.model import BrokerId
@@ -57,6 +58,8 @@ class Requester:
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._broker_id: BrokerId | None = None
         """Broker of the mailbox, or of the last one."""
+        self._silent_id: BrokerId | None = None
+        """Broker that did not answer: another one is better."""
         self._is_open = asyncio.Event()
         self._error: MetaqError = NoBrokerError("no broker is there")
         """Why the mailbox is not open."""
@@ -133,7 +136,7 @@ class Requester:
             try:
                 connection = await self._connect()
                 await self._listen(connection, 0.0)
-                failures = 0
+                failures, self._silent_id = 0, None
                 self._is_open.set()
                 announced_s = connection.capabilities.wait_ms_max / 1000
                 while True:
@@ -141,6 +144,8 @@ class Requester:
             except MetaqError as error:
                 self._is_open.clear()
                 self._error = error
+                if isinstance(error, RequestTimeoutError):
+                    self._silent_id = self._broker_id
                 self._context.metadata.request_refresh()
                 failures += 1
                 _log.debug("mailbox is opened again: error=%s", error)
@@ -154,7 +159,7 @@ class Requester:
         ids = sorted(one for one, copies in leaders.items() if copies.leader)
         start = int(self._mailbox[:8], 16) % max(1, len(ids))
         ids = ids[start:] + ids[:start]
-        ids.sort(key=lambda one: one != self._broker_id)
+        ids.sort(key=lambda one: (one == self._silent_id, one != self._broker_id))
         error: MetaqError = NoBrokerError(f"{context.place}: no broker is there")
         for broker_id in ids:
             try:
@@ -181,7 +186,7 @@ class Requester:
         command = Listen(
             self._mailbox, connection.next_opaque(), wait_ms=int(wait_s * 1000)
         )
-        deadline_s = self._context.deadline_s() + wait_s + GET_SLACK_S
+        deadline_s = self._context.clock.monotonic_s() + wait_s + GET_SLACK_S
         reply = await connection.call(command, deadline_s=deadline_s)
         if not isinstance(reply, Value):
             require_ok(reply)
