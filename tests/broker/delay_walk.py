@@ -66,6 +66,9 @@ class DelayWalk:
         self.closed = False
         self.seen: set[bytes] = set()
         self.counts: dict[str, int] = {}
+        self.latest_ms = 0
+        """Latest time that there was. A message that was refused then waits for a time
+        after it, also when the clock was set back since."""
 
     async def play(self, steps: int) -> None:
         """Begin, take so many steps, and see that everything arrives."""
@@ -274,6 +277,7 @@ class DelayWalk:
 
     async def _tick_and_check(self) -> None:
         now_ms = self.rig.now_ms
+        self.latest_ms = max(self.latest_ms, now_ms)
         if self.closed:
             for each in self.book.sent.values():
                 each.may_be_late |= each.due_ms <= now_ms
@@ -302,7 +306,8 @@ class DelayWalk:
         """Everything is due, and everything is well."""
         if self.closed:
             await self.close()
-        last_ms = max([each.due_ms for each in self.book.sent.values()], default=0)
+        again_ms = self.latest_ms + int(SETTLE_S * 1000)
+        last_ms = max([again_ms, *(each.due_ms for each in self.book.sent.values())])
         for _ in range(8):
             self.rig.clock.advance_s(SETTLE_S / 7)
             await self.rig.tick()
