@@ -38,9 +38,8 @@ from metaq.broker.acks import (
     require_checksum,
 )
 from metaq.broker.context import BrokerContext
-from metaq.broker.handlers.route import require_routable, route
+from metaq.broker.handlers.route import route
 from metaq.broker.handlers.txn import find_transaction, handle_transactional_put
-from metaq.broker.topics import ServedExchange
 from metaq.broker.transactions import put_run
 from metaq.errors import SequenceError, ServerError, UnavailableError
 from metaq.model import SizeBytes
@@ -80,7 +79,9 @@ def handle_put(command: Put, answerer: Answerer) -> None:
     context = answerer.context
     payload = command.payload
     if command.topic in context.topics.exchanges:
-        _route_put(command, answerer)
+        count_puts(context, command.topic, count=1, payload_bytes=len(payload))
+        for _ in route(command, _check_put(command), answerer):
+            pass
         return
     if command.transaction is not None:
         count_puts(context, command.topic, count=1, payload_bytes=len(payload))
@@ -128,22 +129,6 @@ def _append_put(
     )
 
 
-def _route_put(command: Put, answerer: Answerer) -> None:
-    """Append one message to the topics that an exchange routes it to; see `route`."""
-    context, payload = answerer.context, command.payload
-    count_puts(context, command.topic, count=1, payload_bytes=len(payload))
-    found = checksum(payload)
-    require_checksum(found, command.checksum)
-    exchange = require_routable(command, context.topics.exchanges.get(command.topic))
-    transaction = None
-    if command.transaction is not None:
-        transaction = find_transaction(command, answerer)
-    record = HEADER.pack(len(payload), found, 0, command.flag) + payload
-    parts = [CheckedRecords(bytearray(record), (0,))]
-    for _ in route(exchange, command, parts, answerer, transaction):
-        pass
-
-
 def handle_mput(
     command: Mput, pieces: Sequence[BytesLike], answerer: Answerer
 ) -> Generator[None]:
@@ -165,10 +150,8 @@ def handle_mput(
     size_bytes = sum(map(len, pieces))
     payload_bytes = max(0, size_bytes - HEADER_BYTES * count)
     count_puts(context, topic, count=count, payload_bytes=payload_bytes)
-    exchange = context.topics.exchanges.get(topic)
-    if exchange is not None or command.is_mandatory is not None:
-        exchange = require_routable(command, exchange)
-        yield from _route_mput(exchange, command, pieces, answerer)
+    if topic in context.topics.exchanges or command.is_mandatory is not None:
+        yield from route(command, _check(command, pieces, context), answerer)
         return
     if command.deliver_ms is not None and (
         yield from _delay(command, pieces, answerer)
@@ -190,32 +173,6 @@ def handle_mput(
             context, error, topic=topic, partition=partition, count=count
         ) from error
     _append_mput(command, parts, size_bytes, log, answerer)
-
-
-def _route_mput(
-    exchange: ServedExchange,
-    command: Mput,
-    pieces: Sequence[BytesLike],
-    answerer: Answerer,
-) -> Generator[None]:
-    """Append a batch to the topics that an exchange routes it to; see `route`."""
-    context, transaction = answerer.context, None
-    if command.transaction is not None:
-        find_transaction(command, answerer, count=command.count)
-    try:
-        parts = yield from _check(command, pieces, context)
-    except ServerError as error:
-        raise refuse_put(
-            context,
-            error,
-            topic=command.topic,
-            partition=command.partition,
-            count=command.count,
-        ) from error
-    if command.transaction is not None:
-        # Another connection may have ended it since.
-        transaction = find_transaction(command, answerer, count=command.count)
-    yield from route(exchange, command, parts, answerer, transaction)
 
 
 def _delay(
@@ -353,6 +310,15 @@ def _append_mput(
         batch=batch,
         finish=finish,
     )
+
+
+def _check_put(command: Put) -> Generator[None, None, list[CheckedRecords]]:
+    """Verify a put to an exchange; return its record as a batch of one."""
+    payload, found = command.payload, checksum(command.payload)
+    require_checksum(found, command.checksum)
+    record = HEADER.pack(len(payload), found, 0, command.flag) + payload
+    yield from ()
+    return [CheckedRecords(bytearray(record), (0,))]
 
 
 def _check(

@@ -30,6 +30,7 @@ from metaq.broker.acks import (
     is_light,
     refuse_put,
 )
+from metaq.broker.handlers.txn import find_transaction
 from metaq.broker.internal_logs import producer_name
 from metaq.broker.topics import ServedExchange
 from metaq.errors import (
@@ -68,7 +69,6 @@ STEP_COUNT: Final = 256
 LINES_REMEMBERED_MAX: Final = 4096
 LINE_BYTES_MAX: Final = 512
 """Longest line of key and headers that is remembered."""
-NAMES_REMEMBERED_MAX: Final = 4096
 _TEXT_LENGTH: Final = Struct(">i")
 
 
@@ -184,45 +184,48 @@ class RouteTicket:
         return encode_result(refusal.status, str(refusal).encode(), opaque)
 
 
-def require_routable(
-    command: Put | Mput, exchange: ServedExchange | None
-) -> ServedExchange:
-    """Return the exchange of a command, unless it is none, or takes no such command.
-
-    Raises:
-        ServerError: the text is the answer.
-    """
-    if exchange is None:
-        raise ServerError(texts.no_exchange(command.topic))
-    if command.partition not in {0, RANDOM_PARTITION}:
-        raise ServerError(texts.wrong_partition(command.partition))
-    if isinstance(command, Mput) and command.deliver_ms is not None:
-        raise ServerError(texts.no_time_for_exchange(command.topic))
-    return exchange
-
-
 def route(
-    exchange: ServedExchange,
     command: Put | Mput,
-    parts: Sequence[CheckedRecords],
+    checking: Generator[None, None, Sequence[CheckedRecords]],
     answerer: Answerer,
-    transaction: BrokerTransaction | None = None,
 ) -> Generator[None]:
-    """Append verified messages to all of their targets, in steps; answered by a ticket.
+    """Append messages to all of their targets, in steps; answered by a ticket.
+
+    Args:
+        command: to an exchange, or refused.
+        checking: steps that verify its messages, and return them.
+        answerer: the session.
 
     Raises:
         WireError: refused, and nothing was appended; the text is the answer.
     """
-    routing = _Routing(exchange, command, parts, answerer)
+    exchange = _exchange_of(command, answerer)
     try:
+        routing = _Routing(exchange, command, (yield from checking), answerer)
         yield from routing.sort()
     except (ServerError, UnavailableError) as error:
         raise _refuse(answerer, command, error) from error
     # From here to the end in one turn: what was looked at does not change.
-    if transaction is None:
+    if command.transaction is None:
         routing.append()
     else:
-        routing.put(transaction)
+        routing.put(find_transaction(command, answerer, count=_count_of(command)))
+
+
+def _exchange_of(command: Put | Mput, answerer: Answerer) -> ServedExchange:
+    """Return the exchange of a command that it takes; ServerError where there is none.
+
+    The text is the answer.
+    """
+    name = command.topic
+    exchange = answerer.context.topics.exchanges.get(name)
+    if exchange is None:
+        raise ServerError(texts.no_exchange(name))
+    if command.partition not in {0, RANDOM_PARTITION}:
+        raise ServerError(texts.wrong_partition(command.partition))
+    if isinstance(command, Mput) and command.deliver_ms is not None:
+        raise ServerError(texts.no_time_for_exchange(name))
+    return exchange
 
 
 class _Routing:
@@ -241,9 +244,16 @@ class _Routing:
         self._answerer = answerer
         self._context = answerer.context
         self._targets: dict[LogId, _Target] = {}
-        self._producer: str | None = None
+        self._is_mandatory = isinstance(command, Mput) and command.is_mandatory
+        self._name: tuple[str, int, int, int] | None = None
+        """Producer at the targets, sequence, count, checksum of a batch that has it."""
+        self._unkeyed = self._context.topics.choose(1 << 32)
+        """Chooses the partition of messages without a key."""
         if isinstance(command, Mput) and command.producer is not None:
-            self._producer = _name_of(command.producer, command.topic)
+            producer = producer_name(command.producer, command.topic)
+            sequence, count = command.sequence, command.count
+            self._name = producer, sequence, count, command.checksum
+            self._unkeyed = crc32(b"%b %d" % (producer.encode(), sequence))
 
     # -- sorting
 
@@ -254,7 +264,7 @@ class _Routing:
             ServerError: one is not routed, or to too many topics, or one is not served.
             UnavailableError: this replica takes no put now.
         """
-        topics, unkeyed, number = self._context.topics, self._unkeyed(), 0
+        topics, number = self._context.topics, 0
         logs: dict[str, list[LogId]] = {}
         if topics.refusal is not None:
             raise topics.refusal
@@ -262,7 +272,7 @@ class _Routing:
             ends = [*positions[1:], len(records)]
             for start, end in zip(positions, ends, strict=True):
                 routing_key, key, headers = read_address(records, start)
-                at = unkeyed if key is None else crc32(key)
+                at = self._unkeyed if key is None else crc32(key)
                 for topic in self._topics_of(routing_key, headers):
                     if topic not in logs:
                         count = topics.count_of(topic)
@@ -293,7 +303,7 @@ class _Routing:
         if topics:
             counters.routed["routed"] += 1
             return topics
-        if isinstance(self._command, Mput) and self._command.is_mandatory:
+        if self._is_mandatory:
             counters.routed["unroutable"] += 1
             raise ServerError(texts.unroutable(exchange.name, routing_key))
         if exchange.alternate is None:
@@ -301,13 +311,6 @@ class _Routing:
             return ()
         counters.routed["alternate"] += 1
         return (exchange.alternate,)
-
-    def _unkeyed(self) -> int:
-        """Return the number that chooses the partition of messages without a key."""
-        command = self._command
-        if self._producer is None or not isinstance(command, Mput):
-            return self._context.topics.choose(1 << 32)
-        return crc32(b"%b %d" % (self._producer.encode(), command.sequence))
 
     # -- appending
 
@@ -334,19 +337,15 @@ class _Routing:
         Raises:
             WireError: it takes none now.
         """
-        topics, command = self._context.topics, self._command
-        topic, partition = log_id.topic, log_id.partition
+        topics, where = self._context.topics, (log_id.topic, log_id.partition)
         try:
-            topics.open_for_put(topic, partition)
-            log, batch = topics.log_for_put(topic, partition), None
-            if self._producer is not None and isinstance(command, Mput):
-                batch = log.producers.find(
-                    self._producer, command.sequence, command.count, command.checksum
-                )
+            topics.open_for_put(*where)
+            log = topics.log_for_put(*where)
+            batch = None if self._name is None else log.producers.find(*self._name)
             if batch is None:
                 log.plan_append(target.size_bytes)
         except REFUSALS as error:
-            raise _refuse(self._answerer, command, error, log_id) from error
+            raise _refuse(self._answerer, self._command, error, log_id) from error
         return log, batch
 
     def _stamp(self) -> MessageId:
@@ -362,21 +361,14 @@ class _Routing:
         first_id: MessageId,
         ticket: RouteTicket,
     ) -> None:
-        command, batch = self._command, None
-        if self._producer is not None and isinstance(command, Mput):
-            batch = StoredBatch(
-                self._producer,
-                command.sequence,
-                command.count,
-                command.checksum,
-                id_after(first_id, target.first),
-                log.next_offset,
-                SizeBytes(target.size_bytes),
-            )
+        batch, size = None, SizeBytes(target.size_bytes)
+        if self._name is not None:
+            own_first_id = id_after(first_id, target.first)
+            batch = StoredBatch(*self._name, own_first_id, log.next_offset, size)
         try:
             log.append(
                 target.chunks(self._parts),
-                size_bytes=target.size_bytes,
+                size_bytes=size,
                 record_count=target.count,
                 last_id=id_after(first_id, target.last),
                 ticket=ticket,
@@ -443,12 +435,6 @@ def _refuse(
 
 def _count_of(command: Put | Mput) -> int:
     return command.count if isinstance(command, Mput) else 1
-
-
-@lru_cache(NAMES_REMEMBERED_MAX)
-def _name_of(producer: str, exchange: str) -> str:
-    """Return a producer's name in the tables of the targets."""
-    return producer_name(producer, exchange)
 
 
 # -- reading an address

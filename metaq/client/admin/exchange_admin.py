@@ -4,7 +4,8 @@ import asyncio
 import json
 import zlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
 from metaq.client.admin.broker_admin import require_coordinator
@@ -36,7 +37,6 @@ from metaq.zk.exchange_definitions import (
     encode_exchange,
 )
 from metaq.zk.session import Coordinator
-from metaq.zk.znodes import Node
 
 Kind: TypeAlias = Literal["direct", "fanout", "topic", "headers"]
 Brokers = Collection[int] | Literal["all"]
@@ -62,10 +62,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
             CoordinationError: ZooKeeper cannot be asked.
         """
         here = await _reach(self._context, timeout)
-        paths, deadline_s = self._context.paths, here.deadline_s
-        found = await read_values(
-            here.coordinator, paths.exchanges(), decode_exchange, deadline_s=deadline_s
-        )
+        found = await here.values(here.paths.exchanges(), decode_exchange)
         return {
             name: DefinedExchange(each, await here.bindings(name))
             for name, each in found.items()
@@ -119,14 +116,15 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
             kind=ExchangeKind(kind), brokers=broker_ids(brokers), alternate=alternate
         )
         here = await _reach(self._context, timeout)
-        node, old = await here.look(exchange)
+        version, old = await here.look(exchange)
         if old is not None:
             raise ExchangeError(f"exchange '{exchange}' exists, {old.kind.value}")
         if await here.brokers_of(exchange) is not None:
             raise ExchangeError(f"exchange '{exchange}': a topic has that name")
         if alternate is not None:
             await here.require_served(alternate, definition)
-        await here.write(exchange, definition, None if node is None else node.version)
+        path, data = here.paths.exchange(exchange), encode_exchange(definition)
+        await here.write(path, data, version=version)
         await here.wait_in_effect(exchange, definition)
         return definition
 
@@ -146,10 +144,11 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
             TypeError: the name is no text.
         """
         here = await _reach(self._context, timeout)
-        node, old = await here.find(exchange)
-        await here.write(exchange, replace(old, is_deleted=True), node.version)
-        for name in await here.binding_names(exchange):
-            await here.delete_binding(exchange, name)
+        old = await here.find(exchange)
+        data = encode_exchange(replace(old, is_deleted=True))
+        await here.put(here.paths.exchange(exchange), data)
+        for name in await here.children(here.paths.bindings(exchange)):
+            await here.delete(here.paths.binding(exchange, name))
 
     async def bind(
         self,
@@ -190,15 +189,16 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         """
         binding = _binding_of(topic, key, headers, match)
         here = await _reach(self._context, timeout)
-        _, definition = await here.find(exchange)
+        definition = await here.find(exchange)
         check_binding(definition.kind, binding)
         await here.require_served(topic, definition)
-        known = await here.binding_names(exchange)
+        known = await here.children(here.paths.bindings(exchange))
+        path = here.paths.binding(exchange, binding_name(binding))
         if len(known) >= BINDINGS_MAX and binding_name(binding) not in known:
             raise ExchangeError(
                 f"exchange '{exchange}': expected at most {BINDINGS_MAX} bindings"
             )
-        await here.add_binding(exchange, binding)
+        await here.put(path, encode_binding(binding))
         await here.wait_in_effect(exchange, definition)
         return binding
 
@@ -230,8 +230,9 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         """
         binding = _binding_of(topic, key, headers, match)
         here = await _reach(self._context, timeout)
-        _, definition = await here.find(exchange)
-        was_there = await here.delete_binding(exchange, binding_name(binding))
+        definition = await here.find(exchange)
+        path = here.paths.binding(exchange, binding_name(binding))
+        was_there = await here.delete(path)
         await here.wait_in_effect(exchange, definition)
         return was_there
 
@@ -264,7 +265,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         require_text("routing_key", routing_key)
         pairs = list_headers(headers) if headers else ()
         here = await _reach(self._context, timeout)
-        _, definition = await here.find(exchange)
+        definition = await here.find(exchange)
         matcher = Matcher(definition.kind)
         matcher.replace(await here.bindings(exchange))
         return tuple(matcher.find(routing_key, pairs))
@@ -309,82 +310,59 @@ async def _reach(context: ClientContext, timeout: float | None) -> "_Exchanges":
     return _Exchanges(context, coordinator, await context.reach(timeout))
 
 
-@dataclass(frozen=True, slots=True)
 class _Exchanges:
     """The exchanges of a cluster, for one call, which ends by the deadline."""
 
-    context: ClientContext
-    coordinator: Coordinator
-    deadline_s: float
-
-    async def look(
-        self, exchange: str
-    ) -> tuple[Node | None, ExchangeDefinition | None]:
-        check_topic(exchange)
-        path = self.context.paths.exchange(exchange)
-        node = await self.coordinator.get(path, deadline_s=self.deadline_s)
-        found = None if node is None else decode_exchange(node.data)
-        return node, None if found is None or found.is_deleted else found
-
-    async def find(self, exchange: str) -> tuple[Node, ExchangeDefinition]:
-        node, found = await self.look(exchange)
-        if node is None or found is None:
-            raise ExchangeError(f"no exchange '{exchange}'")
-        return node, found
-
-    async def write(
-        self, exchange: str, definition: ExchangeDefinition, version: int | None
+    def __init__(
+        self, context: ClientContext, coordinator: Coordinator, deadline_s: float
     ) -> None:
-        await self.coordinator.replace(
-            self.context.paths.exchange(exchange),
-            encode_exchange(definition),
-            version=version,
-            deadline_s=self.deadline_s,
-        )
+        self.context = context
+        self.deadline_s = deadline_s
+        self.paths = context.paths
+        self.there = context.metadata.snapshot.brokers
+        """Brokers that are there."""
+        self.values = partial(read_values, coordinator, deadline_s=deadline_s)
+        self.get = partial(coordinator.get, deadline_s=deadline_s)
+        self.children = partial(coordinator.children, deadline_s=deadline_s)
+        self.write = partial(coordinator.replace, deadline_s=deadline_s)
+        self.put = partial(coordinator.set_or_create, deadline_s=deadline_s)
+        self.delete = partial(coordinator.delete, deadline_s=deadline_s)
+
+    async def look(self, exchange: str) -> tuple[int | None, ExchangeDefinition | None]:
+        """Return the version of the node of an exchange, and its definition."""
+        check_topic(exchange)
+        node = await self.get(self.paths.exchange(exchange))
+        if node is None:
+            return None, None
+        found = decode_exchange(node.data)
+        return node.version, None if found.is_deleted else found
+
+    async def find(self, exchange: str) -> ExchangeDefinition:
+        _, found = await self.look(exchange)
+        if found is None:
+            raise ExchangeError(f"no exchange '{exchange}'")
+        return found
 
     async def bindings(self, exchange: str) -> dict[str, Binding]:
-        path = self.context.paths.bindings(exchange)
-        return await read_values(
-            self.coordinator, path, decode_binding, deadline_s=self.deadline_s
-        )
-
-    async def binding_names(self, exchange: str) -> tuple[str, ...]:
-        path = self.context.paths.bindings(exchange)
-        return await self.coordinator.children(path, deadline_s=self.deadline_s)
-
-    async def add_binding(self, exchange: str, binding: Binding) -> None:
-        path = self.context.paths.binding(exchange, binding_name(binding))
-        data = encode_binding(binding)
-        await self.coordinator.set_or_create(path, data, deadline_s=self.deadline_s)
-
-    async def delete_binding(self, exchange: str, name: str) -> bool:
-        path = self.context.paths.binding(exchange, name)
-        return await self.coordinator.delete(path, deadline_s=self.deadline_s)
+        return await self.values(self.paths.bindings(exchange), decode_binding)
 
     # -- brokers
 
     async def brokers_of(self, topic: str) -> set[BrokerId] | None:
         """Return the brokers that serve a topic; None where there is no such topic."""
-        paths, deadline_s = self.context.paths, self.deadline_s
-        recorded = await self.coordinator.children(
-            paths.recorded_topic(topic), deadline_s=deadline_s
-        )
-        path = paths.topic_definition(topic)
-        node = await self.coordinator.get(path, deadline_s=deadline_s)
+        recorded = await self.children(self.paths.recorded_topic(topic))
+        node = await self.get(self.paths.topic_definition(topic))
         found = {BrokerId(int(name)) for name in recorded if name.isdecimal()}
         if node is None:
             return found or None
-        definition = decode_definition(node.data)
-        there = self.context.metadata.snapshot.brokers
-        return found.union(filter(definition.names, there))
+        return found.union(filter(decode_definition(node.data).names, self.there))
 
     async def require_served(self, topic: str, definition: ExchangeDefinition) -> None:
         """Refuse a topic that is not there, or not on all brokers of an exchange."""
         serving = await self.brokers_of(topic)
         if serving is None:
             raise ConfigError(f"there is no topic '{topic}'")
-        there = self.context.metadata.snapshot.brokers
-        needed = set(filter(definition.names, there)).union(definition.brokers or ())
+        needed = {*filter(definition.names, self.there), *(definition.brokers or ())}
         if missing := sorted(needed - serving):
             raise ConfigError(
                 f"topic '{topic}' is not on all brokers of the exchange: not on"
@@ -397,11 +375,11 @@ class _Exchanges:
         """Wait until the brokers that are there have the bindings of ZooKeeper."""
         waiting: dict[BrokerId, BrokerAddress] = {
             broker_id: copies.leader
-            for broker_id, copies in self.context.metadata.snapshot.brokers.items()
+            for broker_id, copies in self.there.items()
             if definition.names(broker_id) and copies.leader is not None
         }
         while waiting:
-            names = await self.binding_names(exchange)
+            names = await self.children(self.paths.bindings(exchange))
             wanted = zlib.crc32(" ".join(names).encode())
             for broker_id, address in [*waiting.items()]:
                 if await self._checksum_on(address, exchange) == wanted:
