@@ -111,9 +111,9 @@ class RouteRig:
         exchange = exchange_of(*bindings, **more)
         self.exchanges.apply({EXCHANGE: exchange}, self._topics.keys())
 
-    def begin(self, command: Mput) -> FakeSession:
+    def begin(self, command: Mput, session: FakeSession | None = None) -> FakeSession:
         """Put, and do not wait for the disk; the session has the reply when it came."""
-        return self._carry_out(command, FakeSession(self.context))
+        return self._carry_out(command, session or FakeSession(self.context))
 
     def _carry_out(self, command: Mput, session: FakeSession) -> FakeSession:
         whole = InPieces(command, [command.payload], len(command.payload))

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from metaq.broker.acks import PUT_OVERHEAD_BYTES
 from metaq.broker.handlers.route import TARGETS_MAX, read_address
 from metaq.protocol.commands import NO_CHECKSUM, Put
 from metaq.record.flags import encode_payload
 from metaq.record.layout import encode_record
 from metaq.routing.match import Binding, ExchangeKind
-from tests.broker.delay_rig import result_of
+from tests.broker.delay_rig import FakeSession, result_of
 from tests.broker.route_rig import EXCHANGE, RouteRig, batch_of
 from tests.cases import for_each
 from tests.rigs.fs import keep_all
@@ -165,6 +167,31 @@ def test_a_routing_key_has_a_bound() -> None:
     assert rig.send(batch_of(("order." + "a" * 249, b"|a"))).status == 200
     reply = rig.send(batch_of(("order." + "a" * 250, b"|a")))
     assert "expected at most 255 characters, got 256" in reply.text
+
+
+class HoldingSession(FakeSession):
+    """A session that counts what is in flight."""
+
+    held = 0
+
+    def hold(self, *, count: int, size_bytes: int) -> None:
+        self.held += size_bytes
+
+    def answer(self, replies: bytes, *, size_bytes: int = 0, **more: Any) -> None:
+        self.held -= size_bytes
+        super().answer(replies, **more)
+
+
+def test_bytes_are_in_flight_once_for_each_target_until_the_answer() -> None:
+    """So the bound of a connection holds for what it makes of its puts."""
+    rig = RouteRig(ORDERS, PAID, Binding("t2", "#"))
+    batch = batch_of(("order.paid", b"|" + bytes(1000)))
+    session = HoldingSession(rig.context)
+    rig.begin(batch, session)
+    assert session.held == 3 * len(batch.payload) + PUT_OVERHEAD_BYTES
+    rig.bench.run()
+    assert session.replies
+    assert session.held == 0
 
 
 def test_a_repeated_batch_is_stored_once_in_each_target() -> None:

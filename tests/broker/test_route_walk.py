@@ -29,15 +29,15 @@ class OlderBindings(RouteRig):
 class RepeatsTwice(RouteRig):
     """Does not look whether a target has a batch."""
 
-    def begin(self, command: Mput) -> FakeSession:
-        return super().begin(replace(command, producer=None, sequence=-1))
+    def begin(self, command: Mput, session: FakeSession | None = None) -> FakeSession:
+        return super().begin(replace(command, producer=None, sequence=-1), session)
 
 
 class AnswersAtOnce(RouteRig):
     """Answers before the disks have it."""
 
-    def begin(self, command: Mput) -> FakeSession:
-        session = super().begin(command)
+    def begin(self, command: Mput, session: FakeSession | None = None) -> FakeSession:
+        session = super().begin(command, session)
         session.replies = session.replies or [b"result 200 0 1\r\n"]
         return session
 

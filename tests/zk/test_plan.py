@@ -106,6 +106,16 @@ def test_a_leader_records_its_address_and_what_it_serves() -> None:
     assert records_of(replace(snapshot, has_record=False)) == {}
 
 
+def test_an_exchange_is_there_for_producers_alone() -> None:
+    """No consumer finds it, and no record says that it has messages."""
+    exchange = AdvertisedTopic("events", 1, accepts_gets=False, has_log=False)
+    snapshot = snapshot_of(1, exchange)
+    assert records_of(snapshot) == {"brokers/0": b"meta://127.0.0.1:8123"}
+    _, group = desired_groups(snapshot, PATHS)[0]
+    there = [node.path for node in group.nodes if node.upkeep is not Upkeep.ABSENT]
+    assert there == ["/meta/brokers/topics-pub/events/0-m"]
+
+
 def test_a_record_outlives_a_withdrawal_and_goes_with_its_topic() -> None:
     """The record of a broker is still there when the broker is not."""
     groups, _ = desired_groups(snapshot_of(1, AdvertisedTopic("t", 2)), PATHS)
