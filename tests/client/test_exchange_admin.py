@@ -20,6 +20,7 @@ from tests.rigs.waiting import wait_until
 ONE_BROKER = {
     "rig": "MetaQ has no exchanges",
     "test_a_broker_keeps_its_exchanges_without_zookeeper": "likewise",
+    "test_a_bound_topic_is_on_all_brokers_of_its_exchange": "likewise",
 }
 TOPICS = {"orders": 2, "paid": 1, "other": 1}
 
@@ -135,3 +136,33 @@ def test_a_broker_keeps_its_exchanges_without_zookeeper() -> None:
         with Client(**broker.client_options) as client, client.exchange("events") as e:
             e.send("a", b"1")
             assert [each.data for each in client.browse("orders")] == [b"1"]
+
+
+def test_a_bound_topic_is_on_all_brokers_of_its_exchange() -> None:
+    """An exchange may be on some brokers alone; each of them has a change."""
+    with (
+        embedded_broker(topics={"orders": 1, "both": 1}) as first,
+        embedded_broker(
+            topics={"both": 1}, settings={"brokerId": "1"}, zookeeper=first.zookeeper
+        ),
+        Client(**first.client_options) as client,
+    ):
+        wait_until(lambda: len(client.partitions("both")) == 2)
+        admin = client.admin()
+        admin.create_exchange("events")
+        with pytest.raises(
+            ConfigError, match="not on all brokers of the exchange: not on 1"
+        ):
+            admin.bind("events", "orders", key="#")
+        admin.bind("events", "both", key="#")
+        with client.exchange("events") as events:
+            sent = {
+                events.send("a", b"%d" % n, key=f"k{n}").partition for n in range(9)
+            }
+        assert len(sent) == 2
+        found = {message.partition.broker_id for message in client.browse("both")}
+        assert found == {0, 1}
+        admin.create_exchange("here", "fanout", brokers=[0])
+        admin.bind("here", "orders")
+        with client.exchange("here") as here:
+            assert here.send("", b"x").partition.broker_id == 0
