@@ -8,6 +8,7 @@ import pytest
 import metaq.client
 from metaq.client import (
     BufferFullError,
+    ErrorReply,
     HandlerFailedError,
     HeuristicError,
     PartitionsAwayError,
@@ -38,6 +39,7 @@ ERRORS = [
     BufferFullError("full", size_bytes=20, message_count=1),
     PartlySentError("1 of 2 failed", [STORED, NoBrokerError("gone")]),
     PartitionsAwayError("away", partitions=[PARTITION]),
+    ErrorReply("no reply", text="ValueError: x"),
     XaError("refused", code=-8, text="known"),
     HeuristicError("ended", code=7, text="committed"),
 ]

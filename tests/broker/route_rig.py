@@ -95,6 +95,7 @@ class RouteRig:
             address="meta://test:1",
             load=nothing,
             turns=nothing,
+            filter_work=nothing,
             port=1,
             started_s=0.0,
         )

@@ -4,9 +4,8 @@ import asyncio
 from dataclasses import replace
 from types import MappingProxyType
 
-from metaq.protocol.codec import encode
-
 from metaq.protocol.commands import Find, Put
+from metaq.protocol.encoding import encode
 from metaq.record.checksum import checksum
 from metaq.record.flags import encode_payload
 from metaq.record.runs import decode_runs
