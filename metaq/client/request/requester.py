@@ -116,6 +116,7 @@ class Requester:
         for reply in self._waiting.values():
             if not reply.done():
                 reply.set_exception(error)
+                reply.exception()  # one whose send goes on may never be awaited
 
     # -- the mailbox ------------------------------------------------------------------
 
