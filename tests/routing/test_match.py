@@ -30,7 +30,7 @@ TOPICS = st.sampled_from(("t0", "t1", "t2"))
 
 
 def named(bindings: Sequence[Binding]) -> dict[str, Binding]:
-    return {str(each): each for each in bindings}
+    return {repr(each): each for each in bindings}
 
 
 def fits(pattern: Sequence[str], words: Sequence[str]) -> bool:
