@@ -36,9 +36,7 @@ from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, SizeBytes
 from metaq.protocol import texts
 from metaq.protocol.commands import NO_CHECKSUM
-from metaq.protocol.encoding import (
-    encode_result,
-)
+from metaq.protocol.encoding import encode_result
 from metaq.protocol.put_replies import encode_put_replies
 from metaq.protocol.texts import (
     IN_DOUBT,

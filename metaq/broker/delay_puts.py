@@ -32,10 +32,7 @@ from metaq.errors import (
 )
 from metaq.model import LogId, SizeBytes, span_text
 from metaq.protocol.commands import NO_CHECKSUM, Mput, Put, Status
-from metaq.protocol.encoding import (
-    encode,
-    encode_result,
-)
+from metaq.protocol.encoding import encode, encode_result
 from metaq.record.batch import CheckedRecords
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.pieces import checksum_in_steps

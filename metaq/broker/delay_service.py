@@ -77,9 +77,7 @@ from metaq.errors import (
 from metaq.lifecycle import Service
 from metaq.model import LogId, Offset, SizeBytes
 from metaq.protocol.commands import Cancel, ListScheduled, Status
-from metaq.protocol.encoding import (
-    encode_result,
-)
+from metaq.protocol.encoding import encode_result
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.retry import Backoff
 from metaq.storage.log_removal import outcome_of

@@ -49,9 +49,7 @@ from metaq.protocol.commands import (
     Version,
 )
 from metaq.protocol.connection import InPieces, Oversized
-from metaq.protocol.encoding import (
-    encode_result,
-)
+from metaq.protocol.encoding import encode_result
 
 _log = logging.getLogger(__name__)
 

@@ -49,9 +49,7 @@ from metaq.errors import RemoteProtocolError, SequenceError, TransactionError, W
 from metaq.model import RANDOM_PARTITION, MessageId, SizeBytes
 from metaq.protocol.commands import NO_CHECKSUM
 from metaq.protocol.decimals import parse_i32
-from metaq.protocol.names import (
-    parse_producer,
-)
+from metaq.protocol.names import parse_producer
 from metaq.record.checksum import CHECKSUM_MASK, crc32
 from metaq.record.ids import ids_from
 from metaq.record.layout import HEADER, HEADER_BYTES, encode_records, record_starts

@@ -13,9 +13,7 @@ from metaq.broker.context import BrokerContext
 from metaq.errors import MetaqError, TransactionError
 from metaq.model import LocalTransactionId, LogId, TransactionId
 from metaq.protocol.commands import NO_CHECKSUM, Put
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.protocol.transaction_ids import format_key
 from metaq.record.batch import CheckedRecords, stamp_in_steps
 from metaq.record.ids import id_after

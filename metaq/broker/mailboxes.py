@@ -20,9 +20,7 @@ from metaq.config.settings import LimitsConfig
 from metaq.errors import NotFoundError, ServerError, UnavailableError
 from metaq.model import Offset
 from metaq.protocol.commands import Answer, Listen
-from metaq.protocol.encoding import (
-    encode_value_line,
-)
+from metaq.protocol.encoding import encode_value_line
 from metaq.record.runs import RecordRun, encode_runs
 from metaq.stats import counter, gauge
 

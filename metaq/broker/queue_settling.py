@@ -21,9 +21,7 @@ from metaq.errors import (
 )
 from metaq.model import Offset
 from metaq.protocol.commands import Settle, Status
-from metaq.protocol.encoding import (
-    encode_result,
-)
+from metaq.protocol.encoding import encode_result
 from metaq.protocol.queue_frames import (
     Settlement,
     SettleVerb,

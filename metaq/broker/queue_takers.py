@@ -25,10 +25,7 @@ from metaq.errors import (
 )
 from metaq.protocol import texts
 from metaq.protocol.commands import Take
-from metaq.protocol.encoding import (
-    encode_result,
-    encode_value_line,
-)
+from metaq.protocol.encoding import encode_result, encode_value_line
 from metaq.protocol.queue_frames import QueueDelivery, encode_taken
 from metaq.queues.rules import Now
 from metaq.queues.state import Taken

@@ -24,9 +24,7 @@ from metaq.broker.context import BrokerContext
 from metaq.errors import ClosedError, NoSpaceError, ServerError, StorageError
 from metaq.model import MessageId, SizeBytes
 from metaq.protocol import texts
-from metaq.protocol.encoding import (
-    encode_result,
-)
+from metaq.protocol.encoding import encode_result
 from metaq.protocol.put_replies import encode_put_replies_apart
 from metaq.record.ids import ids_from
 from metaq.record.layout import HEADER_BYTES, encode_records, record_starts

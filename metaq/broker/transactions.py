@@ -16,9 +16,7 @@ from metaq.broker.topics import Topics
 from metaq.errors import MetaqError, ServerError, StorageError, TransactionError
 from metaq.model import LogId, is_internal
 from metaq.protocol.commands import CommitTogether, Status, TransactionCommand
-from metaq.protocol.encoding import (
-    encode_result,
-)
+from metaq.protocol.encoding import encode_result
 from metaq.protocol.put_replies import encode_put_replies
 from metaq.protocol.transaction_ids import LINE_END
 from metaq.storage.partition_log import PartitionLog

@@ -51,9 +51,7 @@ from metaq.peer.options import ConnectionOptions
 from metaq.peer.replies import ReceiptColumns, take_receipts, take_results
 from metaq.protocol.commands import Command, Quit, Reply, Result, Value, Version
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.protocol.version import Capabilities
 from metaq.retry import wait_set
 from metaq.stats import counter, gauge

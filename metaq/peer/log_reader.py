@@ -46,9 +46,7 @@ from metaq.peer.replies import (
     raise_passing,
 )
 from metaq.protocol.commands import NO_GROUP, Check, Get, OffsetQuery, Reply
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.retry import retry
 
 GET_BYTES: Final = 1024 * 1024
@@ -243,7 +241,7 @@ class LogReader:
     ) -> FetchedRuns | None:
         """Return what matches a filter in the next bytes, from a record boundary on.
 
-        It may go on behind `end`. None where the broker does not filter, at all or
+        It may go on after `end`. None where the broker does not filter, at all or
         there: `read` says what is there.
 
         Raises:

@@ -31,11 +31,7 @@ from typing import Final, Literal, TypeAlias
 from metaq.errors import RemoteProtocolError
 from metaq.protocol.commands import Command, Mput, Put, Quit, Reply, Result, Value
 from metaq.protocol.decimals import I32_MAX
-from metaq.protocol.decoding import (
-    Frame,
-    decode_frame,
-    decode_line,
-)
+from metaq.protocol.decoding import Frame, decode_frame, decode_line
 
 LINE_BYTES_MAX: Final = 8 * 1024
 """Default cap of a line: two long names and an XA key fit, as in HTTP servers."""

@@ -165,6 +165,19 @@ def text_end(buffer: BytesLike, start: int, end: int) -> int:
     return start + TEXT_AT + int(length)
 
 
+def text_of(buffer: BytesLike, start: int, end: int, flag: int) -> bytes:
+    """Return the text of a payload from `start` to `end`.
+
+    Empty where it has none, or one that is cut short.
+    """
+    if not flag & HAS_ATTRIBUTE:
+        return b""
+    try:
+        return bytes(buffer[start + TEXT_AT : text_end(buffer, start, end)])
+    except CorruptRecordError:
+        return b""
+
+
 def decode_text(text: bytes, flag: int) -> tuple[bytes | None, HeaderPairs, str | None]:
     """Return (key, headers, attribute) of the text of an attribute block."""
     decoded = text.decode(errors="replace")
@@ -181,12 +194,9 @@ def has_field(payload: bytes, flag: int, field: bytes) -> bool:
         flag: the record's flag.
         field: as `encode_properties` writes a key, or one header.
     """
-    if flag & HAS_BOTH != HAS_BOTH or len(payload) < TEXT_AT:
+    if not flag & HAS_PROPERTIES:
         return False
-    (length,) = _TEXT_LENGTH.unpack_from(payload)
-    if not 0 <= length <= len(payload) - TEXT_AT:
-        return False
-    line = payload[TEXT_AT : TEXT_AT + length].partition(b"\n")[0]
+    line = text_of(payload, 0, len(payload), flag).partition(b"\n")[0]
     is_there = field in line.split(b"&")
     return is_there and _LINE.fullmatch(line.decode("latin-1")) is not None
 

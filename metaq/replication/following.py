@@ -39,9 +39,7 @@ from metaq.model import LogId, MessageId, Offset
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Follow, Reply, Value
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.replication.epochs import (
     NO_EPOCH,
     CopyFacts,

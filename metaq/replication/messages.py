@@ -60,9 +60,7 @@ from metaq.errors import RemoteProtocolError
 from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.protocol.decimals import I64_MAX
-from metaq.protocol.names import (
-    PRODUCER,
-)
+from metaq.protocol.names import PRODUCER
 from metaq.record.checksum import crc32
 from metaq.replication.election import Flag
 from metaq.replication.epochs import CopyFacts, Epoch

@@ -163,7 +163,7 @@ class Proofs:
         """Return whether the directories are as a replica left them that was sure.
 
         The seal is of the last moment of that life, and of no backup before. A life
-        after it has told ZooKeeper a greater version; a lower one there was set back.
+        after it has given ZooKeeper a greater version; a lower one there was set back.
         """
         return self.is_sealed and clean == self.holdings_version == self.member_version
 

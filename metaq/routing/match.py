@@ -23,6 +23,8 @@ from typing import Final
 from metaq.errors import ConfigError
 from metaq.model import HeaderPairs
 
+ROUTING_KEY: Final = "routing-key"
+"""Header with the routing key of a message; without it the attribute is."""
 BINDINGS_MAX: Final = 10_000
 """Bindings of an exchange."""
 KEY_BYTES_MAX: Final = 255
@@ -145,7 +147,7 @@ class _Patterns:
 
 
 def _with_rests(nodes: Iterable[_Node]) -> dict[_Node, None]:
-    """Return nodes with what follows when a `#` stands for no word."""
+    """Return nodes with what follows when a `#` matches no word."""
     found: dict[_Node, None] = {}
     for each in nodes:
         node: _Node | None = each
@@ -237,7 +239,7 @@ class Matcher:
         self._remember()
 
     def checksum(self) -> int:
-        """Return a number that tells sets of bindings apart: a CRC-32 of the names."""
+        """Return the CRC-32 of the names: other bindings have another one."""
         names = self._bindings.keys() | self.problems.keys()
         return zlib.crc32(" ".join(sorted(names)).encode())
 

@@ -72,7 +72,7 @@ class KeyBlock(NamedTuple):
     base: Offset
     end: Offset
     least_id: int
-    """Of the records; below 0 where one of them tells no time."""
+    """Of the records; below 0 where one of them has no time."""
     greatest_id: int
     slots: int
     entries: int

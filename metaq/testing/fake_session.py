@@ -8,9 +8,7 @@ from metaq.errors import RemoteProtocolError
 from metaq.protocol.commands import Put, Quit, Reply
 from metaq.protocol.connection import NEED_DATA, Connection, Event, Role, WireLimits
 from metaq.protocol.decimals import I32_MAX
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.testing.fake_metaq import Known
 
 REORDER_WINDOW_S: Final = 0.002

@@ -17,9 +17,7 @@ from metaq.errors import MetaqError, WireError
 from metaq.model import LogId
 from metaq.protocol.commands import Cancel, ListScheduled, Mput, Result
 from metaq.protocol.connection import Connection, Role, WireLimits
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.protocol.transaction_ids import parse_key
 from metaq.record.checksum import checksum
 from metaq.record.layout import encode_record

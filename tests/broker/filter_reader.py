@@ -7,9 +7,7 @@ from typing import NamedTuple
 from metaq.filter.language import parse_filter
 from metaq.protocol.commands import NO_NEXT, Get, Put, Result, Value
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.record.flags import decode_payload, encode_payload
 from metaq.record.layout import HEADER_BYTES, Record
 from metaq.record.runs import decode_runs, records_of

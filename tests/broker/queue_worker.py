@@ -12,9 +12,7 @@ from metaq.broker.queue_part import ServedQueue
 from metaq.fs import FileSystem
 from metaq.protocol.commands import Put, Result, Settle, Take, Value
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.protocol.queue_frames import (
     Settlement,
     SettleVerb,

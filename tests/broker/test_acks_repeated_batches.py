@@ -12,9 +12,7 @@ from metaq.model import MessageId
 from metaq.peer.replies import PutReceipt, parse_receipt
 from metaq.protocol.commands import NO_CHECKSUM, Mput, Result
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.record.layout import encode_record
 from tests.rigs.broker import Peer, running_broker
 from tests.rigs.fs import FaultyFileSystem

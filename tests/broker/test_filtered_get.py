@@ -12,9 +12,7 @@ from metaq.filter.language import has_parser, parse_filter
 from metaq.fs import FileSystem, ReadFile, SystemFileSystem
 from metaq.model import Offset
 from metaq.protocol.commands import NO_NEXT, Result, Value
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.protocol.version import decode_version_body
 from metaq.storage.segment import Damage
 from tests.broker.filter_reader import FilterReader, matches_in, put

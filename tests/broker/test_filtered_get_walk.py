@@ -19,9 +19,7 @@ from metaq.filter.language import parse_filter
 from metaq.fs import SystemFileSystem
 from metaq.model import Offset
 from metaq.protocol.commands import NO_NEXT, Put, Result, Value
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.record.flags import decode_payload, encode_payload
 from metaq.record.layout import HEADER_BYTES
 from tests.broker.filter_reader import FilterReader

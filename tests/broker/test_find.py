@@ -13,9 +13,7 @@ from metaq.broker.app import Broker
 from metaq.broker.handlers.find import FINDS_MAX, RECORDS_BYTES_MAX
 from metaq.model import Offset
 from metaq.protocol.commands import Find, Put
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.record.checksum import checksum
 from metaq.record.flags import encode_payload
 from metaq.record.runs import decode_runs

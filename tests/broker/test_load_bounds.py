@@ -22,9 +22,7 @@ from metaq.broker.waiters import Waiter, Waiters
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.net.channel import RECEIVE_BYTES, RECEIVE_FRAME_BYTES
 from metaq.protocol.commands import Get, Mput
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.record.layout import encode_record
 from metaq.record.scan import read_record
 from metaq.storage.partition_log import PartitionLog

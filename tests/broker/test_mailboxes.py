@@ -19,11 +19,7 @@ from metaq.broker.mailboxes import (
 from metaq.config.settings import LimitsConfig
 from metaq.errors import NotFoundError, ServerError, UnavailableError
 from metaq.protocol.commands import Answer, Listen, Value
-from metaq.protocol.decoding import (
-    Frame,
-    decode_frame,
-    decode_line,
-)
+from metaq.protocol.decoding import Frame, decode_frame, decode_line
 from metaq.record.runs import decode_runs
 from tests.rigs.broker import Peer, running_broker
 from tests.rigs.virtual_time import run_virtually

@@ -15,10 +15,7 @@ from metaq.broker.handlers.put import JOURNAL_STEP_COUNT, handle_mput
 from metaq.errors import ServerError
 from metaq.model import MessageId, XaTransactionId
 from metaq.protocol.commands import Mput
-from metaq.protocol.encoding import (
-    encode,
-    encode_puts,
-)
+from metaq.protocol.encoding import encode, encode_puts
 from metaq.protocol.transaction_ids import format_key, parse_key
 from metaq.record.checksum import checksum, checksums
 from metaq.record.ids import id_after

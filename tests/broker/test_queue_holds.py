@@ -18,9 +18,7 @@ from metaq.protocol.commands import (
     TransactionType,
     Value,
 )
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.protocol.queue_frames import SettleVerb, Word
 from metaq.protocol.transaction_ids import parse_key
 from tests.broker.queue_worker import (

@@ -3,9 +3,7 @@
 from pathlib import Path
 
 from metaq.protocol.commands import Put
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.protocol.queue_frames import SettleVerb, Word
 from tests.broker.filter_reader import put as put_tagged
 from tests.broker.queue_worker import Worker, queue_of, run

@@ -13,9 +13,7 @@ from metaq.broker.queue_log import QUEUES
 from metaq.broker.replica_part import HUNG_S
 from metaq.clock import SystemClock
 from metaq.protocol.commands import Result, Settle, Take, Value
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.protocol.queue_frames import SettleVerb, Word
 from metaq.queues.state_log import StateKind, decode_state
 from metaq.record.flags import decode_payload

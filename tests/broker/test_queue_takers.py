@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from metaq.broker.app import Broker
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.protocol.queue_frames import SettleVerb, Word
 from tests.broker.queue_worker import Worker, put, run
 from tests.rigs.broker import Peer

@@ -8,9 +8,7 @@ import pytest
 
 from metaq.protocol.commands import Value
 from metaq.protocol.connection import Connection, Role, WireLimits
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from tests.broker.queue_worker import QUICK, Worker, define, got_of, put
 from tests.rigs.broker import Peer, running_broker
 from tests.rigs.waiting import until

@@ -15,9 +15,7 @@ from metaq.errors import MetaqError
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.pool import open_connection
 from metaq.protocol.commands import Command, Reply, Result, Stats, Version
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from tests.client.scripted import ScriptedBroker, ok
 
 CLOCK = SystemClock()

@@ -10,9 +10,7 @@ from typing import Self
 from metaq.model import BrokerAddress, MessageId
 from metaq.protocol.commands import Mput, Put, Result, Stats, Version
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.protocol.version import Capabilities, encode_version_body
 from metaq.record.layout import HEADER, HEADER_BYTES, encode_record
 

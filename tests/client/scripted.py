@@ -13,9 +13,7 @@ from metaq.model import BrokerAddress
 from metaq.peer.pool import ConnectionPool
 from metaq.protocol.commands import Command, Quit, Reply, Result, Stats, Version
 from metaq.protocol.connection import NEED_DATA, Connection, Oversized, Role, WireLimits
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.protocol.version import encode_version_body
 from tests.client.memory_broker import OURS
 from tests.rigs.ports import reserved_port

@@ -23,9 +23,7 @@ from metaq.peer.connection import BrokerConnection
 from metaq.peer.pool import ConnectionPool
 from metaq.peer.replies import parse_receipt
 from metaq.protocol.commands import Mput, Put, Reply, Result
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.record.checksum import checksum
 from metaq.testing.fake_broker import FakeBroker, FaultKind
 from metaq.testing.proxy import Direction, Proxy

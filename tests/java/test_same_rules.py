@@ -33,9 +33,7 @@ from metaq.protocol.commands import (
     Value,
     Version,
 )
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.record.flags import encode_payload
 from metaq.record.layout import encode_record
 from tests.java.client import JavaClient

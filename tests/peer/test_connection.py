@@ -29,9 +29,7 @@ from metaq.peer.replies import (
 )
 from metaq.protocol.commands import Reply, Result, Stats, Value, Version
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from tests.client.asking import (
     CLOCK,
     OPTIONS,

@@ -8,9 +8,7 @@ from metaq.errors import ConnectionLostError, RequestTimeoutError
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.pool import open_connection
 from metaq.protocol.commands import Result, Stats, Value
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.testing.clock import ManualClock
 from tests.client.asking import OPTIONS, Asker, lacking, run, silent
 from tests.client.scripted import ScriptedBroker

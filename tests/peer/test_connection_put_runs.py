@@ -13,9 +13,7 @@ from metaq.errors import (
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.replies import ReceiptColumns
 from metaq.protocol.commands import Put, Reply, Result
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from tests.client.asking import CLOCK, run, silent
 from tests.client.producing import JAVA, Act, StandInBroker, producing
 from tests.client.scripted import ScriptedBroker

@@ -14,9 +14,7 @@ from metaq.errors import ClosedError, ConnectionLostError, MetaqError, NoBrokerE
 from metaq.model import BrokerAddress
 from metaq.peer.pool import IDLE_ROUTE_COUNT_MAX, ConnectionPool
 from metaq.protocol.commands import Command, Reply, Result, Stats, Version
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from tests.brokers import StartBroker
 from tests.client.scripted import TIMEOUT_S, ScriptedBroker, free_address, ok, refusal
 from tests.rigs.waiting import until

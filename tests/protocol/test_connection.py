@@ -16,9 +16,7 @@ from metaq.protocol.connection import (
     Role,
     WireLimits,
 )
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from tests.rigs.pair import drain
 
 SMALL = WireLimits(

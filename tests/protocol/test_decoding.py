@@ -35,9 +35,7 @@ from metaq.protocol.commands import (
     Version,
 )
 from metaq.protocol.connection import NEED_DATA, Connection, Event, Role, WireLimits
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from tests.cases import for_each
 from tests.rigs.pair import ConnectionPair, drain
 from tests.rigs.strategies import commands, cuts, replies

@@ -12,9 +12,7 @@ from metaq.protocol.commands import (
     Version,
 )
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from tests.cases import for_each
 from tests.protocol.golden import Case, bytes_of, cases, vectors
 from tests.rigs.pair import drain

@@ -28,11 +28,7 @@ from metaq.protocol.commands import (
     TransactionType,
     Version,
 )
-from metaq.protocol.encoding import (
-    encode,
-    encode_puts,
-    encode_value_line,
-)
+from metaq.protocol.encoding import encode, encode_puts, encode_value_line
 
 LOCAL = LocalTransactionId("s", 1)
 BEGIN = TransactionType.BEGIN

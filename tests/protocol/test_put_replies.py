@@ -3,9 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.protocol.encoding import (
-    encode_result,
-)
+from metaq.protocol.encoding import encode_result
 from metaq.protocol.put_replies import encode_put_replies, encode_put_replies_apart
 from metaq.protocol.texts import put_reply
 

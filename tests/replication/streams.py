@@ -14,9 +14,7 @@ from metaq.fs.group_thread import RunRequests
 from metaq.model import LogId, MessageId, Offset
 from metaq.protocol.commands import Follow, Result, Value
 from metaq.protocol.connection import Connection, Role, WireLimits
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.protocol.version import Capabilities
 from metaq.record.layout import encode_record
 from metaq.replication import messages

@@ -2,9 +2,7 @@
 
 from metaq.protocol.commands import Command, Reply
 from metaq.protocol.connection import NEED_DATA, Connection, Event, Role, WireLimits
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 
 DEFAULT_LIMITS = WireLimits()
 

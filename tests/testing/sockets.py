@@ -6,9 +6,7 @@ from typing import Self
 from metaq.model import BrokerAddress
 from metaq.protocol.commands import Command, Reply, Result, Value
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 
 PATIENCE_S = 60.0
 

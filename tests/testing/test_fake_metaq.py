@@ -18,9 +18,7 @@ from metaq.protocol.commands import (
     Value,
 )
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.record.layout import HEADER
 from metaq.testing.clock import ManualClock
 from metaq.testing.fake_metaq import FakeMetaq, Known

@@ -28,9 +28,7 @@ from metaq.errors import (
 from metaq.model import Offset
 from metaq.protocol import texts
 from metaq.protocol.commands import Check, Status
-from metaq.protocol.encoding import (
-    encode_result,
-)
+from metaq.protocol.encoding import encode_result
 from metaq.storage.log_state import WaitHandle
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import Damage

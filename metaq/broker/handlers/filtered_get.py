@@ -30,10 +30,7 @@ from metaq.errors import (
 from metaq.filter.language import Filter, has_parser, parse_filter
 from metaq.model import Offset, Position
 from metaq.protocol.commands import Get
-from metaq.protocol.encoding import (
-    encode_result,
-    encode_value_line,
-)
+from metaq.protocol.encoding import encode_result, encode_value_line
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.runs import RUN_BYTES, RecordRun, encode_runs
 from metaq.record.scan import Incomplete, scan_records

@@ -20,9 +20,7 @@ from metaq.errors import (
 from metaq.model import Offset
 from metaq.protocol import texts
 from metaq.protocol.commands import Find
-from metaq.protocol.encoding import (
-    encode_value_line,
-)
+from metaq.protocol.encoding import encode_value_line
 from metaq.record.runs import encode_runs
 from metaq.storage.key_index import field_names
 from metaq.storage.key_lookup import KeyQuestion, KeySearch

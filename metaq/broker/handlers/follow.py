@@ -4,10 +4,7 @@ from metaq.broker.acks import Answerer
 from metaq.errors import UnavailableError, WireError
 from metaq.protocol import texts
 from metaq.protocol.commands import Follow
-from metaq.protocol.encoding import (
-    encode_result,
-    encode_value_line,
-)
+from metaq.protocol.encoding import encode_result, encode_value_line
 
 
 def handle_follow(command: Follow, answerer: Answerer) -> None:

@@ -29,10 +29,7 @@ from metaq.model import MAX_OFFSET, Offset, SizeBytes
 from metaq.net.file_range import Explain, FileRange
 from metaq.protocol import texts
 from metaq.protocol.commands import Check, Get, Status
-from metaq.protocol.encoding import (
-    encode_result,
-    encode_value_line,
-)
+from metaq.protocol.encoding import encode_result, encode_value_line
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import DamagedSegmentError
 

@@ -37,9 +37,7 @@ from metaq.protocol.commands import (
     Status,
     TimeQuestion,
 )
-from metaq.protocol.encoding import (
-    encode_result,
-)
+from metaq.protocol.encoding import encode_result
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import DamagedSegmentError

@@ -19,7 +19,6 @@ In a transaction the same messages are puts of it, to the topics that are bound 
 
 from collections.abc import Generator, Sequence
 from functools import lru_cache
-from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -46,15 +45,13 @@ from metaq.errors import (
 from metaq.model import RANDOM_PARTITION, HeaderPairs, LogId, MessageId, SizeBytes
 from metaq.protocol import texts
 from metaq.protocol.commands import Mput, Put, Status
-from metaq.protocol.encoding import (
-    encode_result,
-)
+from metaq.protocol.encoding import encode_result
 from metaq.protocol.transaction_ids import format_key
 from metaq.record.batch import CheckedRecords, stamp_in_steps
-from metaq.record.flags import HAS_ATTRIBUTE, HAS_PROPERTIES, TEXT_AT, split_properties
+from metaq.record.flags import HAS_PROPERTIES, decode_text, text_of
 from metaq.record.ids import id_after
 from metaq.record.layout import HEADER, HEADER_BYTES
-from metaq.routing.match import KEY_BYTES_MAX
+from metaq.routing.match import KEY_BYTES_MAX, ROUTING_KEY
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
 from metaq.txn.records import encode_batch
@@ -62,14 +59,11 @@ from metaq.txn.transaction import BrokerTransaction, PutRun
 
 TARGETS_MAX: Final = 64
 """Topics that one message may go to."""
-ROUTING_KEY: Final = "routing-key"
-"""Header with the routing key; without it the attribute is."""
 STEP_COUNT: Final = 256
 """Messages that one step sorts: about a millisecond."""
 LINES_REMEMBERED_MAX: Final = 4096
 LINE_BYTES_MAX: Final = 512
 """Longest line of key and headers that is remembered."""
-_TEXT_LENGTH: Final = Struct(">i")
 
 
 class Addressed(NamedTuple):
@@ -447,21 +441,14 @@ def read_address(records: bytearray, start: int) -> Addressed:
     """
     length, _, _, flag = HEADER.unpack_from(records, start)
     first = start + HEADER_BYTES
-    text, size = b"", -1
-    if flag & HAS_ATTRIBUTE and length >= TEXT_AT:
-        (size,) = _TEXT_LENGTH.unpack_from(records, first)
-    if 0 <= size <= length - TEXT_AT:
-        text = bytes(records[first + TEXT_AT : first + TEXT_AT + size])
-    read = _read_line if size <= LINE_BYTES_MAX else _read_line.__wrapped__
-    return read(text, has_properties=bool(flag & HAS_PROPERTIES))
+    text = text_of(records, first, first + length, flag)
+    read = _read_text if len(text) <= LINE_BYTES_MAX else _read_text.__wrapped__
+    return read(text, flag & HAS_PROPERTIES)
 
 
 @lru_cache(LINES_REMEMBERED_MAX)
-def _read_line(text: bytes, *, has_properties: bool) -> Addressed:
-    attribute: str | None = text.decode(errors="replace")
-    key, headers = None, HeaderPairs()
-    if has_properties:
-        key, headers, attribute = split_properties(text.decode(errors="replace"))
+def _read_text(text: bytes, flag: int) -> Addressed:
+    key, headers, attribute = decode_text(text, flag)
     routing_key = dict(reversed(headers)).get(ROUTING_KEY)
     if routing_key is None:
         return Addressed(attribute or "", key, headers)

@@ -30,9 +30,7 @@ from metaq.protocol.commands import (
     TransactionCommand,
     TransactionType,
 )
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.protocol.transaction_ids import decode_keys, format_key
 from metaq.record.checksum import checksum
 from metaq.record.layout import encode_record

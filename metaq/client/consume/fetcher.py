@@ -51,9 +51,7 @@ from metaq.peer.connection import BrokerConnection
 from metaq.peer.options import READ_BACKOFF
 from metaq.peer.replies import FetchedRuns, NothingThere
 from metaq.protocol.commands import Check, Get, Reply
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.stats import counter
 
 _log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 Brokers that announce `find` look them up, page by page; what has no index they read.
 Topics of other brokers are read here, up to the log ends of now, with the same result.
-An id tells its time, and no more than the messages of that millisecond are read.
+An id has its time, and no more than the messages of that millisecond are read.
 """
 
 import heapq

@@ -21,8 +21,8 @@ LOST comes before ZooKeeper gives our partitions to others, even if ZooKeeper do
 answer: the coordinator promises that.
 
 All members have one filter, or none (`QueueGroupDefinitions.agree`). A member looks
-before it registers, so that a wrong one disturbs nothing; those that begin at once are
-told by a watch what was written last, and who reads otherwise leaves.
+before it registers, so that a wrong one disturbs nothing; those that begin at once
+see by a watch what was written last, and one with another filter leaves.
 
     Invariant: every partition read was claimed under the session of `fence`.
     Invariant: a partition is released after `revoke` of it has ended, never before.

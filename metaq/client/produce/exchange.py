@@ -18,9 +18,8 @@ from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.client.produce.scheduling import Span
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import Headers, list_headers
+from metaq.routing.match import ROUTING_KEY
 
-ROUTING_KEY: Final = "routing-key"
-"""Header that brokers route by."""
 KEYS_REMEMBERED_MAX: Final = 1024
 """Routing keys whose headers are remembered."""
 

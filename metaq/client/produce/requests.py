@@ -15,10 +15,7 @@ from metaq.errors import MetaqError
 from metaq.model import MessageId, Offset, TopicPartition
 from metaq.peer.replies import ReceiptColumns, parse_receipt, parse_scheduled
 from metaq.protocol.commands import Mput, Reply
-from metaq.protocol.encoding import (
-    encode,
-    encode_puts,
-)
+from metaq.protocol.encoding import encode, encode_puts
 from metaq.record.checksum import checksum, checksums
 from metaq.record.ids import ids_from
 

@@ -77,10 +77,7 @@ from metaq.protocol.commands import (
     TransactionCommand,
     TransactionType,
 )
-from metaq.protocol.encoding import (
-    encode,
-    encode_puts,
-)
+from metaq.protocol.encoding import encode, encode_puts
 from metaq.protocol.queue_frames import (
     Settlement,
     SettleVerb,

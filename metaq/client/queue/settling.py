@@ -27,9 +27,7 @@ from metaq.model import TopicPartition
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Reply, Settle, Take
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.protocol.queue_frames import (
     Settlement,
     SettleVerb,

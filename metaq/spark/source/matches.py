@@ -30,7 +30,7 @@ def matching_rows(batch: pa.RecordBatch, where: Filter | None) -> pa.RecordBatch
 def rows_of_runs(
     partition: TopicPartition, data: bytes, start: Offset, end: Offset
 ) -> pa.RecordBatch:
-    """Return the rows of runs in a part of the log, in order; what is behind is cut.
+    """Return the rows of runs in a part of the log, in order; what is after it is cut.
 
     Raises:
         CorruptRecordError: a record is damaged, or a run begins before the part, or

@@ -24,9 +24,7 @@ from metaq.errors import MetaqError
 from metaq.model import BrokerId, MessageId, Offset
 from metaq.peer.pool import ConnectionPool
 from metaq.protocol.commands import Command, Reply, Result, Settle, Take, Value, Version
-from metaq.protocol.encoding import (
-    encode,
-)
+from metaq.protocol.encoding import encode
 from metaq.protocol.queue_frames import (
     GROUP_DELAY,
     QueueDelivery,
