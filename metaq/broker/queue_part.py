@@ -263,6 +263,7 @@ class ServedQueue:
         state, position, size, passed = self.state, 0, len(data), 0
         limit = self.log.high_watermark - base
         unpack, is_ordered = HEADER.unpack_from, self.state.rules.is_ordered
+        where = self._where
         while position + HEADER_BYTES <= size and (
             state.wants_scan(count)
             or (through is not None and base + position <= through)
@@ -276,7 +277,9 @@ class ServedQueue:
                 )
             if end > size:
                 break
-            if not self._is_wanted(data, position + HEADER_BYTES, end, flag):
+            if where is not None and not _is_wanted(
+                where, data, position + HEADER_BYTES, end, flag
+            ):
                 position, passed = end, passed + 1
                 continue
             if passed:
@@ -303,14 +306,6 @@ class ServedQueue:
             position = state.scan_offset - base
         if passed:
             state.pass_over(Offset(base + position), passed)
-
-    def _is_wanted(self, data: bytes, start: int, end: int, flag: int) -> bool:
-        try:
-            return self._where is None or self._where.matches_payload(
-                data, start, end, flag
-            )
-        except CorruptRecordError:
-            return True  # the worker finds that, as without a filter
 
     # -- bytes of deliveries
 
@@ -342,6 +337,13 @@ class ServedQueue:
                 return data[start - base : end - base]
         found = read_cached(self.log, start, end - start)
         return found if found is not None and len(found) == end - start else None
+
+
+def _is_wanted(where: Filter, data: bytes, start: int, end: int, flag: int) -> bool:
+    try:
+        return where.matches_payload(data, start, end, flag)
+    except CorruptRecordError:
+        return True  # the worker finds that, as without a filter
 
 
 def _ranges(taken: Sequence[Taken]) -> list[tuple[Offset, Offset]]:

@@ -351,17 +351,19 @@ class PartitionSender:
         whole = BatchSpan(0, len(batch.payloads), is_mput=True)
         return Request(batch, whole, self.partition, self._order)
 
+    def _broker_name(self) -> str:
+        broker_id = self.partition.broker_id
+        return f"broker {broker_id} at {self._connections.address(broker_id)}"
+
     def _fit_first(self, capabilities: Capabilities) -> ClientError | None:
         """Cut the first request as the broker takes it; return why it never does."""
         request = self._waiting[0]
         batch, span = request.batch, request.span
-        broker_id = self.partition.broker_id
-        where = f"broker {broker_id} at {self._connections.address(broker_id)}"
         if self._is_mandatory is not None and not capabilities.exchanges:
-            return no_exchanges(where, capabilities)
+            return no_exchanges(self._broker_name(), capabilities)
         if batch.deliver_ms is not None:
             if not capabilities.delay_ms_max:
-                return no_delay(where, capabilities)
+                return no_delay(self._broker_name(), capabilities)
             capabilities = for_one_time(capabilities, self.partition.topic)
         if request.is_in_doubt and span.is_mput and capabilities.has_mput:
             return None  # it is recognised by its size
