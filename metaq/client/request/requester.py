@@ -126,9 +126,11 @@ class Requester:
         Raises:
             MetaqError: why it is not; nothing was sent.
         """
+        deadline_s = await self._context.reach(limit_s)
         if self._task is None:
             self._task = spawn(self._run(), "mailbox", self._fail)
-        if not await wait_set(self._is_open, limit_s):
+        left_s = deadline_s - self._context.clock.monotonic_s()
+        if not await wait_set(self._is_open, max(0.0, left_s)):
             raise self._error
 
     async def _run(self) -> None:

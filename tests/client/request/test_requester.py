@@ -15,6 +15,7 @@ from metaq.client import (
     Client,
     ClosedError,
     ConfigError,
+    CoordinationError,
     ErrorReply,
     NoBrokerError,
     NoMailboxError,
@@ -204,6 +205,15 @@ def test_a_broker_without_mailboxes_is_named() -> None:
         pytest.raises(NoMailboxError, match="broker 0: it has no mailboxes"),
     ):
         client.request("prices", b"ACME", timeout=5)
+
+
+def test_without_zookeeper_the_error_says_so() -> None:
+    """And nothing of brokers, of which nothing is known."""
+    with (
+        Client("127.0.0.1:1") as client,
+        pytest.raises(CoordinationError, match="ZooKeeper"),
+    ):
+        client.request("prices", b"ACME", timeout=0.3)
 
 
 def test_without_a_broker_the_error_says_so(broker: EmbeddedBroker) -> None:
