@@ -122,8 +122,14 @@ class Member:
         return {p for p, name in self.book.readers.items() if name == self.name}
 
     async def expire(self) -> None:
+        """End the session by force; it has a new one when this returns.
+
+        A fence alone does not show that: the owner may win its session back in between.
+        """
+        version = self.coordinator.status.session_version
         identity = kazoo_session(self.coordinator)
         await asyncio.to_thread(expire_session, self.hosts, *identity)
+        await until(lambda: self.coordinator.status.session_version > version)
 
 
 def coordinator_on(hosts: str, options: ClientOptions = OPTIONS) -> KazooCoordinator:

@@ -68,16 +68,16 @@ class _Group:
         def by_name(readers: dict[TopicPartition, str]) -> dict[str, str]:
             return {p.name: member for p, member in readers.items()}
 
-        if any(member.source.unsettled_since_s is not None for member in self.members):
-            return False
-        if by_name(self.book.readers) != expected:
-            return False
         try:
             coordinator = self.members[0].coordinator
             owners = await read_owners(coordinator, PATHS, "g", "t", deadline_s=in_s(2))
         except CoordinationError:
             return False
-        return by_name(dict(owners)) == expected
+        # The readers last: they may change while ZooKeeper answers.
+        return (
+            all(member.source.unsettled_since_s is None for member in self.members)
+            and by_name(dict(owners)) == by_name(self.book.readers) == expected
+        )
 
 
 async def _serve(member: Member) -> None:
