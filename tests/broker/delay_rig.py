@@ -67,6 +67,8 @@ async def ask(peer: Peer, command: Mput | Cancel | ListScheduled) -> Result:
 class AtOnce(Executor):
     """Threads that do their work where it is handed to them."""
 
+    is_running = True
+
     def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
         try:

@@ -1,6 +1,6 @@
 """Transactions on a disk in memory, with threads and a loop that the test runs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,6 +84,7 @@ class TransactionBench:
         limits: TransactionLimits | None = None,
         log_bytes_max: int = 0,
         unflush_threshold: int = 0,
+        topics: Mapping[str, TopicConfig] | None = None,
         **system: int,
     ) -> None:
         self.fs = fs
@@ -92,7 +93,8 @@ class TransactionBench:
         config = BrokerConfig(
             system=SystemConfig(data_path=str(DATA), partition_count=4, **system),  # type: ignore[arg-type]
             limits=LimitsConfig(free_bytes_min=0, log_bytes_max=log_bytes_max),
-            topics={"test": replace(TOPIC, unflush_threshold=unflush_threshold)},
+            topics=topics
+            or {"test": replace(TOPIC, unflush_threshold=unflush_threshold)},
         )
         self.logs = StorageBench(fs, config, self.clock, is_late=True)
         self.workers: list[StepWorker] = []
