@@ -47,7 +47,7 @@ def test_a_mailbox_leaves_a_broker_that_hangs(zookeeper: str, tmp_path: Path) ->
         }
         client = stack.enter_context(Client(zookeeper))
         wait_until(lambda: len(parts_of(client).metadata.snapshot.brokers) == 2)
-        client.admin().create_topic("prices", partitions=1, brokers=[1])
+        make_topic(client, "prices", brokers=[1])
         stack.callback(kill, respond(zookeeper, "one"))
         hanging = client
         while True:  # its mailbox is at one of them, by chance

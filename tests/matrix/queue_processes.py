@@ -91,7 +91,8 @@ class _Notes:
     def said(self, verb: str) -> None:
         """Note what is about to be said."""
         if self._stops:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this thread: it would go on for a moment if another one had it.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         self._book.note("said", **self._fields, verb=verb)
         if verb == "die":
             os.kill(os.getpid(), signal.SIGKILL)
