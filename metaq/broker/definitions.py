@@ -26,6 +26,7 @@ Keep in step: `defined_topics.py`, `metaq/zk/deletion.py`, docs/storage.md.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -107,6 +108,7 @@ class Definitions(Service):
             " that",
             self._path.with_name(GROUPS_COPY_NAME),
             encode_group,
+            lambda each: each.generation,
         )
         self._exchanges = FollowedDefinitions[DefinedExchange](
             "exchange",
@@ -453,6 +455,7 @@ class Definitions(Service):
             Whether no topic is left that other brokers have to delete.
         """
         assert self._coordinator is not None
+        await self._restore_groups(self._coordinator)
         await self._publish(self._coordinator, outcome)
         is_finished = True
         for topic in sorted(self._removed):
@@ -461,6 +464,24 @@ class Definitions(Service):
             )
             is_finished &= not left
         return is_finished
+
+    async def _restore_groups(self, coordinator: Coordinator) -> None:
+        """Write the generations of groups again that ZooKeeper has lost.
+
+        Else the next worker would begin with the first one, and another group.
+        """
+        for name in self._groups.lost:
+            path, known = self._paths.queue_group(name), self._groups.values[name]
+            node = await coordinator.get(path, deadline_s=self._deadline_s())
+            found = known if node is None else decode_group(node.data)
+            if node is None or found.generation < known.generation:
+                _log.warning("queue group is written again: group=%s", name)
+                await coordinator.replace(
+                    path,
+                    encode_group(replace(found, generation=known.generation)),
+                    version=None if node is None else node.version,
+                    deadline_s=self._deadline_s(),
+                )
 
     async def _publish(self, coordinator: Coordinator, outcome: Decisions) -> None:
         """Bring our statuses in step; those of an earlier life of ours, too."""

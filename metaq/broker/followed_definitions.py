@@ -2,7 +2,7 @@
 
 While ZooKeeper has not been read the copy on the disk counts. A definition that cannot
 be read stays as it was, and so does one that is gone without having been deleted:
-ZooKeeper may have lost it.
+ZooKeeper may have lost it. It has, where one of an earlier generation is there.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,7 +43,12 @@ class FollowedDefinitions(Generic[D]):
     """The definitions of one kind. Owner: `Definitions`, on the loop."""
 
     def __init__(
-        self, kind: str, advice: str, path: Path, encode: Callable[[D], bytes]
+        self,
+        kind: str,
+        advice: str,
+        path: Path,
+        encode: Callable[[D], bytes],
+        generation_of: Callable[[D], int] = lambda _each: 0,
     ) -> None:
         """Begin with none.
 
@@ -52,14 +57,18 @@ class FollowedDefinitions(Generic[D]):
             advice: what to do where one is gone, after "on this broker: ".
             path: of the copy.
             encode: writes one for the copy.
+            generation_of: says how many of its name were deleted before.
         """
         self.path = path
         self.values: Mapping[str, D] = {}
         self.problems: tuple[str, ...] = ()
+        self.lost: tuple[str, ...] = ()
+        """Names of those whose generation ZooKeeper has lost."""
         self.watch: DefinitionWatch[D] | None = None
         self._kind = kind
         self._advice = advice
         self._encode = encode
+        self._generation_of = generation_of
 
     def refresh(self) -> bool:
         """Take over what ZooKeeper has; return whether the copy is to be written."""
@@ -77,21 +86,34 @@ class FollowedDefinitions(Generic[D]):
         return {name: each for name, each in self.values.items() if not each.is_deleted}
 
     def _read(self, found: Mapping[str, D | str]) -> dict[str, D]:
-        values, problems = {**self.values}, list[str]()
+        values, problems, lost = {**self.values}, list[str](), list[str]()
         for name, each in found.items():
             if isinstance(each, str):
                 problems.append(
                     f"definition of {self._kind} '{name}' cannot be read: {each}"
                 )
-            else:
+            elif (old := values.get(name)) is None or not self._is_lost(old, each):
                 values[name] = each
+            else:
+                lost.append(name)
+                problems.append(
+                    f"definition of {self._kind} '{name}' is of an earlier generation"
+                    " than the one in effect on this broker: ZooKeeper has lost that;"
+                    " this broker writes it again"
+                )
         for name in sorted(values.keys() - found.keys()):
             if values[name].is_deleted:
                 del values[name]
                 continue
+            if self._generation_of(values[name]):
+                lost.append(name)
             problems.append(
                 f"definition of {self._kind} '{name}' is gone from ZooKeeper, and stays"
                 f" in effect on this broker: {self._advice}"
             )
-        self.problems = tuple(problems)
+        self.problems, self.lost = tuple(problems), tuple(lost)
         return values
+
+    def _is_lost(self, old: D, new: D) -> bool:
+        earlier = self._generation_of(new) < self._generation_of(old)
+        return earlier and not old.is_deleted

@@ -4,9 +4,8 @@ import asyncio
 from dataclasses import replace
 from types import MappingProxyType
 
-from metaq.protocol.commands import Find, Put
+from metaq.protocol.commands import Find
 from metaq.protocol.encoding import encode
-from metaq.record.checksum import checksum
 from metaq.record.flags import encode_payload
 from metaq.record.runs import decode_runs
 from metaq.storage.key_index import keys_path
@@ -55,17 +54,15 @@ def test_a_new_leader_finds_what_the_one_before_found() -> None:
         async with replicas(settings=settings) as rig:
             for number in (1, 2, 3):
                 give_index(rig, number)
-            leader = rig.leader()
             for number in range(COUNT):
                 payload, flag = encode_payload(
                     b"%d" % number, None, b"k%d" % (number % 2)
                 )
-                put = Put("test", 0, payload, flag, checksum(payload), 9)
-                answer = await rig.ask(leader, encode(put))
-                assert answer.startswith(b"result 200 "), answer
+                await rig.store(payload, flag=flag)
             await rig.equal()
             for number in (1, 2, 3):
                 await soon(lambda number=number: has_index(rig, number), rig.describe)
+            leader = rig.leader()
             wanted = list(range(COUNT - 1, 0, -2))
             assert await find(rig, leader) == wanted
             epoch = rig[leader].node.epoch

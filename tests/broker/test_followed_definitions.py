@@ -1,6 +1,6 @@
 """Definitions that come from ZooKeeper, or from the copy, or stay as they were."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from metaq.broker.followed_definitions import FollowedDefinitions
@@ -29,7 +29,11 @@ class Found:
 
 def followed() -> tuple[FollowedDefinitions[QueueGroupDefinition], Found]:
     kind = FollowedDefinitions[QueueGroupDefinition](
-        "queue group", "write it again", Path("copy"), encode_group
+        "queue group",
+        "write it again",
+        Path("copy"),
+        encode_group,
+        lambda each: each.generation,
     )
     kind.watch = found = Found()
     return kind, found
@@ -62,3 +66,24 @@ def test_what_cannot_be_read_or_is_gone_stays_with_a_sentence() -> None:
     assert kind.refresh()
     assert kind.active() == {"lost": OTHER}
     assert not kind.problems
+
+
+def test_one_of_an_earlier_generation_is_not_taken_for_another_one() -> None:
+    """ZooKeeper has lost the later one, which stays; but for one that was deleted."""
+    kind, found = followed()
+    second = replace(ONE, generation=2)
+    kind.values = {"g": second}
+    found.is_complete = True
+    assert not kind.refresh()
+    assert kind.lost == ("g",)
+    found.values = {"g": ONE}
+    assert not kind.refresh()
+    assert (kind.values, kind.lost) == ({"g": second}, ("g",))
+    assert "is of an earlier generation" in kind.problems[0]
+    found.values = {"g": replace(ONE, generation=3)}
+    assert kind.refresh()
+    assert (kind.values, kind.lost, kind.problems) == (found.values, (), ())
+    kind.values = {"g": replace(OVER, generation=2)}
+    found.values = {"g": ONE}
+    assert kind.refresh()
+    assert (kind.values, kind.lost) == ({"g": ONE}, ())

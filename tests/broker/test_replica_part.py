@@ -68,7 +68,7 @@ def test_the_flag_is_on_the_disk_before_a_torn_tail_goes() -> None:
     """A crash in between would forget that bytes were promised which are gone."""
 
     async def scenario(rig: Replicas) -> None:
-        await rig.put(rig.leader())
+        await rig.store()
         await rig.equal()
         other = rig.follower()
         rig.zookeeper.reap(await rig[other].kill())
@@ -94,7 +94,7 @@ def test_a_tail_of_an_incomplete_replica_says_nothing_more() -> None:
     """Its flag is the stronger one."""
 
     async def scenario(rig: Replicas) -> None:
-        await rig.put(rig.leader())
+        await rig.store()
         await rig.equal()
         other = rig.follower()
         rig.zookeeper.reap(await rig[other].kill())
@@ -140,7 +140,7 @@ def test_a_leader_that_hung_names_no_end_before_it_knows_who_leads() -> None:
 
     async def scenario(rig: Replicas) -> None:
         leader = rig.leader()
-        await rig.put(leader)
+        await rig.store()
         await rig.equal()
         ends, beyond = (
             b"offset test g 0 25 2\r\n",
@@ -175,7 +175,7 @@ def test_a_leader_whose_session_is_over_names_ends_while_all_others_pull() -> No
         settings = {"replicaLagTimeoutMs": "60000"}
         async with replicas(settings=settings, has_links=True) as rig:
             leader = rig.leader()
-            await rig.put(leader)
+            await rig.store()
             await rig.equal()
             rig.zookeeper.stop()
             rig[leader].client.report(SessionEvent.EXPIRED)
@@ -202,7 +202,7 @@ def test_a_follower_names_no_end() -> None:
     """It is late, and may be a leader of before to which a client is connected."""
 
     async def scenario(rig: Replicas) -> None:
-        await rig.put(rig.leader())
+        await rig.store()
         await rig.equal()
         other = rig.follower()
         answer = await rig.ask(other, b"offset test g 0 25 2\r\n")

@@ -36,6 +36,6 @@ def test_a_reply_is_printed_as_it_came(
             with pytest.raises(ErrorReply, match="ValueError: no such price"):
                 request(target, "prices", "bad", None, headers)
         thread.join(30)
-        short = Target("memory", "/meta", (), 0.3, broker.coordinator_factory)
+        short = Target("memory", "/meta", (), 2.0, broker.coordinator_factory)
         with pytest.raises(ReplyTimeoutError, match="no reply within"):
             request(short, "prices", "ACME", None, headers)

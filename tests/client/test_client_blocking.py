@@ -301,7 +301,7 @@ def test_a_call_has_a_timeout(broker: AnyBroker) -> None:
         client.partitions("test")
         broker.stop()
         with pytest.raises(MetaqError, match="tried for"):
-            client.stats(timeout=0.05)
+            client.stats(timeout=0.3)
         with pytest.raises(MetaqError):
             client.get("test", "0-0", 0, timeout=0.05)  # type: ignore[arg-type]  # an int
 

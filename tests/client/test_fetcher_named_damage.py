@@ -209,7 +209,7 @@ def test_refusals_without_a_word_of_damage_end_with_the_watchdog(
     monkeypatch.setattr(
         "metaq.protocol.texts.with_damage", lambda text, *_args, **_named: text
     )
-    with client.consumer("g", ["test"], watchdog_s=0.4, **IDLE) as consumer:
+    with client.consumer("g", ["test"], watchdog_s=1.0, **IDLE) as consumer:
         take(consumer, scene.before)
         with pytest.raises(StuckError) as caught:
             take(consumer, 1)

@@ -477,6 +477,7 @@ def test_a_send_to_a_topic_of_a_follower_alone_takes_its_time() -> None:
         server = MemoryZooKeeper()
         put_topic(server, "t", "0-s1")
         async with AsyncClient(coordinator=server.coordinator) as client:
+            await client.topics()  # ZooKeeper is known to be there
             producer = client.producer()
             with pytest.raises(
                 NoBrokerError, match=r"takes puts to topic 't' \(waited"
@@ -494,6 +495,7 @@ def test_a_topic_that_there_is_not_has_near_names_and_a_command() -> None:
         for name in ("orders", "payments"):
             put_topic(server, name, "0-m")
         async with AsyncClient(coordinator=server.coordinator) as client:
+            await client.topics()  # ZooKeeper is known to be there
             for topic, wanted in (
                 ("oders", "did you mean orders? 'metaq topics create oders' makes it"),
                 ("xyz", "are there: 0; 'metaq topics create xyz' makes it"),

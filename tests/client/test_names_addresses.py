@@ -71,5 +71,5 @@ def test_an_address_where_nobody_is_is_named(
             lambda: client.get("t", "0-0", Offset(0), timeout=0.1),
             lambda: client.producer().send("t", b"a", timeout=0.1),
         ):
-            with pytest.raises(kind, match=rf"{text} \(waited 0\.\d+ s\)$"):
+            with pytest.raises(kind, match=rf"{text} \(waited \d+\.\d+ s\)$"):
                 ask()

@@ -17,6 +17,7 @@ from metaq.errors import MetaqError, NoBrokerError
 from metaq.model import GroupOffset, MessageId, Offset
 from tests.brokers import PYTHON, StartBroker, broker_of
 from tests.client.worlds import IDLE, QUICK, partition, payloads, take
+from tests.rigs.inside import subscription_of, twin_of
 from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {
@@ -109,6 +110,8 @@ def test_an_offset_is_kept_within_the_log(broker: Any, client: Client) -> None:
     assert first(client, "test", start=Offset(0)) == b"0"
     with client.consumer("g", ["test"], start=Offset(2**62), **IDLE) as consumer:
         wait_until(consumer.assignment)
+        state = subscription_of(twin_of(consumer))
+        wait_until(lambda: state.status_of(partition()).reached < 2**62)
         assert consumer.receive(0.05) is None
         broker.put(b"3")
         assert payloads(take(consumer, 1)) == [b"3"]

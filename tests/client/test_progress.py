@@ -405,8 +405,8 @@ def test_a_partition_that_an_operator_closed_does_not_end_the_consumer(
     """`health` and one line of the log report it, however long it lasts."""
     broker.put(b"m")
     broker.close_partition()
-    with client.consumer("g", ["test"], watchdog_s=0.2, **IDLE) as consumer:
-        assert consumer.receive(0.6) is None
+    with client.consumer("g", ["test"], watchdog_s=1.0, **IDLE) as consumer:
+        assert consumer.receive(2.0) is None
         assert len(consumer.health().problems) == 1
         assert caplog.text.count("get failed") == 1
         broker.open_partition()
@@ -418,7 +418,7 @@ def test_health_tells_of_a_place_behind_the_log_end(
     broker: Any, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker.put(b"m")
-    with client.consumer("g", ["test"], watchdog_s=0.2, **IDLE) as consumer:
+    with client.consumer("g", ["test"], watchdog_s=1.0, **IDLE) as consumer:
         assert consumer.receive(30).data == b"m"
         move_consumer(consumer, ZERO, Offset(1_000_000))
         # What no reader has asked for within the bound is not looked at.

@@ -14,7 +14,7 @@ from metaq.client.options import QueueOptions
 from metaq.client.queue.work_queue import AsyncQueue
 from metaq.errors import ClientError, ConfigError
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
-from metaq.zk.group_definitions import QueueGroupDefinition
+from metaq.zk.group_definitions import QueueGroupDefinition, decode_group
 from tests.client.worlds import parts_of
 from tests.rigs.waiting import wait_until
 
@@ -32,6 +32,7 @@ ONE_BROKER = {
     "test_without_zookeeper_there_are_no_queue_groups": "MetaQ has none",
     "test_a_name_is_a_log_group_or_a_queue_group": "MetaQ has none",
     "test_what_is_done_outlives_a_definition_lost_by_zookeeper": "MetaQ has none",
+    "test_what_a_later_generation_has_done_outlives_its_loss": "MetaQ has none",
     "test_a_group_made_again_while_its_broker_was_down_begins_anew": "MetaQ has none",
     "test_a_worker_waits_for_a_broker_that_has_the_group_before": "MetaQ has none",
     "test_a_topic_that_is_made_again_has_none_of_its_acks": "MetaQ has none",
@@ -318,6 +319,38 @@ def test_what_is_done_outlives_a_definition_lost_by_zookeeper() -> None:
         broker.zookeeper.remove("/meta/catalog/groups/g")
         broker.restart()
         assert take_all(broker, 1) == [(b"second", 1)]
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_what_a_later_generation_has_done_outlives_its_loss(is_written: bool) -> None:
+    """Also where a worker has written the first generation before the broker."""
+    path = "/meta/catalog/groups/g"
+
+    async def remake(groups: QueueGroupDefinitions) -> None:
+        await groups.delete("g")
+        assert (await groups.ensure("g", "orders", DROP)).generation == 1
+
+    async def define(groups: QueueGroupDefinitions) -> None:
+        assert (await groups.ensure("g", "orders", DROP)).generation == 0
+
+    with embedded_broker(topics={"orders": 1}) as broker:
+        ack_first(broker)
+        ask(broker, remake)
+        assert take_all(broker, 2) == [(b"first", 1), (b"second", 1)]
+        with Client(**broker.client_options) as client, client.producer() as producer:
+            producer.send("orders", b"third")
+        broker.stop()
+        broker.zookeeper.remove(path)
+        if is_written:
+            ask(broker, define)
+        broker.start()
+
+        def is_there() -> bool:
+            node = broker.zookeeper.nodes.get(path)
+            return node is not None and decode_group(node.data).generation == 1
+
+        wait_until(is_there)
+        assert take_all(broker, 1) == [(b"third", 1)]
 
 
 def test_a_group_made_again_while_its_broker_was_down_begins_anew() -> None:

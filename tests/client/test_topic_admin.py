@@ -303,7 +303,7 @@ def test_a_broker_that_restarts_is_waited_for(cluster: Cluster, client: Client) 
     cluster.brokers[1].stop()
     wait_until(lambda: 1 not in parts_of(client).metadata.snapshot.brokers)
     with pytest.raises(NoBrokerError, match=r"broker 1 cannot .*, it is not there"):
-        client.admin().create_topic("new", partitions=1, brokers=[1], timeout=0.5)
+        client.admin().create_topic("new", partitions=1, brokers=[1], timeout=2)
     with ThreadPoolExecutor(1) as pool:
         making = pool.submit(
             client.admin().create_topic, "new", partitions=1, brokers=[1], timeout=30

@@ -148,7 +148,7 @@ def test_below_the_minimum_nothing_is_acknowledged_until_another_is_back(
         before = len(ledger.acked)
         time.sleep(SESSION_S * 2)
         assert len(ledger.acked) == before
-        assert len(cluster.record.in_sync) == 2
+        wait_until(lambda: len(cluster.record.in_sync) == 2, SETTLE_S)
         cluster.replicas[followers[0]].start()
         wait_acked(ledger)
 

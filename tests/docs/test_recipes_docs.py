@@ -33,6 +33,7 @@ from tests.docs.programs import (
     make_chroot,
     python_files,
 )
+from tests.integration.registered import make_topic
 
 PAGE = ROOT / "docs" / "recipes.md"
 TEXT = PAGE.read_text()
@@ -65,7 +66,7 @@ def client(zookeeper: str) -> Iterator[Client]:
     """Give a client of the cluster, which has the topics of the page."""
     with Client(zookeeper) as one:
         for topic in ("orders", "jobs", "carts", "enriched"):
-            one.admin().create_topic(topic, partitions=2)
+            make_topic(one, topic, partitions=2)
         yield one
 
 

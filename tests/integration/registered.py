@@ -1,8 +1,12 @@
 """A broker in a process of its own that is registered in ZooKeeper."""
 
 from pathlib import Path
+from typing import Any
+
+from kazoo.client import KazooClient
 
 from metaq.client import Client, NoBrokerError
+from metaq.zk.paths import NodePaths
 from tests.client.worlds import parts_of
 from tests.rigs.process import BrokerProcess
 from tests.rigs.waiting import wait_until
@@ -22,13 +26,20 @@ def registered_broker(data: Path, zookeeper: str, **more: int) -> BrokerProcess:
 
 
 def wait_registered(zookeeper: str) -> None:
-    """Wait until clients find it."""
+    """Wait until clients find it, and may give it topics: see `make_topic`."""
     with Client(zookeeper) as client:
         wait_until(lambda: parts_of(client).metadata.snapshot.brokers)
+    records, kazoo = NodePaths().recorded_brokers(), KazooClient(zookeeper)
+    kazoo.start()
+    try:
+        wait_until(lambda: kazoo.exists(records) and kazoo.get_children(records))
+    finally:
+        kazoo.stop()
+        kazoo.close()
 
 
-def make_topic(client: Client, topic: str) -> None:
-    """Make a topic of one partition as soon as a broker can be given one.
+def make_topic(client: Client, topic: str, partitions: int = 1, **options: Any) -> None:
+    """Make a topic as soon as a broker can be given one.
 
     Its record comes some time after its registration; until then it looks like one of
     MetaQ 1.4, which takes none.
@@ -36,7 +47,7 @@ def make_topic(client: Client, topic: str) -> None:
 
     def is_made() -> bool:
         try:
-            client.admin().create_topic(topic, partitions=1)
+            client.admin().create_topic(topic, partitions=partitions, **options)
         except NoBrokerError:
             return False
         return True

@@ -47,7 +47,7 @@ def test_a_mailbox_leaves_a_broker_that_hangs(zookeeper: str, tmp_path: Path) ->
         }
         client = stack.enter_context(Client(zookeeper))
         wait_until(lambda: len(parts_of(client).metadata.snapshot.brokers) == 2)
-        client.admin().create_topic("prices", partitions=1, brokers=[1])
+        make_topic(client, "prices", brokers=[1])
         stack.callback(kill, respond(zookeeper, "one"))
         hanging = client
         while True:  # its mailbox is at one of them, by chance
@@ -80,7 +80,11 @@ def test_every_request_is_answered_though_a_responder_is_killed(
     with registered_broker(tmp_path / "data", zookeeper), Client(zookeeper) as client:
         make_topic(client, "prices")
         processes = [respond(zookeeper, name) for name in ("one", "two")]
-        by = list[bytes]()
+        by, ready = list[bytes](), set[bytes]()
+
+        def are_ready() -> bool:
+            ready.add(client.request("prices", b"", timeout=60).partition(b":")[0])
+            return len(ready) == len(processes)
 
         def ask(number: int) -> None:
             reply = client.request("prices", b"%d" % number, timeout=60)
@@ -89,6 +93,8 @@ def test_every_request_is_answered_though_a_responder_is_killed(
             by.append(name)
 
         try:
+            # Else the first one has answered most before the other one is there.
+            wait_until(are_ready)
             with ThreadPoolExecutor(16) as threads:
                 asked = threads.map(ask, range(REQUESTS))
                 wait_until(lambda: {b"one", b"two"} <= {*by})

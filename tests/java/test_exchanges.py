@@ -1,6 +1,7 @@
 """MetaQ's own Java producers and consumers, and an exchange."""
 
 from metaq.client import Client
+from tests.integration.registered import make_topic
 from tests.java.client import Callback, JavaClient, Listener, Outcome
 from tests.rigs.waiting import wait_until
 
@@ -11,7 +12,7 @@ def test_a_java_producer_sends_to_an_exchange_and_its_attribute_is_the_routing_k
     """Java consumers of the bound topics get the messages; of the exchange, none."""
     admin = ours.admin()
     for topic in ("routed-all", "routed-paid", "routed-rest"):
-        admin.create_topic(topic, partitions=1)
+        make_topic(ours, topic)
     admin.create_exchange("events", alternate="routed-rest")
     admin.bind("events", "routed-all", key="order.#")
     admin.bind("events", "routed-paid", key="*.paid")

@@ -41,15 +41,15 @@ Act = tuple[float, str, dict[str, Any]]
 """Seconds of work, then a verb and its arguments."""
 
 
-def act_of(data: bytes, random: Random) -> Act:
+def act_of(message: Any, random: Random) -> Act:
     """Return what a worker does with a message: its data says so, or chance."""
-    kind = data.partition(b":")[0]
+    kind = message.data.partition(b":")[0]
     if kind == b"poison":
         return 0, "die", {}
     if kind == b"reject":
         return 0, "reject", {"reason": "by name"}
-    if kind == b"slow":
-        return 0.6, "ack", {}
+    if kind == b"stops":
+        return 0 if _stops(message) else 3.0, "ack", {}
     number = random.random()
     if kind == b"plain" or number < 0.80:
         return random.random() * 0.01, "ack", {}
@@ -62,11 +62,17 @@ def act_of(data: bytes, random: Random) -> Act:
     return (HANG_S, "ack", {}) if number < 0.98 else (0, "reject", {"reason": "odd"})
 
 
+def _stops(message: Any) -> bool:
+    """Return whether a message stops the process of the first worker that has it."""
+    return message.data.startswith(b"stops:") and message.deliveries == 1
+
+
 class _Notes:
     """Notes of one worker about one message."""
 
     def __init__(self, book: Book, name: str, message: Any) -> None:
         self._book = book
+        self._stops = _stops(message)
         self._fields = {
             "worker": name,
             "place": Place.of(message),
@@ -84,6 +90,9 @@ class _Notes:
 
     def said(self, verb: str) -> None:
         """Note what is about to be said."""
+        if self._stops:
+            # To this thread: it would go on for a moment if another one had it.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         self._book.note("said", **self._fields, verb=verb)
         if verb == "die":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -108,7 +117,7 @@ def work(
 
     def handle(message: Any) -> None:
         notes = _Notes(book, name, message)
-        pause_s, verb, arguments = act_of(message.data, random)
+        pause_s, verb, arguments = act_of(message, random)
         time.sleep(pause_s)
         notes.said(verb)
         try:
@@ -143,7 +152,7 @@ def work_async(
 
     async def handle(worker: str, message: Any) -> None:
         notes = _Notes(book, worker, message)
-        pause_s, verb, arguments = act_of(message.data, random)
+        pause_s, verb, arguments = act_of(message, random)
         await asyncio.sleep(pause_s)
         notes.said(verb)
         try:

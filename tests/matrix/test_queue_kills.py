@@ -374,26 +374,30 @@ def test_a_message_that_kills_its_worker_is_a_dead_letter_alone(
     assert sorted(one.data for one in letters) == [b"poison:1", b"poison:2"]
 
 
+def goes_on(shop: Shop, data: str, worker: Child) -> bool:
+    """Let a worker go on, if it has stopped; return whether it was told of an ack."""
+    worker.send(signal.SIGCONT)
+    return bool(shop.told(data, worker))
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_late_ack_is_refused_only_where_another_worker_has_the_message(
     zookeeper_alone: ZooKeeperServer, root: str, tmp_path: Path, rng: Random, kind: str
 ) -> None:
-    """A worker is stopped past its lease, and goes on."""
+    """A worker stops where it would ack, past its lease, and goes on."""
     with open_shop(zookeeper_alone, root, tmp_path, rng, (0,)) as shop:
         # A worker that takes more would be given the message once more.
         late = shop.hire(kind, prefetch=1, concurrency=1, handle_s_max=60.0)
         for number, other in enumerate((None, "sync")):
-            shop.put(b"slow:%d" % number)
-            name = f"slow:{number}"
+            shop.put(b"stops:%d" % number)
+            name = f"stops:{number}"
             shop.wait_took(name, late)
-            late.send(signal.SIGSTOP)
             if other is None:
                 time.sleep(1.0 + 2 * RECLAIM_MS / 1000)  # lease and more
             else:
-                shop.wait_took(name, shop.hire(other))
-            late.send(signal.SIGCONT)
-            wait_until(partial(shop.told, name, late), DRAIN_S, shop.describe)
+                shop.wait_took(name, shop.hire(other, handle_s_max=60.0))
+            wait_until(partial(goes_on, shop, name, late), DRAIN_S, shop.describe)
             wanted = "" if other is None else "LeaseLostError"
             assert shop.told(name, late) == [wanted]
         shop.finish()

@@ -339,17 +339,23 @@ class Replicas:
                 await writer.wait_closed()
 
     async def put(
-        self, number: int, payload: bytes = b"hello", place: str = "test 0"
+        self,
+        number: int,
+        payload: bytes = b"hello",
+        place: str = "test 0",
+        flag: int = 0,
     ) -> bytes:
         """Put a record to a partition of a replica; return its answer."""
-        head = b"put %s %d 0 9\r\n" % (place.encode(), len(payload))
+        head = b"put %s %d %d 9\r\n" % (place.encode(), len(payload), flag)
         return await self.ask(number, head + payload)
 
-    async def store(self, payload: bytes = b"hello", place: str = "test 0") -> None:
+    async def store(
+        self, payload: bytes = b"hello", place: str = "test 0", flag: int = 0
+    ) -> None:
         """Put a record; a busy machine may take a follower for one that is late."""
         until_s = asyncio.get_running_loop().time() + SOON_S
         while b" 200 " not in (
-            answer := await self.put(self.leader(), payload, place=place)
+            answer := await self.put(self.leader(), payload, place, flag)
         ):
             assert b" 503 " in answer, answer
             assert asyncio.get_running_loop().time() < until_s, answer

@@ -201,7 +201,7 @@ def test_a_lost_answer_to_a_claim_is_found_out(is_carried_out: bool) -> None:
             rig.zookeeper.resume(rig[each].client)
         await rig.led(after=epoch)
         await rig.in_sync(*others)
-        assert (await rig.put(rig.leader())).startswith(b"result 200 ")
+        await rig.store()
 
     run(scenario)
 
@@ -228,7 +228,7 @@ def test_a_leader_without_zookeeper_goes_on_until_another_one_has_claimed() -> N
         await rig.role(leader, R.FOLLOWING)
         await rig.in_sync(1, 2, 3)
         assert rig.leader() != leader
-        assert (await rig.put(rig.leader(), b"later")).startswith(b"result 200 ")
+        await rig.store(b"later")
         await rig.equal()
 
     run(scenario)
@@ -239,7 +239,7 @@ def test_puts_in_flight_end_in_doubt_when_a_leader_steps_down() -> None:
 
     async def scenario(rig: Replicas) -> None:
         leader = rig.leader()
-        await rig.put(leader)
+        await rig.store()
         await rig.equal()
         rig.zookeeper.suspend(rig[leader].client)
         streams = rig[leader].node.streams
@@ -337,7 +337,7 @@ async def frozen(rig: Replicas) -> None:
 async def serves(rig: Replicas) -> None:
     """Wait until the set takes puts, on all replicas."""
     await rig.in_sync(1, 2, 3)
-    assert (await rig.put(rig.leader())).startswith(b"result 200 ")
+    await rig.store()
     await rig.equal()
 
 
@@ -350,7 +350,7 @@ def test_a_record_that_was_set_back_freezes_all_until_it_is_restored() -> None:
         await rig[first].stop()
         await rig[first].start()
         await rig.in_sync(1, 2, 3)
-        assert (await rig.put(rig.leader())).startswith(b"result 200 ")
+        await rig.store()
         await rig.equal()
         rig.zookeeper.restore(backup)
         await frozen(rig)
@@ -393,7 +393,7 @@ def test_replicas_that_start_on_a_wiped_zookeeper_go_on_after_it_is_restored() -
     """Those with their disks are complete; one that lost its own is not."""
 
     async def scenario(rig: Replicas) -> None:
-        await rig.put(rig.leader())
+        await rig.store()
         await rig.equal()
         empty = rig.follower()
         rig.zookeeper.stop()

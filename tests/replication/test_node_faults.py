@@ -28,7 +28,7 @@ async def took_over(rig: Replicas, first: int, epoch: int) -> None:
     others = {1, 2, 3} - {first}
     await rig.in_sync(*others)
     assert rig.leader() in others
-    assert (await rig.put(rig.leader(), b"later")).startswith(b"result 200 ")
+    await rig.store(b"later")
     await soon(lambda: state_of(rig, first) == "failed")
     assert (await rig.put(first)).endswith(b"[not-leader]")
     broker = rig[first].broker
@@ -142,7 +142,7 @@ def test_a_follower_whose_disk_fails_is_waited_for_no_longer() -> None:
 
     async def scenario(rig: Replicas) -> None:
         leader, other = rig.leader(), rig.follower()
-        await rig.put(leader)
+        await rig.store()
         await rig.equal()
         break_disk(rig[other])
         await rig.put(leader)

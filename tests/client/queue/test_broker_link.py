@@ -394,7 +394,8 @@ def test_empty_answers_that_come_at_once_do_not_make_it_spin() -> None:
             return reply
 
         rig.broker.answer = empty
+        await rig.take(0)
         await asyncio.sleep(0.3)
-        assert 1 <= len(rig.script.takes) < 10
+        assert len(rig.script.takes) < 10
 
     run(scenario)

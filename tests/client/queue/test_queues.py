@@ -63,8 +63,14 @@ def test_run_handles_several_messages_at_once(threads_client: Client) -> None:
     send(threads_client, "single", b"a", b"b", b"c")
     together = threading.Barrier(3, timeout=30)
     with threads_client.queue("single", prefetch=1, **OPTIONS) as queue:
-        queue.run(lambda _message: together.wait(), concurrency=3, timeout=1)
+        running = threading.Thread(
+            target=queue.run,
+            args=(lambda _message: together.wait(),),
+            kwargs={"concurrency": 3},
+        )
+        running.start()
         wait_until(lambda: queue.statistics().acked_count == 3)
+    running.join(30)
 
 
 def test_a_handler_that_is_async_is_refused(threads_client: Client) -> None:

@@ -9,7 +9,7 @@ import pytest
 from metaq.client.consume.redelivery import Reject
 from metaq.errors import ConfigError
 from metaq.testing.embedded import EmbeddedBroker
-from tests.client.queue.conftest import send
+from tests.client.queue.conftest import run_until, send
 from tests.client.worlds import QUICK, WORLDS, AsyncWorldPart
 
 DROP: dict[str, Any] = {"group": "g", "then": "drop"}
@@ -78,7 +78,12 @@ def test_run_acks_returns_and_gives_up(client: Any) -> None:
 
     options: dict[str, Any] = {"dead_letter_topic": "dead", "retry_delays_s": [0.1]}
     with client.queue("single", group="g", **options) as queue:
-        queue.run(handler, concurrency=2, timeout=1.0)
+        run_until(
+            queue,
+            handler,
+            lambda each: each.acked_count + each.rejected_count == 3,
+            concurrency=2,
+        )
         counts = queue.statistics()
         assert (counts.acked_count, counts.rejected_count) == (2, 1)
         assert counts.failure_count == 2
@@ -91,8 +96,11 @@ def test_a_handler_may_settle_by_itself(client: Any) -> None:
     """Then its return says nothing more."""
     send(client, "single", b"a")
     with client.queue("single", **DROP) as queue:
-        queue.run(lambda message: message.reject("x"), timeout=0.5)
-        assert queue.statistics().rejected_count == 1
+        run_until(
+            queue,
+            lambda message: message.reject("x"),
+            lambda each: each.rejected_count == 1,
+        )
         assert queue.receive(0.1) is None
 
 

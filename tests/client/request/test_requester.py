@@ -82,15 +82,15 @@ def test_replies_find_their_requests(client: Any) -> None:
 
 def test_a_request_without_a_responder_ends_in_time(client: Any) -> None:
     """The sentence says that it may have been handled."""
-    text = r"topic 'prices': no reply within 0.3 s; it may have been handled"
+    text = r"topic 'prices': no reply within 2 s; it may have been handled"
     with pytest.raises(ReplyTimeoutError, match=text):
-        client.request("prices", b"ACME", timeout=0.3)
+        client.request("prices", b"ACME", timeout=2)
 
 
 def test_a_request_that_expired_is_not_handled(client: Any) -> None:
     """It expires with its time-out: a responder that comes later has other work."""
     with pytest.raises(ReplyTimeoutError):
-        client.request("prices", b"late", timeout=0.2)
+        client.request("prices", b"late", timeout=2)
     handled = Counter[bytes]()
 
     def note(message: Any) -> bytes:
@@ -147,6 +147,7 @@ def test_a_restart_of_the_broker_loses_what_waits_and_no_more(
         return b"done"
 
     with responding(client, wait, concurrency=2), ThreadPoolExecutor(1) as threads:
+        assert client.request("prices", b"first", timeout=30) == b"done"
         reply = threads.submit(client.request, "prices", b"before", timeout=2)
         assert begun.wait(30)
         broker.restart()
@@ -223,7 +224,7 @@ def test_without_a_broker_the_error_says_so(broker: EmbeddedBroker) -> None:
         Client(**broker.client_options, **QUICK) as client,
         pytest.raises(NoBrokerError, match="no broker is there"),
     ):
-        client.request("prices", b"ACME", timeout=0.3)
+        client.request("prices", b"ACME", timeout=2)
     broker.start()
 
 
