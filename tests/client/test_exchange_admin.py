@@ -1,5 +1,6 @@
 """Exchanges as an administrator sees them, over a broker and ZooKeeper."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,12 +13,15 @@ from metaq.client import (
     ExchangeError,
     MetaqError,
     NoTopicError,
+    RequestTimeoutError,
     TopicExistsError,
     UnroutableError,
 )
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from metaq.testing.servers import reserve_port
 from metaq.zk.exchange_definitions import binding_name, encode_binding
 from tests.cases import for_each
+from tests.client.worlds import parts_of
 from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {
@@ -80,6 +84,26 @@ def test_a_name_is_a_topics_or_an_exchanges(rig: Rig) -> None:
         admin.create_topic("events", partitions=1)
     with pytest.raises(ExchangeError, match="exists"):
         admin.create_exchange("events")
+
+
+def test_a_change_does_not_wait_for_a_broker_that_has_gone(rig: Rig) -> None:
+    """It is named by ZooKeeper for a while yet, and refuses connections."""
+    broker, client = rig
+    admin = client.admin()
+    admin.create_exchange("events")
+    admin.bind("events", "orders", key="#")
+    path, gone = (
+        "/meta/brokers/ids/9/master",
+        f"meta://127.0.0.1:{reserve_port(broker)}",
+    )
+    broker.zookeeper.put(path, gone.encode())
+    wait_until(lambda: 9 in parts_of(client).metadata.snapshot.brokers)
+    with pytest.raises(RequestTimeoutError, match=r"not have the change yet: .*9"):
+        admin.unbind("events", "orders", key="#", timeout=0.3)
+    end = threading.Timer(0.2, broker.zookeeper.remove, [path])
+    end.start()
+    assert admin.unbind("events", "orders", key="#") is False
+    end.join()
 
 
 def test_an_exchange_is_not_altered_as_a_topic(rig: Rig) -> None:

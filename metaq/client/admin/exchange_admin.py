@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, Literal, TypeAlias
@@ -38,6 +37,8 @@ from metaq.zk.exchange_definitions import (
 from metaq.zk.session import Coordinator
 
 Kind: TypeAlias = Literal["direct", "fanout", "topic", "headers"]
+ASK_S_MAX: Final = 1.0
+"""Time for one of them: a broker that has gone is there for a while yet."""
 POLL_S: Final = 0.02
 """Pause between questions whether the brokers have a change."""
 
@@ -358,10 +359,13 @@ class _Exchanges:
         while True:
             names = await self.children(self.paths.bindings(exchange))
             wanted = None if is_deleted else str(names_checksum(names))
-            for broker_id, address in self.there.items():
-                with suppress(NoBrokerError):  # it may have gone; it is looked up again
-                    if await self._checksum_on(address, exchange) == wanted:
-                        done.add(broker_id)
+            asked = {i: each for i, each in self.there.items() if i not in done}
+            found = await asyncio.gather(
+                *[self._checksum_on(each, exchange) for each in asked.values()]
+            )
+            done.update(
+                i for i, each in zip(asked, found, strict=True) if each == wanted
+            )
             waiting = sorted(self.there.keys() - done)
             if not waiting:
                 return
@@ -373,14 +377,21 @@ class _Exchanges:
             await asyncio.sleep(POLL_S)
 
     async def _checksum_on(self, address: BrokerAddress, exchange: str) -> str | None:
-        context, deadline_s = self.context, self.deadline_s
-        connection = await context.pool.get(address, deadline_s=deadline_s)
-        if not connection.capabilities.exchanges:
-            raise NoExchangesError(
-                f"broker at {address} has no exchanges: its version is"
-                f" {connection.capabilities.version}"
+        """Return the checksum of an exchange on a broker; None: it has none."""
+        context = self.context
+        deadline_s = min(self.deadline_s, context.clock.monotonic_s() + ASK_S_MAX)
+        try:
+            connection = await context.pool.get(address, deadline_s=deadline_s)
+            if not connection.capabilities.exchanges:
+                raise NoExchangesError(
+                    f"broker at {address} has no exchanges: its version is"
+                    f" {connection.capabilities.version}"
+                )
+            text = await stats_text(
+                context, address, "exchanges", deadline_s=deadline_s
             )
-        text = await stats_text(context, address, "exchanges", deadline_s=deadline_s)
+        except (NoBrokerError, RequestTimeoutError):
+            return ""  # it may have gone: it is looked up again
         found = dict(line.split(" ") for line in text.splitlines() if " " in line)
         return found.get(exchange)
 
