@@ -62,9 +62,9 @@ from metaq.zk.deletion import finish_deletion
 from metaq.zk.errors import PayloadError
 from metaq.zk.exchange_definitions import (
     EXCHANGES_COPY_NAME,
-    DefinedExchange,
-    decode_defined,
-    encode_defined,
+    ExchangeDefinition,
+    decode_exchange,
+    encode_copied,
 )
 from metaq.zk.exchange_watch import ExchangeWatch
 from metaq.zk.group_definitions import (
@@ -110,11 +110,11 @@ class Definitions(Service):
             encode_group,
             lambda each: each.generation,
         )
-        self._exchanges = FollowedDefinitions[DefinedExchange](
+        self._exchanges = FollowedDefinitions[ExchangeDefinition](
             "exchange",
             "make it again, or delete it after that",
             self._path.with_name(EXCHANGES_COPY_NAME),
-            encode_defined,
+            encode_copied,
         )
         self._groups_in_effect: Mapping[str, QueueGroupDefinition] | None = None
         self._removed: set[str] = set()
@@ -145,8 +145,7 @@ class Definitions(Service):
         self._copied = self._load(self._path, decode_definition)
         self._is_known |= self._copied is not None
         self._groups.values = self._load(self._groups.path, decode_group) or {}
-        found = self._load(self._exchanges.path, decode_defined)
-        self._exchanges.values = found or {}
+        self._exchanges.values = self._load(self._exchanges.path, decode_exchange) or {}
 
     def _load(self, path: Path, decode: Callable[[bytes], T]) -> dict[str, T] | None:
         try:
@@ -227,7 +226,7 @@ class Definitions(Service):
         self._context = context
         self._logs = logs
         self._apply = apply
-        self._served = Exchanges(context.topics, self._broker_id, on_exchanges)
+        self._served = Exchanges(context.topics, on_exchanges)
         self._apply_exchanges()
 
     def follow(

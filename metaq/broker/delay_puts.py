@@ -7,7 +7,7 @@ there is a digest of producer, topic and partition.
 
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from metaq.broker.acks import (
     PUT_OVERHEAD_BYTES,
@@ -30,12 +30,15 @@ from metaq.errors import (
     ServerError,
     StorageError,
 )
-from metaq.model import LogId, SizeBytes, span_text
+from metaq.fs import Buffer
+from metaq.model import LogId, MessageId, SizeBytes, span_text
 from metaq.protocol.commands import NO_CHECKSUM, Mput, Put, Status
 from metaq.protocol.encoding import encode, encode_result
 from metaq.record.batch import CheckedRecords
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.pieces import checksum_in_steps
+from metaq.storage.append_request import AppendTicket
+from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
 from metaq.txn.records import encode_put
 from metaq.txn.transaction import PutRun
@@ -91,17 +94,14 @@ class ScheduledTicket(PutTicket):
         super().on_failed(error)
 
 
-def answer_if_repeated(
-    delays: DelayedMessages, command: Mput, answerer: Answerer
-) -> bool:
-    """Answer a batch that its producer sends again; return whether it was one.
+def find_repeated(
+    delays: DelayedMessages, command: Mput, name: str
+) -> tuple[int, PartitionLog, StoredBatch] | None:
+    """Return tier, log and batch that a producer sends again; `name` is its name there.
 
     Raises:
         SequenceError: its numbers were used for something else.
     """
-    if command.producer is None:
-        return False
-    name = name_of(command.producer, command.topic, command.partition)
     assert command.deliver_ms is not None, "it has a time"
     own = tier_of(command.deliver_ms, delays.now_ms())
     for number, tier in enumerate(delays.tiers):
@@ -116,11 +116,29 @@ def answer_if_repeated(
             if number == own:
                 raise
         if log is not None and batch is not None:
-            answerer.context.counters.batch_repeated += 1
-            receipt = number, int(batch.first_id), int(batch.offset)
-            log.join(batch, ScheduledTicket(answerer, command, receipt))
-            return True
-    return False
+            return number, log, batch
+    return None
+
+
+def answer_if_repeated(
+    delays: DelayedMessages, command: Mput, answerer: Answerer
+) -> bool:
+    """Answer a batch that its producer sends again; return whether it was one.
+
+    Raises:
+        SequenceError: as `find_repeated`.
+    """
+    if command.producer is None:
+        return False
+    name = name_of(command.producer, LogId(command.topic, command.partition))
+    found = find_repeated(delays, command, name)
+    if found is None:
+        return False
+    number, log, batch = found
+    answerer.context.counters.batch_repeated += 1
+    receipt = number, int(batch.first_id), int(batch.offset)
+    log.join(batch, ScheduledTicket(answerer, command, receipt))
+    return True
 
 
 def is_due_later(
@@ -166,32 +184,17 @@ def schedule(
         StorageError: the tier cannot be made.
     """
     context, count, due_ms = answerer.context, command.count, command.deliver_ms
-    topic, partition = command.topic, command.partition
+    topic, partition, producer = command.topic, command.partition, command.producer
     assert due_ms is not None, "it has a time"
     first_id = context.ids.reserve(count)
-    head = encode_head(due_ms, first_id, topic, partition, count)
-    pieces: list[bytes | bytearray] = [head, *(part.records for part in parts)]
-    length, limit = sum(map(len, pieces)), context.config.limits.payload_bytes_max
-    if length > limit:
-        raise ServerError(
-            f"mput with a time: expected at most {limit} bytes, got {length}"
-        )
-    found = yield from checksum_in_steps(pieces)
-    log_id = LogId(TOPIC, tier_of(due_ms, delays.now_ms()))
-    chunks = [HEADER.pack(length, found, first_id, 0), *pieces]
-    size = SizeBytes(HEADER_BYTES + length)
+    target, records = LogId(topic, partition), [part.records for part in parts]
+    waiting = yield from wrap(command, context, target, first_id, count, records)
     delays.wake()
     # Another connection may have sent it, or ended the transaction, since.
     if command.transaction is not None:
-        transaction = find_transaction(command, answerer, count=count)
-        put = Put(
-            TOPIC, log_id.partition, b"".join(pieces), 0, NO_CHECKSUM, 0,
-            command.transaction,
-        )  # fmt: skip
-        journalled = (encode_put(first_id, encode(put)),)
         put_run(
-            transaction,
-            PutRun(log_id, chunks, size, 1, first_id, journalled),
+            find_transaction(command, answerer, count=count),
+            run_of(waiting, command, context),
             answerer,
             opaques=(b"%d" % command.opaque,),
             ids=(first_id,),
@@ -200,17 +203,89 @@ def schedule(
         return
     if answer_if_repeated(delays, command, answerer):
         return
+    name = None
+    if producer is not None:
+        own = name_of(producer, target)
+        name = own, command.sequence, count, command.checksum
+    append(
+        waiting,
+        command,
+        answerer,
+        name,
+        lambda receipt, forget: ScheduledTicket(
+            answerer, command, receipt, waiting.size_bytes, forget
+        ),
+    )
+
+
+class WaitingRecord(NamedTuple):
+    """Messages of one partition, as the record of a tier."""
+
+    topic: str
+    first_id: MessageId
+    messages: int
+    chunks: Sequence[Buffer]
+    size_bytes: SizeBytes
+
+
+def wrap(
+    command: Mput,
+    context: BrokerContext,
+    target: LogId,
+    first_id: MessageId,
+    count: int,
+    records: Sequence[Buffer],
+) -> Generator[None, None, WaitingRecord]:
+    """Make the record of messages that wait for the time of a command, in steps.
+
+    Raises:
+        ServerError: it is too large.
+    """
+    due_ms, limit = command.deliver_ms, context.config.limits.payload_bytes_max
+    assert due_ms is not None, "it has a time"
+    head = encode_head(due_ms, first_id, target.topic, target.partition, count)
+    pieces: list[Buffer] = [head, *records]
+    length = sum(map(len, pieces))
+    if length > limit:
+        raise ServerError(
+            f"mput with a time: expected at most {limit} bytes, got {length}"
+        )
+    found = yield from checksum_in_steps(pieces)
+    chunks = [HEADER.pack(length, found, first_id, 0), *pieces]
+    size = SizeBytes(HEADER_BYTES + length)
+    return WaitingRecord(target.topic, first_id, count, chunks, size)
+
+
+def append(
+    waiting: WaitingRecord,
+    command: Mput,
+    answerer: Answerer,
+    name: tuple[str, int, int, int] | None,
+    ticket_of: Callable[[tuple[int, int, int], Callable[[], None]], AppendTicket],
+) -> None:
+    """Append a record to the tier of its time.
+
+    Args:
+        waiting: the record.
+        command: has the time.
+        answerer: the session.
+        name: producer there, sequence, count and checksum of a batch that has it.
+        ticket_of: makes the ticket from tier, id and offset, and from what is called
+            if it is not stored.
+
+    Raises:
+        StorageError: the tier cannot be made.
+    """
+    context, (topic, first_id, count, chunks, size) = answerer.context, waiting
+    delays, due_ms, log_id = context.delays, command.deliver_ms, _tier(command, context)
+    assert delays is not None, "it waits"
     log = context.topics.internal_log(log_id)
     offset, batch = log.next_offset, None
-    if command.producer is not None:
-        name = name_of(command.producer, topic, partition)
-        batch = StoredBatch(
-            name, command.sequence, count, command.checksum, first_id, offset, size
-        )
+    if name is not None:
+        batch = StoredBatch(*name, first_id, offset, size)
     entry = ENTRY.pack(due_ms, offset, count, size, topic_hash(topic))
     forget = delays.tiers[log_id.partition].note(offset, entry)
-    receipt = log_id.partition, first_id, offset
-    ticket = ScheduledTicket(answerer, command, receipt, size, forget)
+    ticket: Any = ticket_of((log_id.partition, first_id, offset), forget)
     try:
         log.append(
             chunks,
@@ -225,7 +300,24 @@ def schedule(
         ticket.on_failed(error)
 
 
+def run_of(waiting: WaitingRecord, command: Mput, context: BrokerContext) -> PutRun:
+    """Return a record of a tier as a put of the transaction of a command."""
+    assert command.transaction is not None, "of a transaction"
+    log_id, first_id, chunks = _tier(command, context), waiting.first_id, waiting.chunks
+    payload = b"".join(chunks[1:])
+    put = Put(TOPIC, log_id.partition, payload, 0, NO_CHECKSUM, 0, command.transaction)
+    journalled = (encode_put(first_id, encode(put)),)
+    return PutRun(log_id, chunks, waiting.size_bytes, 1, first_id, journalled)
+
+
+def _tier(command: Mput, context: BrokerContext) -> LogId:
+    due_ms, delays = command.deliver_ms, context.delays
+    assert due_ms is not None, "it waits"
+    assert delays is not None, "likewise"
+    return LogId(TOPIC, tier_of(due_ms, delays.now_ms()))
+
+
 @lru_cache(NAMES_REMEMBERED_MAX)
-def name_of(producer: str, topic: str, partition: int) -> str:
+def name_of(producer: str, target: LogId) -> str:
     """Return a producer's name in the tables of the tiers."""
-    return producer_name(producer, topic, partition)
+    return producer_name(producer, target.topic, target.partition)

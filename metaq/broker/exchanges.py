@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from metaq.broker.topics import ServedExchange, Topics
-from metaq.model import BrokerId, is_internal
+from metaq.model import is_internal
 from metaq.routing.match import Matcher
-from metaq.zk.exchange_definitions import DefinedExchange
+from metaq.zk.exchange_definitions import ExchangeDefinition
 
 _log = logging.getLogger(__name__)
 
@@ -22,19 +22,16 @@ BINDINGS_ALL_MAX: Final = 50_000
 class Exchanges:
     """Applies definitions of exchanges. Owner: the broker, on the loop."""
 
-    def __init__(
-        self, topics: Topics, broker_id: BrokerId, on_change: Callable[[], None]
-    ) -> None:
+    def __init__(self, topics: Topics, on_change: Callable[[], None]) -> None:
         """Serve none yet; `on_change` is called after some came or went."""
         self.problems: tuple[str, ...] = ()
         self._on_change = on_change
         self._topics = topics
-        self._broker_id = broker_id
-        self._applied: dict[str, DefinedExchange] = {}
+        self._applied: dict[str, ExchangeDefinition] = {}
         self._taken: Collection[str] = ()
 
     def apply(
-        self, defined: Mapping[str, DefinedExchange], taken: Collection[str]
+        self, defined: Mapping[str, ExchangeDefinition], taken: Collection[str]
     ) -> None:
         """Put definitions in effect: of each exchange what has changed.
 
@@ -46,22 +43,17 @@ class Exchanges:
             return
         served, problems, count = dict[str, ServedExchange](), list[str](), 0
         for name, each in sorted(defined.items()):
-            definition = each.definition
-            if not definition.names(self._broker_id):
-                continue
             count += len(each.bindings)
             if reason := _refusal(name, taken, count):
                 problems.append(f"exchange '{name}' is not served: {reason}")
                 continue
             known = self._topics.exchanges.get(name)
-            is_new = known is None or known.matcher.kind is not definition.kind
-            if known is None or is_new:
-                known = ServedExchange(name, Matcher(definition.kind), None)
-            if known.alternate != definition.alternate:
-                known = ServedExchange(name, known.matcher, definition.alternate)
-            served[name] = known
-            if is_new or self._applied.get(name) != each:
-                known.matcher.replace(each.bindings)
+            if known is None or known.matcher.kind is not each.kind:
+                known = ServedExchange(name, Matcher(each.kind), None)
+            matcher = known.matcher
+            served[name] = ServedExchange(name, matcher, each.alternate)
+            if self._applied.get(name) != each or name not in self._topics.exchanges:
+                matcher.replace(each.bindings)
                 _log.info(
                     "exchange in effect: exchange=%s bindings=%d",
                     name,
@@ -70,7 +62,7 @@ class Exchanges:
             problems += [
                 f"binding '{each.bindings[one]}' of exchange '{name}' is not in effect:"
                 f" {text}"
-                for one, text in known.matcher.problems.items()
+                for one, text in matcher.problems.items()
             ]
         self.problems = tuple(problems)
         self._applied, self._taken = {**defined}, taken

@@ -1,6 +1,6 @@
 """`metaq exchanges`: exchanges and their bindings; made, changed, asked for a route."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -8,23 +8,17 @@ import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target
-from metaq.cli.options import option, takes
-from metaq.cli.topics import Brokers, read_brokers
+from metaq.cli.options import headers_option, option, takes
 from metaq.cli.tree import command, group
-from metaq.client import Binding, DefinedExchange
+from metaq.client import Binding, ExchangeDefinition
+from metaq.model import HeaderPairs
 
-COLUMNS = ("exchange", "kind", "alternate", "brokers", "bindings")
 BINDING_COLUMNS = ("topic", "key", "headers", "match")
+NO_BINDING: tuple[render.Cell, ...] = (None,) * len(BINDING_COLUMNS)
+COLUMNS = ("exchange", "kind", "alternate", *BINDING_COLUMNS)
 
 group("exchanges", "List exchanges; make, bind or delete one, or ask it for a route.")
 exchange_argument = click.argument("exchange")
-header_option = click.option(
-    "--header",
-    "headers",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A header of the message.",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,22 +50,8 @@ class BindingWishes:
     examples=("metaq exchanges list", "metaq exchanges list --json"),
 )
 def list_exchanges(target: Target, *, as_json: bool) -> None:
-    """List exchanges, and what is bound to them."""
-    found = target.ask(lambda admin: admin.exchanges())
-    rows = [_exchange(name, each) for name, each in found.items()]
-    if as_json:
-        for row, each in zip(rows, found.values(), strict=True):
-            bindings = [_binding(one) for one in _sorted(each.bindings.values())]
-            render.print_json({**row, "bindings": bindings})
-        return
-    render.print_rows(COLUMNS, [tuple(row.values()) for row in rows], as_json=False)
-    bound = [
-        (name, *_binding(one).values())
-        for name, each in found.items()
-        for one in _sorted(each.bindings.values())
-    ]
-    click.echo()
-    render.print_rows(("exchange", *BINDING_COLUMNS), bound, as_json=False)
+    """List exchanges, with a row for each binding."""
+    _print_exchanges(target.ask(lambda admin: admin.exchanges()), as_json=as_json)
 
 
 @command(
@@ -85,13 +65,6 @@ def list_exchanges(target: Target, *, as_json: bool) -> None:
         help="Rule by which bindings match.",
     ),
     click.option("--alternate", help="Topic of messages that match no binding."),
-    click.option(
-        "--brokers",
-        "served_by",
-        metavar="all|ID,...",
-        callback=read_brokers,
-        help="Brokers that serve it.  [default: all]",
-    ),
     examples=(
         "metaq exchanges create events",
         "metaq exchanges create audit --kind fanout --alternate unrouted",
@@ -102,18 +75,14 @@ def create(
     exchange: str,
     kind: Literal["direct", "fanout", "topic", "headers"],
     alternate: str | None,
-    served_by: Brokers | None,
     *,
     as_json: bool,
 ) -> None:
     """Make EXCHANGE: a name that takes messages for the topics that are bound to it."""
     made = target.ask(
-        lambda admin: admin.create_exchange(
-            exchange, kind, alternate=alternate, brokers=served_by or "all"
-        )
+        lambda admin: admin.create_exchange(exchange, kind, alternate=alternate)
     )
-    row = _exchange(exchange, DefinedExchange(made))
-    render.print_rows(COLUMNS, [tuple(row.values())], as_json=as_json)
+    _print_exchanges({exchange: made}, as_json=as_json)
 
 
 @command(
@@ -165,14 +134,14 @@ def unbind(target: Target, exchange: str, topic: str, wishes: BindingWishes) -> 
     "exchanges route",
     exchange_argument,
     click.argument("routing_key", default=""),
-    header_option,
+    headers_option,
     examples=("metaq exchanges route events order.paid.eu",),
 )
 def route(
     target: Target,
     exchange: str,
     routing_key: str,
-    headers: tuple[str, ...],
+    headers: HeaderPairs,
     *,
     as_json: bool,
 ) -> bool:
@@ -181,8 +150,9 @@ def route(
     A topic gets it once, however many of its bindings match. The exit code is 1 where
     it would go nowhere.
     """
-    sent = {name: (value or "").encode() for name, value in _pairs(headers).items()}
-    found = target.ask(lambda admin: admin.route(exchange, routing_key, headers=sent))
+    found = target.ask(
+        lambda admin: admin.route(exchange, routing_key, headers=headers)
+    )
     _print_bindings(found, as_json=as_json)
     return bool(found)
 
@@ -192,28 +162,26 @@ def _pairs(headers: Iterable[str]) -> dict[str, str | None]:
     return {name: value if equals else None for name, equals, value in parts}
 
 
-def _sorted(bindings: Iterable[Binding]) -> list[Binding]:
-    return sorted(bindings, key=str)
-
-
-def _exchange(name: str, exchange: DefinedExchange) -> dict[str, render.Cell]:
-    definition, brokers = exchange.definition, exchange.definition.brokers
-    return {
-        "exchange": name,
-        "kind": definition.kind.value,
-        "alternate": definition.alternate,
-        "brokers": "all" if brokers is None else ",".join(map(str, brokers)),
-        "bindings": len(exchange.bindings),
-    }
-
-
-def _binding(binding: Binding) -> dict[str, render.Cell]:
+def _cells(binding: Binding) -> tuple[render.Cell, ...]:
     pairs = [n if v is None else f"{n}={v}" for n, v in binding.headers]
     match = ("any" if binding.matches_any else "all") if pairs else None
-    values = binding.topic, binding.key, " ".join(pairs), match
-    return dict(zip(BINDING_COLUMNS, values, strict=True))
+    return binding.topic, binding.key, " ".join(pairs), match
+
+
+def _print_exchanges(
+    exchanges: Mapping[str, ExchangeDefinition], *, as_json: bool
+) -> None:
+    rows = [
+        (name, each.kind.value, each.alternate, *cells)
+        for name, each in exchanges.items()
+        for cells in _rows(each.bindings.values()) or [NO_BINDING]
+    ]
+    render.print_rows(COLUMNS, rows, as_json=as_json)
+
+
+def _rows(bindings: Iterable[Binding]) -> list[tuple[render.Cell, ...]]:
+    return [_cells(each) for each in sorted(bindings, key=str)]
 
 
 def _print_bindings(found: Iterable[Binding], *, as_json: bool) -> None:
-    rows = [tuple(_binding(each).values()) for each in found]
-    render.print_rows(BINDING_COLUMNS, rows, as_json=as_json)
+    render.print_rows(BINDING_COLUMNS, _rows(found), as_json=as_json)

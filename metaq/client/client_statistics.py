@@ -5,7 +5,7 @@ no sum falls.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from metaq.client.cluster.context import ClientContext
@@ -20,6 +20,7 @@ from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.client.queue.prefetch import QueueStatistics
 from metaq.client.queue.queue_life import QueueLife
+from metaq.client.request.requester import RequestStatistics
 from metaq.model import TopicPartition
 from metaq.peer.pool import PoolStatistics
 from metaq.stats import MetricKind, MetricSpec, Totals, part, total_of
@@ -85,6 +86,8 @@ class ClientStatistics:
     consumers: tuple[ConsumerSnapshot, ...] = part(
         default=(), labels=("group",), label=lambda consumer: (consumer.group,)
     )
+    requests: RequestStatistics | None = None
+    """Its requests; None: there was none."""
     queues: tuple[QueueStatistics, ...] = part(
         default=(), labels=("group",), label=lambda queue: (queue.group,)
     )
@@ -119,6 +122,7 @@ class Made:
 
     def __init__(self) -> None:
         """Start with nothing."""
+        self.requests: RequestStatistics | None = None
         self.producers = Totals(AsyncProducer.statistics, total_of)
         self.ordered = Totals(AsyncOrderedProducer.statistics, total_of)
         self.consumers = Totals(_by_group, total_of_groups)
@@ -138,6 +142,7 @@ class Made:
             producers=tuple(one.statistics() for one in producers),
             ordered_producers=tuple(one.statistics() for one in ordered),
             consumers=tuple(map(_snapshot_of_consumer, consumers)),
+            requests=self.requests and replace(self.requests),
             closed_producers=closed_producers,
             closed_ordered_producers=closed_ordered,
             queues=tuple(one.statistics() for one in queues),

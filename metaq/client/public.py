@@ -129,6 +129,5 @@ from metaq.routing.match import Binding as Binding
 from metaq.zk.definitions import Effect as Effect
 from metaq.zk.definitions import TopicDefinition as TopicDefinition
 from metaq.zk.definitions import TopicState as TopicState
-from metaq.zk.exchange_definitions import DefinedExchange as DefinedExchange
 from metaq.zk.exchange_definitions import ExchangeDefinition as ExchangeDefinition
 from metaq.zk.group_definitions import QueueGroupDefinition as QueueGroupDefinition

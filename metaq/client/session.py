@@ -65,7 +65,7 @@ from metaq.client.produce.ordered_producer import AsyncOrderedProducer, parse_la
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.xa import AsyncXa, check_qualifier
 from metaq.client.queue.work_queue import AsyncQueue
-from metaq.client.request.requester import Requester
+from metaq.client.request.requester import Requester, RequestStatistics
 from metaq.client.request.responder import AsyncResponder
 from metaq.client.timeouts import Closable, close_all, require_loop
 from metaq.client.validation import check_timeout, wrong_type
@@ -546,7 +546,8 @@ class AsyncClient(AsyncBrowsing):
         Cancellation: its reply is dropped.
         """
         if self._requester is None or self._requester.is_closed:
-            self._requester = Requester(self._require_context())
+            counts = self._made.requests = self._made.requests or RequestStatistics()
+            self._requester = Requester(self._require_context(), counts)
             self._adopt(self._requester)
         return await self._requester.request(
             topic, data, key=key, headers=headers, timeout=timeout

@@ -169,11 +169,6 @@ def no_exchange(name: str) -> str:
     return f"'{name}' is no exchange on this broker"
 
 
-def no_time_for_exchange(name: str) -> str:
-    """Return our text for a message with a time to an exchange (500)."""
-    return f"exchange '{name}' takes no messages with a time yet: send it to a topic"
-
-
 def unroutable(exchange: str, routing_key: str) -> str:
     """Return our text for a mandatory message that no binding matches (500)."""
     key = printable(routing_key)

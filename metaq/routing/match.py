@@ -33,7 +33,6 @@ HEADERS_MAX: Final = 16
 """Headers of a binding."""
 RESULTS_REMEMBERED_MAX: Final = 10_000
 """Routing keys, last asked for, for which the topics are remembered."""
-_TOO_MANY: Final = f"expected at most {BINDINGS_MAX} bindings"
 ONE: Final = "*"
 ANY: Final = "#"
 
@@ -97,6 +96,11 @@ def check_binding(kind: ExchangeKind, binding: Binding) -> None:
                     f"pattern '{binding.key}': '*' and '#' are words of their own, got"
                     f" '{word}'"
                 )
+
+
+def names_checksum(names: Iterable[str]) -> int:
+    """Return the CRC-32 of names of bindings, in any order."""
+    return zlib.crc32(" ".join(sorted(names)).encode())
 
 
 def words_of(key: str) -> list[str]:
@@ -208,6 +212,8 @@ class Matcher:
         """Whether routing keys are compared."""
         self.problems: dict[str, str] = {}
         """Why a binding cannot be used, by its name."""
+        self.checksum = names_checksum(())
+        """Of the names of its bindings: others have another one."""
         self._index = _Patterns() if kind is ExchangeKind.TOPIC else _Terms(kind)
         self._bindings: dict[str, Binding] = {}
         self._remember()
@@ -217,17 +223,12 @@ class Matcher:
 
         Args:
             bindings: by name; the same name is the same binding. Those that an exchange
-                of this kind cannot have, or that are too many, are problems.
+                of this kind cannot have are problems.
         """
-        wanted = sorted(bindings) if len(bindings) > BINDINGS_MAX else [*bindings]
-        excess = dict.fromkeys(wanted[BINDINGS_MAX:], _TOO_MANY)
-        kept = self._bindings.keys() | self.problems.keys()
-        gone = kept - bindings.keys() | excess.keys()
-        for name in gone:
-            self.problems.pop(name, None)
-            if name in self._bindings:
-                self._index.remove(self._bindings.pop(name))
-        for name in set(wanted[:BINDINGS_MAX]) - self._bindings.keys():
+        for name in self._bindings.keys() - bindings.keys():
+            self._index.remove(self._bindings.pop(name))
+        self.problems = {}
+        for name in bindings.keys() - self._bindings.keys():
             try:
                 check_binding(self.kind, bindings[name])
             except ConfigError as error:
@@ -235,13 +236,8 @@ class Matcher:
             else:
                 self._index.add(bindings[name])
                 self._bindings[name] = bindings[name]
-        self.problems |= excess
+        self.checksum = names_checksum(bindings)
         self._remember()
-
-    def checksum(self) -> int:
-        """Return the CRC-32 of the names: other bindings have another one."""
-        names = self._bindings.keys() | self.problems.keys()
-        return zlib.crc32(" ".join(sorted(names)).encode())
 
     def find(self, key: str, headers: HeaderPairs = ()) -> list[Binding]:
         """Return the bindings that a message matches, by topic."""

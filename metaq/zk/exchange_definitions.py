@@ -2,8 +2,7 @@
 
     node                              bytes: JSON, UTF-8, keys sorted, no spaces
     --------------------------------  --------------------------------------------------
-    /catalog/exchanges/{exchange}     {"alternate":null,"brokers":null,"kind":"topic",
-                                       "state":"active"}
+    /catalog/exchanges/{exchange}     {"alternate":null,"kind":"topic","state":"active"}
     /catalog/bindings/{exchange}/{b}  {"key":"order.#","topic":"orders"}
                                       {"headers":{"region":"eu","vip":null},
                                        "match":"all","topic":"orders"}
@@ -21,9 +20,9 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Final
 
-from metaq.model import BrokerId, no_items
+from metaq.model import no_items
 from metaq.routing.match import Binding, ExchangeKind
-from metaq.zk.definitions import decode_json, encode_json, read_brokers
+from metaq.zk.definitions import decode_json, encode_json
 from metaq.zk.errors import PayloadError
 
 EXCHANGES_COPY_NAME: Final = "exchanges.json"
@@ -31,80 +30,65 @@ EXCHANGES_COPY_NAME: Final = "exchanges.json"
 STATES: Final = ("active", "deleted")
 MATCHES: Final = ("all", "any")
 
-_KNOWN: Final = frozenset({"alternate", "brokers", "kind", "state"})
 _BINDINGS: Final = "bindings"
+_KNOWN: Final = frozenset({"alternate", _BINDINGS, "kind", "state"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeDefinition:
-    """An exchange as a command wants it."""
+    """An exchange as a command wants it, with what is bound to it."""
 
     kind: ExchangeKind
-    brokers: tuple[BrokerId, ...] | None = None
-    """Brokers that serve it, ascending; None: every broker."""
     alternate: str | None = None
     """Topic of messages that match no binding; None: there is none."""
+    bindings: Mapping[str, Binding] = field(default_factory=no_items)
+    """By the names of their nodes."""
     is_deleted: bool = False
     others: Mapping[str, object] = field(default_factory=no_items)
     """Properties that are not known here, ready for JSON."""
 
-    def names(self, broker_id: BrokerId) -> bool:
-        """Return whether a broker is to serve the exchange."""
-        return self.brokers is None or broker_id in self.brokers
-
-
-@dataclass(frozen=True, slots=True)
-class DefinedExchange:
-    """An exchange with its bindings."""
-
-    definition: ExchangeDefinition
-    bindings: Mapping[str, Binding] = field(default_factory=no_items)
-    """By the names of their nodes."""
-
-    @property
-    def is_deleted(self) -> bool:
-        """Whether it is over."""
-        return self.definition.is_deleted
-
 
 def encode_exchange(definition: ExchangeDefinition) -> bytes:
-    """Return the bytes of a definition, always the same ones for the same value."""
-    return encode_json(_exchange_fields(definition))
+    """Return the bytes of a node, always the same ones for the same value."""
+    return encode_json(_fields_of(definition))
 
 
-def _exchange_fields(definition: ExchangeDefinition) -> dict[str, object]:
-    brokers = definition.brokers
+def encode_copied(definition: ExchangeDefinition) -> bytes:
+    """Return the bytes of an exchange with its bindings, for the copy."""
+    found = definition.bindings.items()
+    bindings = {name: _binding_fields(each) for name, each in found}
+    return encode_json({**_fields_of(definition), _BINDINGS: bindings})
+
+
+def _fields_of(definition: ExchangeDefinition) -> dict[str, object]:
     return {
         **definition.others,
         "kind": definition.kind.value,
-        "brokers": None if brokers is None else list(brokers),
         "alternate": definition.alternate,
         "state": STATES[definition.is_deleted],
     }
 
 
 def decode_exchange(data: bytes) -> ExchangeDefinition:
-    """Read a definition; properties in any order, unknown ones kept.
+    """Read a definition, or one of the copy; unknown properties are kept.
 
     Raises:
         PayloadError: not a JSON object, or a property makes no sense.
     """
-    return _exchange_of(decode_json(data, "exchange"), data)
-
-
-def _exchange_of(fields: Mapping[str, Any], data: bytes) -> ExchangeDefinition:
+    fields = decode_json(data, "exchange")
     kinds = [each.value for each in ExchangeKind]
+    bindings: Any = fields.get(_BINDINGS, {})
     if fields.get("kind") not in kinds:
         raise _nonsense("exchange", f"a kind of {', '.join(kinds)}", data)
     if fields.get("state") not in STATES:
         raise _nonsense("exchange", "a state, active or deleted", data)
-    alternate = fields.get("alternate")
+    alternate: Any = fields.get("alternate")
     if alternate is not None and not _is_name(alternate):
         raise _nonsense("exchange", "alternate to be a topic, or null", data)
     return ExchangeDefinition(
         kind=ExchangeKind(fields["kind"]),
-        brokers=read_brokers(fields.get("brokers"), data),
         alternate=alternate,
+        bindings={name: _binding_of(each, data) for name, each in bindings.items()},
         is_deleted=fields["state"] == "deleted",
         others=MappingProxyType(
             {name: each for name, each in fields.items() if name not in _KNOWN}
@@ -155,22 +139,6 @@ def _binding_of(fields: Mapping[str, Any], data: bytes) -> Binding:
         raise _nonsense("binding", "match to be all or any", data)
     pairs = tuple(sorted(headers.items()))
     return Binding(topic, key, pairs, fields.get("match") == "any")
-
-
-def encode_defined(exchange: DefinedExchange) -> bytes:
-    """Return the bytes of an exchange with its bindings, for the copy."""
-    bindings = {name: _binding_fields(each) for name, each in exchange.bindings.items()}
-    return encode_json({**_exchange_fields(exchange.definition), _BINDINGS: bindings})
-
-
-def decode_defined(data: bytes) -> DefinedExchange:
-    """Read an exchange of the copy; raises as `decode_exchange`."""
-    fields = decode_json(data, "exchange")
-    bindings: Any = fields.pop(_BINDINGS, {})
-    return DefinedExchange(
-        _exchange_of(fields, data),
-        {name: _binding_of(each, data) for name, each in bindings.items()},
-    )
 
 
 def _is_name(value: object) -> bool:

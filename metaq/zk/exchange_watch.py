@@ -5,23 +5,19 @@ are watched as long as it is there and not deleted.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 from metaq.routing.match import Binding
 from metaq.zk.children import ValuesWatch
 from metaq.zk.definitions import or_error
 from metaq.zk.exchange_definitions import (
-    DefinedExchange,
     ExchangeDefinition,
     decode_binding,
     decode_exchange,
 )
 from metaq.zk.paths import NodePaths
 from metaq.zk.session import Coordinator
-
-FoundExchange: TypeAlias = DefinedExchange | str
-"""An exchange, or why its definition cannot be read."""
 
 
 class ExchangeWatch:
@@ -49,24 +45,19 @@ class ExchangeWatch:
         return self._exchanges.is_complete and all(one.is_complete for one in bindings)
 
     @property
-    def values(self) -> dict[str, FoundExchange]:
-        """Name → exchange, ascending."""
-        return {
-            name: each
-            if isinstance(each, str)
-            else DefinedExchange(each, self._bindings_of(name))
-            for name, each in self._exchanges.values.items()
-        }
+    def values(self) -> dict[str, ExchangeDefinition | str]:
+        """Name → exchange, or why its definition cannot be read; ascending."""
+        values = dict(self._exchanges.values)
+        for name, watch in self._bindings.items():
+            if isinstance(each := values.get(name), ExchangeDefinition):
+                values[name] = replace(each, bindings=watch.values)
+        return values
 
     def cancel(self) -> None:
         """End it; nothing is delivered any more. May be repeated."""
         self._exchanges.cancel()
         for watch in self._bindings.values():
             watch.cancel()
-
-    def _bindings_of(self, name: str) -> dict[str, Binding]:
-        watch = self._bindings.get(name)
-        return {} if watch is None else watch.values
 
     def _on_exchanges(self) -> None:
         wanted = {

@@ -10,7 +10,7 @@ from metaq.broker.dispatch import dispatch, dispatch_in_steps
 from metaq.broker.exchanges import Exchanges
 from metaq.broker.realtime import Realtime
 from metaq.errors import MetaqError
-from metaq.model import BrokerId, LogId, Position
+from metaq.model import LogId, Position
 from metaq.protocol.commands import Mput, Put, Result
 from metaq.protocol.connection import InPieces
 from metaq.protocol.transaction_ids import parse_key
@@ -21,7 +21,6 @@ from metaq.record.scan import read_record
 from metaq.routing.match import Binding, ExchangeKind
 from metaq.testing.clock import ManualClock
 from metaq.zk.exchange_definitions import (
-    DefinedExchange,
     ExchangeDefinition,
     binding_name,
 )
@@ -43,9 +42,9 @@ Data = tuple[str, bytes] | tuple[str, bytes, str]
 
 def exchange_of(
     *bindings: Binding, kind: ExchangeKind = ExchangeKind.TOPIC, **more: Any
-) -> DefinedExchange:
+) -> ExchangeDefinition:
     named = {binding_name(each): each for each in bindings}
-    return DefinedExchange(ExchangeDefinition(kind=kind, **more), named)
+    return ExchangeDefinition(kind=kind, bindings=named, **more)
 
 
 def batch_of(*messages: Data, headers: Headers = (), **more: Any) -> Mput:
@@ -101,9 +100,7 @@ class RouteRig:
         )
         self.changes: list[None] = []
         """One for each time that exchanges came or went."""
-        self.exchanges = Exchanges(
-            self.bench.topics, BrokerId(0), lambda: self.changes.append(None)
-        )
+        self.exchanges = Exchanges(self.bench.topics, lambda: self.changes.append(None))
         self._topics = topics
         self.bind(*bindings, **more)
 

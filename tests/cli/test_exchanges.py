@@ -36,40 +36,39 @@ def test_an_exchange_is_made_bound_asked_and_listed(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In tables, or as objects."""
-    create(target, "events", "topic", "other", None, as_json=False)
-    assert rows(capsys)[1] == ["events", "topic", "other", "all", "0"]
+    create(target, "events", "topic", "other", as_json=False)
+    assert rows(capsys)[1] == ["events", "topic", "other", "-", "-", "-", "-"]
     bind(target, "events", "orders", ORDERS, as_json=False)
     assert rows(capsys)[1][:2] == ["orders", "order.#"]
     assert route(target, "events", "order.paid.eu", (), as_json=True)
     assert json.loads(capsys.readouterr().out)["topic"] == "orders"
     assert not route(target, "events", "else", (), as_json=False)
     list_exchanges(target, as_json=False)
-    found = [row[0] for row in rows(capsys)[1:]]
-    assert found == ["exchange", "events", "", "exchange", "events"]
+    assert rows(capsys)[-1][3:5] == ["orders", "order.#"]
     list_exchanges(target, as_json=True)
     listed = json.loads(capsys.readouterr().out)
-    assert [each["topic"] for each in listed["bindings"]] == ["orders"]
+    assert (listed["exchange"], listed["topic"]) == ("events", "orders")
 
 
 def test_a_binding_by_headers_is_named_in_one_way_everywhere(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The options that bound it unbind it."""
-    create(target, "regions", "headers", None, [0], as_json=True)
-    assert json.loads(capsys.readouterr().out)["brokers"] == "0"
+    create(target, "regions", "headers", None, as_json=True)
+    assert json.loads(capsys.readouterr().out)["topic"] is None
     wishes = BindingWishes(key="", headers=("region=eu", "vip"), is_any=True)
     bind(target, "regions", "orders", wishes, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert (found["headers"], found["match"]) == ("region=eu vip", "any")
-    assert route(target, "regions", "", ("vip=1",), as_json=False)
+    assert route(target, "regions", "", (("vip", b"1"),), as_json=False)
     assert unbind(target, "regions", "orders", wishes)
     assert not unbind(target, "regions", "orders", wishes)
-    assert not route(target, "regions", "", ("vip=1",), as_json=False)
+    assert not route(target, "regions", "", (("vip", b"1"),), as_json=False)
 
 
 def test_an_exchange_is_deleted_after_a_question(target: Target) -> None:
     """A dry run changes nothing."""
-    create(target, "events", "fanout", None, None, as_json=False)
+    create(target, "events", "fanout", None, as_json=False)
     delete(target, "events", is_dry=True, is_sure=False)
     delete(target, "events", is_dry=False, is_sure=True)
     with pytest.raises(ClientError, match="no exchange 'events'"):

@@ -55,7 +55,7 @@ COMMANDS = {
     "groups": {"--zookeeper", "--json"},
     "groups delete": {"--zookeeper", "--dry-run", "--yes", "--json"},
     "exchanges list": {"--zookeeper", "--json"},
-    "exchanges create": {"--zookeeper", "--kind", "--alternate", "--brokers"},
+    "exchanges create": {"--zookeeper", "--kind", "--alternate"},
     "exchanges bind": {"--zookeeper", "--key", "--header", "--any", "--json"},
     "exchanges unbind": {"--zookeeper", "--key", "--header", "--any"},
     "exchanges route": {"--zookeeper", "--header", "--json"},

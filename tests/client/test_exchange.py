@@ -1,5 +1,6 @@
 """Sending to an exchange: what goes nowhere, old brokers, order, batches."""
 
+import datetime as dt
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ from metaq.client import (
     Client,
     ConfigError,
     NoExchangesError,
+    Scheduled,
     TopicPartition,
     UnroutableError,
 )
@@ -18,6 +20,7 @@ from tests.brokers import StartBroker
 from tests.client.producing import OURS, StandInBroker, producing
 from tests.client.worlds import QUICK, WORLDS
 from tests.rigs.virtual_time import run_virtually
+from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {
     "client": "MetaQ has no exchanges",
@@ -57,6 +60,45 @@ def test_a_message_goes_to_each_topic_with_its_key_and_headers(client: Any) -> N
             ("routing-key", b"order.paid"),
             ("trace", b"1"),
         )
+
+
+def test_a_message_that_is_sent_on_has_one_routing_key(client: Any) -> None:
+    """That of its new exchange; a tag is a header, as with a producer."""
+    with client.exchange("events") as events:
+        events.send("order.paid", b"a", headers={"trace": b"1"})
+        (message,) = client.browse("paid")
+        events.send("else.paid", b"b", headers=message.headers, tag="t")
+    _, second = client.browse("paid")
+    assert second.header_pairs == (
+        ("routing-key", b"else.paid"),
+        ("trace", b"1"),
+        ("tag", b"t"),
+    )
+
+
+def test_a_message_with_a_time_waits_for_each_of_its_topics(client: Any) -> None:
+    """Its receipt can be kept, and takes nothing back: it is of several messages."""
+    admin = client.admin()
+    with client.exchange("events") as events, client.producer() as producer:
+        sent = events.send("order.paid", b"a", delay="1h")
+        assert (sent.tier, sent.offset) == (-1, -1)
+        assert Scheduled.parse(str(sent)) == sent
+        assert not producer.cancel(sent)
+        with producer.transaction() as tx:
+            tx.send("events", b"b", attribute="order.paid", delay="1h")
+        assert [admin.scheduled(each).message_count for each in TOPICS] == [2, 2]
+        assert admin.cancel_scheduled("orders") == 2
+        passed = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=1)
+        events.send("order.new", b"c", deliver_at=passed)
+        assert data_of(client, "orders") == [b"c"]
+        events.send("order.paid", b"d", delay=0.1)
+        wait_until(lambda: data_of(client, "orders") == [b"c", b"d"])
+    assert [admin.scheduled(each).message_count for each in TOPICS] == [0, 2]
+    with (
+        client.exchange("events", mandatory=False) as events,
+        pytest.raises(UnroutableError),
+    ):
+        events.send("nothing", b"a", delay="1h")
 
 
 def test_what_goes_nowhere_keeps_no_neighbour_from_its_topics(client: Any) -> None:

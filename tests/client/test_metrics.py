@@ -33,6 +33,7 @@ from metaq.client.produce.producer_counters import (
     TransactionStatistics,
 )
 from metaq.client.queue.prefetch import QueueStatistics
+from metaq.client.request.requester import RequestStatistics
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import (
     BrokerAddress,
@@ -132,6 +133,7 @@ FULL = ClientStatistics(
     producers=(PRODUCER,),
     ordered_producers=(OrderedStatistics(32, 33, 34, 35, {PART: 36}, ()),),
     consumers=(CONSUMER,),
+    requests=RequestStatistics(111, 112, 113, 114),
     queues=(QueueStatistics("w", 101, 102, 103, 104, 105, 107, 108),),
 )
 OF_PART = "{group=g,partition=3-1,topic=t}"
@@ -229,6 +231,10 @@ EXPECTED = {
     "metaq_queue_lost_leases_total{group=w}": 105,
     "metaq_queue_handler_failures_total{group=w}": 107,
     "metaq_queue_held_messages{group=w}": 108,
+    "metaq_requests_total{}": 111,
+    "metaq_requests_answered_total{}": 112,
+    "metaq_requests_timed_out_total{}": 113,
+    "metaq_replies_late_total{}": 114,
 }
 
 

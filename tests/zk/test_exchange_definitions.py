@@ -1,25 +1,23 @@
 """Definitions of exchanges and bindings: golden bytes, tolerance, refusals."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.model import BrokerId
 from metaq.routing.match import Binding, ExchangeKind
 from metaq.zk.definitions import decode_copy, encode_copy
 from metaq.zk.errors import PayloadError
 from metaq.zk.exchange_definitions import (
-    DefinedExchange,
     ExchangeDefinition,
     binding_name,
     decode_binding,
-    decode_defined,
     decode_exchange,
     encode_binding,
-    encode_defined,
+    encode_copied,
     encode_exchange,
 )
 from tests.cases import for_each
@@ -28,7 +26,6 @@ NAMES = st.text(min_size=1, max_size=5)
 EXCHANGES = st.builds(
     ExchangeDefinition,
     kind=st.sampled_from(ExchangeKind),
-    brokers=st.none() | st.just((BrokerId(1), BrokerId(3))),
     alternate=st.none() | NAMES,
     is_deleted=st.booleans(),
     others=st.just({}) | st.just({"owner": "shop"}),
@@ -46,7 +43,7 @@ def test_definitions_have_these_bytes() -> None:
     """They are in clusters: added to, never changed."""
     topic = ExchangeDefinition(kind=ExchangeKind.TOPIC)
     assert encode_exchange(topic) == (
-        b'{"alternate":null,"brokers":null,"kind":"topic","state":"active"}'
+        b'{"alternate":null,"kind":"topic","state":"active"}'
     )
     bound = Binding("orders", "order.#")
     assert encode_binding(bound) == b'{"key":"order.#","topic":"orders"}'
@@ -65,8 +62,8 @@ def test_definitions_read_back(
     assert decode_exchange(encode_exchange(definition)) == definition
     assert [decode_binding(encode_binding(each)) for each in bindings] == bindings
     named = {binding_name(each): each for each in bindings}
-    copied = {"events": DefinedExchange(definition, named)}
-    assert decode_copy(encode_copy(copied, encode_defined), decode_defined) == copied
+    copied = {"events": replace(definition, bindings=named)}
+    assert decode_copy(encode_copy(copied, encode_copied), decode_exchange) == copied
 
 
 @for_each(
@@ -75,7 +72,6 @@ def test_definitions_read_back(
         ({"kind": "x"}, "a kind of direct, fanout, topic, headers"),
         ({"state": "gone"}, "a state, active or deleted"),
         ({"alternate": ""}, "alternate to be a topic, or null"),
-        ({"brokers": [-1]}, "brokers to be null or a list"),
     ],
 )
 def test_a_property_of_an_exchange_that_makes_no_sense_is_named(

@@ -1,11 +1,11 @@
 """Exchanges with their bindings, followed on an in-memory ZooKeeper."""
 
 import asyncio
+from dataclasses import replace
 
 from metaq.routing.match import Binding, ExchangeKind
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.exchange_definitions import (
-    DefinedExchange,
     ExchangeDefinition,
     binding_name,
     encode_binding,
@@ -34,18 +34,18 @@ def test_exchanges_and_bindings_are_followed_one_by_one() -> None:
         assert not watch.is_complete
         await asyncio.sleep(1)
         assert watch.is_complete
-        bound = DefinedExchange(TOPIC, {binding_name(BOUND): BOUND})
+        bound = replace(TOPIC, bindings={binding_name(BOUND): BOUND})
         assert watch.values == {"events": bound}
         server.put(PATHS.exchange("odd"), b"{}")
         server.remove(node)
         await asyncio.sleep(1)
-        assert watch.values["events"] == DefinedExchange(TOPIC)
+        assert watch.values["events"] == TOPIC
         assert "expected a kind" in str(watch.values["odd"])
         over = ExchangeDefinition(kind=ExchangeKind.TOPIC, is_deleted=True)
         server.put(PATHS.exchange("events"), encode_exchange(over))
         server.put(node, encode_binding(BOUND))
         await asyncio.sleep(1)
-        assert watch.values["events"] == DefinedExchange(over)
+        assert watch.values["events"] == over
         count = len(changes)
         watch.cancel()
         server.remove(PATHS.exchange("odd"))

@@ -44,7 +44,7 @@ from metaq.broker.transactions import put_run
 from metaq.errors import SequenceError, ServerError, UnavailableError
 from metaq.model import SizeBytes
 from metaq.protocol import texts
-from metaq.protocol.commands import Mput, Put
+from metaq.protocol.commands import NO_CHECKSUM, Mput, Put
 from metaq.protocol.connection import Piece
 from metaq.protocol.transaction_ids import format_key
 from metaq.record.batch import (
@@ -80,7 +80,11 @@ def handle_put(command: Put, answerer: Answerer) -> None:
     payload = command.payload
     if command.topic in context.topics.exchanges:
         count_puts(context, command.topic, count=1, payload_bytes=len(payload))
-        for _ in route(command, _check_put(command), answerer):
+        batch = Mput(
+            command.topic, command.partition, 1, NO_CHECKSUM, command.opaque, b"",
+            transaction=command.transaction,
+        )  # fmt: skip
+        for _ in route(batch, _check_put(command), answerer):
             pass
         return
     if command.transaction is not None:

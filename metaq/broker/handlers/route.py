@@ -17,11 +17,12 @@ batch is sent again. The order of a command is kept at each target.
 In a transaction the same messages are puts of it, to the topics that are bound now.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 from zlib import crc32
 
+from metaq.broker import delay_puts
 from metaq.broker.acks import (
     PUT_OVERHEAD_BYTES,
     REFUSALS,
@@ -36,6 +37,7 @@ from metaq.errors import (
     ClosedError,
     MayBeStoredError,
     MetaqError,
+    NoSpaceError,
     ServerError,
     StorageError,
     TransactionError,
@@ -44,7 +46,7 @@ from metaq.errors import (
 )
 from metaq.model import RANDOM_PARTITION, HeaderPairs, LogId, MessageId, SizeBytes
 from metaq.protocol import texts
-from metaq.protocol.commands import Mput, Put, Status
+from metaq.protocol.commands import Mput, Status
 from metaq.protocol.encoding import encode_result
 from metaq.protocol.transaction_ids import format_key
 from metaq.record.batch import CheckedRecords, stamp_in_steps
@@ -66,18 +68,14 @@ LINE_BYTES_MAX: Final = 512
 """Longest line of key and headers that is remembered."""
 
 
-class Addressed(NamedTuple):
-    """Routing key, message key and headers of a message."""
-
-    routing_key: str
-    key: bytes | None
-    headers: HeaderPairs
+Addressed: TypeAlias = tuple[str, bytes | None, HeaderPairs]
+"""Routing key, message key and headers of a message."""
 
 
 class _Target:
     """Messages of a command for one partition."""
 
-    __slots__ = ("count", "first", "last", "runs", "size_bytes")
+    __slots__ = ("count", "first", "last", "runs", "size_bytes", "waiting")
 
     def __init__(self, first: int) -> None:
         self.first = self.last = first
@@ -85,6 +83,8 @@ class _Target:
         self.count = self.size_bytes = 0
         self.runs: list[list[int]] = []
         """Part, start and end of messages that are side by side there."""
+        self.waiting: delay_puts.WaitingRecord | None = None
+        """The record of `__delays` that they wait in; None: they are due."""
 
     def add(self, number: int, part: int, start: int, end: int) -> None:
         run = self.runs[-1] if self.runs else None
@@ -114,7 +114,7 @@ class RouteTicket:
     def __init__(
         self,
         answerer: Answerer,
-        command: Put | Mput,
+        command: Mput,
         first_id: MessageId,
         targets: Sequence[_Target],
     ) -> None:
@@ -158,7 +158,7 @@ class RouteTicket:
     def _answer(self) -> None:
         context, reply = self._answerer.context, b""
         waited_s = context.clock.monotonic_s() - self._appended_s
-        context.put_latency.record(waited_s, _count_of(self._command))
+        context.put_latency.record(waited_s, self._command.count)
         try:
             reply = self._encode()
         except MemoryError:
@@ -178,8 +178,24 @@ class RouteTicket:
         return encode_result(refusal.status, str(refusal).encode(), opaque)
 
 
+class WaitingTicket:
+    """Messages of a command for one target, on their way to where they wait."""
+
+    __slots__ = ("_forget", "_ticket", "on_stored")
+
+    def __init__(self, ticket: RouteTicket, forget: Callable[[], None]) -> None:
+        """Report to the ticket of the command; `forget` is called if it fails."""
+        self._ticket, self._forget = ticket, forget
+        self.on_stored = ticket.on_stored
+
+    def on_failed(self, error: StorageError | ClosedError) -> None:
+        """Note that they are not there, or may be."""
+        self._forget()
+        self._ticket.on_failed(error)
+
+
 def route(
-    command: Put | Mput,
+    command: Mput,
     checking: Generator[None, None, Sequence[CheckedRecords]],
     answerer: Answerer,
 ) -> Generator[None]:
@@ -197,16 +213,17 @@ def route(
     try:
         routing = _Routing(exchange, command, (yield from checking), answerer)
         yield from routing.sort()
-    except (ServerError, UnavailableError) as error:
+        yield from routing.wrap()
+    except (ServerError, UnavailableError, NoSpaceError) as error:
         raise _refuse(answerer, command, error) from error
     # From here to the end in one turn: what was looked at does not change.
     if command.transaction is None:
         routing.append()
     else:
-        routing.put(find_transaction(command, answerer, count=_count_of(command)))
+        routing.put(find_transaction(command, answerer, count=command.count))
 
 
-def _exchange_of(command: Put | Mput, answerer: Answerer) -> ServedExchange:
+def _exchange_of(command: Mput, answerer: Answerer) -> ServedExchange:
     """Return the exchange of a command that it takes; ServerError where there is none.
 
     The text is the answer.
@@ -217,8 +234,6 @@ def _exchange_of(command: Put | Mput, answerer: Answerer) -> ServedExchange:
         raise ServerError(texts.no_exchange(name))
     if command.partition not in {0, RANDOM_PARTITION}:
         raise ServerError(texts.wrong_partition(command.partition))
-    if isinstance(command, Mput) and command.deliver_ms is not None:
-        raise ServerError(texts.no_time_for_exchange(name))
     return exchange
 
 
@@ -228,7 +243,7 @@ class _Routing:
     def __init__(
         self,
         exchange: ServedExchange,
-        command: Put | Mput,
+        command: Mput,
         parts: Sequence[CheckedRecords],
         answerer: Answerer,
     ) -> None:
@@ -238,12 +253,14 @@ class _Routing:
         self._answerer = answerer
         self._context = answerer.context
         self._targets: dict[LogId, _Target] = {}
-        self._is_mandatory = isinstance(command, Mput) and command.is_mandatory
+        self._is_mandatory = command.is_mandatory is True
         self._name: tuple[str, int, int, int] | None = None
         """Producer at the targets, sequence, count, checksum of a batch that has it."""
+        self._first_id: MessageId | None = None
+        """Of messages that wait, which get new ids when they are delivered."""
         self._unkeyed = self._context.topics.choose(1 << 32)
         """Chooses the partition of messages without a key."""
-        if isinstance(command, Mput) and command.producer is not None:
+        if command.producer is not None:
             producer = producer_name(command.producer, command.topic)
             sequence, count = command.sequence, command.count
             self._name = producer, sequence, count, command.checksum
@@ -297,7 +314,8 @@ class _Routing:
         if topics:
             counters.routed["routed"] += 1
             return topics
-        if self._is_mandatory:
+        is_lost = exchange.alternate is None and self._command.deliver_ms is not None
+        if self._is_mandatory or is_lost:
             counters.routed["unroutable"] += 1
             raise ServerError(texts.unroutable(exchange.name, routing_key))
         if exchange.alternate is None:
@@ -305,6 +323,30 @@ class _Routing:
             return ()
         counters.routed["alternate"] += 1
         return (exchange.alternate,)
+
+    def wrap(self) -> Generator[None]:
+        """Have the messages of a time that is still to come wait for it.
+
+        Raises:
+            ServerError: it is too far away, or they are too large.
+            NoSpaceError: too much waits already.
+            UnavailableError: this broker delivers no message later.
+        """
+        command, context = self._command, self._context
+        if command.deliver_ms is None:
+            return
+        if context.delays is None:
+            raise UnavailableError(texts.NO_DELAY)
+        if not delay_puts.is_due_later(context.delays, command, context):
+            return
+        self._first_id = context.ids.reserve(command.count)
+        for log_id, target in self._targets.items():
+            first_id = id_after(self._first_id, target.first)
+            chunks = target.chunks(self._parts)
+            target.waiting = yield from delay_puts.wrap(
+                command, context, log_id, first_id, target.count, chunks
+            )
+        context.delays.wake()
 
     # -- appending
 
@@ -315,7 +357,18 @@ class _Routing:
         ticket = RouteTicket(self._answerer, self._command, first_id, targets)
         repeated = [batch for _, batch in looked if batch is not None]
         self._context.counters.batch_repeated += bool(repeated)
-        for target, (log, batch) in zip(targets, looked, strict=True):
+        for (log_id, target), (log, batch) in zip(
+            self._targets.items(), looked, strict=True
+        ):
+            if batch is None and target.waiting is not None:
+                delay_puts.append(
+                    target.waiting,
+                    self._command,
+                    self._answerer,
+                    self._name_waiting(log_id),
+                    lambda _receipt, forget: WaitingTicket(ticket, forget),
+                )
+                continue
             if batch is None:
                 self._append(log, target, first_id, ticket)
                 continue
@@ -336,14 +389,31 @@ class _Routing:
             topics.open_for_put(*where)
             log = topics.log_for_put(*where)
             batch = None if self._name is None else log.producers.find(*self._name)
+            if batch is None and (found := self._find_waiting(log_id)) is not None:
+                log, batch = found
             if batch is None:
                 log.plan_append(target.size_bytes)
         except REFUSALS as error:
             raise _refuse(self._answerer, self._command, error, log_id) from error
         return log, batch
 
+    def _find_waiting(self, log_id: LogId) -> tuple[PartitionLog, StoredBatch] | None:
+        """Return the batch where it waits, if its producer has sent it before."""
+        delays, command = self._context.delays, self._command
+        name = self._name_waiting(log_id)
+        if name is None or command.deliver_ms is None or delays is None:
+            return None
+        found = delay_puts.find_repeated(delays, command, name[0])
+        return None if found is None else found[1:]
+
+    def _name_waiting(self, log_id: LogId) -> tuple[str, int, int, int] | None:
+        name = self._name
+        return name and (delay_puts.name_of(name[0], log_id), *name[1:])
+
     def _stamp(self) -> MessageId:
-        first_id = self._context.ids.reserve(_count_of(self._command))
+        if self._first_id is not None:
+            return self._first_id
+        first_id = self._context.ids.reserve(self._command.count)
         for _ in stamp_in_steps(self._parts, first_id):
             pass
         return first_id
@@ -394,6 +464,8 @@ class _Routing:
             )
 
     def _run_of(self, log_id: LogId, target: _Target, first_id: MessageId) -> PutRun:
+        if target.waiting is not None:
+            return delay_puts.run_of(target.waiting, self._command, self._context)
         data, position = bytearray().join(target.chunks(self._parts)), 0
         positions = list[int]()
         while position < len(data):
@@ -413,7 +485,7 @@ class _Routing:
 
 def _refuse(
     answerer: Answerer,
-    command: Put | Mput,
+    command: Mput,
     error: MetaqError,
     log_id: LogId | None = None,
 ) -> WireError:
@@ -423,12 +495,8 @@ def _refuse(
         error,
         topic=command.topic if log_id is None else log_id.topic,
         partition=command.partition if log_id is None else log_id.partition,
-        count=_count_of(command),
+        count=command.count,
     )
-
-
-def _count_of(command: Put | Mput) -> int:
-    return command.count if isinstance(command, Mput) else 1
 
 
 # -- reading an address
@@ -451,5 +519,5 @@ def _read_text(text: bytes, flag: int) -> Addressed:
     key, headers, attribute = decode_text(text, flag)
     routing_key = dict(reversed(headers)).get(ROUTING_KEY)
     if routing_key is None:
-        return Addressed(attribute or "", key, headers)
-    return Addressed(routing_key.decode(errors="replace"), key, headers)
+        return attribute or "", key, headers
+    return routing_key.decode(errors="replace"), key, headers

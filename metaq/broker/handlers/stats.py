@@ -12,7 +12,6 @@ A broker may have thousands of logs, so their statistics are gathered in steps, 
 other commands are served in between; each log is shown as it was at its step.
 """
 
-import json
 import os
 import threading
 from collections.abc import Generator, Iterable, Iterator
@@ -67,7 +66,7 @@ def handle_stats(
             lines = [context.replica.facts()]
         case "exchanges":
             lines = [
-                json.dumps({"name": name, "checksum": each.matcher.checksum()})
+                f"{name} {each.matcher.checksum}"
                 for name, each in sorted(context.topics.exchanges.items())
             ]
         case "queues" if context.queues is not None:

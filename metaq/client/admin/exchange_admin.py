@@ -1,9 +1,7 @@
 """Calls about exchanges: made, deleted, bound, and where a message would go."""
 
 import asyncio
-import json
-import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final, Literal, TypeAlias
@@ -14,8 +12,8 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.browse import stats_text
 from metaq.client.errors import ExchangeError, NoExchangesError
 from metaq.client.names import check_topic, require_text
-from metaq.client.validation import check_whole, wrong_type
-from metaq.errors import ConfigError, RequestTimeoutError
+from metaq.client.validation import wrong_type
+from metaq.errors import ConfigError, NoBrokerError, RequestTimeoutError
 from metaq.model import BrokerAddress, BrokerId, is_internal, no_items
 from metaq.record.flags import Headers, list_headers
 from metaq.routing.match import (
@@ -24,11 +22,11 @@ from metaq.routing.match import (
     ExchangeKind,
     Matcher,
     check_binding,
+    names_checksum,
 )
 from metaq.zk.children import read_values
 from metaq.zk.definitions import decode_definition
 from metaq.zk.exchange_definitions import (
-    DefinedExchange,
     ExchangeDefinition,
     binding_name,
     decode_binding,
@@ -39,9 +37,8 @@ from metaq.zk.exchange_definitions import (
 from metaq.zk.session import Coordinator
 
 Kind: TypeAlias = Literal["direct", "fanout", "topic", "headers"]
-Brokers = Collection[int] | Literal["all"]
-"""Brokers that serve a topic, or exchange: those of these ids, or all, later ones
-too."""
+ASK_S_MAX: Final = 1.0
+"""Time for one of them: a broker that has gone is there for a while yet."""
 POLL_S: Final = 0.02
 """Pause between questions whether the brokers have a change."""
 
@@ -51,7 +48,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
 
     async def exchanges(
         self, timeout: float | None = None
-    ) -> Mapping[str, DefinedExchange]:
+    ) -> Mapping[str, ExchangeDefinition]:
         """Return the exchanges by name, ascending, with their bindings.
 
         Args:
@@ -64,7 +61,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         here = await _reach(self._context, timeout)
         found = await here.values(here.paths.exchanges(), decode_exchange)
         return {
-            name: DefinedExchange(each, await here.bindings(name))
+            name: replace(each, bindings=await here.bindings(name))
             for name, each in found.items()
             if not each.is_deleted
         }
@@ -74,17 +71,15 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         exchange: str,
         kind: Kind = "topic",
         *,
-        brokers: Brokers = "all",
         alternate: str | None = None,
         timeout: float | None = None,
     ) -> ExchangeDefinition:
-        """Make an exchange, and wait until its brokers serve it.
+        """Make an exchange, and wait until the brokers serve it.
 
         Args:
             exchange: its name, which is no topic's.
             kind: "direct": bindings name the routing key; "fanout": all of them match;
                 "topic": they have patterns; "headers": they name headers.
-            brokers: ids of those that serve it; "all": every broker.
             alternate: an existing topic for messages that match no binding.
             timeout: seconds; None takes `request_timeout_s`.
 
@@ -112,9 +107,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
             )
         if alternate is not None:
             check_topic(alternate)
-        definition = ExchangeDefinition(
-            kind=ExchangeKind(kind), brokers=broker_ids(brokers), alternate=alternate
-        )
+        definition = ExchangeDefinition(kind=ExchangeKind(kind), alternate=alternate)
         here = await _reach(self._context, timeout)
         version, old = await here.look(exchange)
         if old is not None:
@@ -122,16 +115,19 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         if await here.brokers_of(exchange) is not None:
             raise ExchangeError(f"exchange '{exchange}': a topic has that name")
         if alternate is not None:
-            await here.require_served(alternate, definition)
+            await here.require_served(alternate)
+        await here.unbind_all(exchange)  # its deletion may have ended half-way
         path, data = here.paths.exchange(exchange), encode_exchange(definition)
         await here.write(path, data, version=version)
-        await here.wait_in_effect(exchange, definition)
+        await here.wait_in_effect(exchange)
         return definition
 
     async def delete_exchange(
         self, exchange: str, timeout: float | None = None
     ) -> None:
-        """Delete an exchange with its bindings; the topics stay.
+        """Delete an exchange with its bindings, and wait until brokers refuse it.
+
+        The topics stay.
 
         Args:
             exchange: its name.
@@ -140,6 +136,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         Raises:
             ExchangeError: there is none.
             ConfigError: the client has no ZooKeeper.
+            RequestTimeoutError: not all brokers know in time; it is deleted.
             CoordinationError: ZooKeeper cannot be asked.
             TypeError: the name is no text.
         """
@@ -147,8 +144,8 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         old = await here.find(exchange)
         data = encode_exchange(replace(old, is_deleted=True))
         await here.put(here.paths.exchange(exchange), data)
-        for name in await here.children(here.paths.bindings(exchange)):
-            await here.delete(here.paths.binding(exchange, name))
+        await here.unbind_all(exchange)
+        await here.wait_in_effect(exchange, is_deleted=True)
 
     async def bind(
         self,
@@ -166,7 +163,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
 
         Args:
             exchange: its name.
-            topic: an existing one, which all brokers of the exchange serve.
+            topic: an existing one, which all brokers serve.
             key: the routing key of a direct exchange; the pattern of a topic exchange:
                 words with dots between them, `*` is one word, `#` any number of them.
             headers: of a headers exchange, name and value; None is any value.
@@ -179,7 +176,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         Raises:
             ExchangeError: there is no such exchange, or it has too many bindings.
             ConfigError: a binding that such an exchange cannot have, or a topic that a
-                broker of it does not serve; or the client has no ZooKeeper.
+                broker does not serve; or the client has no ZooKeeper.
             NoExchangesError: a broker is an older one.
             RequestTimeoutError: not all brokers have it in time; it is bound.
             CoordinationError: ZooKeeper cannot be asked.
@@ -191,7 +188,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         here = await _reach(self._context, timeout)
         definition = await here.find(exchange)
         check_binding(definition.kind, binding)
-        await here.require_served(topic, definition)
+        await here.require_served(topic)
         known = await here.children(here.paths.bindings(exchange))
         path = here.paths.binding(exchange, binding_name(binding))
         if len(known) >= BINDINGS_MAX and binding_name(binding) not in known:
@@ -199,7 +196,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
                 f"exchange '{exchange}': expected at most {BINDINGS_MAX} bindings"
             )
         await here.put(path, encode_binding(binding))
-        await here.wait_in_effect(exchange, definition)
+        await here.wait_in_effect(exchange)
         return binding
 
     async def unbind(
@@ -230,10 +227,10 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         """
         binding = _binding_of(topic, key, headers, match)
         here = await _reach(self._context, timeout)
-        definition = await here.find(exchange)
+        await here.find(exchange)
         path = here.paths.binding(exchange, binding_name(binding))
         was_there = await here.delete(path)
-        await here.wait_in_effect(exchange, definition)
+        await here.wait_in_effect(exchange)
         return was_there
 
     async def route(
@@ -271,26 +268,6 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         return tuple(matcher.find(routing_key, pairs))
 
 
-def broker_ids(brokers: Brokers) -> tuple[BrokerId, ...] | None:
-    """Return the ids that a user gave, ascending; None: all brokers.
-
-    Raises:
-        ConfigError: none, or another text than "all".
-        TypeError: they are of another type.
-    """
-    if isinstance(brokers, str):
-        if brokers != "all":
-            raise ConfigError(f"brokers: expected ids or 'all', got {brokers!r}")
-        return None
-    if not isinstance(brokers, Collection):
-        raise TypeError(f"brokers: expected ids or 'all', got {brokers!r:.80}")
-    if not brokers:
-        raise ConfigError("brokers: expected at least one id, or 'all', got none")
-    for each in brokers:
-        check_whole("brokers", each, 0)
-    return tuple(sorted({BrokerId(each) for each in brokers}))
-
-
 def _binding_of(topic: str, key: str, headers: object, match: str) -> Binding:
     check_topic(topic)
     require_text("key", key)
@@ -319,14 +296,18 @@ class _Exchanges:
         self.context = context
         self.deadline_s = deadline_s
         self.paths = context.paths
-        self.there = context.metadata.snapshot.brokers
-        """Brokers that are there."""
         self.values = partial(read_values, coordinator, deadline_s=deadline_s)
         self.get = partial(coordinator.get, deadline_s=deadline_s)
         self.children = partial(coordinator.children, deadline_s=deadline_s)
         self.write = partial(coordinator.replace, deadline_s=deadline_s)
         self.put = partial(coordinator.set_or_create, deadline_s=deadline_s)
         self.delete = partial(coordinator.delete, deadline_s=deadline_s)
+
+    @property
+    def there(self) -> Mapping[BrokerId, BrokerAddress]:
+        """Leaders of the brokers that are there now."""
+        found = self.context.metadata.snapshot.brokers.items()
+        return {number: each.leader for number, each in found if each.leader}
 
     async def look(self, exchange: str) -> tuple[int | None, ExchangeDefinition | None]:
         """Return the version of the node of an exchange, and its definition."""
@@ -346,6 +327,10 @@ class _Exchanges:
     async def bindings(self, exchange: str) -> dict[str, Binding]:
         return await self.values(self.paths.bindings(exchange), decode_binding)
 
+    async def unbind_all(self, exchange: str) -> None:
+        for name in await self.children(self.paths.bindings(exchange)):
+            await self.delete(self.paths.binding(exchange, name))
+
     # -- brokers
 
     async def brokers_of(self, topic: str) -> set[BrokerId] | None:
@@ -357,51 +342,65 @@ class _Exchanges:
             return found or None
         return found.union(filter(decode_definition(node.data).names, self.there))
 
-    async def require_served(self, topic: str, definition: ExchangeDefinition) -> None:
-        """Refuse a topic that is not there, or not on all brokers of an exchange."""
+    async def require_served(self, topic: str) -> None:
+        """Refuse a topic that is not there, or not on all brokers."""
         serving = await self.brokers_of(topic)
         if serving is None:
             raise ConfigError(f"there is no topic '{topic}'")
-        needed = {*filter(definition.names, self.there), *(definition.brokers or ())}
-        if missing := sorted(needed - serving):
+        if missing := sorted(self.there.keys() - serving):
             raise ConfigError(
-                f"topic '{topic}' is not on all brokers of the exchange: not on"
+                f"topic '{topic}' is not on all brokers: not on"
                 f" {', '.join(map(str, missing))}"
             )
 
-    async def wait_in_effect(
-        self, exchange: str, definition: ExchangeDefinition
-    ) -> None:
-        """Wait until the brokers that are there have the bindings of ZooKeeper."""
-        waiting: dict[BrokerId, BrokerAddress] = {
-            broker_id: copies.leader
-            for broker_id, copies in self.there.items()
-            if definition.names(broker_id) and copies.leader is not None
-        }
-        while waiting:
+    async def wait_in_effect(self, exchange: str, *, is_deleted: bool = False) -> None:
+        """Wait until the brokers that are there have what ZooKeeper has."""
+        done = set[BrokerId]()
+        while True:
             names = await self.children(self.paths.bindings(exchange))
-            wanted = zlib.crc32(" ".join(names).encode())
-            for broker_id, address in [*waiting.items()]:
-                if await self._checksum_on(address, exchange) == wanted:
-                    del waiting[broker_id]
+            wanted = None if is_deleted else str(names_checksum(names))
+            asked = {i: each for i, each in self.there.items() if i not in done}
+            found = await asyncio.gather(
+                *[self._checksum_on(each, exchange) for each in asked.values()]
+            )
+            done.update(
+                i for i, each in zip(asked, found, strict=True) if each == wanted
+            )
+            waiting = sorted(self.there.keys() - done)
+            if not waiting:
+                return
             if self.context.clock.monotonic_s() > self.deadline_s:
                 raise RequestTimeoutError(
                     f"exchange '{exchange}': brokers that do not have the change yet:"
-                    f" {', '.join(map(str, sorted(waiting)))}"
+                    f" {', '.join(map(str, waiting))}"
                 )
-            if waiting:
-                await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_S)
 
-    async def _checksum_on(self, address: BrokerAddress, exchange: str) -> int | None:
-        context, deadline_s = self.context, self.deadline_s
-        connection = await context.pool.get(address, deadline_s=deadline_s)
-        if not connection.capabilities.exchanges:
-            raise NoExchangesError(
-                f"broker at {address} has no exchanges: its version is"
-                f" {connection.capabilities.version}"
+    async def _checksum_on(self, address: BrokerAddress, exchange: str) -> str | None:
+        """Return the checksum of an exchange on a broker; None: it has none."""
+        context = self.context
+        deadline_s = min(self.deadline_s, context.clock.monotonic_s() + ASK_S_MAX)
+        try:
+            connection = await context.pool.get(address, deadline_s=deadline_s)
+            if not connection.capabilities.exchanges:
+                raise NoExchangesError(
+                    f"broker at {address} has no exchanges: its version is"
+                    f" {connection.capabilities.version}"
+                )
+            text = await stats_text(
+                context, address, "exchanges", deadline_s=deadline_s
             )
-        text = await stats_text(context, address, "exchanges", deadline_s=deadline_s)
-        for line in text.splitlines():
-            if line.startswith("{") and (found := json.loads(line))["name"] == exchange:
-                return int(found["checksum"])
-        return None
+        except (NoBrokerError, RequestTimeoutError):
+            return ""  # it may have gone: it is looked up again
+        found = dict(line.split(" ") for line in text.splitlines() if " " in line)
+        return found.get(exchange)
+
+
+async def is_exchange(context: ClientContext, name: str, timeout: float | None) -> bool:
+    """Return whether there is an exchange of a name.
+
+    Raises:
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    _, found = await (await _reach(context, timeout)).look(name)
+    return found is not None

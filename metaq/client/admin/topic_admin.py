@@ -18,11 +18,11 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 from metaq.client.admin.broker_admin import require_coordinator
 from metaq.client.admin.cluster_admin import AdminGroup
-from metaq.client.admin.exchange_admin import AsyncExchangeAdmin, Brokers, broker_ids
+from metaq.client.admin.exchange_admin import AsyncExchangeAdmin, is_exchange
 from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import NoTopicError, TopicExistsError, TopicRefusedError
@@ -55,6 +55,8 @@ from metaq.zk.errors import CoordinationTimeoutError, NodeChangedError, PayloadE
 from metaq.zk.session import Coordinator
 from metaq.zk.znodes import Node
 
+Brokers = Collection[int] | Literal["all"]
+"""Brokers that serve a topic: those of these ids, or all, later ones too."""
 POLL_S: Final = 0.05
 """Interval of looks at the brokers' statuses, seconds."""
 
@@ -143,7 +145,7 @@ class AsyncAdmin(AsyncExchangeAdmin):
             topic,
             TopicDefinition(
                 partitions=partitions,
-                brokers=broker_ids(brokers),
+                brokers=_broker_ids(brokers),
                 settings=_settled({}, settings),
             ),
         )
@@ -152,7 +154,7 @@ class AsyncAdmin(AsyncExchangeAdmin):
         here = _Topic(context, topic, deadline_s)
         able = await here.able_brokers(definition)
         exists = f"topic '{topic}' exists"
-        if topic in await self.exchanges(timeout):
+        if await is_exchange(context, topic, timeout):
             raise TopicExistsError(f"{exists}: it is the name of an exchange")
         before = await here.describe()
         old = before.definition
@@ -228,7 +230,7 @@ class AsyncAdmin(AsyncExchangeAdmin):
             replace(
                 old,
                 partitions=old.partitions if partitions is None else partitions,
-                brokers=old.brokers if brokers is None else broker_ids(brokers),
+                brokers=old.brokers if brokers is None else _broker_ids(brokers),
                 settings=_settled(old.settings, settings),
             ),
         )
@@ -338,6 +340,10 @@ class _Topic:
     async def describe_known(self) -> TopicDescription:
         """Return its description; raise NoTopicError where nothing is known."""
         found = await self.describe()
+        if found.definition is None and await is_exchange(
+            self._context, self._topic, self.left_s
+        ):
+            raise NoTopicError(f"'{self._topic}' is an exchange, and no topic")
         if found.definition is None and not found.brokers and not found.problem:
             known = await _topic_names(self._context, self._deadline_s)
             raise NoTopicError(
@@ -684,3 +690,23 @@ def _whereabouts(found: TopicDescription) -> str:
 
 def _listed(brokers: Collection[BrokerId]) -> str:
     return ", ".join(map(str, brokers)) or "none"
+
+
+def _broker_ids(brokers: Brokers) -> tuple[BrokerId, ...] | None:
+    """Return the ids that a user gave, ascending; None: all brokers.
+
+    Raises:
+        ConfigError: none, or another text than "all".
+        TypeError: they are of another type.
+    """
+    if isinstance(brokers, str):
+        if brokers != "all":
+            raise ConfigError(f"brokers: expected ids or 'all', got {brokers!r}")
+        return None
+    if not isinstance(brokers, Collection):
+        raise TypeError(f"brokers: expected ids or 'all', got {brokers!r:.80}")
+    if not brokers:
+        raise ConfigError("brokers: expected at least one id, or 'all', got none")
+    for each in brokers:
+        check_whole("brokers", each, 0)
+    return tuple(sorted({BrokerId(each) for each in brokers}))

@@ -8,8 +8,9 @@ message, and the exchange of a broker finds the topics. Another message in a bat
 goes nowhere keeps none from its topics: the batch is sent again in halves.
 """
 
+import datetime as dt
 from functools import lru_cache
-from typing import Final, Self
+from typing import Final, Self, TypedDict, Unpack
 
 from metaq.client.names import require_text
 from metaq.client.produce.batches import SendFuture, SendResult
@@ -22,6 +23,16 @@ from metaq.routing.match import ROUTING_KEY
 
 KEYS_REMEMBERED_MAX: Final = 1024
 """Routing keys whose headers are remembered."""
+
+
+class SendKeywords(TypedDict, total=False):
+    """Options of one message."""
+
+    key: str | bytes | None
+    tag: str | None
+    delay: Span | None
+    deliver_at: dt.datetime | None
+    expires_in: Span | None
 
 
 class AsyncExchange:
@@ -37,20 +48,20 @@ class AsyncExchange:
         routing_key: str,
         data: BytesLike,
         *,
-        key: str | bytes | None = None,
         headers: Headers = (),
         timeout: float | None = None,
-        expires_in: Span | None = None,
+        **options: Unpack[SendKeywords],
     ) -> SendResult:
         """Send one message, and wait until all topics that it goes to have it on disk.
 
         Args:
             routing_key: words with dots between them, or any text; "" is one.
             data: application bytes; mutable ones are copied.
-            key: stored; the same key goes to the same partition of each topic.
             headers: names and bytes, stored after the routing key.
             timeout: seconds, all retries included; None is `timeout_s` of the options.
-            expires_in: as in `AsyncProducer.send`.
+            options: `key`, `tag`, `delay`, `deliver_at`, `expires_in`, as in
+                `AsyncProducer.send`. The same key goes to the same partition of each
+                topic. With a time the topics are those that are bound now.
 
         Returns:
             Its id, and the partition of the exchange; the offset is -1.
@@ -64,12 +75,7 @@ class AsyncExchange:
         """
         return await (
             await self.send_nowait(
-                routing_key,
-                data,
-                key=key,
-                headers=headers,
-                timeout=timeout,
-                expires_in=expires_in,
+                routing_key, data, headers=headers, timeout=timeout, **options
             )
         )
 
@@ -78,10 +84,9 @@ class AsyncExchange:
         routing_key: str,
         data: BytesLike,
         *,
-        key: str | bytes | None = None,
         headers: Headers = (),
         timeout: float | None = None,
-        expires_in: Span | None = None,
+        **options: Unpack[SendKeywords],
     ) -> SendFuture:
         """Begin to send one message; waits for memory only.
 
@@ -93,13 +98,9 @@ class AsyncExchange:
         Raises:
             As `send`, but for the outcome.
         """
+        headers = routed(routing_key, headers)
         return await self.producer.send_nowait(
-            self.name,
-            data,
-            key=key,
-            headers=routed(routing_key, headers),
-            timeout=timeout,
-            expires_in=expires_in,
+            self.name, data, headers=headers, timeout=timeout, **options
         )
 
     async def flush(self, timeout: float | None = None) -> None:
@@ -154,7 +155,10 @@ def routed(routing_key: str, headers: Headers) -> Headers:
     except (TypeError, AttributeError):
         require_text("routing_key", routing_key)
         raise
-    return (pair, *list_headers(headers)) if headers else (pair,)
+    if not headers:
+        return (pair,)
+    # A message that is sent on has the key that it came with.
+    return (pair, *(one for one in list_headers(headers) if one[0] != ROUTING_KEY))
 
 
 @lru_cache(KEYS_REMEMBERED_MAX)

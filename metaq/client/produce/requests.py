@@ -100,7 +100,7 @@ class Request:
         receipt, tier = parse_scheduled(reply, partition.partition)
         count, offset = self.message_count, receipt.offset
         offsets = [offset] * count
-        if tier == AT_ONCE:
+        if tier == AT_ONCE and offset >= 0:
             sizes = (self.batch.size_of(first, first + k) for k in range(count))
             offsets = [Offset(offset + size) for size in sizes]
         result = Scheduled(receipt.id, partition, offset, due_ms, tier)

@@ -35,7 +35,7 @@ AT_ONCE: Final = -1
 _PART: Final = r"(\d{1,12}(?:\.\d{1,9})?)(ms|[dhms])"
 _SPAN: Final = re.compile(rf"(?:{_PART})+", re.ASCII)
 _TEXT: Final = re.compile(
-    r"([^ ]+)/(\d{1,4}-\d{1,9}) (-1|\d{1,9}) (\d{1,19}) (\d{1,14}) (-?\d{1,19})",
+    r"([^ ]+)/(\d{1,4}-\d{1,9}) (-1|\d{1,9}) (-1|\d{1,19}) (\d{1,14}) (-?\d{1,19})",
     re.ASCII,
 )
 
@@ -45,8 +45,9 @@ class Scheduled(SendResult):
 
     `str` makes a text of it, and `parse` a receipt of the text: `cancel` takes both.
     `offset` is where the message waits, in a log of the broker; with a `tier` of -1 its
-    time had passed, and it was delivered at once, to that offset of its partition. A
-    message that waited has another id when it is delivered.
+    time had passed, and it was delivered at once, to that offset of its partition; with
+    an offset of -1 as well it went to an exchange, and cannot be taken back. A message
+    that waited has another id when it is delivered.
     """
 
     __slots__ = ()

@@ -11,6 +11,7 @@ requests that were sent before end without a reply.
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
@@ -22,7 +23,8 @@ from metaq.client.names import check_topic
 from metaq.client.options import ProducerOptions
 from metaq.client.produce.runs import frozen
 from metaq.client.produce.scheduling import with_expiry
-from metaq.client.timeouts import finish, spawn
+from metaq.client.timeouts import spawn
+from metaq.client.validation import check_seconds
 from metaq.errors import (
     ClosedError,
     CorruptRecordError,
@@ -39,6 +41,7 @@ from metaq.record.flags import Headers, encode_payload, list_headers
 from metaq.record.reply_to import ReplyAddress, decode_reply
 from metaq.record.runs import decode_runs
 from metaq.retry import wait_set
+from metaq.stats import counter
 
 _log = logging.getLogger(__name__)
 
@@ -46,12 +49,29 @@ WAIT_S: Final = 10.0
 """Longest wait of a broker for replies, where it announces no less."""
 
 
+@dataclass(slots=True)
+class RequestStatistics:
+    """Counters of the requests of a client. Snapshots are copies."""
+
+    sent_count: int = counter("metaq_requests_total", "Requests, sent or refused.")
+    answered_count: int = counter(
+        "metaq_requests_answered_total", "Requests that got a reply, good or bad."
+    )
+    timed_out_count: int = counter(
+        "metaq_requests_timed_out_total", "Requests without a reply in their time."
+    )
+    late_count: int = counter(
+        "metaq_replies_late_total", "Replies whose request had ended."
+    )
+
+
 class Requester:
     """The requests of one client. Owner: the client; on its loop."""
 
-    def __init__(self, context: ClientContext) -> None:
+    def __init__(self, context: ClientContext, counts: RequestStatistics) -> None:
         """Begin with none; nothing is opened before the first."""
         self._context = context
+        self._counts = counts
         self._producer = context.make_producer(ProducerOptions(), None)
         self._mailbox = context.draw_token()
         self._numbers = count(1)
@@ -78,6 +98,7 @@ class Requester:
         """Send one request and return its reply; see `AsyncClient.request`."""
         limit_s, clock = self._context.limit_s(timeout), self._context.clock
         check_topic(topic)
+        check_seconds("timeout", limit_s, may_be_zero=False)
         encode_payload(frozen(data), None, key, headers)  # refused before all else
         deadline_s = clock.monotonic_s() + limit_s
         await self._open(limit_s)
@@ -86,6 +107,7 @@ class Requester:
         address = ReplyAddress(self._broker_id, self._mailbox, number)
         reply = self._waiting[number] = asyncio.get_running_loop().create_future()
         own = list_headers(headers) if headers else ()
+        self._counts.sent_count += 1
         try:
             await self._producer.send(
                 topic,
@@ -97,6 +119,7 @@ class Requester:
             async with asyncio.timeout(max(0.0, deadline_s - clock.monotonic_s())):
                 return _data_of(await reply, topic)
         except TimeoutError as error:
+            self._counts.timed_out_count += 1
             raise ReplyTimeoutError(
                 f"request to topic '{topic}': no reply within {limit_s:g} s; it may"
                 " have been handled"
@@ -197,8 +220,11 @@ class Requester:
         try:
             for number, payload in decode_runs(reply.payload):
                 future = self._waiting.get(number)
-                if future is not None:  # else its time is over
-                    finish(future, payload)
+                if future is None:
+                    self._counts.late_count += 1
+                elif not future.done():
+                    self._counts.answered_count += 1
+                    future.set_result(payload)
         except CorruptRecordError as error:
             raise UnexpectedReplyError(f"listen: {error}") from error
 

@@ -16,6 +16,7 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import insist
 from metaq.client.consume.redelivery import FailureLog
 from metaq.client.options import check_callable
+from metaq.client.produce.runs import frozen
 from metaq.client.queue.queue_messages import AsyncQueueMessage
 from metaq.client.queue.work_queue import AsyncQueue
 from metaq.errors import MetaqError, NotFoundError
@@ -36,6 +37,9 @@ REPLY_BYTES_MAX: Final = (1 << 20) - 1
 """Most bytes of a reply: a mailbox has one more for its kind."""
 ERROR_CHARS_MAX: Final = 1024
 """Most characters of an exception that the requester gets."""
+ANSWER_S_MIN: Final = 1.0
+"""Time for a reply to an expired request: only its requester knows whether it waits,
+and clocks differ."""
 
 
 class AsyncResponder:
@@ -94,21 +98,25 @@ class AsyncResponder:
 
         Args:
             message: the request.
-            data: what the handler returned; bytes are a reply.
+            data: what the handler returned; bytes-like is a reply.
             error: what it raised; None: it returned.
         """
-        if error is None and not isinstance(data, bytes):
-            error = TypeError(
-                f"reply: expected bytes, got {type(data).__name__} {data!r:.80}"
-            )
-        elif error is None and len(data) > REPLY_BYTES_MAX:
+        if error is None:
+            try:
+                data = frozen(data)
+            except TypeError:
+                got = f"{type(data).__name__} {data!r:.80}"
+                error = TypeError(f"reply: expected bytes, got {got}")
+        if error is None and len(data) > REPLY_BYTES_MAX:
             error = ValueError(
                 f"reply: expected at most {REPLY_BYTES_MAX} bytes, got {len(data)}"
             )
         if error is not None:
-            text = f"request failed: group={self.queue.group} {message.partition}"
-            self._failures.write(f"{text}: {error!r}", error, is_last=False)
-            text = f"{type(error).__name__}: {error}"
+            text = _text_of(error)
+            where = f"group={self.queue.group} {message.partition}"
+            self._failures.write(
+                f"request failed: {where}: {text}", error, is_last=False
+            )
             payload = encode_error(text[:ERROR_CHARS_MAX])
         else:
             payload = encode_reply(data)
@@ -132,7 +140,8 @@ class AsyncResponder:
         expiry_ms = expiry_of(message.id, message.header_pairs)
         if expiry_ms is not None:
             left_s = (expiry_ms - context.clock.wall_ms()) / 1000
-            deadline_s = min(deadline_s, context.clock.monotonic_s() + max(0.0, left_s))
+            now_s = context.clock.monotonic_s()
+            deadline_s = min(deadline_s, now_s + max(ANSWER_S_MIN, left_s))
         try:
             await insist(context, send, deadline_s)
         except NotFoundError:
@@ -143,3 +152,11 @@ class AsyncResponder:
     async def close(self, timeout: float | None = None) -> None:
         """Handle no more requests; see `AsyncQueue.close`."""
         await self.queue.close(timeout)
+
+
+def _text_of(error: Exception) -> str:
+    kind = type(error).__name__
+    try:
+        return f"{kind}: {error}"
+    except Exception:  # noqa: BLE001  # of a user's class: its type has to do
+        return kind

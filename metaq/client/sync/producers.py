@@ -7,7 +7,7 @@ cross over to the loop.
 
 import datetime as dt
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from metaq.client.consume.exactly_once import AsyncExactlyOnce
 from metaq.client.consume.message_batch import ListedMessages
@@ -16,7 +16,7 @@ from metaq.client.names import require_text
 from metaq.client.options import names_arguments
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import SendFuture, SendResult
-from metaq.client.produce.exchange import AsyncExchange, routed
+from metaq.client.produce.exchange import AsyncExchange, SendKeywords, routed
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.routes import NotKnownYetError
@@ -266,29 +266,33 @@ class Exchange(SyncClosable[AsyncExchange]):
         super().__init__(twin, thread)
         self._producer = Producer(twin.producer, thread)
 
-    @like(AsyncExchange.send)
-    def send(self, *args: Any, **keywords: Any) -> SendResult:
+    def send(
+        self,
+        routing_key: str,
+        data: BytesLike,
+        *,
+        headers: Headers = (),
+        timeout: float | None = None,
+        **options: Unpack[SendKeywords],
+    ) -> SendResult:
         """Send one message; see `AsyncExchange.send`."""
-        return self.send_nowait(*args, **keywords).result()
+        return self.send_nowait(
+            routing_key, data, headers=headers, timeout=timeout, **options
+        ).result()
 
     def send_nowait(
         self,
         routing_key: str,
         data: BytesLike,
         *,
-        key: str | bytes | None = None,
         headers: Headers = (),
         timeout: float | None = None,
-        expires_in: Span | None = None,
+        **options: Unpack[SendKeywords],
     ) -> SendFuture:
         """Put one message on its way; see `AsyncExchange.send_nowait`."""
+        headers = routed(routing_key, headers)
         return self._producer.send_nowait(
-            self._twin.name,
-            data,
-            key=key,
-            headers=routed(routing_key, headers),
-            timeout=timeout,
-            expires_in=expires_in,
+            self._twin.name, data, headers=headers, timeout=timeout, **options
         )
 
     flush = blocking(AsyncExchange.flush)

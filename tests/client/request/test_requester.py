@@ -22,6 +22,7 @@ from metaq.client import (
     NoTopicError,
     ReplyTimeoutError,
 )
+from metaq.client.request.requester import RequestStatistics
 from metaq.client.session import context_of
 from metaq.model import BrokerId
 from metaq.testing.embedded import EmbeddedBroker
@@ -39,6 +40,7 @@ ONE_BROKER = {
     "test_a_broken_connection_loses_no_reply": "MetaQ has no queue groups",
     "test_a_restart_of_the_broker_loses_what_waits_and_no_more": "MetaQ has none",
     "test_another_broker_takes_the_mailbox_over": "two of ours",
+    "test_requests_are_counted_also_those_whose_reply_is_late": "MetaQ has no queues",
     "test_a_request_that_waits_ends_with_the_client": "MetaQ has no mailboxes",
     "test_bad_input_is_refused_before_anything_is_sent": "MetaQ has no mailboxes",
     "test_a_broker_without_mailboxes_is_named": "says of itself that it has none",
@@ -231,14 +233,21 @@ def test_without_a_broker_the_error_says_so(broker: EmbeddedBroker) -> None:
 def test_a_handler_that_fails_is_an_error_reply(client: Any) -> None:
     """Its type and text arrive, also where it returned no bytes, or too many."""
 
+    class UnprintableError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
     def handle(message: Any) -> Any:
         if message.data == b"raise":
             raise ValueError("no such price")
+        if message.data == b"unprintable":
+            raise UnprintableError
         return None if message.data == b"none" else b"x" * (1 << 20)
 
     with responding(client, handle):
         for data, text in {
             b"raise": "ValueError: no such price",
+            b"unprintable": "UnprintableError",
             b"none": "TypeError: reply: expected bytes, got NoneType None",
             b"large": "ValueError: reply: expected at most 1048575 bytes, got 1048576",
         }.items():
@@ -247,8 +256,46 @@ def test_a_handler_that_fails_is_an_error_reply(client: Any) -> None:
             assert caught.value.text == text
 
 
+def test_a_reply_may_be_any_bytes(client: Any) -> None:
+    """As what a producer sends."""
+    kinds = {b"a": bytearray, b"m": memoryview}
+    with responding(client, lambda message: kinds[message.data](message.data)):
+        for data in kinds:
+            assert client.request("prices", data, timeout=30) == data
+
+
+def test_requests_are_counted_also_those_whose_reply_is_late(
+    broker: EmbeddedBroker,
+) -> None:
+    """A reply goes to its mailbox after its time, too: clocks differ."""
+
+    def counts() -> RequestStatistics | None:
+        return client.statistics().requests
+
+    late = threading.Event()
+
+    def handle(message: Any) -> bytes:
+        if message.data == b"late":
+            assert late.wait(30)
+        return bytes(message.data)
+
+    wanted = RequestStatistics(
+        sent_count=2, answered_count=1, timed_out_count=1, late_count=1
+    )
+    with Client(**broker.client_options, **QUICK) as client:
+        assert counts() is None
+        with responding(client, handle):
+            with pytest.raises(ReplyTimeoutError):
+                client.request("prices", b"late", timeout=0.3)
+            late.set()
+            client.request("prices", b"a", timeout=30)
+            wait_until(lambda: counts() == wanted)
+
+
 def test_bad_input_is_refused_before_anything_is_sent(client: Any) -> None:
     """By the names of the arguments; an unknown topic is named."""
+    with pytest.raises(ConfigError, match="timeout: expected more than 0"):
+        client.request("prices", b"ACME", timeout=0)
     with pytest.raises(ConfigError, match="timeout"):
         client.request("prices", b"ACME", timeout=-1)
     with pytest.raises(TypeError, match="header"):
