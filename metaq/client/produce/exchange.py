@@ -39,6 +39,7 @@ class AsyncExchange:
         *,
         key: str | bytes | None = None,
         headers: Headers = (),
+        tag: str | None = None,
         timeout: float | None = None,
         expires_in: Span | None = None,
     ) -> SendResult:
@@ -49,6 +50,7 @@ class AsyncExchange:
             data: application bytes; mutable ones are copied.
             key: stored; the same key goes to the same partition of each topic.
             headers: names and bytes, stored after the routing key.
+            tag: as in `AsyncProducer.send`.
             timeout: seconds, all retries included; None is `timeout_s` of the options.
             expires_in: as in `AsyncProducer.send`.
 
@@ -68,6 +70,7 @@ class AsyncExchange:
                 data,
                 key=key,
                 headers=headers,
+                tag=tag,
                 timeout=timeout,
                 expires_in=expires_in,
             )
@@ -80,6 +83,7 @@ class AsyncExchange:
         *,
         key: str | bytes | None = None,
         headers: Headers = (),
+        tag: str | None = None,
         timeout: float | None = None,
         expires_in: Span | None = None,
     ) -> SendFuture:
@@ -98,6 +102,7 @@ class AsyncExchange:
             data,
             key=key,
             headers=routed(routing_key, headers),
+            tag=tag,
             timeout=timeout,
             expires_in=expires_in,
         )
