@@ -80,7 +80,7 @@ class ServedQueue:
         """Partition with its messages."""
         self.state: Final = state
         self.queue_id: Final = queue_id
-        self._where: Final = where
+        self.where = where
         self.given_from_ms: Final = given_from_ms
         self.is_open = False
         """Whether its incarnation is stored."""
@@ -217,7 +217,7 @@ class ServedQueue:
                     return False
                 self._window = (offset, data)
             self._walk(offset, data, count, through, now)
-            is_later = self._where is not None
+            is_later = self.where is not None
             if state.scan_offset > offset:
                 self._scale = 1
             else:
@@ -252,7 +252,7 @@ class ServedQueue:
 
     def _wanted_bytes(self, count: int) -> SizeBytes:
         wanted = max(WINDOW_BYTES_MIN, min(count * RECORD_BYTES, WINDOW_BYTES))
-        if self._where is not None:
+        if self.where is not None:
             wanted = FILTER_WINDOW_BYTES
         return SizeBytes(self._scale * wanted)
 
@@ -263,7 +263,7 @@ class ServedQueue:
         state, position, size, passed = self.state, 0, len(data), 0
         limit = self.log.high_watermark - base
         unpack, is_ordered = HEADER.unpack_from, self.state.rules.is_ordered
-        where = self._where
+        where = self.where
         while position + HEADER_BYTES <= size and (
             state.wants_scan(count)
             or (through is not None and base + position <= through)

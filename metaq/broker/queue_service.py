@@ -49,7 +49,7 @@ from metaq.errors import (
     UnavailableError,
     WireError,
 )
-from metaq.filter.language import parse_filter
+from metaq.filter.language import Filter, parse_filter
 from metaq.lifecycle import Service
 from metaq.model import LogId, Offset
 from metaq.protocol import texts
@@ -259,6 +259,7 @@ class QueueService(Service):
                 group.definition = definition
                 for queue in group.queues.values():
                     queue.state.rules = rules_of(definition)
+                    queue.where = filter_of(definition)
             self._open_latest(group)
 
     def on_new_log(self, log_id: LogId) -> None:
@@ -403,7 +404,7 @@ class QueueService(Service):
         queue_id = content.images.id_of(name)
         content.images.by_name[name] = image
         limits = self._context.config.limits
-        rules, where = rules_of(group.definition), group.definition.where
+        rules = rules_of(group.definition)
         if queue is not None:  # its log was made again
             queue.state.leave_bound()
         state = QueueState(
@@ -415,7 +416,7 @@ class QueueService(Service):
             state,
             self._journal,
             queue_id=queue_id,
-            where=None if where is None else parse_filter(where),
+            where=filter_of(group.definition),
             given_from_ms=0 if is_new else self._reclaims_until_ms,
             on_failed=self.fail,
             on_freed=partial(self.takers.pump, group),
@@ -661,6 +662,11 @@ def rules_of(definition: QueueGroupDefinition) -> QueueRules:
         is_ordered=definition.ordered_by is not None,
         takes_letters=definition.dead_letter_topic is not None,
     )
+
+
+def filter_of(definition: QueueGroupDefinition) -> Filter | None:
+    """Return the filter of a definition."""
+    return None if definition.where is None else parse_filter(definition.where)
 
 
 def _identity(definition: QueueGroupDefinition) -> tuple[str, int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import click
 
+from metaq.cli import render
 from metaq.cli.cat import write_message
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.options import (
@@ -18,6 +19,7 @@ from metaq.cli.options import (
     time_option,
 )
 from metaq.cli.tree import command
+from metaq.model import Message
 
 MIB = 1 << 20
 
@@ -71,8 +73,9 @@ def find(target: Target, options: FindOptions) -> bool:
     """Print the newest messages of TOPIC with a key, a header or an id.
 
     The newest come first. Brokers look in the index of the topic (--set index=key of
-    'metaq topics alter'); without one the log is read, and the end of the command says
-    how much of it. The exit code is 1 when nothing is found.
+    'metaq topics alter'); without one the log is read. A terminal shows how much of
+    it meanwhile, and the end of the command says it. The exit code is 1 when nothing
+    is found.
     """
     if sum(each is not None for each in (options.key, options.header, options.id)) != 1:
         raise click.UsageError("give one of --key, --header and --id")
@@ -83,8 +86,14 @@ def find(target: Target, options: FindOptions) -> bool:
             raise click.UsageError("--header: expected NAME=VALUE")
         header = name, value.encode()
     found = find_topic(target, options.topic, options.partitions, kind="gets")
-    read, count = [0], 0
-    with found.target.client() as client:
+    read_bytes, count, kept = 0, 0, list[Message]()
+    with found.target.client() as client, render.progress("find", None) as advance:
+
+        def on_read(size_bytes: int) -> None:
+            nonlocal read_bytes
+            read_bytes = size_bytes
+            advance(size_bytes)
+
         messages = client.find(
             options.topic,
             key=options.key,
@@ -95,13 +104,18 @@ def find(target: Target, options: FindOptions) -> bool:
             until=options.until,
             limit=options.limit,
             read_bytes_max=options.read_mib * MIB,
-            on_read=read.append,
+            on_read=on_read,
         )
         with closing(messages):
             for message in messages:
                 count += 1
-                write_message(message, as_json=options.as_json)
-    if read[-1] >= MIB:
+                if sys.stdout.isatty():
+                    kept.append(message)  # printed below the bar
+                else:
+                    write_message(message, as_json=options.as_json)
+    for message in kept:
+        write_message(message, as_json=options.as_json)
+    if read_bytes >= MIB:
         sys.stdout.flush()
-        click.echo(f"read without an index: {read[-1] // MIB} MiB", err=True)
+        click.echo(f"read without an index: {read_bytes // MIB} MiB", err=True)
     return count > 0

@@ -15,6 +15,7 @@ from metaq.errors import ClientError
 
 GROUP_COLUMNS = (
     "group", "members", "topics", "partitions", "unowned", "lag_messages", "lag_bytes",
+    "where",
 )  # fmt: skip
 MEMBER_COLUMNS = ("member", "topics", "partitions")
 PARTITION_COLUMNS = (
@@ -98,6 +99,7 @@ def to_json(group: GroupDescription) -> dict[str, object]:
     """Return the `--json` object of a group."""
     return {
         "group": group.group,
+        "where": group.where,
         "members": {member: list(topics) for member, topics in group.members.items()},
         "partitions": [
             {
@@ -132,6 +134,7 @@ def group_row(group: GroupDescription) -> tuple[render.Cell, ...]:
         sum(_unowned(group)),
         _sum_if_known(counts),
         _sum_if_known(sizes),
+        group.where,
     )
 
 
@@ -152,6 +155,8 @@ def _print_group(group: GroupDescription) -> None:
     ]
     render.print_rows(MEMBER_COLUMNS, members, as_json=False)
     click.echo()
+    if group.where is not None:
+        render.say(f"its members read with the filter {group.where}")
     print_progress(group)
 
 

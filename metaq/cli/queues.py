@@ -126,9 +126,16 @@ class GroupWishes:
         " said; the last one repeats, and 0 is none.",
     )
 
+    where: str | None = option(
+        "--where",
+        metavar="FILTER",
+        help="Only messages that match are the group's; '' for all.",
+    )
+
     def said(self) -> dict[str, Any]:
         """Return them as arguments of `admin`."""
-        return {each.name: getattr(self, each.name) or None for each in fields(self)}
+        said = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**said, "retry_delays_s": self.retry_delays_s or None}
 
 
 @command(
@@ -146,11 +153,6 @@ class GroupWishes:
         type=click.Choice(["earliest", "latest"]),
         help="Begin at the log start, or with what is put from now on.",
     ),
-    click.option(
-        "--where",
-        metavar="FILTER",
-        help="Only messages that match are the group's.  [default: all]",
-    ),
     examples=(
         "metaq queues create workers --topic orders --dead-letter-topic orders-dead",
         "metaq queues create mails --topic mails --then drop --lease 60",
@@ -163,7 +165,6 @@ def create(
     wishes: GroupWishes,
     ordered_by: Literal["key"] | None,
     start: Literal["earliest", "latest"] | None,
-    where: str | None,
     *,
     as_json: bool,
 ) -> None:
@@ -180,7 +181,6 @@ def create(
             topic,
             ordered_by=ordered_by,
             start=start,
-            where=where,
             **wishes.said(),
         )
     )
@@ -199,8 +199,8 @@ def create(
 def alter(target: Target, group: str, wishes: GroupWishes, *, as_json: bool) -> None:
     """Change options of GROUP, from the next delivery on.
 
-    Its topic, order, start and filter stay as they are. Workers that repeat an option
-    have to say the new value when they start again.
+    Its topic, order and start stay as they are. What an old filter passed over does not
+    come. Workers that repeat an option have to say the new value when they start again.
     """
     new = target.ask(lambda admin: admin.alter_queue_group(group, **wishes.said()))
     _print_groups({group: new}, as_json=as_json)

@@ -18,13 +18,8 @@ from metaq.client.consume.browse import (
 )
 from metaq.client.consume.cursor import FETCH_BYTES
 from metaq.client.consume.find import READ_BYTES_MAX, find_messages
-from metaq.client.names import (
-    check_topic,
-    fixed_partitions,
-)
-from metaq.client.options import (
-    Start,
-)
+from metaq.client.names import check_topic, fixed_partitions
+from metaq.client.options import Start
 from metaq.model import Message, Offset, TopicPartition
 
 
@@ -145,7 +140,8 @@ class AsyncBrowsing:
 
         Raises:
             CannotAnswerError: more than `read_bytes_max` would have to be read; an id,
-                where a MetaQ 1.4 broker has messages.
+                where a MetaQ 1.4 broker has messages; more than 10,000 messages of a
+                partition that its broker does not look up, without a limit.
             NoBrokerError, PartitionsAwayError: as `browse`.
             ConfigError: not one of `key`, `header` and `id`; an id that tells no time;
                 a value that means nothing.
@@ -158,7 +154,7 @@ class AsyncBrowsing:
             topic,
             key=key,
             header=header,
-            message_id=id,
+            id=id,
             partitions=partitions,
             since=since,
             until=until,

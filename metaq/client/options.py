@@ -8,6 +8,7 @@ both; a value of another type, and a name that is no option, are a `TypeError` t
 names the wanted type, or the nearest option.
 """
 
+import asyncio
 import difflib
 import functools
 import inspect
@@ -26,7 +27,7 @@ from metaq.client.validation import (
     wrong_type,
 )
 from metaq.errors import ConfigError
-from metaq.filter.language import parse_filter
+from metaq.filter.language import Filter, has_parser, parse_filter
 from metaq.model import Message, Offset, TopicPartition
 from metaq.peer.options import ConnectionOptions
 from metaq.zk.paths import DEFAULT_ROOT, is_legal_step, normalize_root
@@ -230,8 +231,7 @@ class ConsumerOptions:
         for name in HOOKS:
             if getattr(self, name) is not None:
                 check_callable(name, getattr(self, name))
-        if self.where is not None:
-            parse_filter(self.where)
+        check_filter(self.where)
         if self.message_filter is not None:
             check_plain_function("message_filter", self.message_filter)
         if self.duplicate_ids is not None:
@@ -287,8 +287,7 @@ class QueueOptions:
         for name, choices in _QUEUE_CHOICES.items():
             if getattr(self, name) is not None:
                 _check_choice(name, getattr(self, name), choices)
-        if self.where is not None:
-            parse_filter(self.where)
+        check_filter(self.where)
         wrong = "drop" if self.dead_letter_topic is not None else "dead_letter"
         if self.then == wrong:
             raise ConfigError(
@@ -326,6 +325,39 @@ _QUEUE_CHOICES: Final = {
     "ordered_by": ("key",),
     "start": ("earliest", "latest"),
 }
+
+
+def check_filter(text: Any) -> None:
+    """Refuse a text that is no filter; None is none.
+
+    The first one on an event loop is only looked at by `load_filter`: to load the
+    parser would hold up the loop.
+    """
+    if text is None:
+        return
+    if not isinstance(text, str) or has_parser() or not _is_on_loop():
+        parse_filter(text)
+
+
+def _is_on_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+async def load_filter(text: str | None) -> Filter | None:
+    """Return the filter of a text; the parser is loaded on another thread.
+
+    Raises:
+        FilterError, TypeError: as `parse_filter`.
+    """
+    if text is None:
+        return None
+    if not has_parser():
+        await asyncio.to_thread(parse_filter, text)
+    return parse_filter(text)
 
 
 def check_lease(name: str, value: float | None) -> None:

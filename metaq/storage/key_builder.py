@@ -143,34 +143,28 @@ def run_key_step(fs: FileSystem, step: KeyStep) -> KeyStepResult:
         StorageError: the disk refuses; what is there stays as good as it was.
     """
     target, segment = step.target, step.target.segment
-    blocks = _believed(fs, step)
+    path = keys_path(segment.path, segment.base_offset)
+    file, blocks = None if step.is_new else fs.try_open_read(path), list[KeyBlock]()
+    if file is not None:
+        base, end = segment.base_offset, segment.end_offset
+        with file:
+            blocks = read_blocks(file, base, end, target.names)
     start, spans = _next_block(fs, target, blocks, step.block_bytes)
     if not spans:
         end = segment.end_offset if target.is_sealed else start
         return KeyStepResult(start, 0, is_stuck=start < end)
     end = spans[-1].end_offset
-    with fs.open_read(segment.path) as file:
-        if damaged_spans(file, segment.base_offset, spans):
+    with fs.open_read(segment.path) as log:
+        if damaged_spans(log, segment.base_offset, spans):
             return KeyStepResult(start, end - start, is_stuck=True)
-        block = _make(file, target, start, end)
+        block = _make(log, target, start, end)
     size = SizeBytes(blocks[-1].after if blocks else 0)
-    path = keys_path(segment.path, segment.base_offset)
     if fs.exists(segment.path):
         with fs.open_append(path, create=True, is_synced=False) as index:
             if index.size() != size:
                 index.truncate(size)
             index.write(block)
     return KeyStepResult(end, end - start)
-
-
-def _believed(fs: FileSystem, step: KeyStep) -> list[KeyBlock]:
-    segment = step.target.segment
-    base, end = segment.base_offset, segment.end_offset
-    file = fs.try_open_read(keys_path(segment.path, base))
-    if file is None:
-        return []
-    with file:
-        return [] if step.is_new else read_blocks(file, base, end, step.target.names)
 
 
 def _next_block(

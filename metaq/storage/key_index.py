@@ -218,17 +218,7 @@ def read_positions(file: ReadFile, block: KeyBlock, hashed: int) -> list[int] | 
 
     None: the bytes in question are damaged.
     """
-    slot = hashed * block.slots >> _HASH_BITS
-    found = _read_slot(file, block, slot)
-    if found is None:
-        return None
-    low = bisect_left(found, hashed << _HASH_BITS)
-    high = bisect_left(found, (hashed + 1) << _HASH_BITS, lo=low)
-    return [entry & _LOW for entry in found[low:high]]
-
-
-def _read_slot(file: ReadFile, block: KeyBlock, slot: int) -> "array[int] | None":
-    rows_at = block.position + _HEAD.size
+    slot, rows_at = hashed * block.slots >> _HASH_BITS, block.position + _HEAD.size
     at = Position(rows_at + slot * _ROW.size)
     rows = file.read_at(at, SizeBytes(_ROWS.size))
     if len(rows) < _ROWS.size:
@@ -241,8 +231,9 @@ def _read_slot(file: ReadFile, block: KeyBlock, slot: int) -> "array[int] | None
     data = file.read_at(at, SizeBytes((after - first) * _ENTRY_BYTES))
     if crc32(data, crc32(_SLOT.pack(block.base, slot, first, after))) != crc:
         return None
-    found = array("Q")
-    found.frombytes(data)
+    found = array("Q", data)
     if sys.byteorder == "little":
         found.byteswap()
-    return found
+    low = bisect_left(found, hashed << _HASH_BITS)
+    high = bisect_left(found, (hashed + 1) << _HASH_BITS, lo=low)
+    return [entry & _LOW for entry in found[low:high]]

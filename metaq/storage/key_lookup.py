@@ -90,6 +90,10 @@ class KeySearch:
     hash_of: HashOf = crc32
     piece_bytes: int = PIECE_BYTES
     _read_bytes: int = 0
+    _segment: Segment = field(init=False)
+    """The one that is being searched,"""
+    _file: ReadFile = field(init=False)
+    """and its file."""
     damaged: set[Offset] = field(default_factory=set)
     """Base offsets of segments whose index is damaged."""
 
@@ -142,96 +146,80 @@ class KeySearch:
     def _in_segment(
         self, segment: Segment, low: Offset, high: Offset
     ) -> Iterator[_Step]:
+        base, fs = segment.base_offset, self.log.fs
         with ExitStack() as files:
-            file = files.enter_context(self.log.fs.open_read(segment.path))
-            index = self._open_index(segment)
-            blocks = list[KeyBlock]()
+            self._segment = segment
+            self._file = files.enter_context(fs.open_read(segment.path))
+            index = None
+            if self.question.field.startswith(self.names):
+                index = fs.try_open_read(keys_path(segment.path, base))
             if index is not None:
                 files.enter_context(index)
-                base, end = segment.base_offset, segment.end_offset
-                blocks = read_blocks(index, base, end, self.names)
-            for block in reversed(blocks):
-                start, end = max(low, block.base), min(high, block.end)
-                if start >= end:
-                    continue
-                assert index is not None, "it has blocks"
-                yield from self._read_back(file, segment, block.end, high)
-                yield from self._in_block(file, segment, index, block, start, end)
-                high = start
-            yield from self._read_back(file, segment, low, high)
+                blocks = read_blocks(index, base, segment.end_offset, self.names)
+                for block in reversed(blocks):
+                    start, end = max(low, block.base), min(high, block.end)
+                    if start < end:
+                        yield from self._read_back(block.end, high)
+                        yield from self._in_block(index, block, start, end)
+                        high = start
+            yield from self._read_back(low, high)
 
-    def _open_index(self, segment: Segment) -> ReadFile | None:
-        if not self.question.field.startswith(self.names):
-            return None
-        path = keys_path(segment.path, segment.base_offset)
-        return self.log.fs.try_open_read(path)
+    def _read_at(self, offset: Offset, size: int) -> bytes:
+        return self._file.read_at(self._segment.position_of(offset), SizeBytes(size))
 
     # -- with an index
 
     def _in_block(
-        self,
-        file: ReadFile,
-        segment: Segment,
-        index: ReadFile,
-        block: KeyBlock,
-        low: Offset,
-        high: Offset,
+        self, index: ReadFile, block: KeyBlock, low: Offset, high: Offset
     ) -> Iterator[_Step]:
         if block.least_id < 0 or self._is_in_time(block.least_id, block.greatest_id):
-            hashed = self.hash_of(self.question.field)
-            positions = read_positions(index, block, hashed)
+            positions = read_positions(index, block, self.hash_of(self.question.field))
             if positions is None:
-                self.damaged.add(segment.base_offset)
-                yield from self._read_back(file, segment, low, high)
+                self.damaged.add(self._segment.base_offset)
+                yield from self._read_back(low, high)
                 return
             for position in reversed(positions):
                 offset = Offset(block.base + position)
                 if low <= offset < high:
-                    yield offset, self._read_record(file, segment, offset, high)
+                    yield offset, self._read_record(offset, high)
         yield low, None
 
-    def _read_record(
-        self, file: ReadFile, segment: Segment, offset: Offset, high: Offset
-    ) -> bytes | None:
+    def _read_record(self, offset: Offset, high: Offset) -> bytes | None:
         """Return the record at an offset if it has the field."""
-        size = min(RECORD_BYTES, high - offset)
-        data = file.read_at(segment.position_of(offset), SizeBytes(size))
+        data = self._read_at(offset, min(RECORD_BYTES, high - offset))
         if len(data) < HEADER_BYTES:
             return None
         size = HEADER_BYTES + HEADER.unpack_from(data)[0]
-        if size > high - offset or size < HEADER_BYTES:
+        if not HEADER_BYTES <= size <= high - offset:
             return None
         if size > len(data):
-            data = file.read_at(segment.position_of(offset), SizeBytes(size))
+            data = self._read_at(offset, size)
         return data[:size] if self._is_wanted(data[:size], offset) else None
 
     # -- without
 
-    def _read_back(
-        self, file: ReadFile, segment: Segment, low: Offset, high: Offset
-    ) -> Iterator[_Step]:
+    def _read_back(self, low: Offset, high: Offset) -> Iterator[_Step]:
         if low >= high:
             return
-        made = None if segment is self.log.segments[-1] else self.log.made
-        with open_spans(self.log.fs, segment, made, self.log.damage) as spans:
+        segment, log = self._segment, self.log
+        made = None if segment is log.segments[-1] else log.made
+        with open_spans(log.fs, segment, made, log.damage) as spans:
             while low < high:
                 wanted = max(low, Offset(high - self.piece_bytes))
                 piece = next(spans.pieces(wanted, high, is_merged=False))
                 start = max(low, piece.base_offset)
                 self._read_bytes += high - start
-                for run in reversed(self._search(file, segment, start, high)):
+                for run in reversed(self._search(start, high)):
                     yield run.offset, run.data
                 yield start, None
                 high = start
 
-    def _search(
-        self, file: ReadFile, segment: Segment, start: Offset, end: Offset
-    ) -> list[RecordRun]:
+    def _search(self, start: Offset, end: Offset) -> list[RecordRun]:
         """Return the newest records with the field in a range, in log order."""
         found, at, size = list[RecordRun](), start, 2 * self.piece_bytes
         while at < end:
             size = min(size, end - at)
-            data = file.read_at(segment.position_of(at), SizeBytes(size))
+            data = self._read_at(at, size)
             is_last = at + len(data) >= end
             used = self._search_piece(data, at, found, is_last=is_last)
             del found[: -self.question.limit]

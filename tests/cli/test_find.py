@@ -1,6 +1,9 @@
 """`metaq find`: the newest messages with a key, a header or an id."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -54,3 +57,25 @@ def test_more_than_so_much_is_not_read(broker: AnyBroker) -> None:
     result = run("find", "t", "--key", "none", "--read-max", "0", broker=broker)
     assert result.exit_code == 1
     assert "give it one (index=key)" in result.stderr
+
+
+def test_a_terminal_shows_what_is_read_and_then_the_messages(broker: AnyBroker) -> None:
+    """The bar is gone before the first line, so that it gets between none."""
+    address = f"127.0.0.1:{broker.port}"
+    words = ["find", "t", "--key", "k0", "--limit", "2", "--broker", address]
+    master, slave = os.openpty()
+    with (
+        os.fdopen(master, "rb", buffering=0) as terminal,
+        os.fdopen(slave, "wb", buffering=0) as screen,
+    ):
+        subprocess.run(
+            [sys.executable, "-m", "metaq", *words],
+            stdout=screen,
+            stderr=screen,
+            env={**os.environ, "TERM": "xterm"},
+            timeout=60,
+            check=True,
+        )
+        shown = terminal.read(65536)
+    assert b"find" in shown
+    assert shown.endswith(b"m10\r\nm8\r\n")

@@ -71,11 +71,13 @@ def test_groups_are_listed_with_their_lag(
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split("\t") == [
         "group", "members", "topics", "partitions", "unowned", "lag_messages",
-        "lag_bytes",
+        "lag_bytes", "where",
     ]  # fmt: skip
     found = {line.split("\t")[0]: line.split("\t") for line in lines}
     count = "3" if broker.has_extensions else "-"
-    assert found["listed"][1:] == ["0", "test", "2", "0", count, str(3 * RECORD_BYTES)]
+    assert found["listed"][1:] == [
+        "0", "test", "2", "0", count, str(3 * RECORD_BYTES), "-",
+    ]  # fmt: skip
 
 
 def test_lag_is_shown_where_nothing_is_committed(
@@ -117,8 +119,30 @@ def test_a_sum_without_what_is_not_known_is_not_shown() -> None:
         for number, lag in enumerate([Lag(1, 21, 0.0), None])
     )
     known = GroupDescription("g", {}, (there,))
-    assert group_row(known)[-2:] == (1, 21)
-    assert group_row(GroupDescription("g", {}, (there, away)))[-2:] == (None, None)
+    assert group_row(known)[-3:] == (1, 21, None)
+    assert group_row(GroupDescription("g", {}, (there, away)))[-3:] == (None,) * 3
+
+
+def test_a_group_is_shown_with_its_filter(
+    broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the list, alone, and for machines; also when its members are gone."""
+    where = "tag = 'paid'"
+    with (
+        Client(**broker.client_options) as client,
+        client.consumer("sifting", ["test"], where=where),
+    ):
+        pass
+    groups(target, "", as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("\t")[-1] for line in lines if line.startswith("sifting")] == [
+        where
+    ]
+    groups(target, "sifting", as_json=True)
+    (found,) = rows(capsys)
+    assert found["where"] == where
+    groups(target, "sifting", as_json=False)
+    assert f"filter {where}" in capsys.readouterr().err
 
 
 def test_one_group_is_shown_with_its_members(

@@ -129,10 +129,9 @@ def test_a_group_is_made_and_altered(
         target,
         "mails",
         "orders",
-        GroupWishes(lease_s=5.0, then="drop", **words),
+        GroupWishes(lease_s=5.0, then="drop", where="tag = 'paid'", **words),
         "key",
         "latest",
-        "tag = 'paid'",
         as_json=False,
     )
     header, row = (line.split("\t") for line in capsys.readouterr().out.splitlines())
@@ -149,12 +148,13 @@ def test_a_group_is_made_and_altered(
         "where": "tag = 'paid'",
     }
     wishes = GroupWishes(
-        **{**words, "retry_delays_s": (0.0, 2.0)}, lease_s=None, then=None
+        **{**words, "retry_delays_s": (0.0, 2.0)}, lease_s=None, then=None, where=""
     )
     alter(target, "mails", wishes, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert (found["group"], found["retry_delays_s"]) == ("mails", "0,2")
     assert (found["lease_s"], found["ordered_by"]) == (5.0, "key")
+    assert found["where"] is None
 
 
 @pytest.mark.parametrize(

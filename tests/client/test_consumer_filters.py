@@ -14,7 +14,7 @@ import pytest
 
 from metaq.client import Client, Consumer, MemoryOffsets, OutgoingMessage
 from metaq.client.errors import GroupInUseError
-from metaq.errors import CorruptRecordError
+from metaq.errors import ConfigError, CorruptRecordError
 from metaq.model import Message
 from metaq.testing.embedded import embedded_broker
 from tests.brokers import AnyBroker, StartBroker
@@ -361,6 +361,23 @@ def test_members_share_what_matches(client: Any) -> None:
         wait_no_lag(one)
     wanted = [*matches(range(50)), b"60", b"70", b"80", b"90"]
     assert sorted(found, key=int) == wanted
+
+
+def test_a_list_has_one_tag_or_each_its_own(client: Any) -> None:
+    """Also within a transaction; twice is refused."""
+    both = [b"plain", OutgoingMessage(b"more", headers={"amount": b"25"})]
+    with client.producer(in_flight_batches_max=1) as producer:
+        producer.send_many("test", both, tag="paid")
+        with producer.transaction() as tx:
+            tx.send_many("test", both, tag="void")
+        with pytest.raises(ConfigError, match="expected it once"):
+            producer.send_many("test", [OutgoingMessage(b"", tag="a")], tag="b")
+    found = list(client.browse("test", where="tag IS NOT NULL"))
+    assert [(each.data, each.tag) for each in found] == [
+        (data, tag) for tag in ("paid", "void") for data in (b"plain", b"more")
+    ]
+    (last,) = client.browse("test", where="tag = 'void' AND amount > 10")
+    assert last.data == b"more"
 
 
 def test_members_have_one_filter(client: Any) -> None:

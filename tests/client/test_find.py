@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from metaq.client.consume.find import PAGE
+from metaq.client import OutgoingMessage
+from metaq.client.consume.find import KEPT_MAX, PAGE
 from metaq.client.errors import CannotAnswerError
 from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import Message
@@ -131,3 +132,26 @@ def test_one_thing_is_looked_for(client: Any) -> None:
     for wrong in ({}, {"key": "a", "id": 5}, {"key": "a", "header": ("b", b"")}):
         with pytest.raises(ConfigError, match="one of key, header and id"):
             list(client.find("two", **wrong))
+
+
+def test_a_partition_that_no_broker_serves_is_refused(client: Any) -> None:
+    """As `browse` does: nothing found would be no answer."""
+    with pytest.raises(NoBrokerError, match="0-9"):
+        list(client.find("two", key="a", partitions=["0-9"], timeout=0.5))
+
+
+def test_more_than_is_kept_of_a_partition_is_said(broker: Any, client: Any) -> None:
+    """A broker that looks nothing up leaves nothing out in silence."""
+    with client.producer() as producer:
+        message = OutgoingMessage(b"", key="same")
+        producer.send_many("test", [message] * (KEPT_MAX + 1))
+    newest = client.find("test", key="same", limit=KEPT_MAX + 1)
+    assert len(list(newest)) == KEPT_MAX + 1
+    found = client.find("test", key="same")
+    if broker.has_extensions:
+        assert len(list(found)) == KEPT_MAX + 1
+        return
+    messages = list[Message]()
+    with pytest.raises(CannotAnswerError, match="expected a limit"):
+        messages.extend(found)
+    assert len(messages) == KEPT_MAX

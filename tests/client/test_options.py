@@ -1,6 +1,8 @@
 """Options out of their range are refused when they are given, by name."""
 
 import re
+import subprocess
+import sys
 from datetime import datetime
 from typing import Any
 
@@ -152,3 +154,34 @@ def test_the_ends_of_ranges_are_accepted(
 ) -> None:
     """Nothing, where nothing is a choice; and 0, where it means something."""
     assert getattr(options(**{name: value}), name) == value
+
+
+_ON_A_LOOP = """
+import asyncio, sys
+from metaq.client.options import ConsumerOptions, load_filter
+from metaq.errors import FilterError
+
+async def main():
+    ConsumerOptions(where="tag =")
+    assert "lark" not in sys.modules
+    try:
+        await load_filter("tag =")
+    except FilterError as error:
+        assert "column 6" in str(error), error
+    assert (await load_filter("tag = 'a'")).text == "tag = 'a'"
+    assert "lark" in sys.modules
+    try:
+        ConsumerOptions(where="tag =")
+    except FilterError as error:
+        print(error)
+
+asyncio.run(main())
+"""
+
+
+def test_the_first_filter_on_a_loop_is_read_on_another_thread() -> None:
+    """The parser takes a tenth of a second, which would hold up the loop."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ON_A_LOOP], capture_output=True, text=True, check=True
+    )
+    assert "column 6" in done.stdout

@@ -17,6 +17,7 @@ ONE_BROKER = {
     "test_a_group_is_described_and_deleted": "MetaQ has no queue groups",
     "test_a_group_with_a_filter_has_what_matches_alone": "likewise",
     "test_an_altered_group_goes_by_its_options_from_then_on": "likewise",
+    "test_an_altered_filter_is_of_what_comes_then": "likewise",
 }
 
 
@@ -116,6 +117,49 @@ def test_an_altered_group_goes_by_its_options_from_then_on() -> None:
                 await admin.alter_queue_group("other", then="drop")
 
     with embedded_broker(topics={"orders": 1, "dead": 1}) as broker:
+        asyncio.run(main(broker))
+
+
+def test_an_altered_filter_is_of_what_comes_then() -> None:
+    """Messages that the old one passed over do not come; "" is no filter."""
+
+    async def main(broker: EmbeddedBroker) -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            admin, found = client.admin(), list[str | None]()
+            await admin.create_queue_group(
+                "g", "orders", then="drop", where="key = 'a'"
+            )
+
+            async def receive_until(tag: str | None) -> None:
+                found.clear()
+                while tag not in found:
+                    for one in ("new", None):  # brokers have it within moments
+                        await producer.send("orders", b"", key="b", tag=one)
+                    while (message := await queue.receive(0.2)) is not None:
+                        await message.ack()
+                        found.append(message.tag)
+
+            async with (
+                client.producer() as producer,
+                client.queue("orders", group="g") as queue,
+            ):
+                await producer.send("orders", b"", key="b")
+                await producer.send("orders", b"", key="a", tag="old")
+                first = await queue.receive()
+                assert first is not None
+                assert first.tag == "old"
+                await first.ack()
+                new = await admin.alter_queue_group("g", where="tag = 'new'")
+                assert new.where == "tag = 'new'"
+                await receive_until("new")
+                assert set(found) == {"new"}
+                new = await admin.alter_queue_group("g", where="")
+                assert new.where is None
+                await receive_until(None)
+            with pytest.raises(FilterError, match="column 6: expected"):
+                await admin.alter_queue_group("g", where="tag =")
+
+    with embedded_broker(topics={"orders": 1}) as broker:
         asyncio.run(main(broker))
 
 

@@ -78,6 +78,7 @@ MANY: dict[str, tuple[object, ...]] = {
         [OutgoingMessage(b"x", partition="x")],
         [OutgoingMessage(b"x", tag=5)],  # type: ignore[arg-type]
     ),
+    "tag": SEND["tag"],
     "timeout": NO_TIMES,
     **TIMED,
 }  # fmt: skip
@@ -97,6 +98,7 @@ ROUTED: dict[str, tuple[object, ...]] = {
     "data": NO_DATA,
     "key": NO_KEYS,
     "headers": NO_HEADERS,
+    "tag": SEND["tag"],
     "timeout": NO_TIMES,
     **TIMED,
 }
@@ -323,7 +325,11 @@ WRONG: dict[str, dict[str, tuple[object, ...]]] = {
         "where": (5, "tag ="),
         **WRONG_RULES,
     },
-    "Admin.alter_queue_group": {"group": NO_GROUPS, **WRONG_RULES},
+    "Admin.alter_queue_group": {
+        "group": NO_GROUPS,
+        "where": (5, b"", "tag ="),
+        **WRONG_RULES,
+    },
     "Admin.delete_queue_group": {"group": NO_GROUPS, "timeout": NO_TIMES},
     "Admin.scheduled": {
         "topic": tuple(each for each in NO_TOPICS if each is not None),

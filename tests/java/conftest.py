@@ -53,7 +53,7 @@ TOPICS = dict.fromkeys(
         "everybody",
     ],
     1,
-) | dict.fromkeys(["browsed", "rounds", "worked", "worked-by-name"], 3)
+) | dict.fromkeys(["browsed", "rounds", "sifted", "worked", "worked-by-name"], 3)
 """Of the shared broker: most tests have one of their own."""
 
 

@@ -247,13 +247,9 @@ class _FilteredGet:
         is_over = self._held is not None and self._held.offset == self._offset
         if self._runs or is_over or self._loop.time() >= self._hold_until_s:
             return False
-        self._timer = self._loop.call_at(self._hold_until_s, self._end_hold)
         self._held = self._log.wait(self._offset, self._wake)
+        self._timer = self._loop.call_at(self._hold_until_s, self._held.wake)
         return True
-
-    def _end_hold(self) -> None:
-        if self._held is not None:
-            self._held.wake()
 
     def _wake(self) -> None:
         if self._timer is not None:

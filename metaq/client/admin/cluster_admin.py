@@ -16,6 +16,7 @@ from metaq.client.cluster.boundaries import offset_back
 from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.presence import require_all_there
+from metaq.client.cluster.queue_groups import where_of
 from metaq.client.consume.progress import Lag, lag_of
 from metaq.client.errors import GroupInUseError, PartitionsAwayError
 from metaq.client.fan_out import failures, for_each, raise_first
@@ -56,6 +57,8 @@ class GroupDescription:
     """Member → the topics it subscribes to."""
     partitions: tuple[PartitionProgress, ...]
     """Partitions that it subscribes to, owns or has offsets of; numeric order."""
+    where: str | None = None
+    """Filter of its members, or of those that it had; None: they read all messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,8 @@ class AdminGroup:
             return await lag_of(context, partition, offset, deadline_s=deadline_s)
 
         lags = await for_each(look, sorted(partitions | owners.keys()))
+        path = context.paths.group_filter(self._group)
+        node = await self._coordinator.get(path, deadline_s=deadline_s)
         return GroupDescription(
             self._group,
             members,
@@ -148,6 +153,7 @@ class AdminGroup:
                 )
                 for partition, lag in lags.items()
             ),
+            None if node is None else where_of(node.data),
         )
 
     def _require_broker(self, partition: TopicPartition) -> None:

@@ -183,11 +183,14 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
         then: Then | None = None,
         dead_letter_topic: str | None = None,
         retry_delays_s: Sequence[float] | None = None,
+        where: str | None = None,
         timeout: float | None = None,
     ) -> QueueGroupDefinition:
         """Change options of a queue group, from the next delivery on.
 
-        Its topic, order, start and filter stay as they are: they say what is done.
+        Its topic, order and start stay as they are: they say what is done. A new filter
+        is of messages that were not looked at yet; what the old one passed over is
+        done, and does not come.
         Workers that repeat an option have to say the new value when they start again.
 
         Args:
@@ -197,6 +200,7 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
             then: "drop", or a dead-letter topic.
             dead_letter_topic: a topic that exists; letters that wait go there too.
             retry_delays_s: likewise.
+            where: likewise; "" is no filter.
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
@@ -216,9 +220,13 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
             then=then,
             dead_letter_topic=dead_letter_topic,
             retry_delays_s=retry_delays_s,
+            where=None if where == "" else where,
         )
+        wanted = options.definition()
+        if where == "":
+            wanted["where"] = None
         groups = await reach_queue_groups(self._context, timeout)
-        return await groups.alter(group, options.definition())
+        return await groups.alter(group, wanted)
 
     async def delete_queue_group(
         self, group: str, timeout: float | None = None

@@ -35,7 +35,7 @@ from metaq.client.group.subscribed_topics import SubscribedTopics
 from metaq.client.names import check_topic, fixed_partitions, name_some, require_text
 from metaq.client.offsets.offset_reset import first_offset
 from metaq.client.offsets.offset_store import MemoryOffsets
-from metaq.client.options import ConsumerOptions, Start, check_start
+from metaq.client.options import ConsumerOptions, Start, check_start, load_filter
 from metaq.client.timeouts import within
 from metaq.client.validation import (
     WIRE_BYTES_MAX,
@@ -51,7 +51,7 @@ from metaq.errors import (
     ServerError,
     WireError,
 )
-from metaq.filter.language import Filter, parse_filter
+from metaq.filter.language import Filter
 from metaq.model import (
     MAX_OFFSET,
     SCHEME,
@@ -169,13 +169,13 @@ async def get_at(
             return GetResult(messages, cursor.offset, is_moved)
     end = await LogQueries(context, partition, deadline_s).nearest(MAX_OFFSET)
     if end is None:
-        await _require_known(context, [partition], deadline_s)
+        await require_known(context, [partition], deadline_s)
         end = Offset(0)
     is_moved = cursor.offset > end
     return GetResult([], end if is_moved else cursor.offset, is_moved)
 
 
-async def _require_known(
+async def require_known(
     context: ClientContext, partitions: Collection[TopicPartition], deadline_s: float
 ) -> None:
     """Raise NoBrokerError if no broker serves one of a topic's partitions.
@@ -310,15 +310,15 @@ async def browse_topic(
     context: ClientContext,
     topic: str,
     *,
-    partitions: Collection[str | TopicPartition] | None,
-    start: Start,
-    last: int | None,
-    since: datetime | None,
-    until: datetime | None,
-    where: str | None,
-    stop_at_end: bool,
-    partial: bool,
-    timeout: float | None,
+    partitions: Collection[str | TopicPartition] | None = None,
+    start: Start = "earliest",
+    last: int | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    where: str | None = None,
+    stop_at_end: bool = True,
+    partial: bool = False,
+    timeout: float | None = None,
 ) -> AsyncGenerator[list[Message], None]:
     """Yield the messages of a topic, many at a time.
 
@@ -326,7 +326,7 @@ async def browse_topic(
     are those of `AsyncClient.browse`.
     """
     start = _check_range(start, last, since, until, stop_at_end=stop_at_end)
-    matcher = None if where is None else parse_filter(where)
+    matcher = await load_filter(where)
     check_topic(topic)
     deadline_s = context.deadline_s(timeout)
     source = None
@@ -341,7 +341,7 @@ async def browse_topic(
         chosen = fixed_partitions([topic], partitions)
         await read_cluster(context, (), deadline_s=deadline_s)
         if not stop_at_end:
-            await _require_known(context, chosen, deadline_s)
+            await require_known(context, chosen, deadline_s)
             source = listed_source(chosen, clock=context.clock)
     if source is not None and last is None:
         batches = _follow(context, source, start, where)
@@ -372,17 +372,21 @@ def _check_range(
     check_start(start)
     if last is not None:
         check_whole("last", last, 0)
-    for name, moment in (("since", since), ("until", until)):
-        if moment is None:
-            continue
-        if not isinstance(moment, datetime):
-            raise wrong_type(name, "datetime", moment)
-        check_start(moment)
+    check_moment("since", since)
+    check_moment("until", until)
     if (start != "earliest") + (last is not None) + (since is not None) > 1:
         raise ConfigError("browse: expected one of start, last and since")
     if until is not None and not stop_at_end:
         raise ConfigError("until: expected a reader that stops at the end")
     return since or start
+
+
+def check_moment(name: str, moment: datetime | None) -> None:
+    """Refuse what is no time that a reader can begin or end at."""
+    if moment is not None:
+        if not isinstance(moment, datetime):
+            raise wrong_type(name, "datetime", moment)
+        check_start(moment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,7 +478,7 @@ class _Reading:
             elif self.is_named:
                 # The topic's own partitions were known a moment ago.
                 deadline_s = self.context.deadline_s(self.timeout)
-                await _require_known(self.context, [partition], deadline_s)
+                await require_known(self.context, [partition], deadline_s)
         if self.until is not None:
             for partition, end in ends.items():
                 ends[partition] = min(end, await self._offset_of(partition, self.until))

@@ -35,7 +35,7 @@ from metaq.client.group.subscribed_topics import SubscribedTopics
 from metaq.client.offsets.commit_orders import CommitOrders
 from metaq.client.offsets.committer import Commit, CommitOrder
 from metaq.client.offsets.offset_store import OffsetStore
-from metaq.client.options import ConsumerOptions
+from metaq.client.options import ConsumerOptions, load_filter
 from metaq.client.timeouts import require_loop, spawn, within
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import ClosedError, CoordinationError, MetaqError, RequestTimeoutError
@@ -130,11 +130,13 @@ class ConsumerLife:
             CoordinationError: ZooKeeper cannot be reached in time; it is closed.
             RequestTimeoutError: the time is over; it is closed, and leaves its group
                 as soon as ZooKeeper answers.
+            FilterError: `where` is none.
             MetaqError: it could not join, or not read its offsets; it is closed.
 
         Cancellation: it is closed.
         """
         self._require_loop()
+        await load_filter(self.options.where)
         if self._state is not ConsumerState.NEW:
             raise ClosedError("a consumer is started once; make another one")
         deadline_s = None if timeout is None else self._context.deadline_s(timeout)

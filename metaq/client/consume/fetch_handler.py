@@ -48,7 +48,6 @@ class FetchHandler:
         self._group = group
         self._options = options
         self._clock = clock
-        self._where = None if options.where is None else parse_filter(options.where)
         self._passes_over = options.on_expired == "skip"
         self._marks = marks
         self._duplicates = duplicates
@@ -125,8 +124,9 @@ class FetchHandler:
             self._deliver(batch)
 
     def _deliver(self, batch: FetchedBatch) -> None:
-        accepts, where = self._options.message_filter, self._where
-        if accepts is not None or where is not None:
+        accepts, text = self._options.message_filter, self._options.where
+        if accepts is not None or text is not None:
+            where = None if text is None else parse_filter(text)
             kept = matching(batch.messages, where)
             try:
                 if accepts is not None:

@@ -5,25 +5,24 @@ Topics of other brokers are read here, up to the log ends of now, with the same 
 An id has its time, and no more than the messages of that millisecond are read.
 """
 
-import heapq
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from metaq.client.cluster.catalog import read_whole
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import LogQueries
-from metaq.client.consume.browse import browse_topic
+from metaq.client.consume.browse import browse_topic, check_moment, require_known
 from metaq.client.consume.decode import decode_messages
 from metaq.client.errors import CannotAnswerError
 from metaq.client.fan_out import all_for
 from metaq.client.names import check_topic, fixed_partitions
-from metaq.client.options import check_plain_function, check_start
-from metaq.client.validation import check_whole, moment_of, wrong_type
+from metaq.client.options import check_plain_function
+from metaq.client.validation import check_whole, moment_of
 from metaq.errors import (
     BadReplyError,
     ConfigError,
@@ -35,7 +34,7 @@ from metaq.peer.connection import BrokerConnection
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Find, Reply, Result, Status, Value
 from metaq.protocol.decimals import I64_MAX
-from metaq.record.flags import encode_properties
+from metaq.record.flags import encode_payload, encode_properties, has_field
 from metaq.record.runs import decode_runs
 from metaq.record.scan import CleanEnd
 
@@ -54,10 +53,8 @@ class _NoFindError(Exception):
     """The broker looks nothing up."""
 
 
-class _Page(NamedTuple):
-    messages: list[Message]
-    next_offset: int
-    read_bytes: int
+_Page = tuple[list[Message], int, int]
+"""Messages, where to go on, and bytes that were read for want of an index."""
 
 
 @dataclass(slots=True)
@@ -81,21 +78,18 @@ class Search:
         self, partitions: Collection[TopicPartition]
     ) -> AsyncGenerator[list[Message], None]:
         """Yield the messages, one at a time."""
-        streams = {each: self._of_partition(each) for each in partitions}
-        heads = await all_for(lambda one: anext(streams[one], None), partitions)
-        heap = [(_age(m), one, m) for one, m in heads.items() if m is not None]
-        heapq.heapify(heap)
-        left = self.limit
+        streams, count = {each: self._of_partition(each) for each in partitions}, 0
         try:
-            while heap and left != 0:
-                _, partition, message = heap[0]
-                yield [message]
-                left = None if left is None else left - 1
-                following = await anext(streams[partition], None) if left != 0 else None
-                if following is None:
-                    heapq.heappop(heap)
-                else:
-                    heapq.heapreplace(heap, (_age(following), partition, following))
+            heads = await all_for(lambda one: anext(streams[one], None), partitions)
+            newest = {one: m for one, m in heads.items() if m is not None}
+            while newest and count != self.limit:
+                partition = min(newest, key=lambda one: (_age(newest[one]), one))
+                yield [newest.pop(partition)]
+                count += 1
+                if count != self.limit:
+                    following = await anext(streams[partition], None)
+                    if following is not None:
+                        newest[partition] = following
         finally:
             for stream in streams.values():
                 await stream.aclose()
@@ -106,15 +100,28 @@ class Search:
         below: int = I64_MAX
         try:
             while below > 0:
-                page = await self._ask(partition, below)
-                self._count(page.read_bytes)
-                for message in page.messages:
+                messages, below, read_bytes = await self._ask(partition, below)
+                self._count(read_bytes)
+                for message in messages:
                     yield message
-                below = page.next_offset
         except _NoFindError:
-            for message in await self._read(partition):
-                if message.offset < below:
-                    yield message
+            kept, count = deque[Message](maxlen=self.limit or KEPT_MAX), 0
+            batches = browse_topic(
+                self.context, self.topic, partitions=[partition], timeout=self.timeout
+            )
+            async with aclosing(batches):
+                async for batch in batches:
+                    self._count(batch[-1].next_offset - batch[0].offset)
+                    wanted = [m for m in batch if m.offset < below and self._is_met(m)]
+                    kept += wanted
+                    count += len(wanted)
+            for message in reversed(kept):
+                yield message
+            if self.limit is None and count > len(kept):
+                raise CannotAnswerError(
+                    f"find: {partition} has {count} such messages, and its broker looks"
+                    f" nothing up: expected a limit, or at most {KEPT_MAX} of them"
+                ) from None
 
     async def _ask(self, partition: TopicPartition, below: int) -> _Page:
         limit = PAGE if self.limit is None else min(self.limit, PAGE_MAX)
@@ -130,35 +137,11 @@ class Search:
         log = LogQueries(self.context, partition, deadline_s)
         return await log.ask(make, partial(_parse, partition, below))
 
-    async def _read(self, partition: TopicPartition) -> list[Message]:
-        """Return what is found by reading all of a partition, newest first."""
-        kept = deque[Message](maxlen=self.limit or KEPT_MAX)
-        batches = browse_topic(
-            self.context,
-            self.topic,
-            partitions=[partition],
-            start="earliest",
-            last=None,
-            since=None,
-            until=None,
-            where=None,
-            stop_at_end=True,
-            partial=False,
-            timeout=self.timeout,
-        )
-        async with aclosing(batches):
-            async for batch in batches:
-                self._count(batch[-1].next_offset - batch[0].offset)
-                kept += filter(self._is_wanted, batch)
-        return list(reversed(kept))
-
-    def _is_wanted(self, message: Message) -> bool:
-        fields = [encode_properties(None, [pair]) for pair in message.header_pairs]
-        if message.key is not None:
-            fields.append(encode_properties(message.key, ()))
+    def _is_met(self, message: Message) -> bool:
+        line = encode_payload(b"", None, message.key, message.header_pairs)
         time_ms = message.timestamp_ms
         is_in_time = time_ms is None or self.since_ms <= time_ms < self.until_ms
-        return is_in_time and self.field.decode() in fields
+        return is_in_time and has_field(*line, self.field)
 
     def _count(self, size_bytes: int) -> None:
         """Take note of bytes that were read for want of an index."""
@@ -180,7 +163,7 @@ def _age(message: Message) -> int:
 def _parse(partition: TopicPartition, below: int, reply: Reply) -> _Page:
     if isinstance(reply, Result) and reply.status == Status.NOT_FOUND:
         # No put has made the log.
-        return _Page([], 0, 0)
+        return [], 0, 0
     if not isinstance(reply, Value):
         require_ok(reply)
         raise UnexpectedReplyError("expected a value, got a result")
@@ -192,23 +175,23 @@ def _parse(partition: TopicPartition, below: int, reply: Reply) -> _Page:
         if not isinstance(end, CleanEnd):
             raise CorruptRecordError(f"{partition}: damaged record at {run.offset}")
         messages += found
-    return _Page(messages, reply.next_offset, reply.read_bytes)
+    return messages, reply.next_offset, reply.read_bytes
 
 
 async def find_messages(
     context: ClientContext,
     topic: str,
     *,
-    key: str | bytes | None,
-    header: tuple[str, bytes] | None,
-    message_id: int | None,
-    partitions: Collection[str | TopicPartition] | None,
-    since: datetime | None,
-    until: datetime | None,
-    limit: int | None,
-    read_bytes_max: int,
-    on_read: Callable[[int], object] | None,
-    timeout: float | None,
+    key: str | bytes | None = None,
+    header: tuple[str, bytes] | None = None,
+    id: int | None = None,  # noqa: A002  # the field of a message
+    partitions: Collection[str | TopicPartition] | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    limit: int | None = None,
+    read_bytes_max: int = READ_BYTES_MAX,
+    on_read: Callable[[int], object] | None = None,
+    timeout: float | None = None,
 ) -> AsyncGenerator[list[Message], None]:
     """Yield messages; arguments and errors are those of `AsyncClient.find`."""
     check_topic(topic)
@@ -217,21 +200,21 @@ async def find_messages(
     check_whole("read_bytes_max", read_bytes_max, 0)
     if on_read is not None:
         check_plain_function("on_read", on_read)
-    since_ms, until_ms = _time("since", since, 0), _time("until", until, MAX_OFFSET)
-    if sum(each is not None for each in (key, header, message_id)) != 1:
+    times = _time("since", since, 0), _time("until", until, MAX_OFFSET)
+    if sum(each is not None for each in (key, header, id)) != 1:
         raise ConfigError("find: expected one of key, header and id")
-    if message_id is not None:
-        batches = _by_id(context, topic, message_id, partitions, timeout)
+    if id is not None:
+        batches = _by_id(context, topic, id, partitions, timeout)
     else:
-        field = _field(key, header)
+        field = encode_properties(key, () if header is None else [header]).encode()
+        deadline_s = context.deadline_s(timeout)
         if partitions is None:
-            deadline_s = context.deadline_s(timeout)
             await context.metadata.topic(topic, deadline_s=deadline_s)
             snapshot = await read_whole(context, [topic], deadline_s=deadline_s)
             chosen = tuple(sorted(snapshot.get_partitions(topic)))
         else:
             chosen = fixed_partitions([topic], partitions)
-        times = since_ms, until_ms
+            await require_known(context, chosen, deadline_s)
         search = Search(
             context, topic, field, *times, limit, read_bytes_max, on_read, timeout
         )
@@ -241,17 +224,9 @@ async def find_messages(
             yield batch
 
 
-def _field(key: str | bytes | None, header: tuple[str, bytes] | None) -> bytes:
-    return encode_properties(key, () if header is None else [header]).encode()
-
-
 def _time(name: str, moment: datetime | None, otherwise: int) -> int:
-    if moment is None:
-        return otherwise
-    if not isinstance(moment, datetime):
-        raise wrong_type(name, "datetime", moment)
-    check_start(moment)
-    return max(0, int(moment.timestamp() * 1000))
+    check_moment(name, moment)
+    return otherwise if moment is None else max(0, int(moment.timestamp() * 1000))
 
 
 async def _by_id(
@@ -272,14 +247,9 @@ async def _by_id(
         context,
         topic,
         partitions=partitions,
-        start="earliest",
-        last=None,
         since=moment_of(time_ms),
         # A float of seconds may be a millisecond short.
         until=moment_of(Millis(time_ms + 2)),
-        where=None,
-        stop_at_end=True,
-        partial=False,
         timeout=timeout,
     )
     async with aclosing(batches):

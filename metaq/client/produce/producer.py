@@ -44,7 +44,7 @@ from metaq.client.produce.producer_counters import (
     ProducerStatistics,
 )
 from metaq.client.produce.routes import NotKnownYetError
-from metaq.client.produce.runs import Appending, frozen, with_expiries, with_tag
+from metaq.client.produce.runs import Appending, frozen, with_common, with_tag
 from metaq.client.produce.scheduling import (
     AT_ONCE,
     Scheduled,
@@ -343,6 +343,7 @@ class AsyncProducer:
         topic: str,
         messages: Iterable[BytesLike | OutgoingMessage],
         *,
+        tag: str | None = None,
         timeout: float | None = None,
         delay: Span | None = None,
         deliver_at: dt.datetime | None = None,
@@ -357,6 +358,7 @@ class AsyncProducer:
         Args:
             topic: as in `send`.
             messages: bytes, or `OutgoingMessage` where there is more to say.
+            tag: of all of them, as in `send`.
             timeout: seconds for each message, from when there was memory for it.
             delay: of all of them, as in `send`.
             deliver_at: likewise.
@@ -373,7 +375,7 @@ class AsyncProducer:
         Cancellation: appended messages are still sent.
         """
         due_ms = due_of(self._clock.wall_ms(), delay, deliver_at)
-        messages = with_expiries(messages, expires_in)
+        messages = with_common(messages, tag, expires_in)
         appending = await self._append_all(topic, messages, timeout, due_ms)
         for batch in appending.batches:
             await batch.wait_async()

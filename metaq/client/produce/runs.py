@@ -227,15 +227,17 @@ def list_messages(
     )
 
 
-def with_expiries(
-    messages: Iterable[BytesLike | OutgoingMessage], expires_in: object
+def with_common(
+    messages: Iterable[BytesLike | OutgoingMessage], tag: str | None, expires_in: object
 ) -> Iterable[BytesLike | OutgoingMessage]:
-    """Return messages with the header of `with_expiry`; None: as they are."""
-    if expires_in is None:
+    """Return messages with a tag and the header of `with_expiry`; None: as they are."""
+    if tag is None and expires_in is None:
         return messages
+    listed = list_outgoing(messages)
+    if tag is not None:
+        listed = [one._replace(headers=with_tag(one.headers, tag)) for one in listed]
     return [
-        one._replace(headers=with_expiry(one.headers, expires_in))
-        for one in list_outgoing(messages)
+        one._replace(headers=with_expiry(one.headers, expires_in)) for one in listed
     ]
 
 

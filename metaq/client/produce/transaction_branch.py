@@ -41,7 +41,7 @@ from metaq.client.produce.runs import (
     frozen,
     list_outgoing,
     tagged,
-    with_expiries,
+    with_common,
 )
 from metaq.client.produce.scheduling import Span, due_of, with_expiry
 from metaq.client.produce.transaction_replies import (
@@ -384,6 +384,7 @@ class TransactionSends:
         topic: str,
         messages: Iterable[BytesLike | OutgoingMessage],
         *,
+        tag: str | None = None,
         timeout: float | None = None,
         delay: Span | None = None,
         deliver_at: dt.datetime | None = None,
@@ -397,6 +398,7 @@ class TransactionSends:
         Args:
             topic: as in `send`.
             messages: bytes, or `OutgoingMessage` where there is more to say.
+            tag: of all of them, as in `send`.
             timeout: seconds for all of them; None is `timeout_s` of the options.
             delay: of all of them, as in `send`.
             deliver_at: likewise.
@@ -410,7 +412,7 @@ class TransactionSends:
 
         Cancellation: the transaction has failed.
         """
-        listed = list_outgoing(with_expiries(messages, expires_in))
+        listed = list_outgoing(with_common(messages, tag, expires_in))
         due_ms = due_of(self._parts.clock.wall_ms(), delay, deliver_at)
         return await self._send(topic, listed, timeout, due_ms) if listed else ()
 

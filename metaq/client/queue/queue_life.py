@@ -17,7 +17,7 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.handler_tasks import CONCURRENCY_MAX
 from metaq.client.consume.redelivery import FailureLog, Reject
 from metaq.client.errors import AlreadySettledError, LeaseLostError
-from metaq.client.options import QueueOptions
+from metaq.client.options import QueueOptions, load_filter
 from metaq.client.queue.broker_link import BrokerLink, lease_lost
 from metaq.client.queue.prefetch import (
     HeldMessage,
@@ -108,12 +108,13 @@ class QueueLife:
             QueueGroupError: the group is there, and other than the options say;
                 the text names the difference.
             ConfigError: the group is new, and nothing says what becomes of its dead
-                messages; or the name is that of a log group.
+                messages; the name is that of a log group; or `where` is no filter.
             MetaqError: ZooKeeper cannot be asked.
 
         Cancellation: it is closed.
         """
         require_loop(self.loop, self)
+        await load_filter(self.options.where)
         if self._is_started or self.is_closed:
             raise ClosedError("a queue is started once; make another one")
         self._is_started = True

@@ -14,13 +14,11 @@ import threading
 import weakref
 from collections.abc import (
     AsyncGenerator,
-    Callable,
     Collection,
     Generator,
     Iterator,
 )
 from concurrent.futures import Future
-from datetime import datetime
 from itertools import chain
 from typing import Any, Final, Self
 
@@ -30,7 +28,7 @@ from metaq.client.consume.browse import browse_topic
 from metaq.client.consume.consumer import AsyncConsumer, AsyncMessageBatch
 from metaq.client.consume.current_batch import Filling
 from metaq.client.consume.fetch_buffer import FetchedBatch
-from metaq.client.consume.find import READ_BYTES_MAX, find_messages
+from metaq.client.consume.find import find_messages
 from metaq.client.consume.message_batch import ListedMessages, check_bounds
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.offsets.commit_orders import Committable
@@ -39,7 +37,6 @@ from metaq.client.options import (
     HOOKS,
     ClientOptions,
     ConsumerOptions,
-    Start,
     check_plain_function,
 )
 from metaq.client.session import AsyncClient, context_of
@@ -186,67 +183,16 @@ class Client(SyncObject[AsyncClient]):
 
     # -- looking, without a group -----------------------------------------------------
 
-    def browse(
-        self,
-        topic: str,
-        *,
-        partitions: Collection[str | TopicPartition] | None = None,
-        start: Start = "earliest",
-        last: int | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        where: str | None = None,
-        stop_at_end: bool = True,
-        partial: bool = False,
-        timeout: float | None = None,
-    ) -> Generator[Message, None, None]:
+    @like(AsyncClient.browse)
+    def browse(self, topic: str, **options: Any) -> Generator[Message, None, None]:
         """Yield the messages of a topic; see `AsyncBrowsing.browse`."""
-        batches = browse_topic(
-            context_of(self._twin),
-            topic,
-            partitions=partitions,
-            start=start,
-            last=last,
-            since=since,
-            until=until,
-            where=where,
-            stop_at_end=stop_at_end,
-            partial=partial,
-            timeout=timeout,
-        )
-        yield from self._iterate(batches)
+        yield from self._iterate(browse_topic(context_of(self._twin), topic, **options))
 
-    def find(
-        self,
-        topic: str,
-        *,
-        key: str | bytes | None = None,
-        header: tuple[str, bytes] | None = None,
-        id: int | None = None,  # noqa: A002  # the field of a message
-        partitions: Collection[str | TopicPartition] | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        limit: int | None = None,
-        read_bytes_max: int = READ_BYTES_MAX,
-        on_read: Callable[[int], object] | None = None,
-        timeout: float | None = None,
-    ) -> Generator[Message, None, None]:
+    @like(AsyncClient.find)
+    def find(self, topic: str, **options: Any) -> Generator[Message, None, None]:
         """Yield messages with a key, a header or an id; see `AsyncBrowsing.find`."""
-        batches = find_messages(
-            context_of(self._twin),
-            topic,
-            key=key,
-            header=header,
-            message_id=id,
-            partitions=partitions,
-            since=since,
-            until=until,
-            limit=limit,
-            read_bytes_max=read_bytes_max,
-            on_read=on_read,
-            timeout=timeout,
-        )
-        yield from self._iterate(batches)
+        found = find_messages(context_of(self._twin), topic, **options)
+        yield from self._iterate(found)
 
     def _iterate(
         self, batches: AsyncGenerator[list[Message], None]

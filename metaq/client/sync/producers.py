@@ -20,7 +20,7 @@ from metaq.client.produce.exchange import AsyncExchange, SendKeywords, routed
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.routes import NotKnownYetError
-from metaq.client.produce.runs import Appending, frozen, tagged, with_expiries, with_tag
+from metaq.client.produce.runs import Appending, frozen, tagged, with_common, with_tag
 from metaq.client.produce.scheduling import Span, due_of, with_expiry
 from metaq.client.produce.transaction import AsyncTransaction, TransactionState
 from metaq.client.produce.xa import AsyncXa
@@ -150,6 +150,7 @@ class Producer(SyncClosable[AsyncProducer]):
         topic: str,
         messages: Iterable[BytesLike | OutgoingMessage],
         *,
+        tag: str | None = None,
         timeout: float | None = None,
         delay: Span | None = None,
         deliver_at: dt.datetime | None = None,
@@ -160,7 +161,7 @@ class Producer(SyncClosable[AsyncProducer]):
         Arguments, results and errors are those of `AsyncProducer.send_many`.
         """
         due_ms = self._due_ms(delay, deliver_at)
-        messages = with_expiries(messages, expires_in)
+        messages = with_common(messages, tag, expires_in)
         appending = self._append_all(topic, messages, timeout, due_ms)
         for batch in appending.batches:
             batch.wait(None)
