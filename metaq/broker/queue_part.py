@@ -110,6 +110,16 @@ class ServedQueue:
         """Whether it is being opened or read, and may have something then."""
         return not self.is_open or self.is_reading
 
+    @property
+    def has_something(self) -> bool:
+        """Whether there may be something to give out, or something was lost."""
+        state, log = self.state, self.log
+        return (
+            state.ready_count > 0
+            or state.scan_offset < log.high_watermark
+            or state.floor < log.log_start_offset
+        )
+
     # -- the state's log
 
     def open(self, on_open: OnStored) -> None:

@@ -136,6 +136,8 @@ class Takers:
         while given and group.takers:
             given = False
             for queue in self._in_turn(group):
+                if not queue.has_something:
+                    continue
                 taker = _first_for(group, queue.name.partition)
                 if taker is not None and self._serve(group, queue, taker):
                     given = True

@@ -18,9 +18,10 @@ the two works at any time, and `TRANSITIONS` says which:
 * What comes while the loop has a group under way waits for its end, and is the next
   group of one or the other. What comes while the thread works is handed over together,
   at the end of the turn: each hand-over takes the interpreter from the loop. Where
-  the thread was given single puts alone, those that come wait for its last report, and
-  the loop takes over with them: else a thread that is never quite done would keep the
-  directory, and commit one log after the other.
+  the thread was given no other puts than single ones, those that come wait for its last
+  report, and the loop takes over with them: else a thread that is never quite done
+  would keep the directory, and commit one log after the other. A task is no reason for
+  more: what comes after it waits for its end anyhow.
 * Clients that were answered together send their next puts together, so what waits at
   the end of a loop's group is not begun at once: it would go without them, and they
   would wait for its sync. Up to `GATHER_TURNS` turns are given until as many puts
@@ -39,6 +40,7 @@ Invariant: writers and appender are touched by the owner alone.
 """
 
 import enum
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -141,7 +143,7 @@ class CommitOwner:
         self._waiting: list[Request] = []
         # Turns of the loop until what waits is begun; 0: none is posted.
         self._turns_left = 0
-        # Whether the thread was given single puts alone; it has no other work.
+        # Whether the thread was given no puts but single ones.
         self._is_brief = syncs is not None
         # Puts of the loop's last group, and of those that waited for its end: as many
         # may come together next.
@@ -225,7 +227,9 @@ class CommitOwner:
 
     def _hand(self) -> None:
         waiting, self._waiting = self._waiting, []
-        self._is_brief = self._is_brief and _are_single(waiting)
+        self._is_brief = self._is_brief and not any(
+            isinstance(each, AppendRequest) and not each.is_single for each in waiting
+        )
         self._handed_count += len(waiting)
         self._worker.submit(*waiting)
 
@@ -321,6 +325,8 @@ class CommitOwner:
         if writer.begin_sync(self._syncs, on_synced):
             self._syncs_under_way += 1
             receiver.on_written(writer.end)
+            if writer.is_cover_due and not writer.is_index_due:
+                deque(writer.cover(), maxlen=0)  # some µs, in the time of the sync
         else:
             self._left.append(partial(appender.sync, writer, receiver))
 

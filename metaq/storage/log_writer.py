@@ -244,7 +244,7 @@ class LogWriter:
             self._active is not None
             and self._options.is_group_commit
             and self.synced_end == self.end
-            and not (self.is_full or self.is_cover_due)
+            and not (self.is_full or self.is_index_due)
             and now_s - self._seen_s < PLACE_CHECK_S
             and not (batch_count and self._producers.is_rewrite_due(batch_count))
         )

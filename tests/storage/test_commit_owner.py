@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from metaq.config.settings import TopicConfig
+from metaq.config.settings import SPAN_BYTES_MIN, TopicConfig
 from metaq.errors import LogDirOfflineError, NoSpaceError, StorageError
 from metaq.fs import LOCK_FILE
 from metaq.model import LogId, MessageId, Offset, SizeBytes
@@ -193,13 +193,18 @@ def test_the_loop_begins_nothing_before_it_has_heard_all_of_the_thread(
     assert owner_of(bench) is Owner.NONE
 
 
-def test_single_puts_wait_for_a_thread_that_has_single_puts_alone(
-    bench: StorageBench, fs: FaultyFileSystem, clock: ManualClock
+@pytest.mark.parametrize("has_task", [False, True])
+def test_single_puts_wait_for_a_thread_that_has_no_other_puts(
+    bench: StorageBench, fs: FaultyFileSystem, clock: ManualClock, has_task: bool
 ) -> None:
-    """The loop takes over with its last report."""
+    """The loop takes over with its last report, also where it has a task."""
     log, syncs = log_of(bench), syncs_of(fs)
-    clock.advance_s(ALIVE_S)
-    first = single(bench, log)
+    if has_task:
+        first = Ticket()
+        log.log_dir.submit(first.on_stored)
+    else:
+        clock.advance_s(ALIVE_S)
+        first = single(bench, log)
     assert owner_of(bench) is Owner.THREAD
     later = [single(bench, log), single(bench, log)]
     bench.loop.run()
@@ -291,7 +296,8 @@ def test_what_a_group_of_the_loop_is_not_to_do_is_the_storage_threads(
     other, syncs = log_of(bench, OTHER), syncs_of(fs)
     assert not is_begun(other, LOOP_BYTES_MAX)
     bench.is_busy = True
-    assert is_begun(other, UNCOVERED_BYTES_MAX)
+    assert is_begun(other, UNCOVERED_BYTES_MAX), "its checksum is the loop's"
+    assert is_begun(other, SPAN_BYTES_MIN)
     assert not is_begun(other), "bytes wait for the index"
     assert is_begun(other)
     bench.close()

@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 UPKEEP_S: Final = 0.15
 """Pause between two looks at the leases: a sixth of the shortest one."""
+GATHER_S: Final = 0.001
+"""Longest time for which something that is said waits for more of it."""
 
 
 class QueueLife:
@@ -89,6 +91,8 @@ class QueueLife:
         self._tasks = list[asyncio.Task[None]]()
         self._said: deque[Settling] = deque()
         self._is_draining = False
+        self._said_since_s: float | None = None
+        self._said_count = 0
         self._is_started = self.is_closed = self.has_ended = False
         self._ended = asyncio.Event()
         self.failure_log = FailureLog(_log)
@@ -267,7 +271,7 @@ class QueueLife:
             self._said.extend(entries)
             if not self._is_draining:
                 self._is_draining = True
-                self.schedule(self._drain)
+                self.schedule(self._gather)
 
     def begin_hold(self, held: HeldMessage, pool: object) -> None:
         """Leave a message to a transaction over connections of `pool`; on the loop.
@@ -309,8 +313,22 @@ class QueueLife:
         if held.state is not HeldState.BEGUN:
             raise AlreadySettledError(f"{held}: it was settled before")
 
+    def _gather(self) -> None:
+        """Send what is said, unless each turn of the loop brings more.
+
+        A loop over messages says something in each: together that is one request.
+        """
+        now_s, count = self._context.clock.monotonic_s(), len(self._said)
+        if self._said_since_s is None:
+            self._said_since_s, self._said_count = now_s, 0
+        if count > self._said_count and now_s - self._said_since_s < GATHER_S:
+            self._said_count = count
+            self.loop.call_soon(self._gather)
+        else:
+            self._drain()
+
     def _drain(self) -> None:
-        self._is_draining = False
+        self._is_draining, self._said_since_s = False, None
         while self._said:
             entry = self._said.popleft()
             self._link(entry.held).settle(entry)

@@ -54,6 +54,7 @@ class Script:
         self.capabilities = OURS
         self.takes: list[Take] = []
         self.said: list[Settlement] = []
+        self.settle_count = 0
         self.refusal: bytes | None = None
 
     def answer(self, command: Command) -> Reply | None:
@@ -68,6 +69,7 @@ class Script:
         assert isinstance(command, Settle)
         entries = decode_settlements(command.payload, command.count)
         self.said += entries
+        self.settle_count += 1
         words = encode_words([Word.OK] * len(entries))
         return Result(200, words, command.opaque)
 
@@ -117,7 +119,7 @@ class Rig:
             metadata=SimpleNamespace(
                 snapshot=SimpleNamespace(brokers=copies), request_refresh=lambda: None
             ),
-            deadline_s=lambda: CLOCK.monotonic_s() + 30,
+            deadline_s=lambda *_: CLOCK.monotonic_s() + 30,
         )
         context.connect_leader = partial(ClientContext.connect_leader, context)
         chosen = QueueOptions(**options)

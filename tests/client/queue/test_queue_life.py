@@ -1,13 +1,21 @@
 """Begin and end of a worker, and what a restart of its broker leaves it."""
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from metaq.client.errors import NoTopicError, QueueGroupError
+from metaq.client.options import ClientOptions, QueueOptions
+from metaq.client.queue.work_queue import AsyncQueue
 from metaq.errors import ClosedError, ConfigError
+from metaq.model import BrokerId
+from metaq.testing.clock import ManualClock
 from metaq.testing.embedded import EmbeddedBroker
 from tests.client.queue.conftest import send
+from tests.client.queue.test_broker_link import SIZE, Rig
+from tests.client.scripted import ScriptedBroker
 from tests.client.worlds import QUICK, WORLDS
 
 DROP: dict[str, Any] = {"group": "g", "then": "drop"}
@@ -93,3 +101,45 @@ def test_a_worker_keeps_what_it_has_over_a_restart(
             assert (second.data, second.deliveries) == (b"b", 1)
             second.ack()
             assert queue.statistics().lost_count == 0
+
+
+def test_what_each_turn_of_a_loop_says_is_one_request() -> None:
+    """A loop over messages acks one in each turn of the event loop."""
+    count = 20
+
+    async def define() -> Any:
+        return SimpleNamespace(generation=1)
+
+    async def find(_topic: str, **_more: Any) -> None:
+        return None
+
+    async def scenario(rig: Rig) -> None:
+        rig.task.cancel()
+        context: Any = rig.parts.context
+        context.clock, context.options = ManualClock(), ClientOptions(**QUICK)
+        context.draw_token, context.metadata.topic = (lambda: "w-1"), find
+        context.metadata.add_listener = lambda _listener: lambda: None
+        context.metadata.snapshot.puts = {"orders": {BrokerId(0): None}}
+        options = QueueOptions(prefetch=count)
+        queue = AsyncQueue(context, define, topic="orders", group="g", options=options)
+        async with queue:
+            take_count = len(rig.script.takes)
+            rig.give(await rig.take(take_count), [n * SIZE for n in range(count)])
+            acks = list[asyncio.Future[None]]()
+            async for message in queue:
+                acks.append(message.ack_nowait())
+                if len(acks) == count:
+                    break
+            await asyncio.gather(*acks)
+            assert len(rig.script.said) == count
+            assert rig.script.settle_count == 1
+
+    async def main() -> None:
+        async with ScriptedBroker() as broker:
+            rig = Rig(broker)
+            try:
+                await scenario(rig)
+            finally:
+                await rig.close()
+
+    asyncio.run(main())
