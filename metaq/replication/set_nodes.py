@@ -30,10 +30,13 @@ Invariants:
 import asyncio
 import enum
 import logging
+import secrets
+import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 from metaq.clock import Clock
@@ -80,6 +83,8 @@ TRIES: Final = 3
 """A node that is to be deleted goes by itself with its session, and may do so between a
 read and the request; this often is no coincidence any more."""
 
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+"""What Linux has drawn at its start."""
 REPLICAS: Final = range(1, REPLICA_MAX + 1)
 UNANSWERED: Final = (SessionSuspendedError, SessionLostError, CoordinationTimeoutError)
 """Errors after which a request may have been carried out, or may still be."""
@@ -114,8 +119,7 @@ class Shown:
     address: str
     """`meta://host:port` of its broker."""
     token: str
-    """Text of this life, which it shows when it joins a leader: the machine's name, a
-    dash, and random digits."""
+    """Text of this life, which it shows when it joins a leader; from `draw_token`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,18 @@ def encode_leader(leader: LeaderData) -> bytes:
 def decode_leader(data: bytes) -> LeaderData:
     """Read the `leader` node."""
     return decode(LeaderData, data, "leader")
+
+
+def draw_token() -> str:
+    """Return the text of a new life: the machine, a dash, and random digits.
+
+    The machine is its name, which another may have by mistake, and the number that
+    Linux drew when it was booted.
+    """
+    boot = ""
+    with suppress(OSError):  # another system
+        boot = BOOT_ID.read_text().strip()
+    return f"{socket.gethostname()}-{boot}-{secrets.token_hex(16)}"
 
 
 def require_former_life(there: Shown, *, address: str, token: str) -> None:
