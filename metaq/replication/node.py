@@ -96,9 +96,9 @@ from metaq.replication.set_nodes import (
     SetNodes,
     SetView,
     Shown,
-    draw_token,
     encode_leader,
     require_former_life,
+    token_of,
 )
 from metaq.replication.store import ReplicaStore, StartFacts
 from metaq.replication.tables import EpochTables
@@ -189,7 +189,7 @@ class ReplicaNode(Service):
         self._store = ReplicaStore(fs, path, logs, tables, clock=clock)
         self._facts = facts
         self._served = served
-        self.token: Final = draw_token()
+        self.token: Final = token_of(fs, secrets.token_hex(16))
         """Text of this life in `present/K`, which a leader compares."""
         self.lock: Final = asyncio.Lock()
         """Held while a step of the core and its actions are carried out."""

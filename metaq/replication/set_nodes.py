@@ -30,7 +30,6 @@ Invariants:
 import asyncio
 import enum
 import logging
-import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -40,8 +39,14 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from metaq.clock import Clock
-from metaq.errors import CoordinationError, SessionLostError, SessionSuspendedError
-from metaq.model import BrokerId
+from metaq.errors import (
+    CoordinationError,
+    SessionLostError,
+    SessionSuspendedError,
+    StorageError,
+)
+from metaq.fs import FileSystem
+from metaq.model import BrokerId, SizeBytes
 from metaq.replication.election import Presence, PresenceState
 from metaq.replication.epochs import Epoch
 from metaq.replication.json_values import to_json
@@ -84,7 +89,7 @@ TRIES: Final = 3
 read and the request; this often is no coincidence any more."""
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-"""What Linux has drawn at its start."""
+"""A number that Linux draws at its start."""
 REPLICAS: Final = range(1, REPLICA_MAX + 1)
 UNANSWERED: Final = (SessionSuspendedError, SessionLostError, CoordinationTimeoutError)
 """Errors after which a request may have been carried out, or may still be."""
@@ -119,7 +124,7 @@ class Shown:
     address: str
     """`meta://host:port` of its broker."""
     token: str
-    """Text of this life, which it shows when it joins a leader; from `draw_token`."""
+    """Text of this life, which it shows when it joins a leader; from `token_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +179,16 @@ def decode_leader(data: bytes) -> LeaderData:
     return decode(LeaderData, data, "leader")
 
 
-def draw_token() -> str:
+def token_of(fs: FileSystem, digits: str) -> str:
     """Return the text of a new life: the machine, a dash, and random digits.
 
     The machine is its name, which another may have by mistake, and the number that
     Linux drew when it was booted.
     """
-    boot = ""
-    with suppress(OSError):  # another system
-        boot = BOOT_ID.read_text().strip()
-    return f"{socket.gethostname()}-{boot}-{secrets.token_hex(16)}"
+    boot = b""
+    with suppress(StorageError):  # another system
+        boot = fs.read_file(BOOT_ID, SizeBytes(64)).strip()
+    return f"{socket.gethostname()}-{boot.decode('ascii')}-{digits}"
 
 
 def require_former_life(there: Shown, *, address: str, token: str) -> None:

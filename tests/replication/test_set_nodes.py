@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from metaq.errors import CoordinationError
+from metaq.fs import SystemFileSystem
 from metaq.replication.election import Flag, Presence, PresenceState
 from metaq.replication.epochs import Epoch
 from metaq.replication.record import (
@@ -36,10 +37,10 @@ from metaq.replication.set_nodes import (
     decode_leader,
     decode_member,
     decode_present,
-    draw_token,
     encode_leader,
     encode_member,
     encode_present,
+    token_of,
 )
 from metaq.zk.paths import NodePaths
 from tests.cases import for_each
@@ -541,10 +542,10 @@ def test_a_replica_number_that_is_used_twice_is_refused() -> None:
 
 def test_a_token_tells_machines_of_one_name_apart_and_lives_of_a_machine() -> None:
     """By what the kernel has drawn; the last part is of the life."""
-    lives = [draw_token(), draw_token()]
+    lives = [token_of(SystemFileSystem(), digits) for digits in ("a7", "b8")]
     machines = {each.rpartition("-")[0] for each in lives}
     assert machines == {f"{socket.gethostname()}-{BOOT_ID.read_text().strip()}"}
-    assert lives[0] != lives[1]
+    assert [each[-3:] for each in lives] == ["-a7", "-b8"]
 
 
 @pytest.mark.parametrize(
