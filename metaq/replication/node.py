@@ -19,7 +19,6 @@ pulling: no other can have taken the next epoch then (docs/replication.md).
 import asyncio
 import logging
 import secrets
-import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -99,6 +98,7 @@ from metaq.replication.set_nodes import (
     Shown,
     encode_leader,
     require_former_life,
+    token_of,
 )
 from metaq.replication.store import ReplicaStore, StartFacts
 from metaq.replication.tables import EpochTables
@@ -189,7 +189,7 @@ class ReplicaNode(Service):
         self._store = ReplicaStore(fs, path, logs, tables, clock=clock)
         self._facts = facts
         self._served = served
-        self.token: Final = f"{socket.gethostname()}-{secrets.token_hex(16)}"
+        self.token: Final = token_of(fs, secrets.token_hex(16))
         """Text of this life in `present/K`, which a leader compares."""
         self.lock: Final = asyncio.Lock()
         """Held while a step of the core and its actions are carried out."""

@@ -30,15 +30,23 @@ Invariants:
 import asyncio
 import enum
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 from metaq.clock import Clock
-from metaq.errors import CoordinationError, SessionLostError, SessionSuspendedError
-from metaq.model import BrokerId
+from metaq.errors import (
+    CoordinationError,
+    SessionLostError,
+    SessionSuspendedError,
+    StorageError,
+)
+from metaq.fs import FileSystem
+from metaq.model import BrokerId, SizeBytes
 from metaq.replication.election import Presence, PresenceState
 from metaq.replication.epochs import Epoch
 from metaq.replication.json_values import to_json
@@ -80,6 +88,8 @@ TRIES: Final = 3
 """A node that is to be deleted goes by itself with its session, and may do so between a
 read and the request; this often is no coincidence any more."""
 
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+"""A number that Linux draws at its start."""
 REPLICAS: Final = range(1, REPLICA_MAX + 1)
 UNANSWERED: Final = (SessionSuspendedError, SessionLostError, CoordinationTimeoutError)
 """Errors after which a request may have been carried out, or may still be."""
@@ -114,8 +124,7 @@ class Shown:
     address: str
     """`meta://host:port` of its broker."""
     token: str
-    """Text of this life, which it shows when it joins a leader: the machine's name, a
-    dash, and random digits."""
+    """Text of this life, which it shows when it joins a leader; from `token_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +177,18 @@ def encode_leader(leader: LeaderData) -> bytes:
 def decode_leader(data: bytes) -> LeaderData:
     """Read the `leader` node."""
     return decode(LeaderData, data, "leader")
+
+
+def token_of(fs: FileSystem, digits: str) -> str:
+    """Return the text of a new life: the machine, a dash, and random digits.
+
+    The machine is its name, which another may have by mistake, and the number that
+    Linux drew when it was booted.
+    """
+    boot = b""
+    with suppress(StorageError):  # another system
+        boot = fs.read_file(BOOT_ID, SizeBytes(64)).strip()
+    return f"{socket.gethostname()}-{boot.decode('ascii')}-{digits}"
 
 
 def require_former_life(there: Shown, *, address: str, token: str) -> None:

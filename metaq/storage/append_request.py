@@ -52,7 +52,7 @@ class AppendReceiver(Protocol):
     """The loop's side of a log."""
 
     def on_written(self, end: Offset) -> None:
-        """Appends up to this end were written, and their sync has begun."""
+        """Appends up to this end were written; their sync goes on, or begins now."""
 
     def on_progress(self, progress: "WriterProgress") -> None:
         """Appends were written or synced."""

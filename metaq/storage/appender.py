@@ -16,6 +16,8 @@ Theory of operation. A data directory has one storage thread, and this is all it
 * Everything is reported to the loop with `post`, in the order it happened, and only
   with values. A `WriterProgress` says how far a log is written and synced; the loop's
   side knows which appends that answers. Nothing comes between a sync and its report.
+  Of small groups that others copy the write is reported too: it is sent while it is
+  synced. Large ones wait for their report, so that copies have few and large messages.
 * Logs that get their first append are created together, `NEW_LOGS_MAX` at a time: each
   directory is synced, but the first sync does most of the work of all.
 * The span index is written after the report, in a turn of its own; that of small groups
@@ -497,6 +499,7 @@ class Appender:
         batches: list[StoredBatch] = []
         size_bytes, record_count, last_id = 0, 0, writer.last_id
         has_steps = is_reported = False
+        is_light = True
         for request in queued:
             if request.version == writer.version:
                 group.append(request)
@@ -505,6 +508,7 @@ class Appender:
                 # Those of a transaction are older.
                 last_id = max(last_id, request.last_id)
                 batches += request.batches
+                is_light = is_light and request.is_light
                 has_steps = has_steps or bool(request.finish)
                 is_reported = is_reported or request.before_write is not None
         if not group:
@@ -528,6 +532,8 @@ class Appender:
         except NoSpaceError as error:
             self._refuse(writer, receiver, error)
             return
+        if writer.is_led and is_light:
+            self._post(partial(receiver.on_written, writer.end))
         # The journal of transactions forgets an append once it is answered.
         if is_reported or writer.is_sync_due():
             writer.sync_segment()

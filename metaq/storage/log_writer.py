@@ -144,6 +144,8 @@ class LogWriter:
         self._roll_bytes: float = options.segment_bytes_max
         """Size at which the active segment is full."""
         self._rolls_by_size = True
+        self.is_led = False
+        """Others copy the log, and hear of what is written before it is synced."""
         self.version = 0
         """Grows when queued appends become void because one before them failed."""
         self.last_turn = 0
@@ -200,6 +202,11 @@ class LogWriter:
         """Roll when a segment has its size, or only when `order_roll` says so."""
         self._rolls_by_size = by_size
         self._roll_bytes = self._options.segment_bytes_max if by_size else inf
+
+    def begin_role(self, *, is_led: bool) -> None:
+        """Begin to be copied by others, or to be a copy, which rolls on order."""
+        self.is_led = is_led
+        self.set_rolls(by_size=is_led)
 
     def order_roll(self) -> None:
         """Call the active segment full, unless it is empty."""

@@ -418,7 +418,7 @@ class PartitionLog(ReadableLog):
         Puts in flight end in doubt, and waits end. What is queued is written.
         """
         self._apply(LogEvent.FOLLOW)
-        self._begin_role(rolls_by_size=False)
+        self._begin_role(is_led=False)
 
     def lead(self) -> None:
         """Take puts after the bytes that are there; nothing may be in flight.
@@ -428,7 +428,7 @@ class PartitionLog(ReadableLog):
         """
         assert self.synced_end == self.next_offset, self.statistics()
         self._apply(LogEvent.LEAD)
-        self._begin_role(rolls_by_size=True)
+        self._begin_role(is_led=True)
         rest = SizeBytes(self.next_offset - self.high_watermark)
         self._settled_from, self.is_settled = self.next_offset, not rest
         if rest:
@@ -436,11 +436,11 @@ class PartitionLog(ReadableLog):
             inherited = AppendRequest(*sides, start, (), rest, 0, NO_ID, Tickets())
             self._in_flight.add(inherited)
 
-    def _begin_role(self, *, rolls_by_size: bool) -> None:
+    def _begin_role(self, *, is_led: bool) -> None:
         cause = f"partition {self.log_id} has another leader"
         self.end_in_doubt(cause, until=self.next_offset)
         self._bound = self.high_watermark
-        self.log_dir.submit(partial(self.writer.set_rolls, by_size=rolls_by_size))
+        self.log_dir.submit(partial(self.writer.begin_role, is_led=is_led))
         self._waiters.wake_below(None)
 
     def set_bound(self, offset: Offset) -> None:
@@ -550,7 +550,7 @@ class PartitionLog(ReadableLog):
             self._held, self.high_watermark = range(offset, self.log_end), offset
 
     def on_written(self, end: Offset) -> None:
-        """Take note of bytes of which the sync has begun: copies may have them.
+        """Take note of bytes that are not synced: copies may have them.
 
         Where there are none its end moves with the sync.
         """

@@ -155,7 +155,7 @@ async def answered_at_once(hand: Hand, *acks: tuple[int, int]) -> Any:
 
 
 def test_what_no_pull_waited_for_goes_with_the_next_one_at_once() -> None:
-    """A high watermark, a deleted log, and bytes that were read ahead."""
+    """A high watermark, logs that are deleted or made, bytes that were read ahead."""
 
     async def scenario(stage: Stage) -> None:
         leader, hand, sent = await read_ahead(stage)
@@ -170,11 +170,16 @@ def test_what_no_pull_waited_for_goes_with_the_next_one_at_once() -> None:
         (chunk,) = read(answers).chunks
         await stage.until(lambda: leader.log().synced_end == chunk.end_offset)
         stage.leader.set_quorum(ALONE)
-        await stage.until(lambda: leader.log().high_watermark == chunk.end_offset)
+        assert leader.log().high_watermark == chunk.end_offset
+        await asyncio.sleep(0)  # those that wait are answered: there is none
         (mark,) = (await answered_at_once(hand)).marks
         assert mark == (chunk.number, chunk.end_offset, 0)
         await leader.tables.bury([leader.log(OTHER).number or 0])
+        await asyncio.sleep(0)
         assert (await answered_at_once(hand)).gone == (leader.log(OTHER).number,)
+        made = leader.log(LogId("fourth", 0)).log_id
+        await asyncio.sleep(0)
+        assert [b.log_id for b in (await answered_at_once(hand)).births] == [made]
 
     play(scenario)
 

@@ -15,7 +15,7 @@ from metaq.replication.operator import (
 from metaq.replication.record import plan_settings
 from metaq.replication.replica import ReplicaRole as R
 from metaq.replication.set_file import read_set_file
-from metaq.replication.set_nodes import decode_member
+from metaq.replication.set_nodes import decode_member, decode_present, token_of
 from tests.replication.replicas import DATA, RECORD, Replicas, run, soon
 from tests.rigs.fs import FaultyFileSystem
 
@@ -112,6 +112,12 @@ def test_a_number_that_is_in_use_changes_nothing() -> None:
         second = twin[2]
         second.zookeeper = rig.zookeeper
         before = rig.zookeeper.nodes[f"{MEMBER}/2"].data
+        seen = decode_present(2, rig.zookeeper.nodes[f"{RECORD}/present/2"].data)
+        machines = {
+            each.rpartition("-")[0]
+            for each in (seen.token, token_of(rig[2].disk, "a7"))
+        }
+        assert len(machines) == 1
         try:
             await second.start()
             await soon(lambda: second.node.facts().reason)

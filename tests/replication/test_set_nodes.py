@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import socket
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from metaq.errors import CoordinationError
+from metaq.fs import SystemFileSystem
 from metaq.replication.election import Flag, Presence, PresenceState
 from metaq.replication.epochs import Epoch
 from metaq.replication.record import (
@@ -26,6 +28,7 @@ from metaq.replication.record import (
 )
 from metaq.replication.replica import LeaderSeen, View
 from metaq.replication.set_nodes import (
+    BOOT_ID,
     LeaderData,
     Member,
     Outcome,
@@ -37,6 +40,7 @@ from metaq.replication.set_nodes import (
     encode_leader,
     encode_member,
     encode_present,
+    token_of,
 )
 from metaq.zk.paths import NodePaths
 from tests.cases import for_each
@@ -536,16 +540,29 @@ def test_a_replica_number_that_is_used_twice_is_refused() -> None:
     run_virtually(scenario())
 
 
-def test_a_replica_number_that_is_used_on_another_machine_is_refused() -> None:
+def test_a_token_tells_machines_of_one_name_apart_and_lives_of_a_machine() -> None:
+    """By what the kernel has drawn; the last part is of the life."""
+    lives = [token_of(SystemFileSystem(), digits) for digits in ("a7", "b8")]
+    machines = {each.rpartition("-")[0] for each in lives}
+    assert machines == {f"{socket.gethostname()}-{BOOT_ID.read_text().strip()}"}
+    assert [each[-3:] for each in lives] == ["-a7", "-b8"]
+
+
+@pytest.mark.parametrize(
+    "token", ["other-host-6f1c-88", "one-host-93d2-88"], ids=["name", "boot"]
+)
+def test_a_replica_number_that_is_used_on_another_machine_is_refused(
+    token: str,
+) -> None:
     """Its configuration was copied, address and all; the first one stays."""
 
     async def scenario() -> None:
         async with a_set() as rig:
-            first = replace(shown(2), token="one-host-77")
+            first = replace(shown(2), token="one-host-6f1c-77")
             await rig.nodes[2].show(first)
             other = await rig.join(2)
             with pytest.raises(ReplicaSetError) as caught:
-                await other.show(replace(first, token="other-host-88"))
+                await other.show(replace(first, token=token))
             assert str(caught.value) == (
                 "replica 2 twice, at meta://host2:8123 and, on another machine, at"
                 " meta://host2:8123; give each its own replicaId"

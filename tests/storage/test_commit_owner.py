@@ -427,6 +427,24 @@ def test_a_silent_disk_is_the_storage_threads(
         assert ticket.is_stored
 
 
+@pytest.mark.parametrize("passed_s", [0, ALIVE_S], ids=["loop", "storage thread"])
+def test_copies_hear_of_a_put_before_it_is_synced(
+    passed_s: float, bench: StorageBench, clock: ManualClock
+) -> None:
+    """Whichever thread has it: their syncs go on beside the own one."""
+    log = log_of(bench)
+    log.follow()
+    log.lead()
+    bench.run()
+    start, heard = log.log_end, list[tuple[int, int]]()
+    log.on_moved = lambda _log: heard.append((log.log_end, log.synced_end))
+    clock.advance_s(passed_s)
+    single(bench, log)
+    assert owner_of(bench) is (Owner.THREAD if passed_s else Owner.LOOP)
+    bench.run()
+    assert heard == [(start + RECORD, start), (start + RECORD, start + RECORD)]
+
+
 def test_the_disk_is_looked_at_once_a_second(
     bench: StorageBench, fs: FaultyFileSystem, clock: ManualClock
 ) -> None:
