@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from bench import load
 from bench.figures import PAYLOAD, TOPIC, Figure, Turns, WithLines
 from bench.lines import Payloads
 from bench.processes import resident_bytes
@@ -20,23 +19,19 @@ from tests.rigs.process import BrokerProcess
 
 SENDS = 40_000
 PARTITIONS, IN_FLIGHT_MAX = 4, 5
-WAITING = 1_000_000
-HOUR_S, DAY_MS = 3600.0, 86_400_000
+WAITING = 5_000_000
+HOUR_S, DAY_S = 3600.0, 86_400.0
 RATE, SECONDS = 2000, 10
 BURST = 200_000
 STEP_MS = 10
 """Messages of so many milliseconds are due together, as clients round delays."""
 AHEAD_S = 4.0
 """Time in which what is timed is sent, before the first of it is due."""
-PER_BLOCK, IN_FLIGHT = 250, 1000
 FORM = "%013d"
 
 
 def send(directory: Path, payloads: Payloads) -> Turns:
-    """Send one by one with random times, waiting for nothing; the floor has none.
-
-    Messages of two times are two requests, of which few are in flight to a partition.
-    """
+    """Send one by one with random times, waiting for nothing; the floor has none."""
     data, chance = payloads.repeat(SENDS), random.Random(1)
     with (
         BrokerProcess(
@@ -119,20 +114,18 @@ def waiting(directory: Path, rounds: int, *, is_start: bool) -> Figure:
         at_least="5" if is_start else "20",
         is_ratio=False,
     )
-    chance, now_ms = random.Random(1), round(time.time() * 1000)
-    head, _, body = load.mput_frame(TOPIC, PAYLOAD, 1, 1).partition(b"\r\n")
-    frames = [
-        b"%b deliver=%d\r\n%b"
-        % (head, now_ms + chance.randrange(600_000, 40 * DAY_MS), body)
-        for _ in range(WAITING)
-    ]
-    blocks = [
-        b"".join(frames[at : at + PER_BLOCK]) for at in range(0, WAITING, PER_BLOCK)
-    ]
+    chance = random.Random(1)
     with BrokerProcess(directory / "waiting", topic=TOPIC) as broker:
         idle = resident_bytes(broker.pid)
-        work = load.Blocks(blocks, PER_BLOCK)
-        load.pipeline(broker.port, work, IN_FLIGHT, load.ok_counter())
+        with (
+            Client(brokers=[f"127.0.0.1:{broker.port}"]) as client,
+            client.producer(timeout_s=60.0) as producer,
+        ):
+            producer.send(TOPIC, b"connected")
+            for _ in range(WAITING):
+                delay = chance.uniform(600, 40 * DAY_S)
+                producer.send_nowait(TOPIC, PAYLOAD, delay=delay)
+            producer.flush(60.0)
         for _ in range(rounds):
             broker.stop()
             start_s = time.perf_counter()

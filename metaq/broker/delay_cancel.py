@@ -94,9 +94,12 @@ async def cancel(delays: CancelOwner, command: Cancel) -> bytes:
     if not 0 <= receipt.tier < TIERS:
         return UNKNOWN
     tier = delays.tiers[receipt.tier]
-    head = await tier.read_head(receipt.offset)
-    place = None if head is None else _place_of(receipt, command.topic, head)
-    if head is None or place is None:
+    found = await tier.read_head(receipt.offset)
+    if found is None:
+        return UNKNOWN
+    head, size_bytes = found
+    place = _place_of(receipt, command.topic, head)
+    if place is None:
         return UNKNOWN
     if delays.is_dropped(command.topic, receipt.tier, receipt.offset):
         return UNKNOWN
@@ -107,7 +110,7 @@ async def cancel(delays: CancelOwner, command: Cancel) -> bytes:
     is_over = receipt.due_ms <= delays.now_ms() or key <= tier.reached
     if is_over or is_done(tier.steps, key):
         return DELIVERED
-    payload = encode_cancelled(head, place, receipt.id, receipt.offset)
+    payload = encode_cancelled(head, place, receipt.id, receipt.offset, size_bytes)
     held = (receipt.tier, *key)
     delays.hold(held)
     try:

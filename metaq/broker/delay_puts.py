@@ -1,12 +1,16 @@
-"""Puts with a time: one record of `__delays` for each, its receipt, its repetition.
+"""Puts with a time: records of `__delays`, their receipt, their repetition.
 
-A batch that its producer sends again may fall into another tier, so the producer
-tables of all are asked. One tier has batches for many partitions: the producer's name
-there is a digest of producer, topic and partition.
+Neighbours of a batch with one time wait as one record. All records of a batch are
+appended at once, to the tier of the latest time: so they are there, or none is. A batch
+that its producer sends again may fall into another tier, so the producer tables of all
+are asked. One tier has batches for many partitions: the producer's name there is a
+digest of producer, topic and partition.
 """
 
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
+from itertools import groupby
+from struct import Struct
 from typing import Any, Final, NamedTuple
 
 from metaq.broker.acks import (
@@ -20,8 +24,8 @@ from metaq.broker.context import BrokerContext, DelayedMessages
 from metaq.broker.handlers.txn import find_transaction
 from metaq.broker.internal_logs import producer_name
 from metaq.broker.transactions import put_run
-from metaq.delay.due_index import ENTRY, topic_hash
-from metaq.delay.plan import tier_of
+from metaq.delay.due_index import topic_hash
+from metaq.delay.plan import PLACES_MAX, Waiting, tier_of
 from metaq.delay.records import TOPIC, encode_head
 from metaq.errors import (
     ClosedError,
@@ -30,12 +34,12 @@ from metaq.errors import (
     ServerError,
     StorageError,
 )
-from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, SizeBytes, span_text
-from metaq.protocol.commands import NO_CHECKSUM, Mput, Put, Status
+from metaq.protocol.commands import NO_CHECKSUM, OWN_TIMES, Mput, Put, Status
 from metaq.protocol.encoding import encode, encode_result
 from metaq.record.batch import CheckedRecords
-from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.record.ids import id_after
+from metaq.record.layout import HEADER, HEADER_BYTES, ID_AT
 from metaq.record.pieces import checksum_in_steps
 from metaq.storage.append_request import AppendTicket
 from metaq.storage.partition_log import PartitionLog
@@ -43,8 +47,13 @@ from metaq.storage.producers import StoredBatch
 from metaq.txn.records import encode_put
 from metaq.txn.transaction import PutRun
 
+STEP_RECORDS: Final = 256
+"""Records of one step: a millisecond."""
 NAMES_REMEMBERED_MAX: Final = 4096
 """Producers with a partition whose names in the tiers are remembered."""
+
+
+_TIME: Final = Struct(">q")
 
 
 class ScheduledTicket(PutTicket):
@@ -95,15 +104,14 @@ class ScheduledTicket(PutTicket):
 
 
 def find_repeated(
-    delays: DelayedMessages, command: Mput, name: str
+    delays: DelayedMessages, command: Mput, name: str, own: int | None = None
 ) -> tuple[int, PartitionLog, StoredBatch] | None:
     """Return tier, log and batch that a producer sends again; `name` is its name there.
 
     Raises:
-        SequenceError: its numbers were used for something else.
+        SequenceError: its numbers were used for something else in the tier `own`.
+            Elsewhere that says that a later batch was first there, which may be.
     """
-    assert command.deliver_ms is not None, "it has a time"
-    own = tier_of(command.deliver_ms, delays.now_ms())
     for number, tier in enumerate(delays.tiers):
         log, batch = tier.log, None
         try:
@@ -112,7 +120,6 @@ def find_repeated(
                     name, command.sequence, command.count, command.checksum
                 )
         except SequenceError:
-            # Elsewhere it says that a later batch was first there, which may be.
             if number == own:
                 raise
         if log is not None and batch is not None:
@@ -121,7 +128,7 @@ def find_repeated(
 
 
 def answer_if_repeated(
-    delays: DelayedMessages, command: Mput, answerer: Answerer
+    delays: DelayedMessages, command: Mput, answerer: Answerer, own: int | None = None
 ) -> bool:
     """Answer a batch that its producer sends again; return whether it was one.
 
@@ -131,7 +138,7 @@ def answer_if_repeated(
     if command.producer is None:
         return False
     name = name_of(command.producer, LogId(command.topic, command.partition))
-    found = find_repeated(delays, command, name)
+    found = find_repeated(delays, command, name, own)
     if found is None:
         return False
     number, log, batch = found
@@ -141,25 +148,66 @@ def answer_if_repeated(
     return True
 
 
+class TimedRecords(NamedTuple):
+    """Neighbours in a batch with one time: a record of a tier."""
+
+    due_ms: int
+    messages: int
+    records: Sequence[bytes | bytearray]
+    """Messages in segment format, in any split."""
+
+
+def split_by_time(
+    command: Mput, parts: Sequence[CheckedRecords]
+) -> Generator[None, None, list[TimedRecords]]:
+    """Return verified records of a batch, neighbours with one time together."""
+    due_ms, count = command.deliver_ms, sum(len(part.positions) for part in parts)
+    assert due_ms is not None, "it has a time"
+    if due_ms != OWN_TIMES:
+        return [TimedRecords(due_ms, count, [part.records for part in parts])]
+    found = list[TimedRecords]()
+    for data, positions in parts:
+        times = (_TIME.unpack_from(data, at + ID_AT)[0] for at in positions)
+        first, ends = 0, [*positions[1:], len(data)]
+        for due_ms, group in groupby(times):
+            count = len(list(group))
+            records: Sequence[bytes | bytearray]
+            records = [data[positions[first] : ends[first + count - 1]]]
+            first += count
+            if found and found[-1].due_ms == due_ms:  # cut by the end of a part
+                _, more, before = found.pop()
+                count, records = more + count, [*before, *records]
+            found.append(TimedRecords(due_ms, count, records))
+            if not len(found) % STEP_RECORDS:
+                yield
+    return found
+
+
 def is_due_later(
-    delays: DelayedMessages, command: Mput, context: BrokerContext
+    delays: DelayedMessages, timed: Sequence[TimedRecords], context: BrokerContext
 ) -> bool:
-    """Return whether the time of a batch is still to come.
+    """Return whether a time of a batch is still to come.
 
     Raises:
-        ServerError: it is too far away.
+        ServerError: one is too far away, or none.
         NoSpaceError: what waits takes too much already.
     """
     limits, now_ms = context.config.limits, delays.now_ms()
-    assert command.deliver_ms is not None, "it has a time"
-    if command.deliver_ms <= now_ms:
-        return False
-    if command.deliver_ms > now_ms + limits.delay_max:
-        wanted_s = -((now_ms - command.deliver_ms) // 1000)
+    times = [each.due_ms for each in timed]
+    latest_ms = max(times)
+    if min(times) < 0 or latest_ms > now_ms + limits.delay_max:
+        number = 0
+        for due_ms, count, _ in timed:
+            if not 0 <= due_ms <= now_ms + limits.delay_max:
+                break
+            number += count
+        wanted_s = -((now_ms - due_ms) // 1000)
         raise ServerError(
-            f"mput: expected a time within {span_text(limits.delay_max)}, got one in"
-            f" {span_text(wanted_s * 1000)}"
+            f"mput: message {number}: expected a time within"
+            f" {span_text(limits.delay_max)}, got one in {span_text(wanted_s * 1000)}"
         )
+    if latest_ms <= now_ms:
+        return False
     logs = [tier.log for tier in delays.tiers]
     held = sum(log.size_bytes for log in logs if log is not None)
     if held > limits.delay_bytes_max:
@@ -173,43 +221,41 @@ def is_due_later(
 def schedule(
     delays: DelayedMessages,
     command: Mput,
-    parts: Sequence[CheckedRecords],
+    timed: Sequence[TimedRecords],
     answerer: Answerer,
 ) -> Generator[None, None, None]:
     """Append a verified batch to the tier of its time; answered when it is stored.
 
     Raises:
         WireError: it is too large, or its transaction takes no puts.
-        SequenceError: as `answer_if_repeated`.
+        SequenceError: as `find_repeated`.
         StorageError: the tier cannot be made.
     """
-    context, count, due_ms = answerer.context, command.count, command.deliver_ms
-    topic, partition, producer = command.topic, command.partition, command.producer
-    assert due_ms is not None, "it has a time"
-    first_id = context.ids.reserve(count)
-    target, records = LogId(topic, partition), [part.records for part in parts]
-    waiting = yield from wrap(command, context, target, first_id, count, records)
+    context, producer = answerer.context, command.producer
+    target = LogId(command.topic, command.partition)
+    first_id = context.ids.reserve(command.count)
+    waiting = yield from wrap(target, timed, first_id, context)
     delays.wake()
     # Another connection may have sent it, or ended the transaction, since.
     if command.transaction is not None:
         put_run(
-            find_transaction(command, answerer, count=count),
-            run_of(waiting, command, context),
+            find_transaction(command, answerer, count=command.count),
+            run_of(waiting, command, delays),
             answerer,
             opaques=(b"%d" % command.opaque,),
             ids=(first_id,),
-            partition=partition,
+            partition=target.partition,
         )
         return
-    if answer_if_repeated(delays, command, answerer):
+    if answer_if_repeated(delays, command, answerer, waiting.tier(delays)):
         return
     name = None
     if producer is not None:
         own = name_of(producer, target)
-        name = own, command.sequence, count, command.checksum
+        name = own, command.sequence, command.count, command.checksum
     append(
         waiting,
-        command,
+        delays,
         answerer,
         name,
         lambda receipt, forget: ScheduledTicket(
@@ -218,56 +264,75 @@ def schedule(
     )
 
 
-class WaitingRecord(NamedTuple):
-    """Messages of one partition, as the record of a tier."""
+class WaitingRecords(NamedTuple):
+    """Messages of one partition, as records of a tier: one for each time in turn."""
 
-    topic: str
     first_id: MessageId
-    messages: int
-    chunks: Sequence[Buffer]
+    """Of the first message."""
+    ids: Sequence[MessageId]
+    """Of each record: that of its first message."""
+    chunks: Sequence[bytes]
+    """Header and payload of each record."""
+    entries: Sequence[Waiting]
+    """Entry of each in the index; for the offset its place in the append."""
     size_bytes: SizeBytes
+
+    def tier(self, delays: DelayedMessages) -> int:
+        """Return the tier that they go to now: that of the latest time."""
+        latest_ms = max(each.due_ms for each in self.entries)
+        return tier_of(latest_ms, delays.now_ms())
 
 
 def wrap(
-    command: Mput,
-    context: BrokerContext,
     target: LogId,
+    timed: Sequence[TimedRecords],
     first_id: MessageId,
-    count: int,
-    records: Sequence[Buffer],
-) -> Generator[None, None, WaitingRecord]:
-    """Make the record of messages that wait for the time of a command, in steps.
+    context: BrokerContext,
+) -> Generator[None, None, WaitingRecords]:
+    """Make the records in which messages of a partition wait, in steps.
 
     Raises:
-        ServerError: it is too large.
+        ServerError: one is too large.
     """
-    due_ms, limit = command.deliver_ms, context.config.limits.payload_bytes_max
-    assert due_ms is not None, "it has a time"
-    head = encode_head(due_ms, first_id, target.topic, target.partition, count)
-    pieces: list[Buffer] = [head, *records]
-    length = sum(map(len, pieces))
-    if length > limit:
-        raise ServerError(
-            f"mput with a time: expected at most {limit} bytes, got {length}"
-        )
-    found = yield from checksum_in_steps(pieces)
-    chunks = [HEADER.pack(length, found, first_id, 0), *pieces]
-    size = SizeBytes(HEADER_BYTES + length)
-    return WaitingRecord(target.topic, first_id, count, chunks, size)
+    topic, limit = target.topic, context.config.limits.payload_bytes_max
+    ids, chunks, entries = list[MessageId](), list[bytes](), list[Waiting]()
+    name, number, place = topic_hash(topic), 0, 0
+    for due_ms, count, records in timed:
+        message_id = id_after(first_id, number)
+        head = encode_head(due_ms, message_id, topic, target.partition, count)
+        data = b"".join((head, *records))
+        if count > PLACES_MAX:
+            raise ServerError(
+                f"mput with a time: expected at most {PLACES_MAX} messages with one,"
+                f" got {count}"
+            )
+        if len(data) > limit:
+            raise ServerError(
+                f"mput with a time: expected at most {limit} bytes, got {len(data)}"
+            )
+        crc = yield from checksum_in_steps((data,))
+        size = HEADER_BYTES + len(data)
+        ids.append(message_id)
+        chunks += HEADER.pack(len(data), crc, message_id, 0), data
+        entries.append(Waiting(due_ms, place, count, size, name))
+        number, place = number + count, place + size
+        if not len(ids) % STEP_RECORDS:
+            yield
+    return WaitingRecords(first_id, ids, chunks, entries, SizeBytes(place))
 
 
 def append(
-    waiting: WaitingRecord,
-    command: Mput,
+    waiting: WaitingRecords,
+    delays: DelayedMessages,
     answerer: Answerer,
     name: tuple[str, int, int, int] | None,
     ticket_of: Callable[[tuple[int, int, int], Callable[[], None]], AppendTicket],
 ) -> None:
-    """Append a record to the tier of its time.
+    """Append records to the tier of their time.
 
     Args:
-        waiting: the record.
-        command: has the time.
+        waiting: the records.
+        delays: delivers them.
         answerer: the session.
         name: producer there, sequence, count and checksum of a batch that has it.
         ticket_of: makes the ticket from tier, id and offset, and from what is called
@@ -276,22 +341,20 @@ def append(
     Raises:
         StorageError: the tier cannot be made.
     """
-    context, (topic, first_id, count, chunks, size) = answerer.context, waiting
-    delays, due_ms, log_id = context.delays, command.deliver_ms, _tier(command, context)
-    assert delays is not None, "it waits"
-    log = context.topics.internal_log(log_id)
+    first_id, size = waiting.first_id, waiting.size_bytes
+    log_id = LogId(TOPIC, waiting.tier(delays))
+    log = answerer.context.topics.internal_log(log_id)
     offset, batch = log.next_offset, None
     if name is not None:
         batch = StoredBatch(*name, first_id, offset, size)
-    entry = ENTRY.pack(due_ms, offset, count, size, topic_hash(topic))
-    forget = delays.tiers[log_id.partition].note(offset, entry)
+    forget = delays.tiers[log_id.partition].note(offset, waiting.entries)
     ticket: Any = ticket_of((log_id.partition, first_id, offset), forget)
     try:
         log.append(
-            chunks,
+            waiting.chunks,
             size_bytes=size,
-            record_count=1,
-            last_id=first_id,
+            record_count=len(waiting.ids),
+            last_id=waiting.ids[-1],
             ticket=ticket,
             batch=batch,
             is_light=is_light(answerer),
@@ -300,21 +363,23 @@ def append(
         ticket.on_failed(error)
 
 
-def run_of(waiting: WaitingRecord, command: Mput, context: BrokerContext) -> PutRun:
-    """Return a record of a tier as a put of the transaction of a command."""
-    assert command.transaction is not None, "of a transaction"
-    log_id, first_id, chunks = _tier(command, context), waiting.first_id, waiting.chunks
-    payload = b"".join(chunks[1:])
-    put = Put(TOPIC, log_id.partition, payload, 0, NO_CHECKSUM, 0, command.transaction)
-    journalled = (encode_put(first_id, encode(put)),)
-    return PutRun(log_id, chunks, waiting.size_bytes, 1, first_id, journalled)
-
-
-def _tier(command: Mput, context: BrokerContext) -> LogId:
-    due_ms, delays = command.deliver_ms, context.delays
-    assert due_ms is not None, "it waits"
-    assert delays is not None, "likewise"
-    return LogId(TOPIC, tier_of(due_ms, delays.now_ms()))
+def run_of(waiting: WaitingRecords, command: Mput, delays: DelayedMessages) -> PutRun:
+    """Return records of a tier as a put of the transaction of a command."""
+    key = command.transaction
+    assert key is not None, "of a transaction"
+    log_id = LogId(TOPIC, waiting.tier(delays))
+    journalled = list[bytes]()
+    for message_id, payload in zip(waiting.ids, waiting.chunks[1::2], strict=True):
+        put = Put(TOPIC, log_id.partition, payload, 0, NO_CHECKSUM, 0, key)
+        journalled.append(encode_put(message_id, encode(put)))
+    return PutRun(
+        log_id,
+        waiting.chunks,
+        waiting.size_bytes,
+        len(waiting.ids),
+        waiting.ids[-1],
+        journalled,
+    )
 
 
 @lru_cache(NAMES_REMEMBERED_MAX)

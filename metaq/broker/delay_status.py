@@ -19,8 +19,8 @@ SOONEST_MAX: Final = 8192
 """Records that a listing looks at for the soonest ones."""
 NO_END_MS: Final = 2**63
 ALL_TOPICS: Final = "*"
-_CANCELLED: Final = b"\xff\xff\xff\xff"
-"""Among the bytes of each entry of a cancelled message: its count, -1."""
+_CANCELLED: Final = b"\xff\xff"
+"""Among the bytes of each entry of a cancelled message: its count, -PLACES_MAX..-1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,7 @@ async def list_scheduled(
     """
     messages = size_bytes = 0
     hours, cancelled = Counter[int](), Counter[tuple[int, int]]()
+    freed_bytes = Counter[tuple[int, int]]()
     soonest = list[tuple[int, int, int, int]]()
     wanted = None if topic == ALL_TOPICS else topic_hash(topic)
     ends = [(topic_hash(each), dropped[each]) for each in dropped]
@@ -84,6 +85,7 @@ async def list_scheduled(
         for each in entries:
             if each.messages < 0 and wanted in (None, each.topic):
                 cancelled[number, each.offset] += 1
+                freed_bytes[number, each.offset] += each.size_bytes
     async for number, entries in _entries(tiers):
         for each in entries:
             left = each.messages - cancelled[number, each.offset]
@@ -94,7 +96,7 @@ async def list_scheduled(
             ):
                 continue
             messages += left
-            size_bytes += each.size_bytes
+            size_bytes += each.size_bytes - freed_bytes[number, each.offset]
             hours[each.due_ms // HOUR_MS * HOUR_MS] += left
             soonest.append((*each.key, number, left))
         if len(soonest) > soonest_max:
@@ -130,10 +132,10 @@ async def _describe(
     for due_ms, offset, number, count in sorted(soonest):
         if len(found) >= limit:
             break
-        head = await tiers[number].read_head(Offset(offset))
-        is_same = head is not None and topic in (ALL_TOPICS, head.topic)
-        if head is None or not is_same:
+        read = await tiers[number].read_head(Offset(offset))
+        if read is None or topic not in (ALL_TOPICS, read[0].topic):
             continue
+        head = read[0]
         found.append(
             {
                 "due": due_ms,

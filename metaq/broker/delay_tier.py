@@ -10,9 +10,10 @@ being committed: then progress is where the index is.
 """
 
 import asyncio
+import struct
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -33,7 +34,7 @@ from metaq.delay.plan import NOTHING_DONE, Progress, Steps, Waiting, is_done
 from metaq.delay.records import TOPIC, DelayHead, decode_head
 from metaq.errors import ClosedError, CorruptRecordError
 from metaq.model import LogId, Offset, Position, SizeBytes
-from metaq.record.layout import HEADER_BYTES, Record
+from metaq.record.layout import HEADER, HEADER_BYTES, Record
 from metaq.record.scan import read_record
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import Segment
@@ -43,6 +44,8 @@ WINDOW_BYTES: Final = 256 * 1024
 GAP_BYTES: Final = 16 * 1024
 """Records that are closer than this are read together."""
 
+STEP_RECORDS: Final = 512
+"""Records that are taken into the index before others are served."""
 KEPT_S: Final = 600.0
 """A segment in which nothing waits is kept for so long: longer than a producer repeats
 a batch of which it has no answer."""
@@ -75,8 +78,9 @@ class DelayTier:
         """When it is tried again, on the monotonic clock."""
         self._context = context
         self._logs = logs
-        self._appended: dict[Offset, bytes] = {}
-        """Entries of what is appended and was not passed over yet."""
+        self._appended: dict[Offset, Sequence[Waiting]] = {}
+        """Entries of each append that was not passed over yet, by its offset; theirs
+        count from there."""
         self._files: dict[Offset, Path] = {}
         """Indexes of sealed segments, by base offset."""
         self._trimmed: deque[tuple[float, Offset]] = deque()
@@ -92,12 +96,12 @@ class DelayTier:
     @property
     def waiting_messages(self) -> int:
         """Return how many messages wait."""
-        return self.index.messages + sum(each.messages for each in self.late)
+        return self.index.messages + sum(each.weight[0] for each in self.late)
 
     @property
     def waiting_bytes(self) -> int:
         """Return the bytes of the records that wait."""
-        return self.index.size_bytes + sum(each.size_bytes for each in self.late)
+        return self.index.size_bytes + sum(each.weight[1] for each in self.late)
 
     # -- of `take_batch`
 
@@ -122,12 +126,12 @@ class DelayTier:
 
     # -- what is in the partition
 
-    def note(self, offset: Offset, entry: bytes) -> Callable[[], None]:
+    def note(self, offset: Offset, entries: Sequence[Waiting]) -> Callable[[], None]:
         """Note an append of this life; return what forgets it, if it fails."""
-        self._appended[offset] = entry
+        self._appended[offset] = entries
 
         def forget() -> None:
-            if self._appended.get(offset) is entry:
+            if self._appended.get(offset) is entries:
                 del self._appended[offset]
 
         return forget
@@ -172,15 +176,18 @@ class DelayTier:
         if log is None:
             return
         while self.seen < log.high_watermark:
-            entry = self._appended.get(Offset(self.seen))
-            if entry is not None:
-                size = ENTRY.unpack(entry)[3]
-                self._take(log, Offset(self.seen), entry, size)
+            base = Offset(self.seen)
+            for number, each in enumerate(self._appended.get(base, ()), 1):
+                waiting = each._replace(offset=base + each.offset)
+                self._take(log, Offset(self.seen), waiting, each.size_bytes)
+                if not number % STEP_RECORDS:
+                    await asyncio.sleep(0)
+            if self._appended.pop(base, None):
                 continue
             records = read_records(log, Offset(self.seen), window_bytes=WINDOW_BYTES)
             async for offset, record in records:
-                entry = entry_of(offset, record)
-                self._take(log, offset, entry, record.size_bytes)
+                waiting = Waiting._make(ENTRY.unpack(entry_of(offset, record)))
+                self._take(log, offset, waiting, record.size_bytes)
                 if self.seen in self._appended:
                     break
         for segment in log.segments.sealed:
@@ -189,9 +196,10 @@ class DelayTier:
             ):
                 await self._open(segment)
 
-    def _take(self, log: PartitionLog, offset: Offset, entry: bytes, size: int) -> None:
+    def _take(
+        self, log: PartitionLog, offset: Offset, waiting: Waiting, size: int
+    ) -> None:
         """Take the record at `seen` into the index."""
-        self._appended.pop(offset, None)
         self.seen = offset + size
         if offset not in self._segment:
             found = log.segments.find(offset) or log.segments.active
@@ -199,9 +207,8 @@ class DelayTier:
             # Not beyond: what comes next may be in the segment after it.
             end = log.high_watermark if is_active else found.end_offset
             self._segment = range(found.base_offset, end)
-        waiting = Waiting._make(ENTRY.unpack(entry))
         if waiting.key > self.progress[:2]:
-            self.index.add(entry, Offset(self._segment.start))
+            self.index.add(ENTRY.pack(*waiting), Offset(self._segment.start))
         elif not is_done(self.steps, waiting.key):
             insort(self.late, waiting, key=_in_log)
 
@@ -269,8 +276,8 @@ class DelayTier:
                 found[each.offset] = record
         return found
 
-    async def read_head(self, offset: Offset) -> DelayHead | None:
-        """Return the head of the record at an offset; None: there is none.
+    async def read_head(self, offset: Offset) -> tuple[DelayHead, int] | None:
+        """Return the head of a record at an offset, and its bytes; None: there is none.
 
         Raises:
             StorageError: the disk does not give it.
@@ -282,8 +289,9 @@ class DelayTier:
         part = log.read(offset, HEAD_BYTES)
         data = await part.run(part.read)
         try:
-            return decode_head(data[HEADER_BYTES:])
-        except CorruptRecordError:
+            size = HEADER_BYTES + HEADER.unpack_from(data)[0]
+            return decode_head(data[HEADER_BYTES:]), size
+        except (CorruptRecordError, struct.error):
             return None
 
     def drop_files(self) -> None:

@@ -3,7 +3,7 @@
     <segment>.due, beside each sealed segment of a tier; all numbers big-endian:
 
     +--------------------------------------------------------+
-    | "mqdue001" | base i64 | end i64 | entries u32 | n u32  |  of the segment
+    | "mqdue002" | base i64 | end i64 | entries u32 | n u32  |  of the segment
     +--------------------------------------------------------+
     | n x  first key 20 | messages i64 | bytes i64 | crc u32 |  of each block: its
     +--------------------------------------------------------+  first key, what it and
@@ -15,8 +15,8 @@
     entry    due i64 | offset i64 | count i32 | size u32 | topic u32      28 bytes
 
 The fields of an entry are those of `Waiting`. Entries are sorted as bytes: by due time,
-then by offset, and a record comes before what cancels messages of it (count -1), which
-has the record's due time and offset. The first 20 bytes are the *key*.
+then by offset, and a record comes before what cancels messages of it (count below 0),
+which has the record's due time and offset. The first 20 bytes are the *key*.
 
 An index is a set of sorted *runs*, merged as they are read: a file for each sealed
 segment, of which at most one block is in memory, and runs in memory for the segment
@@ -52,7 +52,7 @@ FRESH_MAX: Final = 4096
 
 _HEAD: Final = Struct(">8sqqII")
 _BLOCK: Final = Struct(f">{KEY_BYTES}sqqI")
-_MAGIC: Final = b"mqdue001"
+_MAGIC: Final = b"mqdue002"
 _PLACE: Final = Struct(">qq")
 _BLOCK_BYTES: Final = BLOCK_ENTRIES * ENTRY.size
 
@@ -84,8 +84,8 @@ def entry_of(offset: Offset, record: Record) -> bytes:
     """
     head, size, number = decode_head(record.payload), int(record.size_bytes), 0
     if head.kind is DelayKind.CANCELLED:
-        number, size = -1, head.messages
-        offset = cancelled_at(record.payload, head)
+        number = ~head.messages
+        offset, size = cancelled_at(record.payload, head)
     else:
         number = head.messages
     return ENTRY.pack(head.due_ms, offset, number, size, topic_hash(head.topic))
@@ -99,9 +99,9 @@ def decode_entries(data: bytes) -> Iterator[Waiting]:
 def weigh(data: bytes) -> tuple[int, int]:
     """Return how many messages entries have, and the bytes of their records."""
     messages = size = 0
-    for _due, _offset, number, size_bytes, _topic in ENTRY.iter_unpack(data):
-        messages += number
-        size += size_bytes if number > 0 else 0
+    for each in decode_entries(data):
+        more = each.weight
+        messages, size = messages + more[0], size + more[1]
     return messages, size
 
 
@@ -403,8 +403,11 @@ class DueIndex:
         else:
             heapq.heappop(self._fresh)
         self._head = None
-        self.messages -= head.messages
-        self.size_bytes -= head.size_bytes if head.messages > 0 else 0
+        messages, size = head.weight
+        self.messages, self.size_bytes = (
+            self.messages - messages,
+            self.size_bytes - size,
+        )
         return head
 
     def wanted(self, until_ms: int) -> list[DueRun]:

@@ -26,6 +26,8 @@ TICK_MS: Final = 100
 TIERS: Final = 4
 TIER_ENDS_MS: Final = (3_600_000, 86_400_000, 32 * 86_400_000)
 """An hour, a day, 32 days: the longest delay of each tier but the last."""
+PLACES_MAX: Final = 65_536
+"""Messages in one record: the default of `batchRecordsMax`."""
 BATCH_MESSAGES_MAX: Final = 1024
 """Four times as many take four times as long a turn, and are no more per second."""
 BATCH_BYTES_MAX: Final = 4 << 20
@@ -63,9 +65,9 @@ class Waiting(NamedTuple):
     offset: int
     """Of the record; of a cancelled message that of the record which has it."""
     messages: int
-    """Messages in it; -1: one message of that record is cancelled."""
+    """Messages in it; below 0: one of that record is cancelled, at `place`."""
     size_bytes: int
-    """Of the record; of a cancelled message its place in that record."""
+    """Of the record; of a cancelled message its part of that."""
     topic: int
     """CRC-32 of its topic's name."""
 
@@ -73,6 +75,18 @@ class Waiting(NamedTuple):
     def key(self) -> tuple[int, int]:
         """Return what it is ordered by."""
         return self.due_ms, self.offset
+
+    @property
+    def place(self) -> int:
+        """Return the place of a cancelled message in its record."""
+        return ~self.messages
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        """Return the messages and bytes that wait with it, or less where cancelled."""
+        if self.messages < 0:
+            return -1, -self.size_bytes
+        return self.messages, self.size_bytes
 
     def is_with(self, other: "Waiting") -> bool:
         """Return whether another one is about the same record."""
@@ -168,7 +182,7 @@ def take_batch(
                 break
             after = list(takewhile(record.is_with, tier.late[taken + 1 :]))
             if record.messages > 0:
-                places = tuple(each.size_bytes for each in after)
+                places = tuple(each.place for each in after)
                 batch.append(DueRecord(number, record, places))
                 messages, size = messages + record.messages, size + record.size_bytes
             taken += 1 + len(after)
@@ -194,7 +208,7 @@ def take_batch(
             tier.pop()
             cancelled = []
             while (more := tier.peek()) is not None and more.key == head.key:
-                cancelled.append(tier.pop().size_bytes)
+                cancelled.append(tier.pop().place)
             reached[number] = head.key
             if head.messages > 0:
                 batch.append(DueRecord(number, head, tuple(cancelled)))

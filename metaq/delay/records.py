@@ -12,9 +12,9 @@ The payload of a record, all numbers big-endian. In partitions 0..3, the tiers:
                         that its target refused; `size` of the topic's name; the body is
                         records as a segment has them, which get new ids when they are
                         delivered
-    kind 2, cancelled   one message, `id`, of the record at an offset: i64, the body;
-                        due time and topic are those of that record, `messages` is its
-                        place there
+    kind 2, cancelled   one message, `id`, of the record at an offset: i64, and its part
+                        of the bytes of that: u32, the body; due time and topic are
+                        those of that record, `messages` is its place there
 
 and in partition 4 what was delivered, the whole of it in each record:
 
@@ -47,7 +47,7 @@ TOPIC: Final = "__delays"
 PROGRESS_PARTITION: Final = TIERS
 
 _HEAD: Final = Struct(">BqqiHIH")
-_OFFSET: Final = Struct(">q")
+_CANCELLED: Final = Struct(">qI")
 _STATE: Final = Struct(">BQ")
 _COUNT: Final = Struct(">H")
 _STEP: Final = Struct(">qqq")
@@ -105,7 +105,9 @@ def encode_head(
     return head + name
 
 
-def encode_cancelled(head: DelayHead, place: int, message_id: int, at: Offset) -> bytes:
+def encode_cancelled(
+    head: DelayHead, place: int, message_id: int, at: Offset, size_bytes: int
+) -> bytes:
     """Return the record that takes one message back.
 
     Args:
@@ -113,7 +115,10 @@ def encode_cancelled(head: DelayHead, place: int, message_id: int, at: Offset) -
         place: of the message in it, 0 or more.
         message_id: of the message.
         at: offset of that record.
+        size_bytes: of that record.
     """
+    # The parts of all messages are the whole.
+    start, end = (size_bytes * each // head.messages for each in (place, place + 1))
     return encode_head(
         head.due_ms,
         MessageId(message_id),
@@ -121,7 +126,7 @@ def encode_cancelled(head: DelayHead, place: int, message_id: int, at: Offset) -
         head.partition,
         place,
         kind=DelayKind.CANCELLED,
-    ) + _OFFSET.pack(at)
+    ) + _CANCELLED.pack(at, end - start)
 
 
 def decode_head(payload: bytes) -> DelayHead:
@@ -143,15 +148,16 @@ def decode_head(payload: bytes) -> DelayHead:
     return DelayHead(kind, due_ms, first_id, topic, partition, tries, messages, end)
 
 
-def cancelled_at(payload: bytes, head: DelayHead) -> Offset:
-    """Return the offset of the record that a cancelled message is in.
+def cancelled_at(payload: bytes, head: DelayHead) -> tuple[Offset, int]:
+    """Return the offset of a cancelled message's record, and its part of the bytes.
 
     Raises:
         CorruptRecordError: there is none.
     """
-    if len(payload) != head.size_bytes + _OFFSET.size:
+    if len(payload) != head.size_bytes + _CANCELLED.size:
         raise CorruptRecordError(f"no record of a cancelled message: {head}")
-    return Offset(_OFFSET.unpack_from(payload, head.size_bytes)[0])
+    offset, part = _CANCELLED.unpack_from(payload, head.size_bytes)
+    return Offset(offset), part
 
 
 def encode_state(state: DelayState) -> bytes:

@@ -23,6 +23,9 @@ NO_CHECKSUM: Final = -1
 NO_SEQUENCE: Final = -1
 """Sequence of a batch without a producer."""
 
+OWN_TIMES: Final = -1
+"""Time of a batch whose records have one each, in the place of their ids."""
+
 NO_NEXT: Final = -1
 """A `value` that names no offset to go on at."""
 
@@ -79,7 +82,7 @@ class Mput:
     """The transaction it belongs to, then without a producer; None appends at once."""
     deliver_ms: int | None = None
     """When it is to be in its partition, milliseconds since 1970, 0 or more; None: at
-    once."""
+    once; OWN_TIMES: each record has its own, in the place of its id."""
     is_mandatory: bool | None = None
     """Whether an exchange refuses it when a message matches no binding; None: the same
     as False, and what it is put to need be no exchange."""

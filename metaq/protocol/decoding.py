@@ -21,6 +21,7 @@ from metaq.protocol.commands import (
     NO_NEXT,
     NO_SEQUENCE,
     OPAQUE_MISSING,
+    OWN_TIMES,
     Answer,
     Cancel,
     Check,
@@ -74,6 +75,7 @@ _WORKER: Final = b"worker="
 _GENERATION: Final = b"generation="
 _TRANSACTION: Final = b"tx="
 _DELIVER: Final = b"deliver="
+_EACH: Final = b"each"
 _WHERE: Final = b"where="
 _ROUTE: Final = b"route="
 _ROUTES: Final = {b"mandatory": True, b"optional": False}
@@ -200,10 +202,14 @@ def _decode_mput(tokens: Tokens, payload: bytes) -> Mput:
     if opaque[:1].isalpha():
         _need(tokens, 10)
         opaque, transaction = tokens[9], parse_key(_text(opaque))
-    deliver = _extra(extra, _DELIVER)
-    if deliver is not None and not deliver.isdigit():
-        # Ignored, it would be there at once.
-        raise _bad_line("expected deliver=MILLISECONDS", tokens)
+    deliver, deliver_ms = _extra(extra, _DELIVER), None
+    if deliver == _EACH:
+        deliver_ms = OWN_TIMES
+    elif deliver is not None:
+        if not deliver.isdigit():
+            # Ignored, it would be there at once.
+            raise _bad_line("expected deliver=MILLISECONDS or deliver=each", tokens)
+        deliver_ms = capped(deliver)
     route = _extra(extra, _ROUTE)
     if route is not None and route not in _ROUTES:
         raise _bad_line("expected route=mandatory or optional", tokens)
@@ -219,7 +225,7 @@ def _decode_mput(tokens: Tokens, payload: bytes) -> Mput:
         producer=producer,
         sequence=sequence,
         transaction=transaction,
-        deliver_ms=None if deliver is None else capped(deliver),
+        deliver_ms=deliver_ms,
         is_mandatory=None if route is None else _ROUTES[route],
     )
 

@@ -16,6 +16,7 @@ from metaq.model import TransactionId
 from metaq.protocol.commands import (
     NO_NEXT,
     NO_SEQUENCE,
+    OWN_TIMES,
     Answer,
     Cancel,
     Check,
@@ -235,7 +236,9 @@ def _encode_mput(mput: Mput) -> bytes:
             raise LocalProtocolError("a batch of a transaction has no producer")
         key = _words([_key(mput.transaction)]) + b" "
     extra = b""
-    if mput.deliver_ms is not None:
+    if mput.deliver_ms == OWN_TIMES:
+        extra = b" deliver=each"
+    elif mput.deliver_ms is not None:
         extra = b" deliver=%d" % _in_range(mput.deliver_ms, 0, I64_MAX)
     if mput.is_mandatory is not None:
         extra += b" route=mandatory" if mput.is_mandatory else b" route=optional"

@@ -1,8 +1,8 @@
 """Capabilities of a broker, in the body of its `version` reply.
 
     metaq/<version>;mput;dedup;spans;codes;mput-tx;together;check;follow;queues
-        ;filter;find;exchanges;mailbox;wait=<ms>;delay=<ms>;payload=<bytes>
-        ;batch=<bytes>,<records>                                       (in one line)
+        ;filter;find;exchanges;mailbox;delay-each;wait=<ms>;delay=<ms>
+        ;payload=<bytes>;batch=<bytes>,<records>                       (in one line)
 
 MetaQ clients ignore the body. The body of a MetaQ broker (`1.4.6.3-SNAPSHOT`) lists
 nothing, so a client uses no extension of ours there. Unknown names are skipped, and
@@ -31,6 +31,7 @@ _FIELDS: Final = {
     "find": "find",
     "exchanges": "exchanges",
     "mailbox": "mailbox",
+    "delay-each": "delay_each",
 }
 """Word in the body → field of `Capabilities`, in the order of the body."""
 
@@ -77,6 +78,8 @@ class Capabilities:
     """The broker routes what is put to an exchange."""
     mailbox: bool = False
     """The broker has mailboxes for replies: `listen` and `answer`."""
+    delay_each: bool = False
+    """The records of an `mput` may have different times."""
 
 
 def encode_version_body(capabilities: Capabilities) -> str:

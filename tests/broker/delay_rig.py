@@ -1,10 +1,10 @@
 """The delay service over logs, journal and clock that a test moves step by step."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
-from itertools import count
+from itertools import count, groupby
 from typing import Any, TypeVar
 
 from metaq.broker.context import BrokerContext
@@ -14,12 +14,13 @@ from metaq.broker.handlers.put import handle_mput
 from metaq.broker.realtime import Realtime
 from metaq.config.settings import BrokerConfig
 from metaq.errors import MetaqError, WireError
-from metaq.model import LogId
-from metaq.protocol.commands import Cancel, ListScheduled, Mput, Result
+from metaq.model import LogId, MessageId
+from metaq.protocol.commands import OWN_TIMES, Cancel, ListScheduled, Mput, Result
 from metaq.protocol.connection import Connection, Role, WireLimits
 from metaq.protocol.encoding import encode
 from metaq.protocol.transaction_ids import parse_key
 from metaq.record.checksum import checksum
+from metaq.record.ids import ids_from
 from metaq.record.layout import encode_record
 from metaq.testing.clock import ManualClock
 from tests.rigs.broker import Peer
@@ -34,13 +35,39 @@ SEGMENT_BYTES = 2048
 T = TypeVar("T")
 
 
-def records_of(*datas: bytes) -> bytes:
-    return b"".join(encode_record(data, id=0) for data in datas)
+def records_of(datas: Sequence[bytes], times: Sequence[int]) -> bytes:
+    ids = times or [0] * len(datas)
+    pairs = zip(datas, ids, strict=True)
+    return b"".join(encode_record(data, id=MessageId(each)) for data, each in pairs)
 
 
-def mput_of(*datas: bytes, due_ms: int | None, topic: str = TOPIC, **more: Any) -> Mput:
-    """Return a batch with a time."""
-    body = records_of(*datas)
+def receipts_of(
+    reply: Result, datas: Sequence[bytes], times: Sequence[int], topic: str = TOPIC
+) -> list[tuple[int, int, int, int]]:
+    """Return tier, offset, time and id of each message of a batch."""
+    first_id, _partition, none, tier, offset = map(int, reply.text.split())
+    assert none == -1
+    found = list[tuple[int, int, int, int]]()
+    ids = iter(ids_from(MessageId(first_id), len(datas)))
+    for due_ms, group in groupby(zip(times, datas, strict=True), lambda pair: pair[0]):
+        size = 49 + len(topic)
+        start = offset
+        for _, data in group:
+            found.append((tier, start, due_ms, next(ids)))
+            size += 20 + len(data)
+        offset += size
+    return found
+
+
+def mput_of(
+    *datas: bytes,
+    due_ms: int | None = OWN_TIMES,
+    times: Sequence[int] = (),
+    topic: str = TOPIC,
+    **more: Any,
+) -> Mput:
+    """Return a batch with a time, or with one of each message."""
+    body = records_of(datas, times)
     fields = {"partition": 0, "opaque": 1, "deliver_ms": due_ms, **more}
     return Mput(
         topic,

@@ -16,7 +16,12 @@ from metaq.broker.delay_tier import KEPT_S
 from metaq.delay.due_index import DUE_SUFFIX
 from metaq.protocol.commands import Cancel, Mput
 from metaq.testing.clock import ManualClock
-from tests.broker.delay_rig import DelayRig, SteppedDelays, mput_of
+from tests.broker.delay_rig import (
+    DelayRig,
+    SteppedDelays,
+    mput_of,
+    receipts_of,
+)
 from tests.rigs.disk import CAPACITY_BYTES
 from tests.rigs.fs import FaultyFileSystem, Operation, keep_all, keep_random
 
@@ -145,12 +150,12 @@ class DelayWalk:
 
     async def send(self) -> None:
         datas = self._datas()
-        due_ms = self.rig.now_ms + self.random.choice(DELAYS_MS)
+        times = self._times(len(datas))
         more: dict[str, Any] = {"partition": self.random.choice((0, 1, -1))}
         if self.random.random() < 0.4:
             more |= {"producer": f"p{next(self.numbers)}", "sequence": 0}
-        command = mput_of(*datas, due_ms=due_ms, **more)
-        self._note(datas, due_ms)
+        command = self._command(datas, times, **more)
+        self._note(datas, times)
         if more.get("producer"):
             sent_s = self.rig.clock.monotonic_s()
             self.book.unanswered.append((sent_s, command, datas))
@@ -166,11 +171,11 @@ class DelayWalk:
 
     async def send_in_transaction(self) -> None:
         datas, rig = self._datas(), self.rig
-        due_ms = rig.now_ms + self.random.choice(DELAYS_MS)
-        self._note(datas, due_ms)
+        times = self._times(len(datas))
+        self._note(datas, times)
         is_committed = self.random.random() < 0.7
         wait_s = self.random.choice((0.0, 0.0, 2.0, 4000.0))
-        command = mput_of(*datas, due_ms=due_ms, partition=self.random.choice((0, 1)))
+        command = self._command(datas, times, partition=self.random.choice((0, 1)))
         if self.closed:
             return
         outcome = await rig.commit(command, wait_s, is_committed=is_committed)
@@ -258,22 +263,34 @@ class DelayWalk:
             for _ in range(self.random.choice((1, 1, 2, 5)))
         ]
 
-    def _note(self, datas: list[bytes], due_ms: int) -> None:
-        for data in datas:
+    def _times(self, number: int) -> list[int]:
+        """Return the times of a batch: one, or any."""
+        now_ms, choose = self.rig.now_ms, self.random.choice
+        if choose((True, False)):
+            return [now_ms + choose(DELAYS_MS)] * number
+        return [now_ms + choose((*DELAYS_MS, -1000)) for _ in range(number)]
+
+    def _command(self, datas: list[bytes], times: list[int], **more: Any) -> Mput:
+        if len(set(times)) == 1 and self.random.random() < 0.8:
+            return mput_of(*datas, due_ms=times[0], **more)
+        return mput_of(*datas, times=times, **more)
+
+    def _note(self, datas: list[bytes], times: list[int]) -> None:
+        for data, due_ms in zip(datas, times, strict=True):
             self.book.sent[data] = Sent(due_ms)
 
     async def _send(self, command: Mput, datas: list[bytes]) -> None:
         reply = await self.rig.send(command)
         if reply.status != 200:
             return
-        numbers = [int(word) for word in reply.text.split()]
-        for place, data in enumerate(datas):
-            sent = self.book.sent[data]
+        messages = [self.book.sent[data] for data in datas]
+        receipts: list[Any] = [None] * len(datas)
+        if len(reply.text.split()) == 5:
+            receipts = receipts_of(reply, datas, [each.due_ms for each in messages])
+        for sent, receipt in zip(messages, receipts, strict=True):
             sent.is_acked = True
-            if len(numbers) == 5:
-                receipt = numbers[3], numbers[4], sent.due_ms, numbers[0] + place
-                assert sent.receipt in {None, receipt}
-                sent.receipt = receipt
+            assert receipt is None or sent.receipt in {None, receipt}
+            sent.receipt = receipt or sent.receipt
 
     async def _tick_and_check(self) -> None:
         now_ms = self.rig.now_ms

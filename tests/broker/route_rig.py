@@ -10,8 +10,8 @@ from metaq.broker.dispatch import dispatch, dispatch_in_steps
 from metaq.broker.exchanges import Exchanges
 from metaq.broker.realtime import Realtime
 from metaq.errors import MetaqError
-from metaq.model import LogId, Position
-from metaq.protocol.commands import Mput, Put, Result
+from metaq.model import LogId, MessageId, Position
+from metaq.protocol.commands import OWN_TIMES, Mput, Put, Result
 from metaq.protocol.connection import InPieces
 from metaq.protocol.transaction_ids import parse_key
 from metaq.record.checksum import checksum
@@ -47,13 +47,16 @@ def exchange_of(
     return ExchangeDefinition(kind=kind, bindings=named, **more)
 
 
-def batch_of(*messages: Data, headers: Headers = (), **more: Any) -> Mput:
-    """Return a batch for the exchange."""
-    records = []
-    for routing_key, data, *key in messages:
+def batch_of(
+    *messages: Data, headers: Headers = (), times: Sequence[int] = (), **more: Any
+) -> Mput:
+    """Return a batch for the exchange; with times each message has its own."""
+    records, ids = [], times or [0] * len(messages)
+    more |= {"deliver_ms": OWN_TIMES} if times else {}
+    for (routing_key, data, *key), number in zip(messages, ids, strict=True):
         pairs = (("routing-key", routing_key.encode()), *headers)
         payload, flag = encode_payload(data, None, key[0] if key else None, pairs)
-        records.append(encode_record(payload, id=0, flag=flag))
+        records.append(encode_record(payload, id=MessageId(number), flag=flag))
     body = b"".join(records)
     fields = {"topic": EXCHANGE, "partition": 0, "opaque": 1, **more}
     return Mput(count=len(messages), checksum=checksum(body), payload=body, **fields)

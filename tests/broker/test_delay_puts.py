@@ -1,12 +1,16 @@
 """Puts with a time: receipts, refusals, repetitions, transactions."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
+from metaq.delay.plan import PLACES_MAX
+from metaq.model import Offset
+from metaq.protocol.commands import Cancel, ListScheduled
 from metaq.record.layout import HEADER_BYTES
-from tests.broker.delay_rig import DelayRig, mput_of
+from tests.broker.delay_rig import DelayRig, mput_of, receipts_of
 from tests.rigs.fs import keep_all
 
 DAY_MS = 86_400_000
@@ -217,6 +221,111 @@ def test_a_transaction_that_is_rolled_back_schedules_nothing() -> None:
         assert not await rig.commit(command, 0.0, is_committed=False)
         await rig.pass_s(2.0)
         assert rig.payloads() == []
+        await rig.kill()
+
+    asyncio.run(main())
+
+
+def test_each_message_may_have_its_own_time() -> None:
+    """One append to the tier of the latest; receipts, deliveries and cancels apart."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        now, datas = rig.now_ms, [b"a", b"bb", b"c", b"d", b"e"]
+        times = [now + each for each in (5000, 1000, 1000, DAY_MS, -5)]
+        reply = await rig.send(mput_of(*datas, times=times, partition=-1))
+        receipts = receipts_of(reply, datas, times)
+        assert {tier for tier, *_ in receipts} == {1}
+        assert receipts[1][1] == receipts[2][1]
+        for data, (tier, offset, due_ms, _) in zip(datas, receipts, strict=True):
+            read = await rig.play(rig.service.tiers[tier].read_head(Offset(offset)))
+            assert read is not None
+            head = read[0]
+            assert (head.due_ms, head.topic) == (due_ms, "test")
+            assert head.messages == 1 + (data in {b"bb", b"c"})
+        await rig.tick()
+        assert sorted(rig.payloads(0) + rig.payloads(1)) == [b"e"]  # at once
+        body = b"%d %d %d %d" % receipts[2]
+        assert (await rig.ask(Cancel("test", body, 1))).body == b"cancelled"
+        await rig.pass_s(1.0)
+        assert sorted(rig.payloads(0) + rig.payloads(1)) == [b"bb", b"e"]
+        rig = await rig.again(keep_all)
+        await rig.pass_s(4.0)
+        assert sorted(rig.payloads(0) + rig.payloads(1)) == [b"a", b"bb", b"e"]
+        listed = json.loads((await rig.ask(ListScheduled("*", 9, 1))).body)
+        assert [each["id"] for each in listed["first"]] == [receipts[3][3]]
+        await rig.kill()
+
+    asyncio.run(main())
+
+
+def test_a_batch_with_times_of_its_own_is_stored_once_or_not_at_all() -> None:
+    """Sent again it has the same receipt; a refusal says which message it is for."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        now, datas = rig.now_ms, [b"a", b"b", b"c"]
+        for wrong in (-1, now + 401 * DAY_MS):
+            command = mput_of(*datas, times=[now + 5, now + 5, wrong])
+            reply = await rig.send(command)
+            assert reply.status == 500
+            assert "mput: message 2: expected a time within 400d" in reply.text
+        assert all(tier.log is None for tier in rig.service.tiers)
+        times = [now + 500, now + 4_000_000, now + 100]
+        command = mput_of(*datas, times=times, producer="p", sequence=0)
+        first = await rig.send(command)
+        rig = await rig.again(keep_all)
+        rig.clock.advance_s(600.0)
+        assert await rig.send(command) == first
+        await rig.pass_s(4000.0)
+        assert await rig.send(command) == first
+        await rig.tick()
+        assert rig.payloads() == [b"c", b"a", b"b"]
+        await rig.kill()
+
+    asyncio.run(main())
+
+
+def test_a_transaction_may_have_times_of_their_own() -> None:
+    """Nothing is there before the commit."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        times = [rig.now_ms + 1000, rig.now_ms + 100, rig.now_ms + 100]
+        command = mput_of(b"a", b"b", b"c", times=times)
+        assert not await rig.commit(command, 0.0, is_committed=False)
+        assert await rig.commit(command, 0.5)
+        await rig.tick()
+        assert rig.payloads() == [b"b", b"c"]
+        await rig.pass_s(1.0)
+        assert rig.payloads() == [b"b", b"c", b"a"]
+        await rig.kill()
+
+    asyncio.run(main())
+
+
+def test_all_times_of_a_batch_may_have_passed() -> None:
+    """It is a plain put then."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        reply = await rig.send(mput_of(b"a", b"b", times=[rig.now_ms - 1, rig.now_ms]))
+        assert reply.text.split()[1:] == ["0", "0"], reply
+        assert rig.payloads() == [b"a", b"b"]
+        await rig.kill()
+
+    asyncio.run(main())
+
+
+def test_a_record_has_a_bound_of_messages() -> None:
+    """More with one time are refused, however many a batch may have."""
+
+    async def main() -> None:
+        rig = await DelayRig(batch_records_max=PLACES_MAX + 1).start()
+        command = mput_of(*[b"x"] * (PLACES_MAX + 1), due_ms=rig.now_ms + 1000)
+        reply = await rig.send(command)
+        assert reply.status == 500
+        assert f"expected at most {PLACES_MAX} messages with one" in reply.text
         await rig.kill()
 
     asyncio.run(main())

@@ -71,13 +71,16 @@ def test_what_was_taken_back_takes_no_bytes_and_hides_nothing(payload: bytes) ->
             assert (await rig.ask(Cancel("test", body, 1))).body == b"cancelled"
         found = await list_scheduled(service.tiers, {}, "test", 9)
         assert found == {"count": 0, "bytes": 0, "hours": [], "first": []}
+        status = service.status()
+        assert (status.waiting_count, status.waiting_bytes) == (0, 0)
         tier, offset, first = await rig.schedule(payload, payload, due_ms=due + 9)
         body = b"%d %d %d %d" % (tier, offset, due + 9, first)
         assert (await rig.ask(Cancel("test", body, 1))).body == b"cancelled"
         await service.tick()
         found = await list_scheduled(service.tiers, {}, "test", 9, soonest_max=4)
         assert [each["count"] for each in found["first"]] == [found["count"]] == [1]
-        assert found["bytes"] > 2 * len(payload)
+        assert found["bytes"] == service.status().waiting_bytes
+        assert len(payload) < found["bytes"] < len(payload) + 100
         await rig.kill()
 
     asyncio.run(main())

@@ -62,6 +62,36 @@ def test_a_batch_waits_for_each_topic_and_is_there_once() -> None:
     asyncio.run(main())
 
 
+def test_each_message_waits_for_its_own_time() -> None:
+    """In one batch, also where a target has some of them, and in a transaction."""
+
+    async def main() -> None:
+        rig = bind(await DelayRig().start(), *BOTH)
+        messages = ("a.b", b"|1"), ("b", b"|2"), ("a.c", b"|3"), ("a.d", b"|4")
+        times = [rig.now_ms + each for each in (3000, 1000, 0, 3000)]
+        command = batch_of(*messages, times=times, producer="p", sequence=0)
+        first = await rig.send(command)
+        assert first.text.split()[1:] == ["0", "-1", "routed=7"], first
+        assert await rig.send(command) == first
+        await rig.tick()
+        assert found(rig) == [[b"3"], [b"3"]]
+        await rig.pass_s(1.0)
+        assert found(rig) == [[b"3", b"2"], [b"3"]]
+        rig = bind(await rig.again(keep_all), *BOTH)
+        await rig.pass_s(2.0)
+        assert found(rig) == [[b"3", b"2", b"1", b"4"], [b"3", b"1", b"4"]]
+        messages = ("a.b", b"|5"), ("a.c", b"|6")
+        times = [rig.now_ms + each for each in (2000, 1000)]
+        assert await rig.commit(batch_of(*messages, times=times), 0.0)
+        await rig.pass_s(1.0)
+        assert found(rig)[1][-1] == b"6"
+        await rig.pass_s(1.0)
+        assert found(rig)[1][-2:] == [b"6", b"5"]
+        await rig.kill()
+
+    asyncio.run(main())
+
+
 def test_what_one_topic_lacks_waits_for_that_one() -> None:
     """The bindings count when it is sent: a second try has one more."""
 

@@ -5,7 +5,10 @@ import contextlib
 import enum
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +29,7 @@ from metaq.errors import (
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.peer.connection import PutListener
 from metaq.peer.replies import ReceiptColumns, parse_receipt
-from metaq.protocol.commands import Mput, Put, Reply, Result
+from metaq.protocol.commands import OWN_TIMES, Mput, Put, Reply, Result
 from metaq.protocol.connection import Connection, Role, WireLimits
 from metaq.protocol.version import Capabilities
 from metaq.record.checksum import checksum
@@ -35,18 +38,23 @@ from tests.rigs.virtual_time import VirtualClock
 
 JAVA = Capabilities("1.4.6.2")
 OURS = Capabilities("1.0", has_mput=True, dedup=True)
-TIMED = Capabilities("1.0", has_mput=True, dedup=True, delay_ms_max=10**10)
+TIMED_ALIKE = Capabilities("1.0", has_mput=True, dedup=True, delay_ms_max=10**10)
+TIMED = replace(TIMED_ALIKE, delay_each=True)
 FORGETFUL = Capabilities("0.9", has_mput=True)
 
 
-def split_records(records: bytes) -> list[bytes]:
-    """Return the payloads of an mput, its checksums verified."""
+def split_records(records: bytes, times: list[int] | None = None) -> list[bytes]:
+    """Return the payloads of an mput, its checksums verified; note times of its own."""
     payloads, position = [], 0
     while position < len(records):
         length, expected, message_id, _flag = HEADER.unpack_from(records, position)
         position += HEADER_BYTES
         payload = records[position : position + length]
-        assert (len(payload), checksum(payload), 0) == (length, expected, message_id)
+        assert (len(payload), checksum(payload)) == (length, expected)
+        if times is None:
+            assert message_id == 0
+        else:
+            times.append(message_id)
         payloads.append(payload)
         position += length
     return payloads
@@ -76,7 +84,10 @@ class StandInBroker:
         self.payloads: dict[int, list[bytes]] = {}
         self.ends: dict[int, int] = {}
         self.scheduled: list[tuple[int, int, list[bytes]]] = []
-        """Time, partition and payloads of each batch with a time."""
+        """Time, partition and payloads of each record that waits."""
+        self.places: dict[int, tuple[int, list[bytes]]] = {}
+        """Time and payloads of each, by its offset."""
+        self.waiting_bytes = 0
         self.commands: list[Put | Mput] = []
         self.seen: dict[tuple[int, str, int], tuple[int, bytes]] = {}
         self.expected: dict[tuple[int, str], int] = {}
@@ -113,15 +124,26 @@ class StandInBroker:
                 self.overlap_count += 1
                 return None
             self.expected[key[:2]] = command.sequence + command.count
+        times = list[int]()
         payloads, size_bytes = [command.payload], 20 + len(command.payload)
         if isinstance(command, Mput):
-            payloads = split_records(command.payload)
+            own = command.deliver_ms == OWN_TIMES
+            payloads = split_records(command.payload, times if own else None)
             assert len(payloads) == command.count
             size_bytes = len(command.payload)
         if isinstance(command, Mput) and command.deliver_ms is not None:
-            place = len(self.scheduled)
-            receipt = b"%d %d -1 1 %d" % (self.next_id, number, place)
-            self.scheduled.append((command.deliver_ms, number, payloads))
+            receipt = b"%d %d -1 1 %d" % (self.next_id, number, self.waiting_bytes)
+            if times:
+                assert self.capabilities.delay_each
+                assert len(set(times)) > 1, "they have one time"
+            times = times or [command.deliver_ms] * len(payloads)
+            pairs = zip(times, payloads, strict=True)
+            for due_ms, group in groupby(pairs, itemgetter(0)):
+                together = [payload for _, payload in group]
+                self.places[self.waiting_bytes] = due_ms, together
+                self.scheduled.append((due_ms, number, together))
+                self.waiting_bytes += 49 + len(command.topic)
+                self.waiting_bytes += sum(20 + len(payload) for payload in together)
             self.next_id += len(payloads)
             if key is not None:
                 self.seen[key] = (command.count, receipt)

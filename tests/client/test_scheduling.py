@@ -21,9 +21,18 @@ from metaq.client.produce.scheduling import AT_ONCE, DUE_STEP_MS, due_of, span_s
 from metaq.errors import ConfigError, NoRoomError, ServerError
 from metaq.model import BrokerId, MessageId, Millis, Offset, TopicPartition, id_time
 from metaq.protocol.commands import Mput
+from metaq.protocol.version import Capabilities
 from tests.brokers import PYTHON, AnyBroker, StartBroker, broker_of
 from tests.cases import for_each
-from tests.client.producing import OURS, TIMED, Act, StandInBroker, at, producing
+from tests.client.producing import (
+    OURS,
+    TIMED,
+    TIMED_ALIKE,
+    Act,
+    StandInBroker,
+    at,
+    producing,
+)
 from tests.client.worlds import IDLE, QUICK, WORLDS
 from tests.rigs.virtual_time import run_virtually
 from tests.rigs.waiting import wait_until
@@ -133,7 +142,7 @@ def test_a_receipt_is_a_text_and_back(receipt: Scheduled) -> None:
 
 SENDS = st.lists(
     st.tuples(
-        st.sampled_from([None, None, 100, 200, 300]),
+        st.sampled_from([None, 100, 100, 200, 300, 10**10]),
         st.sampled_from(["now", "many", "wait"]),
         st.integers(0, 1),
     ),
@@ -145,19 +154,22 @@ ACTS = st.lists(
 
 
 @settings(max_examples=100)
-@given(SENDS, ACTS)
-def test_messages_with_a_time_share_batches_with_none_but_their_own(
-    sends: list[tuple[int | None, str, int]], acts: list[Act]
+@given(SENDS, ACTS, st.sampled_from([TIMED, TIMED_ALIKE]))
+def test_messages_with_a_time_share_batches_with_none_that_have_none(
+    sends: list[tuple[int | None, str, int]], acts: list[Act], able: Capabilities
 ) -> None:
-    """All are stored once, those of a partition and a time in their order."""
+    """All are stored once, those of a partition and a time in their order.
+
+    Each has a receipt of its own. A broker that takes one time gets batches with one.
+    """
 
     async def main() -> None:
-        broker = StandInBroker(capabilities=TIMED)
+        broker = StandInBroker(capabilities=able)
         broker.acts.extend(acts)
         plain: dict[int, list[bytes]] = {0: [], 1: []}
         timed: dict[tuple[int, int], list[bytes]] = {}
         async with producing(broker, partitions=2, in_flight_batches_max=1) as world:
-            futures = []
+            futures, pairs = [], list[tuple[bytes, SendResult]]()
             for number, (due, how, partition) in enumerate(sends):
                 times: dict[str, Any] = {}
                 if due is not None:
@@ -172,20 +184,26 @@ def test_messages_with_a_time_share_batches_with_none_but_their_own(
                         [OutgoingMessage(one, partition=place) for one in data],
                         **times,
                     )
-                    assert len(results) == 2
+                    pairs += zip(data, results, strict=True)
                 else:
                     future = await world.producer.send_nowait(
                         "test", data[0], partition=place, **times
                     )
-                    futures.append(future)
+                    futures.append((data[0], future))
                     if how == "wait":
                         await future
                 if due is None:
                     plain[partition] += data
                 else:
                     timed.setdefault((due * 1000, partition), []).extend(data)
-            for future in futures:
-                await future
+            pairs += [(one, await future) for one, future in futures]
+        ids = [result.message_id for _, result in pairs]
+        assert len(set(ids)) == len(ids)
+        for one, result in pairs:
+            if isinstance(result, Scheduled):
+                due_ms, together = broker.places[result.offset]
+                assert one in together
+                assert result.due_ms == due_ms
         assert {n: broker.stored(n) for n in plain} == plain
         found: dict[tuple[int, int], list[bytes]] = {}
         for due_ms, partition, payloads in broker.scheduled:
@@ -339,6 +357,36 @@ def test_a_time_too_far_is_refused_in_a_sentence(
     assert isinstance(producer.send("test", b"y"), SendResult)
     assert client.admin().scheduled().message_count == 0
     assert broker.stored() == [b"y"]
+
+
+def test_messages_with_times_of_their_own_travel_together(
+    client: Any, broker: AnyBroker
+) -> None:
+    """One that is too far takes no other along, and each can be taken back."""
+    producer = client.producer(linger_s=0.2)
+    if refuses(broker, lambda: producer.send("test", b"x", delay="1h")):
+        return
+    delays = ["40d", "2h", "401d", "2h", "2h", "50d", "400ms", "500ms"]
+    futures = [
+        producer.send_nowait("test", b"%d" % number, delay=delay)
+        for number, delay in enumerate(delays)
+    ]
+    with pytest.raises(ServerError, match="expected a time within 400d, got one in 40"):
+        futures[2].result(20)
+    found = {n: each.result(20) for n, each in enumerate(futures) if n != 2}
+    assert len({one.message_id for one in found.values()}) == len(found)
+    admin = client.admin()
+    for number in (0, 3, 5):
+        assert producer.cancel(found[number]) is True
+    wait_until(lambda: len(broker.stored()) == 2)
+    assert broker.stored() == [b"6", b"7"]
+    assert admin.scheduled("test").message_count == 2
+    assert [producer.cancel(found[number]) for number in (1, 4, 6)] == [
+        True,
+        True,
+        False,
+    ]
+    assert admin.scheduled("test").message_count == 0
 
 
 @pytest.mark.parametrize("world", ["sync", "async"])

@@ -70,9 +70,9 @@ def test_the_entry_of_a_record_and_of_what_cancels_in_it() -> None:
     record = record_of(payload)
     entry = entry_of(Offset(50), record)
     assert ENTRY.unpack(entry) == (9, 50, 3, record.size_bytes, topic_hash("t"))
-    cancelled = record_of(encode_cancelled(decode_head(payload), 2, 3, Offset(50)))
+    cancelled = record_of(encode_cancelled(decode_head(payload), 2, 3, Offset(50), 90))
     taken_back = entry_of(Offset(999), cancelled)
-    assert ENTRY.unpack(taken_back) == (9, 50, -1, 2, topic_hash("t"))
+    assert ENTRY.unpack(taken_back) == (9, 50, -3, 30, topic_hash("t"))
     assert sorted([taken_back, entry]) == [entry, taken_back]
 
 
@@ -144,7 +144,7 @@ def test_a_file_that_is_not_right_is_made_again(fs: FaultyFileSystem) -> None:
         whole[:20],
         whole[:200],
         whole[:-1],
-        whole.replace(b"mqdue001", b"mqdue002"),
+        whole.replace(b"mqdue002", b"mqdue001"),
         encode_file(BASE, Offset(end - 1), []),
         encode_file(Offset(0), end, []),
     ]

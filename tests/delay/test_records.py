@@ -42,14 +42,14 @@ def test_the_head_of_a_batch() -> None:
 
 def test_what_cancels_a_message() -> None:
     """It has due time and topic of the record, the place in it, and its offset."""
-    payload = encode_cancelled(decode_head(HEAD), 1, 8, Offset(50))
+    payload = encode_cancelled(decode_head(HEAD), 1, 8, Offset(50), 100)
     assert payload.hex() == (
         "02" "000001ba60d33800" "0000000000000008" "ffffffff" "0000" "00000001" "0005"
-        + b"topic".hex() + "0000000000000032"
+        + b"topic".hex() + "0000000000000032" "00000021"
     )  # fmt: skip
     head = decode_head(payload)
     assert (head.kind, head.messages, head.id) == (DelayKind.CANCELLED, 1, 8)
-    assert cancelled_at(payload, head) == 50
+    assert cancelled_at(payload, head) == (50, 33)
     with pytest.raises(CorruptRecordError):
         cancelled_at(payload[:-1], head)
 

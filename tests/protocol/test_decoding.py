@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from metaq.model import NULL_TRANSACTION, LocalTransactionId, XaTransactionId
 from metaq.protocol.commands import (
     OPAQUE_MISSING,
+    OWN_TIMES,
     Answer,
     Cancel,
     Check,
@@ -97,6 +98,10 @@ CANONICAL: list[tuple[Command | Reply, bytes]] = [
     (
         Mput("t", 0, 2, 77, 9, b"", transaction=LOCAL, deliver_ms=0),
         b"mput t 0 0 2 77 - -1 TX:test:1 9 deliver=0\r\n",
+    ),
+    (
+        Mput("t", 0, 2, 77, 9, b"", "p", 3, deliver_ms=OWN_TIMES),
+        b"mput t 0 0 2 77 p 3 9 deliver=each\r\n",
     ),
     (Cancel("test", b"0 375 9 1", -5), b"cancel test 9 -5\r\n0 375 9 1"),
     (Find("t", 0, b"key=a b", -5, 10), b"find t 0 7 -5 limit=10\r\nkey=a b"),

@@ -54,7 +54,7 @@ REFUSED: list[Command] = [
     Mput("t", 0, 0, 0, 0, b"", "x" * 65, 0),
     Mput("t", 0, 0, 0, 0, b"", "p", 0, LocalTransactionId("s", 1)),
     Mput("t", 0, 0, 0, 0, b"", transaction=LocalTransactionId("a:b", 1)),
-    Mput("t", 0, 0, 0, 0, b"", deliver_ms=-1),
+    Mput("t", 0, 0, 0, 0, b"", deliver_ms=-2),
     Mput("t", 0, 0, 0, 0, b"", deliver_ms=2**63),
     Get("t", "g", 0, 0, 25, 2, where="\ud800"),
     Cancel("", b"", 0),

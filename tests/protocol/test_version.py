@@ -27,6 +27,7 @@ FULL = Capabilities(
     queues=True,
     filters=True,
     find=True,
+    delay_each=True,
 )
 
 
@@ -34,7 +35,7 @@ def test_a_body_lists_what_the_broker_can_do() -> None:
     """The form that docs/protocol.md shows."""
     body = (
         "metaq/1.0;mput;dedup;spans;codes;mput-tx;together;check;follow;queues"
-        ";filter;find;wait=30000;delay=34560000000;payload=16777216"
+        ";filter;find;delay-each;wait=30000;delay=34560000000;payload=16777216"
         ";batch=8388608,65536"
     )
     assert encode_version_body(FULL) == body

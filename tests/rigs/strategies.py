@@ -14,6 +14,7 @@ from metaq.model import (
 )
 from metaq.protocol.commands import (
     NO_NEXT,
+    OWN_TIMES,
     Command,
     CommitTogether,
     CountQuestion,
@@ -48,7 +49,7 @@ KEY_PARTS = st.text(
 I32 = st.integers(I32_MIN, I32_MAX)
 I64 = st.integers(I64_MIN, I64_MAX)
 COUNTS = st.integers(0, I32_MAX)
-TIMES = st.none() | st.integers(0, I64_MAX)
+TIMES = st.none() | st.integers(OWN_TIMES, I64_MAX)
 PAYLOADS = st.binary(max_size=200)
 
 

@@ -196,15 +196,16 @@ def _delay(
         if delay_puts.answer_if_repeated(delays, command, answerer):
             return True
         choices = context.topics.open_for_put(command.topic, command.partition)
-        if not delay_puts.is_due_later(delays, command, context):
+        parts = yield from _check(command, pieces, context)
+        timed = yield from delay_puts.split_by_time(command, parts)
+        if not delay_puts.is_due_later(delays, timed, context):
             return False
         for partition in choices:
             # Its time had come when it was sent first, and the clock has gone back.
             with suppress(SequenceError):
                 if _answer_if_repeated(command, partition, answerer):
                     return True
-        parts = yield from _check(command, pieces, context)
-        yield from delay_puts.schedule(delays, command, parts, answerer)
+        yield from delay_puts.schedule(delays, command, timed, answerer)
     except REFUSALS as error:
         raise refuse_put(
             context,

@@ -30,6 +30,7 @@ from metaq.broker.acks import (
     is_light,
     refuse_put,
 )
+from metaq.broker.context import DelayedMessages
 from metaq.broker.handlers.txn import find_transaction
 from metaq.broker.internal_logs import producer_name
 from metaq.broker.topics import ServedExchange
@@ -83,8 +84,8 @@ class _Target:
         self.count = self.size_bytes = 0
         self.runs: list[list[int]] = []
         """Part, start and end of messages that are side by side there."""
-        self.waiting: delay_puts.WaitingRecord | None = None
-        """The record of `__delays` that they wait in; None: they are due."""
+        self.waiting: delay_puts.WaitingRecords | None = None
+        """The records of `__delays` that they wait in; None: they are due."""
 
     def add(self, number: int, part: int, start: int, end: int) -> None:
         run = self.runs[-1] if self.runs else None
@@ -98,6 +99,15 @@ class _Target:
 
     def chunks(self, parts: Sequence[CheckedRecords]) -> list[memoryview]:
         return [memoryview(parts[k].records)[a:b] for k, a, b in self.runs]
+
+    def records(self, parts: Sequence[CheckedRecords]) -> CheckedRecords:
+        """Return its messages in one piece."""
+        data, position = bytearray().join(self.chunks(parts)), 0
+        positions = list[int]()
+        while position < len(data):
+            positions.append(position)
+            position += HEADER_BYTES + HEADER.unpack_from(data, position)[0]
+        return CheckedRecords(data, positions)
 
 
 class RouteTicket:
@@ -325,10 +335,10 @@ class _Routing:
         return (exchange.alternate,)
 
     def wrap(self) -> Generator[None]:
-        """Have the messages of a time that is still to come wait for it.
+        """Have the messages wait, if a time of theirs is still to come.
 
         Raises:
-            ServerError: it is too far away, or they are too large.
+            ServerError: one is too far away, or they are too large.
             NoSpaceError: too much waits already.
             UnavailableError: this broker delivers no message later.
         """
@@ -337,14 +347,16 @@ class _Routing:
             return
         if context.delays is None:
             raise UnavailableError(texts.NO_DELAY)
-        if not delay_puts.is_due_later(context.delays, command, context):
+        timed = yield from delay_puts.split_by_time(command, self._parts)
+        if not delay_puts.is_due_later(context.delays, timed, context):
             return
         self._first_id = context.ids.reserve(command.count)
         for log_id, target in self._targets.items():
             first_id = id_after(self._first_id, target.first)
-            chunks = target.chunks(self._parts)
+            own = [target.records(self._parts)]
+            timed = yield from delay_puts.split_by_time(command, own)
             target.waiting = yield from delay_puts.wrap(
-                command, context, log_id, first_id, target.count, chunks
+                log_id, timed, first_id, context
             )
         context.delays.wake()
 
@@ -363,7 +375,7 @@ class _Routing:
             if batch is None and target.waiting is not None:
                 delay_puts.append(
                     target.waiting,
-                    self._command,
+                    self._delays,
                     self._answerer,
                     self._name_waiting(log_id),
                     lambda _receipt, forget: WaitingTicket(ticket, forget),
@@ -389,22 +401,31 @@ class _Routing:
             topics.open_for_put(*where)
             log = topics.log_for_put(*where)
             batch = None if self._name is None else log.producers.find(*self._name)
-            if batch is None and (found := self._find_waiting(log_id)) is not None:
-                log, batch = found
+            if batch is None:
+                found = self._find_waiting(log_id, target.waiting)
+                log, batch = found or (log, None)
             if batch is None:
                 log.plan_append(target.size_bytes)
         except REFUSALS as error:
             raise _refuse(self._answerer, self._command, error, log_id) from error
         return log, batch
 
-    def _find_waiting(self, log_id: LogId) -> tuple[PartitionLog, StoredBatch] | None:
+    def _find_waiting(
+        self, log_id: LogId, waiting: delay_puts.WaitingRecords | None
+    ) -> tuple[PartitionLog, StoredBatch] | None:
         """Return the batch where it waits, if its producer has sent it before."""
-        delays, command = self._context.delays, self._command
-        name = self._name_waiting(log_id)
-        if name is None or command.deliver_ms is None or delays is None:
+        command, name = self._command, self._name_waiting(log_id)
+        if name is None or command.deliver_ms is None:
             return None
-        found = delay_puts.find_repeated(delays, command, name[0])
+        own = None if waiting is None else waiting.tier(self._delays)
+        found = delay_puts.find_repeated(self._delays, command, name[0], own)
         return None if found is None else found[1:]
+
+    @property
+    def _delays(self) -> DelayedMessages:
+        delays = self._context.delays
+        assert delays is not None, "messages wait"
+        return delays
 
     def _name_waiting(self, log_id: LogId) -> tuple[str, int, int, int] | None:
         name = self._name
@@ -465,12 +486,8 @@ class _Routing:
 
     def _run_of(self, log_id: LogId, target: _Target, first_id: MessageId) -> PutRun:
         if target.waiting is not None:
-            return delay_puts.run_of(target.waiting, self._command, self._context)
-        data, position = bytearray().join(target.chunks(self._parts)), 0
-        positions = list[int]()
-        while position < len(data):
-            positions.append(position)
-            position += HEADER_BYTES + HEADER.unpack_from(data, position)[0]
+            return delay_puts.run_of(target.waiting, self._command, self._delays)
+        data, positions = target.records(self._parts)
         assert self._command.transaction is not None, "of a transaction"
         key = format_key(self._command.transaction).encode()
         return PutRun(

@@ -270,6 +270,7 @@ def handle_version(context: BrokerContext) -> bytes:
         find=True,
         exchanges=True,
         mailbox=True,
+        delay_each=context.delays is not None,
         delay_ms_max=0 if context.delays is None else limits.delay_max,
     )
     return encode_version_body(capabilities).encode()

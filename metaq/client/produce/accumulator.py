@@ -22,6 +22,7 @@ from metaq.client.produce.buffer import Buffer
 from metaq.client.produce.partition_sender import PartitionSender
 from metaq.client.produce.routes import Routes, unknown_topic
 from metaq.client.produce.runs import Appending, Run, frozen, list_messages, sort_runs
+from metaq.client.produce.scheduling import delay_row
 from metaq.client.timeouts import require_loop
 from metaq.client.validation import SECONDS_MAX, check_timeout
 from metaq.model import Millis, TopicPartition
@@ -55,6 +56,7 @@ class Accumulator:
         partition: str | TopicPartition | None = None,
         headers: Headers = (),
         timeout_s: float | None = None,
+        deliver_ms: Millis | None = None,
     ) -> SendFuture:
         """Add one message; never waits.
 
@@ -66,6 +68,7 @@ class Accumulator:
             partition: `<broker>-<partition>`, chooses it above all else.
             headers: names and bytes, stored in this order.
             timeout_s: bound on its sending; None is the producer's.
+            deliver_ms: its time; None: it has none.
 
         Returns:
             Its future; messages of one thread are stored in their partition in this
@@ -96,6 +99,8 @@ class Accumulator:
         else:
             message = OutgoingMessage(data, attribute, key, partition, headers)
             sender, may_move = routes.select(topic, message)
+        if deliver_ms is not None:
+            sender = self._timed(sender, deliver_ms)
         size_bytes = len(payload) + HEADER_BYTES
         self._acquire()
         try:
@@ -111,6 +116,9 @@ class Accumulator:
             future = SendFuture(batch, len(payloads))
             if flag:
                 batch.flags[len(payloads)] = flag
+            if deliver_ms is not None:
+                # As `flags` by the number: one that found no memory leaves no time.
+                batch.times[len(payloads) :] = (deliver_ms,)
             payloads.append(payload)
             batch.bytes_left -= size_bytes
             if not may_move:
@@ -281,7 +289,7 @@ class Accumulator:
         """
         sender = run.sender or self.routes.next_sender(topic)
         if deliver_ms is not None:
-            sender = self.routes.timed(sender.partition)
+            sender = self._timed(sender, deliver_ms)
         options = self._options
         payloads, flags, ends = run.next_messages(
             min(sender.bytes_max, options.buffer_bytes_max),
@@ -289,14 +297,19 @@ class Accumulator:
         )
         message_count, size_bytes = len(payloads), ends[-1] - ends[0]
         with self.buffer.lock:
-            batch = self._reserve(
-                sender, size_bytes, message_count, 0, timeout_s, deliver_ms
-            )
+            batch = self._reserve(sender, size_bytes, message_count, 0, timeout_s)
             first = len(batch.payloads)
+            if deliver_ms is not None:
+                batch.times[first:] = [deliver_ms] * message_count
             batch.add(payloads, flags, ends)
             batch.may_move = batch.may_move and run.may_move
             self._wake(sender)
         return batch, first, message_count
+
+    def _timed(self, sender: PartitionSender, deliver_ms: Millis) -> PartitionSender:
+        """Return the sender of messages with a time, for the partition of another."""
+        row = delay_row(deliver_ms - self.buffer.clock.wall_ms())
+        return self.routes.timed(sender.partition, row)
 
     def _check_size(self, topic: str, run: Run) -> None:
         size_bytes = run.largest_bytes
@@ -312,7 +325,6 @@ class Accumulator:
         message_count: int,
         largest_bytes: int,
         timeout_s: float,
-        deliver_ms: Millis | None = None,
         *,
         is_taken: bool = False,
     ) -> Batch:
@@ -336,10 +348,8 @@ class Accumulator:
             or batch.size_bytes + size_bytes > sender.bytes_max
             or len(batch.payloads) + message_count > sender.count_max
             or batch.timeout_s != timeout_s
-            or batch.deliver_ms != deliver_ms
         ):
             batch = self._begin(sender, timeout_s)
-            batch.deliver_ms = deliver_ms
         bounds = sender.bytes_max, sender.count_max
         buffer.reserve(batch, size_bytes, message_count, *bounds)
         return batch

@@ -17,6 +17,7 @@ import enum
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from metaq.client.errors import NoDelayError, NoExchangesError, OutcomeUnknownError
@@ -66,8 +67,9 @@ PUTS_BYTES_MAX: Final = 256 * 1024
 """Record bytes of them; a larger one leaves alone."""
 
 
-WRAPPER_BYTES: Final = 64
-"""More than a broker adds to messages with a time, without their topic."""
+WRAPPER_BYTES: Final = 29
+"""Bytes that a broker adds to messages with one time, besides their topic and the
+header of the record that they wait in."""
 
 
 class Reaction(enum.Enum):
@@ -206,6 +208,22 @@ def plan_spans(
         spans.append(BatchSpan(first, stop, is_mput=fits and capabilities.has_mput))
         first = stop
     return spans
+
+
+def cut_by_time(spans: Sequence[BatchSpan], times: Sequence[int]) -> list[BatchSpan]:
+    """Return spans of messages with one time each, for a broker that takes no others.
+
+    Args:
+        spans: of a batch.
+        times: of each of its messages.
+    """
+    found = list[BatchSpan]()
+    for first, end, is_mput in spans:
+        for _, group in groupby(range(first, end), times.__getitem__):
+            stop = first + len(list(group))
+            found.append(BatchSpan(first, stop, is_mput))
+            first = stop
+    return found
 
 
 def for_one_time(capabilities: Capabilities, topic: str) -> Capabilities:

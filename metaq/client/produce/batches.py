@@ -116,8 +116,8 @@ class Batch:
 
     __slots__ = (
         "_callbacks", "_ends", "_home", "_outcomes", "bytes_left", "created_s",
-        "deadline_s", "deliver_ms", "flags", "found", "may_move", "name", "payloads",
-        "requests_left", "reserved_bytes", "reserved_count", "timeout_s",
+        "deadline_s", "flags", "found", "may_move", "name", "payloads", "requests_left",
+        "reserved_bytes", "reserved_count", "timeout_s", "times",
     )  # fmt: skip
 
     def __init__(
@@ -133,8 +133,8 @@ class Batch:
         self.may_move = may_move
         self.name: BatchName | None = None
         """Given by the caller; None leaves producer and sequence to the delivery."""
-        self.deliver_ms: Millis | None = None
-        """Time before which nothing reads its messages; None: they have none."""
+        self.times: list[Millis] = []
+        """Time of each message before which nothing reads it; []: they have none."""
         self.payloads: list[bytes] = []
         self.flags: dict[int, int] = {}
         """Flags that are not 0, by the message's number in the batch."""
@@ -271,7 +271,8 @@ class Batch:
         if ids is not None and offsets is not None:
             message_id, offset = ids[at - first], offsets[at - first]
             found_at = MessageId(message_id), result.partition, Offset(offset)
-            return type(result)(*found_at, *result[3:])
+            # Of a message with a time, that is its own.
+            return type(result)(*found_at, *self.times[at : at + 1], *result[4:])
         return SendResult(
             id_after(result.message_id, at - first),
             result.partition,
@@ -310,13 +311,18 @@ class Batch:
         return self.ends[end] - self.ends[first]
 
     def encode(self, first: int, end: int) -> bytes:
-        """Return its messages from `first` up to `end` as records with the id 0."""
+        """Return its messages from `first` up to `end` as records of an `mput`."""
         payloads, flags = self.payloads, None
         if self.flags:
             flags = [self.flags.get(at, 0) for at in range(first, end)]
         if end - first < len(payloads):
             payloads = payloads[first:end]
-        return encode_records(payloads, flags)
+        return encode_records(payloads, flags, self.own_times(first, end))
+
+    def own_times(self, first: int, end: int) -> Sequence[int]:
+        """Return the times of some messages; (): they have none, or one in common."""
+        times = self.times[first:end]
+        return times if len(set(times)) > 1 else ()
 
 
 def ends_of(payloads: Sequence[bytes]) -> Sequence[int]:
@@ -329,22 +335,27 @@ def ends_of(payloads: Sequence[bytes]) -> Sequence[int]:
     return list(accumulate(sizes, initial=0))
 
 
-def encode_records(payloads: Sequence[bytes], flags: Sequence[int] | None) -> bytes:
-    """Return records in segment format, back to back, each with the id 0.
+def encode_records(
+    payloads: Sequence[bytes], flags: Sequence[int] | None, ids: Sequence[int] = ()
+) -> bytes:
+    """Return records in segment format, back to back.
 
     No interpreted instruction runs per message.
 
     Args:
         payloads: at least one.
         flags: one for each payload; None when all are 0.
+        ids: one for each payload; () when all are 0.
     """
     checksums = map(and_, map(crc32, payloads), repeat(CHECKSUM_MASK))
     sizes = map(len, payloads)
     pieces = [b""] * (2 * len(payloads))
-    if flags is None:
+    if flags is None and not ids:
         pieces[::2] = map(_PLAIN_HEADER.pack, sizes, checksums)
     else:
-        pieces[::2] = map(HEADER.pack, sizes, checksums, repeat(0), flags)
+        pieces[::2] = map(
+            HEADER.pack, sizes, checksums, ids or repeat(0), flags or repeat(0)
+        )
     pieces[1::2] = payloads
     return b"".join(pieces)
 

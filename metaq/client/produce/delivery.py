@@ -17,6 +17,7 @@ what is in flight is waited for, and nothing is sent again.
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 from metaq.client.errors import GivenUpError
@@ -99,9 +100,10 @@ class Delivery:
     def _make_sender(self, partition: TopicPartition) -> PartitionSender:
         return self._sender(partition, self._producer_id, self.routes.sender)
 
-    def _make_timed(self, partition: TopicPartition) -> PartitionSender:
+    def _make_timed(self, partition: TopicPartition, row: int) -> PartitionSender:
         # Its sequences are its own: these batches go to another log of the broker.
-        return self._sender(partition, f"{self._producer_id}~t", self.routes.timed)
+        sender_of = partial(self.routes.timed, row=row)
+        return self._sender(partition, f"{self._producer_id}~t{row}", sender_of)
 
     def _sender(
         self,

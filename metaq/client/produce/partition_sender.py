@@ -27,6 +27,7 @@ from metaq.client.produce.attempts import (
     REFUSALS,
     BatchSpan,
     Reaction,
+    cut_by_time,
     for_one_time,
     no_delay,
     no_exchanges,
@@ -48,6 +49,7 @@ from metaq.errors import (
     NotSentError,
     RemoteProtocolError,
     SequenceUsedError,
+    ServerError,
     UnroutableError,
 )
 from metaq.model import BrokerAddress, TopicPartition
@@ -361,7 +363,7 @@ class PartitionSender:
         batch, span = request.batch, request.span
         if self._is_mandatory is not None and not capabilities.exchanges:
             return no_exchanges(self._broker_name(), capabilities)
-        if batch.deliver_ms is not None:
+        if batch.times:
             if not capabilities.delay_ms_max:
                 return no_delay(self._broker_name(), capabilities)
             capabilities = for_one_time(capabilities, self.partition.topic)
@@ -370,6 +372,8 @@ class PartitionSender:
         is_single = self._buffer.options.in_flight_batches_max == 1
         puts_max = 1 if is_single else PUTS_MAX
         spans = plan_spans(batch.ends, span.first, span.end, capabilities, puts_max)
+        if batch.times and not capabilities.delay_each:
+            spans = cut_by_time(spans, batch.times)
         if spans != [span]:
             self._waiting.popleft()
             batch.requests_left += len(spans) - 1
@@ -378,7 +382,7 @@ class PartitionSender:
         size_bytes = len(batch.payloads[span.first])
         if span.is_mput:
             return None
-        is_plain = batch.deliver_ms is None and self._is_mandatory is None
+        is_plain = not batch.times and self._is_mandatory is None
         if is_plain and (limit is None or size_bytes <= limit):
             return None
         return self._too_large(limit or PAYLOAD_BYTES_MAX, size_bytes)
@@ -559,8 +563,11 @@ class PartitionSender:
             self._returned.append(request)
             return
         is_shared = request.message_count > 1 and not request.is_in_doubt
-        if isinstance(error, UnroutableError) and is_shared and not outcomes.is_over:
-            # One message that goes nowhere keeps no other from its topics.
+        is_for_one = isinstance(error, UnroutableError) or (
+            type(error) is ServerError and bool(request.own_times)
+        )
+        if is_for_one and is_shared and not outcomes.is_over:
+            # One message that goes nowhere, or too far, keeps back no other.
             self._returned += request.halves()
             return
         request.error = error

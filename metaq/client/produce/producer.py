@@ -23,8 +23,9 @@ import asyncio
 import datetime as dt
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import count
 from threading import Lock, get_ident
 from typing import Literal, Protocol, Self, TypeVar
@@ -44,7 +45,7 @@ from metaq.client.produce.producer_counters import (
     ProducerStatistics,
 )
 from metaq.client.produce.routes import NotKnownYetError
-from metaq.client.produce.runs import Appending, frozen, with_common, with_tag
+from metaq.client.produce.runs import Appending, with_common, with_tag
 from metaq.client.produce.scheduling import (
     AT_ONCE,
     Scheduled,
@@ -308,7 +309,7 @@ class AsyncProducer:
 
         Cancellation: as long as this waits, nothing was appended.
         """
-        append = self._append
+        append: Callable[..., SendFuture] = self._append
         if get_ident() != self._thread_id:
             self._require_loop()
         if tag is not None:
@@ -317,10 +318,8 @@ class AsyncProducer:
             headers = with_expiry(headers, expires_in)
             due_ms = due_of(self._clock.wall_ms(), delay, deliver_at)
             if due_ms is not None:
-                message = OutgoingMessage(
-                    frozen(data), attribute, key, partition, headers
-                )
-                return (await self._append_all(topic, [message], timeout, due_ms)).first
+                await self.prepare(topic, timeout=timeout)
+                append = partial(append, deliver_ms=due_ms)
         deadline_s: float | None = None
         while True:
             try:

@@ -8,16 +8,17 @@ its messages have their outcome.
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from metaq.client.produce.attempts import BatchSpan
+from metaq.client.produce.attempts import WRAPPER_BYTES, BatchSpan
 from metaq.client.produce.batches import Batch, BatchName, BatchOutcome, SendResult
 from metaq.client.produce.scheduling import AT_ONCE, Scheduled
 from metaq.errors import MetaqError
 from metaq.model import MessageId, Offset, TopicPartition
 from metaq.peer.replies import ReceiptColumns, parse_receipt, parse_scheduled
-from metaq.protocol.commands import Mput, Reply
+from metaq.protocol.commands import OWN_TIMES, Mput, Reply
 from metaq.protocol.encoding import encode, encode_puts
 from metaq.record.checksum import checksum, checksums
 from metaq.record.ids import ids_from
+from metaq.record.layout import HEADER_BYTES
 
 
 class Request:
@@ -85,12 +86,8 @@ class Request:
 
     def outcome_of(self, reply: Reply) -> BatchOutcome:
         """Return what the reply to its `mput` says; raises as `parse_receipt`."""
-        due_ms, partition, first = (
-            self.batch.deliver_ms,
-            self.partition,
-            self.span.first,
-        )
-        if due_ms is None:
+        batch, partition, (first, end, _) = self.batch, self.partition, self.span
+        if not batch.times:
             receipt = parse_receipt(reply, partition.partition)
             result = SendResult(receipt.id, partition, receipt.offset)
             if receipt.offset >= 0:
@@ -98,13 +95,27 @@ class Request:
             ids = ids_from(receipt.id, self.message_count)
             return BatchOutcome(first, result, ids, [receipt.offset] * len(ids))
         receipt, tier = parse_scheduled(reply, partition.partition)
-        count, offset = self.message_count, receipt.offset
-        offsets = [offset] * count
-        if tier == AT_ONCE and offset >= 0:
-            sizes = (self.batch.size_of(first, first + k) for k in range(count))
-            offsets = [Offset(offset + size) for size in sizes]
-        result = Scheduled(receipt.id, partition, offset, due_ms, tier)
-        return BatchOutcome(first, result, ids_from(receipt.id, count), offsets)
+        offset, offsets = receipt.offset, list[int]()
+        if tier == AT_ONCE and offset < 0:  # to an exchange
+            offsets = [offset] * (end - first)
+        elif tier == AT_ONCE:
+            offsets = [offset + batch.size_of(first, at) for at in range(first, end)]
+        head_bytes = HEADER_BYTES + WRAPPER_BYTES + len(partition.topic.encode())
+        while len(offsets) < end - first:
+            # Neighbours with one time wait as one record.
+            start = at = first + len(offsets)
+            while at < end and batch.times[at] == batch.times[start]:
+                at += 1
+            offsets += [offset] * (at - start)
+            offset = Offset(offset + head_bytes + batch.size_of(start, at))
+        due_ms = batch.times[first]
+        result = Scheduled(receipt.id, partition, receipt.offset, due_ms, tier)
+        return BatchOutcome(first, result, ids_from(receipt.id, end - first), offsets)
+
+    @property
+    def own_times(self) -> Sequence[int]:
+        """Return the times of its messages; (): they have none, or one in common."""
+        return self.batch.own_times(self.span.first, self.span.end)
 
     # -- as bytes ---------------------------------------------------------------------
 
@@ -120,6 +131,8 @@ class Request:
             producer_id = self.name.producer
             self.sequence = self.name.sequence + self.span.first
         assert self.sequence is not None
+        times = self.batch.times[self.span.first : self.span.end]
+        deliver_ms = OWN_TIMES if self.own_times else times[0] if times else None
         records = self.batch.encode(self.span.first, self.span.end)
         return encode(
             Mput(
@@ -131,7 +144,7 @@ class Request:
                 payload=records,
                 producer=producer_id,
                 sequence=self.sequence,
-                deliver_ms=self.batch.deliver_ms,
+                deliver_ms=deliver_ms,
                 is_mandatory=is_mandatory,
             )
         )

@@ -36,7 +36,7 @@ class Routes:
         make: Callable[[TopicPartition], PartitionSender],
         selector: Selector | None,
         first_turn: int,
-        make_timed: Callable[[TopicPartition], PartitionSender] | None = None,
+        make_timed: Callable[[TopicPartition, int], PartitionSender] | None = None,
     ) -> None:
         """Start without topics.
 
@@ -45,16 +45,17 @@ class Routes:
             selector: chooses partitions; None goes by the key of messages that have
                 one, and round robin with the others.
             first_turn: where round robin begins, modulo the number of partitions.
-            make_timed: as `make`, for messages with a time; None is the same one.
+            make_timed: as `make`, for messages with delays of a row; None: no message
+                has a time.
         """
         self._make = make
-        self._make_timed = make_timed or make
+        self._make_timed = make_timed
         self._selector = selector
         self._by_key = KeyHash()
         self._topics: dict[str, _Topic] = {}
         self._at_broker: dict[tuple[str, BrokerId], tuple[_Topic, _Topic]] = {}
         self._by_partition: dict[TopicPartition, PartitionSender] = {}
-        self._timed: dict[TopicPartition, PartitionSender] = {}
+        self._timed: dict[tuple[TopicPartition, int], PartitionSender] = {}
         self.is_default = selector is None
         """Messages without key and partition go to `by_topic` in turn."""
         self.by_topic: dict[str, tuple[PartitionSender, ...]] = {}
@@ -76,10 +77,14 @@ class Routes:
             found = self._by_partition.setdefault(partition, made)
         return found
 
-    def timed(self, partition: TopicPartition) -> PartitionSender:
-        """Return the sender of a partition's messages with a time, made if needed."""
-        found = self._timed.get(partition)
-        return found or self._timed.setdefault(partition, self._make_timed(partition))
+    def timed(self, partition: TopicPartition, row: int) -> PartitionSender:
+        """Return the sender of a partition's messages with delays of a row."""
+        found = self._timed.get((partition, row))
+        if found is None:
+            assert self._make_timed is not None, "messages may have a time"
+            made = self._make_timed(partition, row)
+            found = self._timed.setdefault((partition, row), made)
+        return found
 
     def next_sender(self, topic: str) -> PartitionSender:
         """Return the sender whose turn it is.
@@ -186,7 +191,7 @@ class Routes:
         self.by_topic[topic] = tuple(map(self.sender, now.available or now.known))
         gone = set(before.available).difference(now.available)
         moving = [one for one in before.available if one in gone]
-        timed = (self._timed[one] for one in moving if one in self._timed)
+        timed = [each for (one, _), each in self._timed.items() if one in gone]
         return [*map(self.sender, moving), *timed]
 
     def plan(self, topic: str, available: Sequence[TopicPartition]) -> _Topic | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from metaq.client.errors import BufferFullError
 from metaq.client.names import require_text
 from metaq.client.partitioner import OutgoingMessage
-from metaq.client.produce.batches import Batch, SendFuture, SendResults, ends_of
+from metaq.client.produce.batches import Batch, SendResults, ends_of
 from metaq.client.produce.partition_sender import PartitionSender
 from metaq.client.produce.scheduling import with_expiry
 from metaq.errors import ConfigError
@@ -136,12 +136,6 @@ class Appending:
     def batches(self) -> list[Batch]:
         """Return the batches that hold the added messages."""
         return list(dict.fromkeys(batch for batch, _, _ in self._added))
-
-    @property
-    def first(self) -> SendFuture:
-        """The future of the first message that was added."""
-        batch, number, _ = self._added[0]
-        return SendFuture(batch, number)
 
     def results(self) -> SendResults:
         """Return the results, in the order of the list; only when it is over."""

@@ -8,6 +8,7 @@ together wait together; brokers deliver in longer steps than that.
 import datetime as dt
 import math
 import re
+from bisect import bisect_left
 from operator import itemgetter
 from typing import Any, Final, Self, TypeAlias
 
@@ -29,6 +30,9 @@ Span: TypeAlias = str | float | dt.timedelta
 
 DUE_STEP_MS: Final = 10
 """Times of delays are multiples of this."""
+ROWS_MS: Final = (3_600_000, 86_400_000, 32 * 86_400_000)
+"""Ends of the rows of delays that brokers keep apart, to keep no bytes for long that
+need not be."""
 AT_ONCE: Final = -1
 """Tier of a message whose time had passed: it was delivered at once."""
 
@@ -174,6 +178,11 @@ def due_of(now_ms: Millis, delay: object, deliver_at: object) -> Millis | None:
     if delay is not None:
         raise ConfigError("delay, deliver_at: expected one of them, got both")
     return moment_ms("deliver_at", deliver_at)
+
+
+def delay_row(delay_ms: int) -> int:
+    """Return the row of a delay; messages of one batch are of one row."""
+    return bisect_left(ROWS_MS, delay_ms)
 
 
 def with_expiry(headers: Headers, expires_in: object) -> Headers:

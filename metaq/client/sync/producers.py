@@ -6,7 +6,8 @@ cross over to the loop.
 """
 
 import datetime as dt
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Self, Unpack
 
 from metaq.client.consume.exactly_once import AsyncExactlyOnce
@@ -119,15 +120,13 @@ class Producer(SyncClosable[AsyncProducer]):
             self._thread.require_usable()
         if tag is not None:
             headers = with_tag(headers, tag)
+        append: Callable[..., SendFuture] = self._twin.accumulator.append
         if delay is not None or deliver_at is not None or expires_in is not None:
             headers = with_expiry(headers, expires_in)
             due_ms = self._due_ms(delay, deliver_at)
             if due_ms is not None:
-                message = OutgoingMessage(
-                    frozen(data), attribute, key, partition, headers
-                )
-                return self._append_all(topic, [message], timeout, due_ms).first
-        append = self._twin.accumulator.append
+                self._prepare(topic, timeout)
+                append = partial(append, deliver_ms=due_ms)
         deadline_s: float | None = None
         while True:
             try:
@@ -169,6 +168,12 @@ class Producer(SyncClosable[AsyncProducer]):
         results.raise_errors()
         return results
 
+    def _prepare(self, topic: str, timeout: float | None) -> None:
+        """Wait for a topic that is not known yet."""
+        require_text("topic", topic)
+        if not self._twin.accumulator.knows(topic):
+            self._thread.run(self._twin.prepare(topic, timeout=timeout))
+
     def _due_ms(self, delay: object, deliver_at: object) -> Millis | None:
         clock = self._twin.accumulator.buffer.clock
         return due_of(clock.wall_ms(), delay, deliver_at)
@@ -182,10 +187,8 @@ class Producer(SyncClosable[AsyncProducer]):
     ) -> Appending:
         """Append a list, as far as there is memory, then the rest."""
         self._thread.require_usable()
-        require_text("topic", topic)
+        self._prepare(topic, timeout)
         accumulator = self._twin.accumulator
-        if not accumulator.knows(topic):
-            self._thread.run(self._twin.prepare(topic, timeout=timeout))
         appending = accumulator.append_many(
             topic, messages, timeout_s=timeout, deliver_ms=due_ms
         )
