@@ -6,9 +6,9 @@ page cache are read by the reader threads; the pump goes on when they are there.
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from metaq.broker.acks import Answerer, wire_error
 from metaq.broker.context import BrokerContext
@@ -169,7 +169,7 @@ class Takers:
         count = min(taker.command.count, TAKE_COUNT_MAX)
         try:
             if not queue.scan(count, now):
-                self._read(queue, queue.read_ahead(count), group)
+                self._read(queue, count, group)
                 return False
         except (StorageError, ClosedError) as error:
             self._refuse(group, taker, queue, error)
@@ -301,15 +301,13 @@ class Takers:
         )
         taker.answerer.answer(line + payload, count=1, size_bytes=0)
 
-    def _read(
-        self, queue: ServedQueue, work: Coroutine[Any, Any, None], group: QueueGroup
-    ) -> None:
-        """Have bytes read, and pump then."""
+    def _read(self, queue: ServedQueue, count: int, group: QueueGroup) -> None:
+        """Have the bytes of so many messages read, and pump then."""
         queue.is_reading = True
 
         async def run() -> None:
             try:
-                await work
+                await queue.read_ahead(count)
             except (StorageError, ClosedError) as error:
                 queue.problem = str(error)
                 taker = _first_for(group, queue.name.partition)
