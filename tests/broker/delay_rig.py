@@ -197,8 +197,13 @@ class DelayRig:
             task.cancel()
 
     async def tick(self) -> int:
-        """Deliver everything that is due; return the number of batches."""
+        """Deliver everything that is due; return the number of batches.
+
+        What is decided, and a full disk did not take, comes first.
+        """
         batches = 0
+        self.bench.coordinator.tick()
+        self.bench.run()
         self.ticked_ms = max(self.ticked_ms, self.now_ms)
         while await self.play(self.service.tick()):
             batches += 1
