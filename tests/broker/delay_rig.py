@@ -11,7 +11,6 @@ from metaq.broker.context import BrokerContext
 from metaq.broker.delay_service import DelayService
 from metaq.broker.dispatch import dispatch
 from metaq.broker.handlers.put import handle_mput
-from metaq.broker.realtime import Realtime
 from metaq.config.settings import BrokerConfig
 from metaq.errors import MetaqError, WireError
 from metaq.model import LogId, MessageId
@@ -23,6 +22,7 @@ from metaq.record.checksum import checksum
 from metaq.record.ids import ids_from
 from metaq.record.layout import encode_record
 from metaq.testing.clock import ManualClock
+from tests.broker.stepped import context_on
 from tests.rigs.broker import Peer
 from tests.rigs.disk import Choose
 from tests.rigs.fs import FaultyFileSystem, keep_none
@@ -154,24 +154,7 @@ class DelayRig:
             directory.reader.begin()
         config: BrokerConfig = self.bench.logs.config
         config = replace(config, limits=replace(config.limits, **limits))
-        nothing: Any = None
-        self.context = BrokerContext(
-            config=config,
-            clock=clock,
-            topics=self.bench.topics,
-            transactions=self.bench.coordinator,
-            ids=self.bench.ids,
-            realtime=Realtime(clock),
-            waiters=nothing,
-            fs=fs,
-            upkeep=AtOnce(),
-            address="meta://test:1",
-            load=nothing,
-            turns=nothing,
-            filter_work=nothing,
-            port=1,
-            started_s=0.0,
-        )
+        self.context = context_on(self.bench, config, upkeep=AtOnce())
         self.service = make(self.context)
         self.problem = ""
         self.ticked_ms = 0

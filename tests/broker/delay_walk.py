@@ -7,7 +7,6 @@ is there twice, before its time, or after its cancel was answered; what is due a
 answered is there, unless its partition was closed when its time came.
 """
 
-import copy
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +21,9 @@ from tests.broker.delay_rig import (
     mput_of,
     receipts_of,
 )
+from tests.broker.stepped import cut_at_sync
 from tests.rigs.disk import CAPACITY_BYTES
-from tests.rigs.fs import FaultyFileSystem, Operation, keep_all, keep_random
+from tests.rigs.fs import FaultyFileSystem, keep_all, keep_random
 
 PARTITIONS = 2
 DELAYS_MS = (1, 50, 99, 100, 1_000, 10_000, 3_600_000, 3 * 86_400_000, 40 * 86_400_000)
@@ -91,24 +91,10 @@ class DelayWalk:
             await self._tick_and_check()
             return
         # The power goes at one of the syncs of the step, or after it.
-        left, found = self.random.randrange(8), list[tuple[FaultyFileSystem, Book]]()
-
-        def on_call(operation: Operation) -> None:
-            nonlocal left
-            if operation.name in {"sync", "sync_directory"}:
-                if not left:
-                    found.append((fs.snapshot(), copy.deepcopy(self.book)))
-                left -= 1
-
-        fs = self.rig.fs
-        fs.on_call(on_call)
-        try:
+        number = self.random.randrange(8)
+        with cut_at_sync(self.rig.fs, number, lambda: self.book) as found:
             await step()
             await self.rig.try_tick()
-        finally:
-            fs.on_call(None)
-        if not found:
-            found.append((fs.snapshot(), copy.deepcopy(self.book)))
         await self._begin_again(*found[0])
 
     def steps(self) -> list[Any]:

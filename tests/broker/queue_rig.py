@@ -16,7 +16,6 @@ from metaq.broker.queue_groups import QueueGroup
 from metaq.broker.queue_log import QUEUES
 from metaq.broker.queue_part import ServedQueue
 from metaq.broker.queue_service import QueueService
-from metaq.broker.realtime import Realtime
 from metaq.errors import MetaqError
 from metaq.model import LogId, Millis, Position
 from metaq.protocol.commands import Mput, Result, Settle, Take, Value
@@ -28,6 +27,7 @@ from metaq.record.scan import read_record
 from metaq.testing.clock import WALL_MS, ManualClock
 from metaq.zk.group_definitions import QueueGroupDefinition
 from tests.broker.delay_rig import AtOnce
+from tests.broker.stepped import context_on
 from tests.rigs.fs import FaultyFileSystem
 from tests.txn.support import TOPIC, TransactionBench, content
 
@@ -153,24 +153,9 @@ class QueueRig:
         for directory in self.bench.logs.manager.directories():
             anything: Any = directory
             anything.reader = AtOnce()
-        nothing: Any = None
         turns: Any = SimpleNamespace(ask=asyncio.get_running_loop().call_soon)
-        self.context = BrokerContext(
-            config=self.bench.logs.config,
-            clock=clock,
-            topics=self.bench.topics,
-            transactions=self.bench.coordinator,
-            ids=self.bench.ids,
-            realtime=Realtime(clock),
-            waiters=nothing,
-            fs=fs,
-            upkeep=AtOnce(),
-            address="meta://test:1",
-            load=nothing,
-            turns=turns,
-            filter_work=nothing,
-            port=1,
-            started_s=0.0,
+        self.context = context_on(
+            self.bench, self.bench.logs.config, upkeep=AtOnce(), turns=turns
         )
         self._definition = definition
         self.service = make(self.context)

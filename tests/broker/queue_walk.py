@@ -14,7 +14,6 @@ whose output is there, or a dead letter.
 """
 
 import asyncio
-import copy
 import math
 import random
 from dataclasses import dataclass, field
@@ -42,8 +41,9 @@ from tests.broker.queue_rig import (
     key_of,
 )
 from tests.broker.queue_worker import Got, got_of
+from tests.broker.stepped import cut_at_sync
 from tests.rigs.disk import CAPACITY_BYTES
-from tests.rigs.fs import FaultyFileSystem, Operation, keep_all, keep_random
+from tests.rigs.fs import FaultyFileSystem, keep_all, keep_random
 
 WORKERS: Final = ("w0", "w1", "w2")
 LEASE_MS: Final = 5_000
@@ -148,24 +148,10 @@ class QueueWalk:
             await step()
             return
         # The power goes, or the process, at one of the syncs of the step or after it.
-        left, found = self.random.randrange(6), list[tuple[FaultyFileSystem, Book]]()
-
-        def on_call(operation: Operation) -> None:
-            nonlocal left
-            if operation.name in {"sync", "sync_directory"}:
-                if not left:
-                    found.append((fs.snapshot(), copy.deepcopy(self.book)))
-                left -= 1
-
-        fs = self.rig.fs
-        fs.on_call(on_call)
-        try:
+        number = self.random.randrange(6)
+        with cut_at_sync(self.rig.fs, number, lambda: self.book) as found:
             await step()
             await self.rig.run_all()
-        finally:
-            fs.on_call(None)
-        if not found:
-            found.append((fs.snapshot(), copy.deepcopy(self.book)))
         await self._begin_again(*found[0])
 
     def steps(self) -> list[Any]:

@@ -5,10 +5,8 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, Final
 
-from metaq.broker.context import BrokerContext
 from metaq.broker.dispatch import dispatch, dispatch_in_steps
 from metaq.broker.exchanges import Exchanges
-from metaq.broker.realtime import Realtime
 from metaq.errors import MetaqError
 from metaq.model import LogId, MessageId, Position
 from metaq.protocol.commands import OWN_TIMES, Mput, Put, Result
@@ -25,6 +23,7 @@ from metaq.zk.exchange_definitions import (
     binding_name,
 )
 from tests.broker.delay_rig import FakeSession, result_of
+from tests.broker.stepped import context_on
 from tests.rigs.disk import Choose
 from tests.rigs.fs import FaultyFileSystem, keep_none
 from tests.txn.support import TOPIC, TransactionBench, content
@@ -83,24 +82,7 @@ class RouteRig:
         }
         config = replace(self.bench.logs.config, defined=defined)
         self.bench.topics.apply(config)
-        nothing: Any = None
-        self.context = BrokerContext(
-            config=config,
-            clock=clock,
-            topics=self.bench.topics,
-            transactions=self.bench.coordinator,
-            ids=self.bench.ids,
-            realtime=Realtime(clock),
-            waiters=nothing,
-            fs=fs,
-            upkeep=nothing,
-            address="meta://test:1",
-            load=nothing,
-            turns=nothing,
-            filter_work=nothing,
-            port=1,
-            started_s=0.0,
-        )
+        self.context = context_on(self.bench, config)
         self.changes: list[None] = []
         """One for each time that exchanges came or went."""
         self.exchanges = Exchanges(self.bench.topics, lambda: self.changes.append(None))

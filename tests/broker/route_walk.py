@@ -9,7 +9,6 @@ was sent; one that was refused is nowhere; batches of a producer are in their or
 each partition.
 """
 
-import copy
 import random
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,8 +17,9 @@ from metaq.protocol.commands import Mput, Result
 from metaq.routing.match import Binding, words_of
 from tests.broker.delay_rig import FakeSession, result_of
 from tests.broker.route_rig import TOPICS, RouteRig, batch_of
+from tests.broker.stepped import cut_at_sync
 from tests.rigs.disk import CAPACITY_BYTES
-from tests.rigs.fs import FaultyFileSystem, Operation, keep_all, keep_random
+from tests.rigs.fs import FaultyFileSystem, keep_all, keep_random
 from tests.routing.test_match import fits
 
 PATTERNS = ("#", "a.#", "*.b", "a.b", "b.*", "#.c")
@@ -131,23 +131,11 @@ class RouteWalk:
 
     def _play_cut(self, step: Any) -> None:
         """Take a step in which the process ends, or the power goes, at a sync."""
-        left, found = self.random.randrange(6), list[tuple[FaultyFileSystem, Book]]()
-
-        def on_call(operation: Operation) -> None:
-            nonlocal left
-            if operation.name in {"sync", "sync_directory"}:
-                if not left:
-                    found.append((fs.snapshot(), copy.deepcopy(self.book)))
-                left -= 1
-
-        fs = self.rig.fs
-        fs.on_call(on_call)
-        try:
+        fs, number = self.rig.fs, self.random.randrange(6)
+        with cut_at_sync(fs, number, lambda: self.book) as found:
             step()
-        finally:
-            fs.on_call(None)
         if self.rig.fs is fs:
-            self._begin_again(*(found or [(fs.snapshot(), self.book)])[0])
+            self._begin_again(*found[0])
 
     def _begin_again(self, fs: FaultyFileSystem, book: Book) -> None:
         self.rig.bench.kill()
