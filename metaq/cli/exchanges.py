@@ -154,6 +154,8 @@ def route(
         lambda admin: admin.route(exchange, routing_key, headers=headers)
     )
     _print_bindings(found, as_json=as_json)
+    if not found:
+        render.say(f"no binding of exchange '{exchange}' matches")
     return bool(found)
 
 

@@ -39,6 +39,8 @@ SECTIONS: Final = {
     "Pipelines": ("pipeline",),
 }  # fmt: skip
 """Sections of the help, and their commands in the order of a first use."""
+LINE_MAX: Final = 200
+"""Longest sentence in a list of commands; click cuts it at the width of a terminal."""
 
 SHARED: Final[dict[str, Callable[[Any], Any]]] = {
     "is_dry": dry_option,
@@ -114,7 +116,7 @@ class MetaqGroup(click.Group):
             with formatter.section(section):
                 formatter.write_dl(
                     [
-                        (name.ljust(width), self.commands[name].get_short_help_str(200))
+                        (name.ljust(width), self.commands[name].get_short_help_str())
                         for name in names
                     ]
                 )
@@ -184,7 +186,7 @@ def main() -> None:
 
 def group(name: str, text: str) -> None:
     """Add a group of commands, with its help."""
-    main.add_command(click.Group(name, help=text))
+    main.add_command(click.Group(name, help=text, short_help=text))
 
 
 def command(
@@ -221,7 +223,9 @@ def command(
         parent = main.commands[above] if above else main
         assert isinstance(parent, click.Group)
         epilog = example(*examples)
-        parent.command(last, cls=cls, epilog=epilog, short_help=short_help)(wrapped)
+        made = parent.command(last, cls=cls, epilog=epilog, short_help=short_help)
+        one = made(wrapped)
+        one.short_help = one.get_short_help_str(LINE_MAX)
         return function
 
     return register

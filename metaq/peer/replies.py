@@ -53,8 +53,8 @@ _NUMBER: Final = re.compile("[0-9]{1,19}")
 """Counts and offsets of 64 bits."""
 _RECEIPT: Final = re.compile(rb"(-?[0-9]{1,19}) ([0-9]{1,10}) ([0-9]{1,19})")
 """Id, which is negative where a Java broker stamped it, partition and offset."""
-_ROUTED: Final = re.compile(rb"([0-9]{1,19}) ([0-9]{1,10}) (-1) routed=[0-9]{1,10}")
-"""The same where an exchange has stored it: there is no offset."""
+_ROUTED: Final = re.compile(rb"([0-9]{1,19}) ([0-9]{1,10}) (-1) routed=([0-9]{1,10})")
+"""The same where an exchange has stored it, and in how many topics: no offset."""
 _SCHEDULED: Final = re.compile(
     rb"([0-9]{1,19}) (-?[0-9]{1,10}) -1 ([0-9]) ([0-9]{1,19})"
 )
@@ -85,6 +85,8 @@ class PutReceipt:
     """The partition it went to, also when the broker chose."""
     offset: Offset
     """-1 of an exchange: each topic that took it has one."""
+    copy_count: int = 1
+    """Topics that have it; 0: an exchange has dropped it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +158,10 @@ def parse_receipt(reply: Reply, partition: int | None = None) -> PutReceipt:
     result = require_ok(reply)
     found = _RECEIPT.fullmatch(result.body) or _ROUTED.fullmatch(result.body)
     if found is not None:
-        message_id, chosen, offset = map(int, found.groups())
+        message_id, chosen, offset, *copies = map(int, found.groups())
         is_ours = partition in {None, chosen} and chosen <= I32_MAX
         if is_ours and abs(message_id) <= MAX_OFFSET >= offset:
-            return PutReceipt(MessageId(message_id), chosen, Offset(offset))
+            return PutReceipt(MessageId(message_id), chosen, Offset(offset), *copies)
     wanted = "partition" if partition is None else partition
     raise BadReplyError(f"put: expected 'id {wanted} offset', got {result.text[:80]!r}")
 

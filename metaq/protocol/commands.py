@@ -84,8 +84,8 @@ class Mput:
     """When it is to be in its partition, milliseconds since 1970, 0 or more; None: at
     once; OWN_TIMES: each record has its own, in the place of its id."""
     is_mandatory: bool | None = None
-    """Whether an exchange refuses it when a message matches no binding; None: the same
-    as False, and what it is put to need be no exchange."""
+    """Whether an exchange refuses it when a message matches no binding; None: unless
+    there is an alternate topic, and what it is put to need be no exchange."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,15 +102,26 @@ def test_what_matches_nothing_is_unroutable_or_goes_to_the_alternate_or_nowhere(
         f"no binding of exchange '{EXCHANGE}' matches routing key 'x' [unroutable]"
     )
     assert rig.payloads("t0") == []
-    dropped = rig.send(replace(mixed, is_mandatory=None))
-    assert dropped.text.endswith(" routed=1")
+    optional, plain = (replace(mixed, is_mandatory=each) for each in (False, None))
+    assert rig.send(optional).text.endswith(" routed=1")
+    assert rig.send(plain).text.endswith("[unroutable]")
+    assert rig.payloads("t0") == [b"|a"]
     rig.bind(ORDERS, alternate="other")
-    assert rig.send(replace(mixed, is_mandatory=False)).text.endswith(" routed=2")
-    assert rig.payloads("other") == [b"|b"]
+    assert rig.send(optional).text.endswith(" routed=2")
+    assert rig.send(plain).text.endswith(" routed=2")
+    assert rig.payloads("other") == [b"|b"] * 2
     assert rig.send(mixed).status == 500
     assert rig.context.counters.routed == {
-        "routed": 4, "unroutable": 2, "dropped": 1, "alternate": 1
+        "routed": 6, "unroutable": 3, "dropped": 1, "alternate": 2
     }  # fmt: skip
+
+
+def test_a_single_put_that_matches_nothing_is_dropped_and_its_receipt_says_so() -> None:
+    """It may be of a Java client, which sends it again for ever."""
+    rig = RouteRig(ORDERS)
+    reply = rig.put(Put(EXCHANGE, 0, b"|a", 0, NO_CHECKSUM, 1, None))
+    assert reply.status == 200
+    assert reply.text.endswith(" routed=0")
 
 
 def close_partition(rig: RouteRig) -> None:
@@ -253,7 +264,8 @@ def test_in_a_transaction_all_targets_have_it_with_the_commit() -> None:
     assert rig.commit(batch_of(("order.paid", b"|a")), batch_of(("order.b", b"|b")))
     assert rig.payloads("t0") == [b"|a", b"|b"]
     assert rig.payloads("t1") + rig.payloads("t1", 1) == [b"|a"]
-    assert rig.commit(batch_of(("nothing", b"|c")))
+    assert rig.commit(batch_of(("nothing", b"|c"), is_mandatory=False))
+    assert not rig.commit(batch_of(("nothing", b"|c")))
     assert rig.payloads("t0") == [b"|a", b"|b"]
 
 
@@ -274,5 +286,7 @@ def test_other_kinds_route_by_their_rules(kind: ExchangeKind) -> None:
     assert rig.send(batch_of(("", b"|a"), headers=(("region", b"eu"),))).text.endswith(
         "routed=1"
     )
-    missed = rig.send(batch_of(("", b"|b"), headers=(("region", b"us"),)))
+    missed = rig.send(
+        batch_of(("", b"|b"), headers=(("region", b"us"),), is_mandatory=False)
+    )
     assert missed.text.endswith(f"routed={kind is ExchangeKind.FANOUT:d}")

@@ -43,6 +43,7 @@ def test_an_exchange_is_made_bound_asked_and_listed(
     assert route(target, "events", "order.paid.eu", (), as_json=True)
     assert json.loads(capsys.readouterr().out)["topic"] == "orders"
     assert not route(target, "events", "else", (), as_json=False)
+    assert "no binding of exchange 'events' matches" in capsys.readouterr().err
     list_exchanges(target, as_json=False)
     assert rows(capsys)[-1][3:5] == ["orders", "order.#"]
     list_exchanges(target, as_json=True)

@@ -169,10 +169,7 @@ def test_every_command_explains_itself_with_an_example(name: str) -> None:
     assert len(head.splitlines()) > 4
 
 
-@pytest.mark.parametrize(
-    "group",
-    ["", "bench", "brokers", "groups", "offsets", "partitions", "pipeline", "topics"],
-)
+@for_each("group", ["", *sorted({n.rpartition(" ")[0] for n in COMMANDS} - {""})])
 def test_lists_of_commands_say_whole_sentences(
     group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

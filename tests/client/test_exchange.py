@@ -139,6 +139,28 @@ def test_a_producer_and_a_transaction_may_send_to_an_exchange(client: Any) -> No
     assert data_of(client, "paid") == [b"b", b"c"]
 
 
+def test_a_producer_hears_of_what_goes_nowhere(client: Any) -> None:
+    """Single puts, a batch, a transaction: an alternate topic takes them otherwise."""
+    admin = client.admin()
+    nowhere = pytest.raises(UnroutableError, match="no binding")
+    with client.producer(linger_s=0.02) as producer:
+        with nowhere:
+            producer.send("events", b"a", attribute="x")
+        keys = ["order.new", "x"] * 20
+        futures = [producer.send_nowait("events", b"b", attribute=k) for k in keys]
+        producer.flush()
+        errors = [type(each.exception()) for each in futures]
+        assert errors == [type(None), UnroutableError] * 20
+        for messages in ([b"c"], [b"c"] * 100):
+            with nowhere, producer.transaction() as tx:
+                tx.send_many("events", messages)
+        assert data_of(client, "orders") == [b"b"] * 20
+        admin.create_exchange("others", alternate="paid")
+        producer.send("others", b"d")
+        producer.send_many("others", [b"d"] * 2)
+    assert data_of(client, "paid") == [b"d"] * 3
+
+
 def test_wrong_arguments_are_named(client: Any) -> None:
     """Nothing is sent."""
     with pytest.raises(ConfigError, match="topic: expected a name"):

@@ -82,7 +82,7 @@ def handle_put(command: Put, answerer: Answerer) -> None:
         count_puts(context, command.topic, count=1, payload_bytes=len(payload))
         batch = Mput(
             command.topic, command.partition, 1, NO_CHECKSUM, command.opaque, b"",
-            transaction=command.transaction,
+            transaction=command.transaction, is_mandatory=False,
         )  # fmt: skip
         for _ in route(batch, _check_put(command), answerer):
             pass

@@ -263,7 +263,6 @@ class _Routing:
         self._answerer = answerer
         self._context = answerer.context
         self._targets: dict[LogId, _Target] = {}
-        self._is_mandatory = command.is_mandatory is True
         self._name: tuple[str, int, int, int] | None = None
         """Producer at the targets, sequence, count, checksum of a batch that has it."""
         self._first_id: MessageId | None = None
@@ -324,8 +323,9 @@ class _Routing:
         if topics:
             counters.routed["routed"] += 1
             return topics
-        is_lost = exchange.alternate is None and self._command.deliver_ms is not None
-        if self._is_mandatory or is_lost:
+        command = self._command
+        may_drop = command.is_mandatory is False and command.deliver_ms is None
+        if command.is_mandatory or (exchange.alternate is None and not may_drop):
             counters.routed["unroutable"] += 1
             raise ServerError(texts.unroutable(exchange.name, routing_key))
         if exchange.alternate is None:

@@ -11,9 +11,10 @@ from itertools import groupby
 from metaq.client.produce.attempts import WRAPPER_BYTES, BatchSpan
 from metaq.client.produce.batches import Batch, BatchName, BatchOutcome, SendResult
 from metaq.client.produce.scheduling import AT_ONCE, Scheduled
-from metaq.errors import MetaqError
+from metaq.errors import MetaqError, UnroutableError
 from metaq.model import MessageId, Offset, TopicPartition
 from metaq.peer.replies import ReceiptColumns, parse_receipt, parse_scheduled
+from metaq.protocol import texts
 from metaq.protocol.commands import OWN_TIMES, Mput, Reply
 from metaq.protocol.encoding import encode, encode_puts
 from metaq.record.checksum import checksum, checksums
@@ -215,6 +216,8 @@ class Request:
             if isinstance(outcome, MetaqError):
                 raise outcome
             receipt = parse_receipt(outcome, self.partition.partition)
+            if not receipt.copy_count:
+                raise UnroutableError(f"{self.partition}: {texts.UNROUTED}")
         except MetaqError as error:
             if self.left:
                 self._on_failed(self, opaques, error)

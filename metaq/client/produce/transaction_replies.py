@@ -18,9 +18,10 @@ from metaq.client.errors import (
     XaProtocolError,
     XaRolledBackError,
 )
-from metaq.errors import BadReplyError, MetaqError, ServerError
+from metaq.errors import BadReplyError, MetaqError, ServerError, UnroutableError
 from metaq.model import MAX_OFFSET, MessageId, XaTransactionId, printable
 from metaq.peer.replies import require_ok
+from metaq.protocol import texts
 from metaq.protocol.commands import Reply
 from metaq.protocol.transaction_ids import parse_key
 
@@ -60,7 +61,9 @@ _BARE: Final = (
     (re.compile(r"XA transaction '.*' has been heuristically completed\."), HEURHAZ),
 )
 _NOT_STARTED: Final = re.compile(r"Local transaction '.*' has not been started\.")
-_RECEIPT: Final = re.compile("(-?[0-9]{1,19}) ([0-9]{1,10}) -1(?: routed=[0-9]{1,10})?")
+_RECEIPT: Final = re.compile(
+    "(-?[0-9]{1,19}) ([0-9]{1,10}) -1(?: routed=([0-9]{1,10}))?"
+)
 _COMMITTED: Final = "0"
 _VOTES: Final = {"0": True, "3": False}
 
@@ -108,6 +111,7 @@ def parse_pending(reply: Reply, partition: int, where: str) -> MessageId:
 
     Raises:
         BadReplyError: a 200 that is no receipt of a transaction's put.
+        UnroutableError: an exchange has dropped it.
         MetaqError: as `require_done`.
     """
     text = require_done(reply, where)
@@ -116,6 +120,8 @@ def parse_pending(reply: Reply, partition: int, where: str) -> MessageId:
         raise BadReplyError(
             f"{where}: put: expected 'id {partition} -1', got {text[:80]!r}"
         )
+    if found[3] == "0":
+        raise UnroutableError(f"{where}: {texts.UNROUTED}")
     return MessageId(int(found[1]))
 
 
