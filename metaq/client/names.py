@@ -17,6 +17,7 @@ from metaq.client.validation import wrong_type
 from metaq.config.topic_rules import is_pattern, is_safe_topic
 from metaq.errors import ConfigError
 from metaq.model import (
+    INTERNAL_PREFIX,
     SCHEME,
     BrokerAddress,
     TopicPartition,
@@ -149,6 +150,10 @@ def near_topics(topic: str, known: Collection[str]) -> str:
     meant = f"did you mean {', '.join(near)}? " if near else ""
     if not _may_be_topic(topic):
         return f"{meant}names of topics have no blanks, commas and slashes"
+    if is_internal(topic):
+        return (
+            f"{meant}names that begin with {INTERNAL_PREFIX} are reserved for brokers"
+        )
     return f"{meant}'metaq topics create {topic}' makes it"
 
 
