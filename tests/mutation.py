@@ -31,7 +31,10 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT: Final = Path(__file__).parent.parent
-ROOMS: Final = ("metaq/storage", "metaq/txn", "metaq/client", "metaq/spark/sink")
+ROOMS: Final = (
+    "metaq/storage", "metaq/txn", "metaq/client", "metaq/queues", "metaq/delay",
+    "metaq/routing", "metaq/filter", "metaq/replication", "metaq/spark/sink",
+)  # fmt: skip
 OMITTED: Final = ("BitOr_", "RemoveDecorator", "VariableInserter", "VariableReplacer")
 """Operators that change annotations and decorators, or make unknown names."""
 TIMEOUT_S: Final = 600.0
