@@ -215,6 +215,7 @@ def test_a_repeated_batch_is_stored_once_in_each_target() -> None:
     assert first.replies == second.replies
     third = rig.send(batch)
     assert third == result_of(first.replies[0])
+    assert rig.context.counters.batch_repeated == 2
     rig = rig.again(keep_all)
     rig.bind(ORDERS, PAID)
     assert rig.send(batch) == third
