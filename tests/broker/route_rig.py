@@ -18,6 +18,7 @@ from metaq.record.layout import Record, encode_record
 from metaq.record.scan import read_record
 from metaq.routing.match import Binding, ExchangeKind
 from metaq.testing.clock import ManualClock
+from metaq.txn.figures import TransactionLimits
 from metaq.zk.exchange_definitions import (
     ExchangeDefinition,
     binding_name,
@@ -70,11 +71,12 @@ class RouteRig:
         fs: FaultyFileSystem | None = None,
         clock: ManualClock | None = None,
         topics: Mapping[str, int] = TOPICS,
+        limits: TransactionLimits | None = None,
         **more: Any,
     ) -> None:
         self.fs = fs = fs or FaultyFileSystem()
         self.clock = clock = clock or ManualClock()
-        self.bench = TransactionBench(fs, clock=clock)
+        self.bench = TransactionBench(fs, clock=clock, limits=limits)
         self.bench.open()
         defined = {
             name: replace(TOPIC, name=name, partition_count=partitions)

@@ -9,9 +9,11 @@ import pytest
 from metaq.broker.acks import PUT_OVERHEAD_BYTES
 from metaq.broker.handlers.route import TARGETS_MAX, read_address
 from metaq.protocol.commands import NO_CHECKSUM, Put
+from metaq.protocol.transaction_ids import parse_key
 from metaq.record.flags import encode_payload
 from metaq.record.layout import encode_record
 from metaq.routing.match import Binding, ExchangeKind
+from metaq.txn.figures import TransactionLimits
 from tests.broker.delay_rig import FakeSession, result_of
 from tests.broker.route_rig import EXCHANGE, RouteRig, batch_of
 from tests.cases import for_each
@@ -268,6 +270,24 @@ def test_in_a_transaction_all_targets_have_it_with_the_commit() -> None:
     assert rig.commit(batch_of(("nothing", b"|c"), is_mandatory=False))
     assert not rig.commit(batch_of(("nothing", b"|c")))
     assert rig.payloads("t0") == [b"|a", b"|b"]
+
+
+def test_a_transaction_has_room_for_the_copies_of_all_targets_or_for_none() -> None:
+    """A message is journalled once for each topic."""
+    batch = batch_of(("order.paid", b"|" + b"a" * 1000))
+    limits = TransactionLimits(
+        open_count_max=10,
+        held_bytes_max=2000,
+        timed_count_max=10,
+        timeout_s_max=60,
+        journal_bytes_max=1 << 30,
+    )
+    assert RouteRig(ORDERS, limits=limits).commit(batch)
+    rig, key = RouteRig(ORDERS, PAID, limits=limits), "TX:s:1"
+    session = FakeSession(rig.context)
+    rig.bench.coordinator.begin(key, session, 0)
+    rig.begin(replace(batch, transaction=parse_key(key)), session)
+    assert "hold too much" in result_of(session.replies[0]).text
 
 
 def test_a_transaction_that_is_rolled_back_leaves_nothing() -> None:

@@ -124,6 +124,11 @@ def test_a_binding_that_cannot_be_is_refused(
         check_binding(kind, binding)
 
 
+def test_the_longest_text_of_a_binding() -> None:
+    """255 bytes."""
+    check_binding(ExchangeKind.DIRECT, Binding("t", "k" * 255))
+
+
 def test_bindings_that_cannot_be_used_are_named_and_left_out() -> None:
     """Until they are gone."""
     matcher = Matcher(ExchangeKind.DIRECT)
