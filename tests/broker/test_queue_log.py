@@ -68,10 +68,13 @@ def test_a_restart_knows_what_is_done_and_how_often_the_rest_was_given(
 class JumpingClock(SystemClock):
     """The machine's, and its wall clock is set forward or back."""
 
-    jump_ms = 0
+    jump_ms = passed_ms = 0
+
+    def boot_s(self) -> float:
+        return super().boot_s() + self.passed_ms / 1000
 
     def wall_ms(self) -> Millis:
-        return Millis(super().wall_ms() + self.jump_ms)
+        return Millis(super().wall_ms() + self.jump_ms + self.passed_ms)
 
 
 @pytest.mark.parametrize("days", [1 / 24, -1 / 24, 3_650, -3_650])
@@ -123,6 +126,31 @@ def test_a_wall_clock_that_jumps_repeats_nothing_and_holds_nothing_up(
                 assert await worker.ack(got) is Word.OK
             assert sorted(found) == [b"b", b"c"]
             assert await worker.take(9, wait_ms=300) == []
+
+    asyncio.run(main())
+
+
+def test_a_wall_clock_that_jumps_has_no_message_expire(tmp_path: Path) -> None:
+    """Before it has run evenly for a minute; a mistake is set right by then."""
+    clock = JumpingClock()
+
+    async def main() -> None:
+        async with (
+            running_broker(tmp_path, QUICK, clock=clock) as broker,
+            Peer(broker) as peer,
+        ):
+            define(broker)
+            datas = (b"a", b"b", b"c", b"d")
+            await put(peer, *datas, headers={"expires-in": b"3000000"})
+            worker = Worker(peer)
+            clock.jump_ms = 10 * 365 * 86_400_000
+            assert [each.data for each in await worker.take(1)] == [b"a"]
+            clock.jump_ms = 0
+            assert [each.data for each in await worker.take(1)] == [b"b"]
+            clock.jump_ms = 3_600_000
+            assert [each.data for each in await worker.take(1)] == [b"c"]
+            clock.passed_ms = 61_000
+            assert await worker.take(1) == []
 
     asyncio.run(main())
 
