@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from metaq.broker.queue_log import QUEUES
+from metaq.broker.queue_part import SNAPSHOT_CHANGES
 from metaq.clock import SystemClock
 from metaq.errors import StorageError
 from metaq.model import Millis, Position
@@ -19,6 +20,7 @@ from tests.rigs.broker import Peer, running_broker
 from tests.rigs.fs import FaultyFileSystem
 from tests.rigs.waiting import until
 
+COUNT = 512
 RECLAIM = {"queueReclaimMs": "2000"}
 
 
@@ -185,6 +187,32 @@ def test_a_snapshot_is_all_that_a_restart_needs(tmp_path: Path) -> None:
     asyncio.run(before())
     only_last_record(tmp_path)
     asyncio.run(after())
+
+
+def test_messages_that_are_returned_for_ever_let_their_records_go(
+    tmp_path: Path,
+) -> None:
+    """RabbitMQ's quorum queues grew until the disk was full (rabbitmq-server 3776)."""
+
+    async def main() -> None:
+        async with running_broker(tmp_path, QUICK) as broker, Peer(broker) as peer:
+            define(broker, deliveries_max=1000)
+            await put(peer, *[b"x"] * COUNT)
+            worker, queues = Worker(peer), broker.context.queues
+            log = broker.context.topics.internal_log(QUEUES)
+            for _ in range(SNAPSHOT_CHANGES // COUNT + 1):
+                got = await worker.take(COUNT)
+                nacks = [each.says(SettleVerb.NACK, 0) for each in got]
+                assert await worker.settle(0, nacks) == [Word.OK] * COUNT
+            grown = log.next_offset
+            queues.tick()
+            await until(lambda: log.high_watermark > grown)
+            queues.tick()
+            assert log.trim_offset >= grown
+            queues.tick()
+            assert log.next_offset - grown < grown / 8  # it is not written each time
+
+    asyncio.run(main())
 
 
 def only_last_record(data: Path) -> None:
