@@ -149,7 +149,9 @@ class DelayService(Service):
 
     async def _list(self, command: ListScheduled) -> bytes:
         if not self._is_unused:
-            await self._followed.wait()  # what was answered is in it
+            # What was answered is in the second one, which begins after this.
+            for _ in range(2):
+                await self._followed.wait()
         found = await list_scheduled(
             self.tiers,
             self.dropped,

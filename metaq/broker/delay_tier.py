@@ -3,7 +3,7 @@
 The tier follows its partition: what is readable is taken into the index by a pass over
 the records, in their order. Of what was scheduled in this life the entry is known and
 nothing is read. Sealed segments have a `.due` file each, made by a thread when they
-are sealed, or when it is missing.
+are sealed, or when it is missing; delivery waits for it at a start alone.
 
 Everything that waits for the disk happens between two batches, never while one is
 being committed: then progress is where the index is.
@@ -14,6 +14,7 @@ import struct
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -28,6 +29,7 @@ from metaq.delay.due_index import (
     discard_old,
     due_path,
     entry_of,
+    make_run,
     open_run,
 )
 from metaq.delay.plan import NOTHING_DONE, Progress, Steps, Waiting, is_done
@@ -44,8 +46,9 @@ WINDOW_BYTES: Final = 256 * 1024
 GAP_BYTES: Final = 16 * 1024
 """Records that are closer than this are read together."""
 
-STEP_RECORDS: Final = 512
-"""Records that are taken into the index before others are served."""
+STEP_RECORDS: Final = 2048
+"""Records that are taken into the index before others are served: two milliseconds, in
+which fewer come."""
 KEPT_S: Final = 600.0
 """A segment in which nothing waits is kept for so long: longer than a producer repeats
 a batch of which it has no answer."""
@@ -83,6 +86,9 @@ class DelayTier:
         count from there."""
         self._files: dict[Offset, Path] = {}
         """Indexes of sealed segments, by base offset."""
+        self._entries: dict[Offset, bytearray] = {}
+        """Entries of segments that were followed from their base, till then."""
+        self._making: dict[Offset, Future[None]] = {}
         self._trimmed: deque[tuple[float, Offset]] = deque()
         """Since when nothing below an offset is needed, oldest first."""
         self._segment = range(0)
@@ -149,7 +155,10 @@ class DelayTier:
         """
         self.unload()
         log = self.log
+        for making in self._making.values():
+            await asyncio.wait([asyncio.wrap_future(making)])
         self._files, self.seen = {}, 0
+        self._entries, self._making, self._segment = {}, {}, range(0)
         self.steps, self.reached = steps, steps[0][:2]
         if log is not None:
             self.seen = int(log.log_start_offset)
@@ -171,46 +180,71 @@ class DelayTier:
         self.is_loaded, self.problem = True, ""
 
     async def follow(self) -> None:
-        """Take what is new in the partition into the index; raises as `load`."""
+        """Take what is new in the partition into the index; raises as `load`.
+
+        What comes meanwhile is for the next time: what is due does not wait for it.
+        """
         log = self.log
         if log is None:
             return
-        while self.seen < log.high_watermark:
+        end = log.high_watermark
+        while self.seen < end:
             base = Offset(self.seen)
-            for number, each in enumerate(self._appended.get(base, ()), 1):
-                waiting = each._replace(offset=base + each.offset)
-                self._take(log, Offset(self.seen), waiting, each.size_bytes)
-                if not number % STEP_RECORDS:
-                    await asyncio.sleep(0)
-            if self._appended.pop(base, None):
+            appended = self._appended.pop(base, ())
+            for start in range(0, len(appended), STEP_RECORDS):
+                some = appended[start : start + STEP_RECORDS]
+                some = [each._replace(offset=base + each.offset) for each in some]
+                self._take(log, some[-1].offset + some[-1].size_bytes, some)
+                await asyncio.sleep(0)
+            if appended:
                 continue
             records = read_records(log, Offset(self.seen), window_bytes=WINDOW_BYTES)
             async for offset, record in records:
                 waiting = Waiting._make(ENTRY.unpack(entry_of(offset, record)))
-                self._take(log, offset, waiting, record.size_bytes)
+                self._take(log, offset + record.size_bytes, [waiting])
                 if self.seen in self._appended:
                     break
         for segment in log.segments.sealed:
             if segment.base_offset not in self._files and (
                 segment.end_offset <= self.seen
             ):
-                await self._open(segment)
+                await self._open_when_made(segment)
 
-    def _take(
-        self, log: PartitionLog, offset: Offset, waiting: Waiting, size: int
-    ) -> None:
-        """Take the record at `seen` into the index."""
-        self.seen = offset + size
+    def _take(self, log: PartitionLog, end: int, records: Sequence[Waiting]) -> None:
+        """Take the records from `seen` to an end, of one segment, into the index."""
+        offset, self.seen = self.seen, end
         if offset not in self._segment:
-            found = log.segments.find(offset) or log.segments.active
+            found = log.segments.find(Offset(offset)) or log.segments.active
             is_active = found is log.segments.active
             # Not beyond: what comes next may be in the segment after it.
-            end = log.high_watermark if is_active else found.end_offset
-            self._segment = range(found.base_offset, end)
-        if waiting.key > self.progress[:2]:
-            self.index.add(ENTRY.pack(*waiting), Offset(self._segment.start))
-        elif not is_done(self.steps, waiting.key):
-            insort(self.late, waiting, key=_in_log)
+            known_end = log.high_watermark if is_active else found.end_offset
+            self._segment = range(found.base_offset, known_end)
+            if offset == found.base_offset:
+                self._entries[found.base_offset] = bytearray()
+        base = Offset(self._segment.start)
+        data = b"".join([ENTRY.pack(*each) for each in records])
+        if (entries := self._entries.get(base)) is not None:
+            entries += data
+        if min(records).key > self.progress[:2]:
+            self.index.add(data, base)
+            return
+        for each in records:
+            if each.key > self.progress[:2]:
+                self.index.add(ENTRY.pack(*each), base)
+            elif not is_done(self.steps, each.key):
+                insort(self.late, each, key=_in_log)
+
+    async def _open_when_made(self, segment: Segment) -> None:
+        """Have the index of a sealed segment made, and use it in the end."""
+        base, end = segment.base_offset, segment.end_offset
+        if base not in self._making:
+            entries = self._entries.pop(base, None)
+            data = None if entries is None else bytes(entries)
+            work = partial(make_run, self._context.fs, segment.path, base, end, data)
+            self._making[base] = self._context.upkeep.submit(work)
+        if self._making[base].done():
+            self._making.pop(base).result()
+            await self._open(segment)
 
     async def _open(self, segment: Segment) -> list[bytes]:
         """Use the index of a sealed segment; return the entries that are late."""

@@ -40,6 +40,7 @@ from metaq.broker.queue_settling import settle
 from metaq.broker.queue_status import Place, QueueGroupStatus, line_of, status_of
 from metaq.broker.queue_takers import Takers
 from metaq.deadlines import Deadlines
+from metaq.delay.plan import WallTime
 from metaq.errors import (
     ClosedError,
     MetaqError,
@@ -103,6 +104,8 @@ class QueueService(Service):
     def __init__(self, context: BrokerContext) -> None:
         super().__init__("queues", stop_timeout_s=2.0)
         self._context = context
+        clock = context.clock
+        self._wall = WallTime(clock.wall_ms(), int(clock.boot_s() * 1000))
         self._journal = InternalLogs(context)
         self._definitions: Mapping[str, QueueGroupDefinition] = {}
         self._groups: dict[str, QueueGroup] = {}
@@ -516,9 +519,10 @@ class QueueService(Service):
     # -- time
 
     def now(self) -> Now:
-        """Return both clocks."""
+        """Return both clocks; a jump of the wall clock is believed after a while."""
         clock = self._context.clock
-        return Now(int(clock.monotonic_s() * 1000), clock.wall_ms())
+        wall_ms = self._wall.look(clock.wall_ms(), int(clock.boot_s() * 1000))
+        return Now(int(clock.monotonic_s() * 1000), wall_ms)
 
     def watch(self, queue: ServedQueue) -> None:
         """Look at a queue when its next lease or delay ends."""

@@ -96,12 +96,18 @@ def decode_entries(data: bytes) -> Iterator[Waiting]:
     return map(Waiting._make, ENTRY.iter_unpack(data))
 
 
+def split_entries(data: bytes) -> list[bytes]:
+    """Return the entries in some bytes, each as it is."""
+    return [data[at : at + ENTRY.size] for at in range(0, len(data), ENTRY.size)]
+
+
 def weigh(data: bytes) -> tuple[int, int]:
     """Return how many messages entries have, and the bytes of their records."""
     messages = size = 0
-    for each in decode_entries(data):
-        more = each.weight
-        messages, size = messages + more[0], size + more[1]
+    for _due_ms, _offset, number, more, _topic in ENTRY.iter_unpack(data):
+        if number < 0:  # as `Waiting.weight`, for many
+            number, more = -1, -more
+        messages, size = messages + number, size + more
     return messages, size
 
 
@@ -188,9 +194,7 @@ class DueRun:
             )
         for number in range(max(0, first - 1), len(self._blocks)):
             data = self._read(fs, number)
-            entries = [
-                data[at : at + ENTRY.size] for at in range(0, len(data), ENTRY.size)
-            ]
+            entries = split_entries(data)
             passed = bisect_right(entries, place, key=lambda each: each[: _PLACE.size])
             late += [each for each in entries[:passed] if _is_late(each, done)]
             if passed < len(entries):
@@ -246,7 +250,7 @@ def open_run(
             run = DueRun(base, _read_directory(fs, path, base, end), path=path)
             return OpenedRun(run, run.pass_over(fs, end, progress))
         except (CorruptRecordError, DiskError):
-            _make(fs, segment, base, end)
+            make_run(fs, segment, base, end)
     run = DueRun(base, _read_directory(fs, path, base, end), path=path)
     return OpenedRun(run, run.pass_over(fs, end, progress))
 
@@ -269,9 +273,18 @@ def _read_directory(
     return [data[at : at + _BLOCK.size] for at in rows]
 
 
-def _make(fs: FileSystem, segment: Path, base: Offset, end: Offset) -> None:
-    with fs.open_read(segment) as file:
-        entries = sorted(_scan(file, segment, base, end))
+def make_run(
+    fs: FileSystem, segment: Path, base: Offset, end: Offset, data: bytes | None = None
+) -> None:
+    """Make the index of a sealed segment; raises as `open_run`.
+
+    `data` has its entries, in any order; without it they are read from the segment.
+    """
+    if data is not None:
+        entries = sorted(split_entries(data))
+    else:
+        with fs.open_read(segment) as file:
+            entries = sorted(_scan(file, segment, base, end))
     fs.write_atomically(due_path(segment, base), encode_file(base, end, entries))
 
 
@@ -318,13 +331,14 @@ class DueIndex:
         self.size_bytes = 0
         """Bytes of the records that have them."""
 
-    def add(self, entry: bytes, segment: Offset) -> None:
-        """Add an entry of a record in a segment, the last one that there is."""
+    def add(self, data: bytes, segment: Offset) -> None:
+        """Add entries of records in a segment, the last one that there is."""
         if segment != self._segment or len(self._fresh) >= FRESH_MAX:
             self._flush()
             self._segment = segment
-        heapq.heappush(self._fresh, entry)
-        self._count(entry, 1)
+        for entry in split_entries(data):
+            heapq.heappush(self._fresh, entry)
+        self._count(data, 1)
         self._head = None
 
     def add_run(self, run: DueRun) -> None:

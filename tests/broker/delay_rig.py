@@ -272,8 +272,9 @@ class DelayRig:
         if refused:
             return result_of(refused)
         if isinstance(command, ListScheduled):
-            await asyncio.sleep(0)
-            await self.tick()
+            for _ in range(2):
+                await asyncio.sleep(0)
+                await self.tick()
         while not session.replies:
             self.bench.run()
             await asyncio.sleep(0)

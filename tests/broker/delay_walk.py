@@ -28,7 +28,8 @@ from tests.rigs.fs import FaultyFileSystem, keep_all, keep_random
 PARTITIONS = 2
 DELAYS_MS = (1, 50, 99, 100, 1_000, 10_000, 3_600_000, 3 * 86_400_000, 40 * 86_400_000)
 LAPSES_S = (0.001, 0.1, 0.1, 1.0, 10.0, 3600.0, 86_400.0 * 2)
-JUMPS_MS = (-500, 700, -10_000, 10_000, -3_600_000, 3_600_000, 10 * 365 * 86_400_000)
+DECADE_MS = 10 * 365 * 86_400_000
+JUMPS_MS = (-500, 700, -10_000, 10_000, -3_600_000, 3_600_000, -DECADE_MS, DECADE_MS)
 SETTLE_S = 61.0
 """Longer than a clock that jumped is doubted, and than the longest back-off."""
 

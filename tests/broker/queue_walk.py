@@ -51,7 +51,8 @@ RECLAIM_S: Final = 2.0
 INSIDE_S: Final = 0.25
 """More than passes within a turn: a lease may end so much before its worker knows."""
 LAPSES_S: Final = (0.001, 0.1, 0.1, 1.0, 2.5, 6.0)
-JUMPS_MS: Final = (-3_600_000, 3_600_000, 10 * 365 * 86_400_000)
+DECADE_MS: Final = 10 * 365 * 86_400_000
+JUMPS_MS: Final = (-3_600_000, 3_600_000, -DECADE_MS, DECADE_MS)
 
 
 @dataclass

@@ -1,13 +1,19 @@
 """One tier: files of sealed segments, trimming, and what is made again."""
 
 import asyncio
+import json
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from metaq.broker.delay_tier import KEPT_S
+from metaq.broker.dispatch import dispatch
 from metaq.delay.due_index import DUE_SUFFIX
-from tests.broker.delay_rig import DelayRig
+from metaq.protocol.commands import ListScheduled
+from tests.broker.delay_rig import AtOnce, DelayRig, FakeSession, result_of
 from tests.rigs.fs import FaultyFileSystem
 
 
@@ -53,6 +59,95 @@ def test_an_index_file_never_changes_what_is_delivered(what: str) -> None:
         await rig.pass_s(11.0)  # a tier that could not be read is read again
         assert sorted(rig.payloads()) == sorted(datas)
         assert rig.is_healthy
+        await rig.kill()
+
+    asyncio.run(main())
+
+
+class Held(AtOnce):
+    """Threads that do nothing before they are told to."""
+
+    def __init__(self) -> None:
+        self.works: list[Callable[[], None]] = []
+
+    def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        self.works.append(lambda: done.set_result(work(*args, **kwargs)))
+        return done
+
+
+def test_what_is_due_waits_for_no_index_file() -> None:
+    """It is in memory until then; the file has what the segment says."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        threads, rig.context.upkeep = rig.context.upkeep, (held := Held())
+        datas = await scheduled(rig, 60)
+        await rig.pass_s(1.5)
+        half = rig.payloads()
+        assert 0 < len(half) < len(datas)
+        assert index_files(rig.fs) == []
+        rig.context.upkeep = threads
+        for work in held.works:
+            work()
+        await rig.tick()
+        contents = {path: rig.fs.content(path) for path in index_files(rig.fs)}
+        assert len(contents) > 2
+        for path in contents:
+            rig.fs.discard(path)
+        rig = await rig.again()  # which reads the segments
+        assert contents == {each: rig.fs.content(each) for each in contents}
+        assert rig.payloads() == half
+        await rig.pass_s(1.0)
+        assert sorted(rig.payloads()) == sorted(datas)
+        await rig.kill()
+
+    asyncio.run(main())
+
+
+def test_what_is_due_waits_for_nothing_that_comes_meanwhile() -> None:
+    """However much is scheduled."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        await rig.schedule(b"due", due_ms=rig.now_ms + 100)
+        rig.clock.advance_s(0.2)
+        tick = asyncio.ensure_future(rig.tick())
+        number = 0
+        while not tick.done() and number < 500:
+            later_ms = rig.now_ms + 60_000
+            each = [rig.schedule(b"%d" % n, due_ms=later_ms) for n in range(5)]
+            await asyncio.gather(*each)
+            number += 5
+        assert number < 500
+        assert rig.payloads() == [b"due"]
+        await rig.kill()
+
+    asyncio.run(main())
+
+
+def test_a_listing_has_what_was_answered_before_it() -> None:
+    """Also where that came in the middle of a look, behind what it takes in."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        for data in (b"a", b"b", b"c"):
+            await rig.schedule(data, due_ms=rig.now_ms + 60_000)
+        tick = asyncio.ensure_future(rig.service.tick())
+        await asyncio.sleep(0)
+        await rig.schedule(b"d", due_ms=rig.now_ms + 60_000)
+        assert not tick.done()
+        session: Any = FakeSession(rig.context)
+        assert not dispatch(ListScheduled("test", 9, 1), session)
+        await asyncio.sleep(0)
+        await tick
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert not session.replies
+        await rig.tick()
+        while not session.replies:
+            await asyncio.sleep(0)
+        assert json.loads(result_of(session.replies[0]).body)["count"] == 4
         await rig.kill()
 
     asyncio.run(main())

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from metaq.broker.queue_log import QUEUES
+from metaq.broker.queue_part import SNAPSHOT_CHANGES
 from metaq.clock import SystemClock
 from metaq.errors import StorageError
 from metaq.model import Millis, Position
@@ -19,6 +20,7 @@ from tests.rigs.broker import Peer, running_broker
 from tests.rigs.fs import FaultyFileSystem
 from tests.rigs.waiting import until
 
+COUNT = 512
 RECLAIM = {"queueReclaimMs": "2000"}
 
 
@@ -68,10 +70,13 @@ def test_a_restart_knows_what_is_done_and_how_often_the_rest_was_given(
 class JumpingClock(SystemClock):
     """The machine's, and its wall clock is set forward or back."""
 
-    jump_ms = 0
+    jump_ms = passed_ms = 0
+
+    def boot_s(self) -> float:
+        return super().boot_s() + self.passed_ms / 1000
 
     def wall_ms(self) -> Millis:
-        return Millis(super().wall_ms() + self.jump_ms)
+        return Millis(super().wall_ms() + self.jump_ms + self.passed_ms)
 
 
 @pytest.mark.parametrize("days", [1 / 24, -1 / 24, 3_650, -3_650])
@@ -127,6 +132,31 @@ def test_a_wall_clock_that_jumps_repeats_nothing_and_holds_nothing_up(
     asyncio.run(main())
 
 
+def test_a_wall_clock_that_jumps_has_no_message_expire(tmp_path: Path) -> None:
+    """Before it has run evenly for a minute; a mistake is set right by then."""
+    clock = JumpingClock()
+
+    async def main() -> None:
+        async with (
+            running_broker(tmp_path, QUICK, clock=clock) as broker,
+            Peer(broker) as peer,
+        ):
+            define(broker)
+            datas = (b"a", b"b", b"c", b"d")
+            await put(peer, *datas, headers={"expires-in": b"3000000"})
+            worker = Worker(peer)
+            clock.jump_ms = 10 * 365 * 86_400_000
+            assert [each.data for each in await worker.take(1)] == [b"a"]
+            clock.jump_ms = 0
+            assert [each.data for each in await worker.take(1)] == [b"b"]
+            clock.jump_ms = 3_600_000
+            assert [each.data for each in await worker.take(1)] == [b"c"]
+            clock.passed_ms = 61_000
+            assert await worker.take(1) == []
+
+    asyncio.run(main())
+
+
 def test_a_snapshot_is_all_that_a_restart_needs(tmp_path: Path) -> None:
     """The records before it may go."""
 
@@ -157,6 +187,32 @@ def test_a_snapshot_is_all_that_a_restart_needs(tmp_path: Path) -> None:
     asyncio.run(before())
     only_last_record(tmp_path)
     asyncio.run(after())
+
+
+def test_messages_that_are_returned_for_ever_let_their_records_go(
+    tmp_path: Path,
+) -> None:
+    """RabbitMQ's quorum queues grew until the disk was full (rabbitmq-server 3776)."""
+
+    async def main() -> None:
+        async with running_broker(tmp_path, QUICK) as broker, Peer(broker) as peer:
+            define(broker, deliveries_max=1000)
+            await put(peer, *[b"x"] * COUNT)
+            worker, queues = Worker(peer), broker.context.queues
+            log = broker.context.topics.internal_log(QUEUES)
+            for _ in range(SNAPSHOT_CHANGES // COUNT + 1):
+                got = await worker.take(COUNT)
+                nacks = [each.says(SettleVerb.NACK, 0) for each in got]
+                assert await worker.settle(0, nacks) == [Word.OK] * COUNT
+            grown = log.next_offset
+            queues.tick()
+            await until(lambda: log.high_watermark > grown)
+            queues.tick()
+            assert log.trim_offset >= grown
+            queues.tick()
+            assert log.next_offset - grown < grown / 8  # it is not written each time
+
+    asyncio.run(main())
 
 
 def only_last_record(data: Path) -> None:

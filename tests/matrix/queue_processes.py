@@ -28,6 +28,8 @@ BATCH: Final = 5
 PAUSE_S: Final = 0.02
 """Between two batches of a producer."""
 KEYS: Final = 24
+TAGS: Final = ("work", "other")
+KINDS: Final = ("job", "note")
 HANG_S: Final = 2.2
 """Longer than a lease and `handle_s_max` together."""
 GROUP_OPTIONS: Final = {"lease_s": 1.0, "retry_delays_s": (0.1, 0.3)}
@@ -208,6 +210,40 @@ def produce(name: str, book: Book, zookeeper: str, topic: str) -> None:
             ending.wait(PAUSE_S)
 
 
+def route(name: str, book: Book, zookeeper: str, exchange: str) -> None:
+    """Send to an exchange until SIGTERM, half of it with a time.
+
+    Data says how a message goes: `any:<tag>:<kind>:...`.
+    """
+    random, ending = Random(name), threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    with (
+        Client(zookeeper, session_timeout_s=SESSION_S) as client,
+        client.exchange(exchange, timeout_s=STOP_S) as events,
+    ):
+        for number in count():
+            if ending.is_set():
+                return
+            futures = {}
+            for place in range(BATCH):
+                tag, kind = random.choice(TAGS), random.choice(KINDS)
+                data = f"any:{tag}:{kind}:{name}:{number}:{place}"
+                delay = random.choice((None, random.uniform(0.1, 3.0)))
+                book.note("sends", data=data, due=time.monotonic() + (delay or 0))
+                key = f"k{random.randrange(KEYS)}"
+                futures[data] = events.send_nowait(
+                    f"orders.{kind}", data.encode(), key=key, tag=tag, delay=delay
+                )
+            for data, future in futures.items():
+                try:
+                    future.result(STOP_S)
+                except MetaqError as error:
+                    book.note("not sent", data=data, error=str(error))
+                else:
+                    book.note("sent", data=data)
+            ending.wait(PAUSE_S)
+
+
 def _run(work: Callable[..., None], name: str, path: Path, log: Path, *a: Any) -> None:
     logging.basicConfig(
         filename=log, level=logging.INFO, format="%(asctime)s %(message)s"
@@ -221,14 +257,19 @@ class Child:
 
     def __init__(
         self,
-        kind: Literal["sync", "async", "producer"],
+        kind: Literal["sync", "async", "producer", "router"],
         name: str,
         book: Book,
         *arguments: str,
         **options: Any,
     ) -> None:
         """Start it."""
-        call = {"sync": work, "async": work_async, "producer": produce}[kind]
+        call = {
+            "sync": work,
+            "async": work_async,
+            "producer": produce,
+            "router": route,
+        }[kind]
         log = book.path.with_name(f"{name}.log")
         self.name = name
         self._process: BaseProcess = _fork.Process(

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pytest
 
@@ -67,6 +67,9 @@ class Shop:
     options: dict[str, Any] = field(default_factory=dict)
     workers: list[Child] = field(default_factory=list)
     producer: Child | None = None
+    producer_kind: Literal["producer", "router"] = "producer"
+    producer_to: str = ""
+    """Name to which it sends, if not the topic's."""
     numbers: Iterator[int] = field(default_factory=count)
 
     @property
@@ -99,7 +102,8 @@ class Shop:
     def start_producer(self) -> None:
         """Start another producer."""
         name = f"{self.topic}-p{next(self.numbers)}"
-        self.producer = Child("producer", name, self.book, self.zookeeper, self.topic)
+        to = self.producer_to or self.topic
+        self.producer = Child(self.producer_kind, name, self.book, self.zookeeper, to)
 
     def put(self, *data: bytes) -> None:
         """Put messages, and enter them into the book."""
@@ -294,11 +298,14 @@ def open_shop(
     directory: Path,
     random: Random,
     broker_ids: Sequence[int],
+    *,
+    program: Sequence[str] = ("metaq",),
+    more_topics: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[Shop]:
     """Run brokers and a topic; the rest is left to the test."""
     topic = "jobs"
-    topics = {topic: PARTITIONS, f"{topic}-dead": 1}
+    topics = {topic: PARTITIONS, f"{topic}-dead": 1, **dict.fromkeys(more_topics, 1)}
     brokers = [
         BrokerProcess(
             directory / f"data{broker_id}",
@@ -307,6 +314,7 @@ def open_shop(
                 *broker_arguments(root, broker_id, topics),
                 f"--set=queueReclaimMs={RECLAIM_MS}",
             ],
+            program=program,
         )
         for broker_id in broker_ids
     ]

@@ -48,6 +48,7 @@ class BrokerProcess:
         segment_bytes: int = 1 << 30,
         arguments: Sequence[str] = (),
         more_topics: Sequence[str] = (),
+        program: Sequence[str] = ("metaq",),
     ) -> None:
         """Prepare a broker; its settings and its log lie beside the data directory.
 
@@ -58,6 +59,7 @@ class BrokerProcess:
             segment_bytes: size at which a segment is sealed.
             arguments: more of `metaq broker`: its `--set` wins over the rest.
             more_topics: with as many partitions.
+            program: the module that is run, and its own arguments.
         """
         self.port: Final = reserve_port(self)
         """Listening port, the same on every start."""
@@ -66,6 +68,7 @@ class BrokerProcess:
         self.log: Final = data.parent / f"{data.name}.log"
         """Output of all its processes."""
         self._arguments = tuple(arguments)
+        self._program = tuple(program)
         self._ini = data.parent / f"{data.name}.ini"
         self._child: subprocess.Popen[bytes] | None = None
         data.mkdir(parents=True, exist_ok=True)
@@ -91,8 +94,8 @@ class BrokerProcess:
             RuntimeError: it ended, or did not answer in time; the text is its log.
         """
         started_s = time.perf_counter()
-        command = [sys.executable, "-m", "metaq", "broker", "--config", str(self._ini)]
-        command += self._arguments
+        command = [sys.executable, "-m", *self._program, "broker"]
+        command += ["--config", str(self._ini), *self._arguments]
         with self.log.open("ab") as log:
             child = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
         self._child = child
