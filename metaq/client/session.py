@@ -541,6 +541,7 @@ class AsyncClient(AsyncBrowsing):
             ReplyTimeoutError: no reply in time; it may have been handled.
             ErrorReply: the handler failed; the text is that of its exception.
             NoMailboxError: no broker of this cluster keeps replies; nothing was sent.
+            ExchangeError: the topic is an exchange; nothing was sent.
             MetaqError: as `send` of a producer.
 
         Cancellation: its reply is dropped.
