@@ -44,6 +44,9 @@ class ClusterSnapshot:
     ZooKeeper."""
     seen: frozenset[BrokerId] = frozenset()
     """Brokers of this and earlier snapshots, known to ZooKeeper or not any more."""
+    exchanges: frozenset[str] = frozenset()
+    """Watched names that are exchanges, and no topics: puts to them are routed, and
+    nothing can be read. Empty for named brokers, which do not say so."""
     topics: frozenset[str] = frozenset()
     """Watched topics known to this snapshot, including those without a broker."""
 

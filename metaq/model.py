@@ -47,6 +47,8 @@ SPAN_UNITS_MS: Final = MappingProxyType(
     {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 )
 """Units in which users give times, the largest first."""
+_SPAN_PART: Final = r"(\d{1,12}(?:\.\d{1,9})?)(ms|[dhms])"
+_SPAN: Final = re.compile(rf"(?:{_SPAN_PART})+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -241,6 +243,20 @@ def span_text(ms: int) -> str:
         count, ms = divmod(ms, unit_ms)
         parts += [f"{count}{unit}"] if count else []
     return "".join(parts) or "0s"
+
+
+def parse_span(text: str) -> float:
+    """Return the seconds that a text such as `1d12h` means.
+
+    Raises:
+        ValueError: it means none; the text says what is expected.
+    """
+    if _SPAN.fullmatch(text) is None:
+        raise ValueError(
+            f"expected a time such as '30m', '1d12h' or '500ms', got {text[:80]!r}"
+        )
+    parts = re.findall(_SPAN_PART, text)
+    return sum(float(number) * SPAN_UNITS_MS[unit] / 1000 for number, unit in parts)
 
 
 def printable(text: str) -> str:

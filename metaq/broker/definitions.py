@@ -27,7 +27,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -37,6 +37,7 @@ from metaq.broker.exchanges import Exchanges
 from metaq.broker.followed_definitions import FollowedDefinitions
 from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.errors import CoordinationError, MetaqError, StorageError
+from metaq.filter.language import ANY_FILTER, parse_filter
 from metaq.fs import FileSystem
 from metaq.fs.helper_threads import HelperThreads
 from metaq.lifecycle import Service
@@ -72,6 +73,7 @@ from metaq.zk.group_definitions import (
     QueueGroupDefinition,
     decode_group,
     encode_group,
+    wants_parser,
 )
 from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.registry import RegistrationState
@@ -82,9 +84,33 @@ _log = logging.getLogger(__name__)
 OPERATION_TIMEOUT_S: Final = 5.0
 PATIENCE: Final = Backoff(first_s=0.2, max_s=10.0)
 """Between passes that fail, or find that others have not done their part yet."""
+GROUPS_REMEMBERED_MAX: Final = 10_000
 T = TypeVar("T")
 
 _OURS: Final = frozenset({RegistrationState.PENDING, RegistrationState.REGISTERED})
+
+
+class _GroupWatch:
+    """A watch of queue groups, which are read when their values are asked for."""
+
+    def __init__(
+        self, coordinator: Coordinator, path: str, on_change: Callable[[], None]
+    ) -> None:
+        self._watch = ValuesWatch(coordinator, path, bytes, on_change)
+        self._decode = lru_cache(GROUPS_REMEMBERED_MAX)(partial(or_error, decode_group))
+        self.cancel = self._watch.cancel
+
+    @property
+    def is_complete(self) -> bool:
+        return self._watch.is_complete
+
+    @property
+    def nodes(self) -> Iterable[bytes]:
+        return self._watch.values.values()
+
+    @property
+    def values(self) -> Mapping[str, QueueGroupDefinition | str]:
+        return {name: self._decode(data) for name, data in self._watch.values.items()}
 
 
 class Definitions(Service):
@@ -254,11 +280,8 @@ class Definitions(Service):
                 partial(or_error, decode_definition),
                 settler.note,
             )
-            self._groups.watch = groups = ValuesWatch(
-                coordinator,
-                self._paths.queue_groups(),
-                partial(or_error, decode_group),
-                settler.note,
+            self._groups.watch = groups = _GroupWatch(
+                coordinator, self._paths.queue_groups(), settler.note
             )
             self._exchanges.watch = exchanges = ExchangeWatch(
                 coordinator, self._paths, settler.note
@@ -359,6 +382,10 @@ class Definitions(Service):
 
         What was read is in the copy before it is in effect.
         """
+        watch = self._groups.watch
+        if isinstance(watch, _GroupWatch) and any(map(wants_parser, watch.nodes)):
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._context.upkeep, parse_filter, ANY_FILTER)
         for kind in (self._groups, self._exchanges):
             if kind.refresh():
                 await self._write_copy(kind.path, kind.encode)

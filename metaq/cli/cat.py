@@ -23,6 +23,7 @@ from metaq.cli.options import (
     start_option,
     takes,
     time_option,
+    topic_argument,
     where_option,
 )
 from metaq.cli.tree import command
@@ -40,7 +41,7 @@ LOOK_S: Final = 0.2
 class CatOptions:
     """The options of `metaq cat`."""
 
-    topic: str = declared(click.argument("topic"))
+    topic: str = declared(topic_argument)
     start: str = declared(
         start_option(
             "Where to begin; TIME is ISO 8601 (local time without a zone) or"

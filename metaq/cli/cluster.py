@@ -185,8 +185,8 @@ def find_topic(
 ) -> Found:
     """Return the partitions of a topic, and the brokers to ask for them.
 
-    Raises when no broker serves the topic, or when one of the partitions that are to be
-    read is away.
+    Raises when no broker serves the topic, when one of the partitions that are to be
+    read is away, or where an exchange is to be read.
 
     Args:
         target: which cluster.
@@ -213,6 +213,8 @@ def find_topic(
             if (each.takes_puts if kind == "puts" else each.gives_gets)
         ]
         if not usable:
+            if kind == "gets":
+                await admin.wait_until_there([topic], timeout=0)  # it may be no topic
             raise NoBrokerError(f"no broker serves topic '{topic}' at the moment")
         return Found(target, named_partitions(topic, usable, wanted))
 

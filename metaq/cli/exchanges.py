@@ -8,7 +8,15 @@ import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target
-from metaq.cli.options import headers_option, option, takes
+from metaq.cli.options import (
+    TOPIC,
+    UTF8,
+    ReadWord,
+    headers_option,
+    option,
+    takes,
+    topic_argument,
+)
 from metaq.cli.tree import command, group
 from metaq.client import Binding, ExchangeDefinition
 from metaq.model import HeaderPairs
@@ -17,8 +25,16 @@ BINDING_COLUMNS = ("topic", "key", "headers", "match")
 NO_BINDING: tuple[render.Cell, ...] = (None,) * len(BINDING_COLUMNS)
 COLUMNS = ("exchange", "kind", "alternate", *BINDING_COLUMNS)
 
+
+def _check_header(text: str) -> str:
+    if not text.partition("=")[0]:
+        raise ValueError(f"expected NAME, or NAME=VALUE, got '{text}'")
+    text.encode()
+    return text
+
+
 group("exchanges", "List exchanges; make, bind or delete one, or ask it for a route.")
-exchange_argument = click.argument("exchange")
+exchange_argument = click.argument("exchange", type=TOPIC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +42,14 @@ class BindingWishes:
     """Messages that a topic is to get."""
 
     key: str = option(
-        "--key", default="", help="Routing key (direct), or pattern (topic)."
+        "--key", default="", type=UTF8, help="Routing key (direct), or pattern (topic)."
     )
     headers: tuple[str, ...] = option(
         "--header",
         "headers",
         multiple=True,
         metavar="NAME[=VALUE]",
+        type=ReadWord(_check_header),
         help="A header (headers exchange); without a value any will do.",
     )
     is_any: bool = option(
@@ -64,7 +81,9 @@ def list_exchanges(target: Target, *, as_json: bool) -> None:
         show_default=True,
         help="Rule by which bindings match.",
     ),
-    click.option("--alternate", help="Topic of messages that match no binding."),
+    click.option(
+        "--alternate", type=TOPIC, help="Topic of messages that match no binding."
+    ),
     examples=(
         "metaq exchanges create events",
         "metaq exchanges create audit --kind fanout --alternate unrouted",
@@ -101,7 +120,7 @@ def delete(target: Target, exchange: str, *, is_dry: bool, is_sure: bool) -> Non
 @command(
     "exchanges bind",
     exchange_argument,
-    click.argument("topic"),
+    topic_argument,
     takes(BindingWishes, "wishes"),
     examples=(
         "metaq exchanges bind events orders --key 'order.#'",
@@ -119,7 +138,7 @@ def bind(
 @command(
     "exchanges unbind",
     exchange_argument,
-    click.argument("topic"),
+    topic_argument,
     takes(BindingWishes, "wishes"),
     examples=("metaq exchanges unbind events orders --key 'order.#'",),
 )
@@ -133,7 +152,7 @@ def unbind(target: Target, exchange: str, topic: str, wishes: BindingWishes) -> 
 @command(
     "exchanges route",
     exchange_argument,
-    click.argument("routing_key", default=""),
+    click.argument("routing_key", default="", type=UTF8),
     headers_option,
     examples=("metaq exchanges route events order.paid.eu",),
 )

@@ -11,15 +11,19 @@ from metaq.cli import render
 from metaq.cli.cat import write_message
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.options import (
+    UTF8,
+    ReadWord,
     declared,
     json_option,
     option,
+    parse_header,
     partitions_option,
     takes,
     time_option,
+    topic_argument,
 )
 from metaq.cli.tree import command
-from metaq.model import Message
+from metaq.model import MAX_OFFSET, Message
 
 MIB = 1 << 20
 
@@ -28,12 +32,19 @@ MIB = 1 << 20
 class FindOptions:
     """The options of `metaq find`."""
 
-    topic: str = declared(click.argument("topic"))
-    key: str | None = option("--key", help="Messages with this key.")
-    header: str | None = option(
-        "--header", metavar="NAME=VALUE", help="Messages with this header."
+    topic: str = declared(topic_argument)
+    key: str | None = option("--key", type=UTF8, help="Messages with this key.")
+    header: tuple[str, bytes] | None = option(
+        "--header",
+        metavar="NAME=VALUE",
+        type=ReadWord(parse_header),
+        help="Messages with this header.",
     )
-    id: int | None = option("--id", type=int, help="The message with this id.")
+    id: int | None = option(
+        "--id",
+        type=click.IntRange(-(1 << 63), MAX_OFFSET),
+        help="The one with this id.",
+    )
     since: dt.datetime | None = declared(
         time_option("--since", "Messages of that time or later."), default=None
     )
@@ -79,12 +90,6 @@ def find(target: Target, options: FindOptions) -> bool:
     """
     if sum(each is not None for each in (options.key, options.header, options.id)) != 1:
         raise click.UsageError("give one of --key, --header and --id")
-    header = None
-    if options.header is not None:
-        name, equals, value = options.header.partition("=")
-        if not name or not equals:
-            raise click.UsageError("--header: expected NAME=VALUE")
-        header = name, value.encode()
     found = find_topic(target, options.topic, options.partitions, kind="gets")
     read_bytes, count, kept = 0, 0, list[Message]()
     with found.target.client() as client, render.progress("find", None) as advance:
@@ -97,7 +102,7 @@ def find(target: Target, options: FindOptions) -> bool:
         messages = client.find(
             options.topic,
             key=options.key,
-            header=header,
+            header=options.header,
             id=options.id,
             partitions=found.partitions,
             since=options.since,

@@ -12,14 +12,15 @@ import click
 from metaq.cli import render
 from metaq.cli.cluster import Target, named_partitions
 from metaq.cli.options import (
+    GROUP,
     declared,
     dry_option,
     json_option,
     option,
     parse_start,
     partitions_option,
-    read_group,
     takes,
+    topic_argument,
 )
 from metaq.cli.tree import command, group
 from metaq.client import (
@@ -132,8 +133,8 @@ def describe_offset(offset: int, start: int, end: int) -> str:
 
 @command(
     "offsets reset",
-    click.argument("group", callback=read_group),
-    click.argument("topic"),
+    click.argument("group", type=GROUP),
+    topic_argument,
     click.option(
         "--to",
         "goal",
@@ -207,7 +208,7 @@ def reset_offsets(
 @command(
     "offsets copy",
     click.argument("source", metavar="FROM_GROUP"),
-    click.argument("goal", metavar="TO_GROUP", callback=read_group),
+    click.argument("goal", metavar="TO_GROUP", type=GROUP),
     click.argument("topic", default=""),
     takes(WriteOptions),
     examples=(

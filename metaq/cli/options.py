@@ -19,10 +19,12 @@ from metaq.cli import logs
 from metaq.cli.cluster import Target, check_target
 from metaq.client import Client
 from metaq.config.load import load_config
-from metaq.errors import AdminError, ConfigError, FilterError
+from metaq.config.topic_rules import is_safe_topic
+from metaq.errors import AdminError, ConfigError
 from metaq.filter.language import parse_filter
-from metaq.model import HeaderPairs, Millis
+from metaq.model import TAG, HeaderPairs, Millis
 from metaq.zk.groups import check_group_name
+from metaq.zk.paths import is_legal_step
 
 ZOOKEEPER: Final = "localhost:2181"
 ROOT: Final = "/meta"
@@ -223,22 +225,57 @@ def start_option(
     )
 
 
+class ReadWord(click.ParamType[Any]):
+    """A word that a function reads; what it refuses is wrong usage."""
+
+    name = "text"
+
+    def __init__(self, read: Callable[[str], object]) -> None:
+        """`read` raises ValueError or ConfigError."""
+        self._read = read
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return what the function makes of a word; fail where it refuses."""
+        try:
+            return self._read(value)
+        except (ConfigError, ValueError) as error:
+            return self.fail(str(error), param, ctx)
+
+
 def time_option(flag: str, text: str) -> Callable[[F], F]:
     """Return an option that takes a time, as `parse_time` reads it."""
-
-    def read(
-        _context: click.Context, _option: click.Parameter, word: str | None
-    ) -> dt.datetime | None:
-        try:
-            return None if word is None else _moment(word)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from error
-
-    return click.option(flag, metavar="TIME", callback=read, help=text)
+    return click.option(flag, metavar="TIME", type=ReadWord(_moment), help=text)
 
 
 def _moment(text: str) -> dt.datetime:
     return dt.datetime.fromtimestamp(parse_time(text) / 1000, dt.UTC)
+
+
+def _check_utf8(text: str) -> str:
+    text.encode()
+    return text
+
+
+UTF8: Final = ReadWord(_check_utf8)
+"""A text that becomes part of a message."""
+
+
+def _check_topic(text: str) -> str:
+    if not is_safe_topic(text) or not is_legal_step(text):
+        raise ValueError(f"expected a name without blanks and slashes, got {text!r}")
+    return text
+
+
+TOPIC: Final = ReadWord(_check_topic)
+topic_argument = click.argument("topic", type=TOPIC)
+
+
+def check_tag(tag: str | None, headers: HeaderPairs) -> None:
+    """Refuse a tag beside a header of that name."""
+    if tag is not None and TAG in dict(headers):
+        raise click.UsageError(f"--tag and --header {TAG}=... exclude each other")
 
 
 def _read_pairs(option: click.Parameter, given: tuple[str, ...]) -> list[list[str]]:
@@ -265,17 +302,18 @@ def pairs_option(
     )
 
 
-attribute_option = click.option("--attribute", help="Attribute of every message.")
+attribute_option = click.option(
+    "--attribute", type=UTF8, help="Attribute of every message."
+)
 
 
-def _read_headers(
-    _context: click.Context, option: click.Parameter, given: tuple[str, ...]
-) -> HeaderPairs:
+def parse_header(text: str) -> tuple[str, bytes]:
+    """Return name and value of a header; ValueError for a text that names none."""
+    name, equals, value = text.partition("=")
+    if not name.strip() or not equals:
+        raise ValueError(f"expected NAME=VALUE, got '{text}'")
     # Bytes of the command line that are not UTF-8 stay what they are.
-    return tuple(
-        (name, value.encode(errors="surrogateescape"))
-        for name, value in _read_pairs(option, given)
-    )
+    return _check_utf8(name.strip()), value.encode(errors="surrogateescape")
 
 
 headers_option = click.option(
@@ -283,27 +321,27 @@ headers_option = click.option(
     "headers",
     metavar="NAME=VALUE",
     multiple=True,
-    callback=_read_headers,
+    type=ReadWord(parse_header),
     help="Header of every message; may be given more than once.",
 )
-
-
-def _read_where(
-    _context: click.Context, _option: click.Parameter, text: str | None
-) -> str | None:
-    try:
-        return None if text is None else parse_filter(text).text
-    except FilterError as error:
-        raise click.BadParameter(str(error)) from error
 
 
 where_option = click.option(
     "--where",
     metavar="CONDITION",
-    callback=_read_where,
+    type=ReadWord(lambda text: parse_filter(text).text),
     help="Only messages for which this is true: \"tag IN ('paid', 'void') AND amount >"
     ' 100", of tag, key, attribute and headers.',
 )
+
+
+def _check_partition(text: str) -> str:
+    if re.fullmatch(r"(\d+-)?\d+", text, re.ASCII) is None:
+        raise ValueError(f"expected BROKER-NUMBER, or a number, got '{text}'")
+    return text
+
+
+PARTITION: Final = ReadWord(_check_partition)
 
 
 def put_option(default: str) -> Callable[[F], F]:
@@ -311,6 +349,7 @@ def put_option(default: str) -> Callable[[F], F]:
     return click.option(
         "--partition",
         metavar="BROKER-NUMBER",
+        type=PARTITION,
         help=f"Put everything to this partition.  [default: {default}]",
     )
 
@@ -322,22 +361,16 @@ def partitions_option(verb: str) -> Callable[[F], F]:
         "partitions",
         multiple=True,
         metavar="BROKER-NUMBER",
+        type=PARTITION,
         help=f"{verb} this partition; may be repeated.  [default: all]",
     )
 
 
-def read_group(_context: click.Context, _option: click.Parameter, group: str) -> str:
-    """Return the name of a group; refuse what MetaQ or ZooKeeper would not accept."""
-    try:
-        return check_group_name(group)
-    except ConfigError as error:
-        raise click.BadParameter(str(error)) from error
-
-
+GROUP: Final = ReadWord(check_group_name)
 group_option = click.option(
     "--group",
     required=True,
-    callback=read_group,
+    type=GROUP,
     help="Read as a member of this group.",
 )
 

@@ -15,7 +15,10 @@ from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.interrupts import Interrupts
 from metaq.cli.options import (
+    UTF8,
+    ReadWord,
     attribute_option,
+    check_tag,
     declared,
     headers_option,
     json_option,
@@ -23,6 +26,7 @@ from metaq.cli.options import (
     put_option,
     takes,
     time_option,
+    topic_argument,
 )
 from metaq.cli.tree import command
 from metaq.client import (
@@ -34,7 +38,7 @@ from metaq.client import (
     ProducerStatistics,
 )
 from metaq.errors import ClientError
-from metaq.model import HeaderPairs
+from metaq.model import HeaderPairs, parse_span
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 """Bytes per read: enough for full batches from a file; a pipe gives less, which is sent
@@ -50,7 +54,7 @@ LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 class ProduceOptions:
     """The options of `metaq produce`."""
 
-    topic: str = declared(click.argument("topic"))
+    topic: str = declared(topic_argument)
     file: Path | None = option(
         "--file",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -59,7 +63,9 @@ class ProduceOptions:
     partition: str | None = declared(put_option("all partitions in turn"))
     attribute: str | None = declared(attribute_option)
     key: str | None = option(
-        "--key", help="Key of every message; the same key, the same partition."
+        "--key",
+        type=UTF8,
+        help="Key of every message; the same key, the same partition.",
     )
     key_separator: str | None = option(
         "--key-separator",
@@ -69,19 +75,23 @@ class ProduceOptions:
     )
     headers: HeaderPairs = declared(headers_option)
     tag: str | None = declared(
-        click.option("--tag", help="Tag of every message, for consumers with --where."),
+        click.option(
+            "--tag", type=UTF8, help="Tag of every message, for consumers with --where."
+        ),
         default=None,
     )
-    delay: str | None = option(
+    delay: float | None = option(
         "--delay",
+        type=ReadWord(parse_span),
         metavar="SPAN",
         help="Have each line delivered so long after it was read: 30m, 1h30m, 500ms.",
     )
     deliver_at: dt.datetime | None = declared(
         time_option("--at", "Have all lines delivered at that time.")
     )
-    expires_in: str | None = option(
+    expires_in: float | None = option(
         "--expires-in",
+        type=ReadWord(parse_span),
         metavar="SPAN",
         help="Have consumers pass over lines that are older: 10s, 1h.",
     )
@@ -146,6 +156,9 @@ def produce(target: Target, options: ProduceOptions) -> None:
         raise click.UsageError("--key-separator: expected a text, got an empty one")
     if options.delay is not None and options.deliver_at is not None:
         raise click.UsageError("--delay and --at exclude each other")
+    if options.expires_in == 0:
+        raise click.UsageError("--expires-in: expected more than 0 s")
+    check_tag(options.tag, options.headers)
     wanted = (options.partition,) if options.partition else ()
     found = find_topic(target, options.topic, wanted, kind="puts")
     name = found.partitions[0].name if wanted else None

@@ -9,9 +9,10 @@ import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target
-from metaq.cli.options import SecondsRange, option, takes
+from metaq.cli.options import GROUP, TOPIC, ReadWord, SecondsRange, option, takes
 from metaq.cli.tree import command, group
 from metaq.client import AsyncAdmin, QueueGroupDescription
+from metaq.filter.language import parse_filter
 from metaq.model import TopicPartition
 from metaq.zk.group_definitions import (
     DELAY_MS_MAX,
@@ -31,7 +32,7 @@ OVER_S = 1.0
 Rates = Mapping[TopicPartition, float]
 
 group("queues", "List and show queue groups; make, change or delete one.")
-group_argument = click.argument("group")
+group_argument = click.argument("group", type=GROUP)
 
 
 @command(
@@ -109,6 +110,7 @@ class GroupWishes:
     dead_letter_topic: str | None = option(
         "--dead-letter-topic",
         metavar="TOPIC",
+        type=TOPIC,
         help="An existing topic that takes messages that are given up.",
     )
     then: Literal["drop"] | None = option(
@@ -129,11 +131,14 @@ class GroupWishes:
     where: str | None = option(
         "--where",
         metavar="FILTER",
+        type=ReadWord(lambda text: text and parse_filter(text).text),
         help="Only messages that match are the group's; '' for all.",
     )
 
     def said(self) -> dict[str, Any]:
         """Return them as arguments of `admin`."""
+        if self.then is not None and self.dead_letter_topic is not None:
+            raise click.UsageError("--then and --dead-letter-topic exclude each other")
         said = {each.name: getattr(self, each.name) for each in fields(self)}
         return {**said, "retry_delays_s": self.retry_delays_s or None}
 
@@ -141,7 +146,7 @@ class GroupWishes:
 @command(
     "queues create",
     group_argument,
-    click.option("--topic", required=True, help="The topic that it is of."),
+    click.option("--topic", required=True, type=TOPIC, help="The topic that it is of."),
     takes(GroupWishes, "wishes"),
     click.option(
         "--ordered-by",
@@ -175,15 +180,8 @@ def create(
     """
     if wishes.dead_letter_topic is None and wishes.then is None:
         raise click.UsageError("Missing option '--dead-letter-topic' or '--then'.")
-    made = target.ask(
-        lambda admin: admin.create_queue_group(
-            group,
-            topic,
-            ordered_by=ordered_by,
-            start=start,
-            **wishes.said(),
-        )
-    )
+    said = {"ordered_by": ordered_by, "start": start, **wishes.said()}
+    made = target.ask(lambda admin: admin.create_queue_group(group, topic, **said))
     _print_groups({group: made}, as_json=as_json)
 
 
@@ -202,7 +200,10 @@ def alter(target: Target, group: str, wishes: GroupWishes, *, as_json: bool) -> 
     Its topic, order and start stay as they are. What an old filter passed over does not
     come. Workers that repeat an option have to say the new value when they start again.
     """
-    new = target.ask(lambda admin: admin.alter_queue_group(group, **wishes.said()))
+    said = wishes.said()
+    if not any(each is not None for each in said.values()):
+        raise click.UsageError("nothing is said that would change")
+    new = target.ask(lambda admin: admin.alter_queue_group(group, **said))
     _print_groups({group: new}, as_json=as_json)
 
 

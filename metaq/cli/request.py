@@ -5,31 +5,47 @@ import sys
 import click
 
 from metaq.cli.cluster import Target
-from metaq.cli.options import headers_option
+from metaq.cli.options import UTF8, check_tag, headers_option, topic_argument
 from metaq.cli.tree import command
 from metaq.model import HeaderPairs
 
 
 @command(
     "request",
-    click.argument("topic"),
+    topic_argument,
     click.argument("data"),
-    click.option("--key", help="Key of the request; it chooses the partition."),
+    click.option(
+        "--key", type=UTF8, help="Key of the request; it chooses the partition."
+    ),
     headers_option,
+    click.option(
+        "--tag", type=UTF8, help="Tag of the request, for responders with a filter."
+    ),
     examples=(
         "metaq request prices ACME",
         "metaq request prices ACME --timeout 2 --header client=web",
     ),
 )
 def request(
-    target: Target, topic: str, data: str, key: str | None, headers: HeaderPairs
+    target: Target,
+    topic: str,
+    data: str,
+    key: str | None,
+    headers: HeaderPairs,
+    tag: str | None,
 ) -> None:
     """Send DATA to the responders of TOPIC; print the reply, followed by a line end.
 
     Without a reply within --timeout the exit code is 1, also where the handler failed.
     """
+    check_tag(tag, headers)
     with target.client() as client:
         reply = client.request(
-            topic, data.encode(), key=key, headers=headers, timeout=target.timeout_s
+            topic,
+            data.encode(errors="surrogateescape"),
+            key=key,
+            headers=headers,
+            tag=tag,
+            timeout=target.timeout_s,
         )
     sys.stdout.buffer.write(reply + b"\n")

@@ -7,7 +7,7 @@ import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target
-from metaq.cli.options import declared, takes, time_option
+from metaq.cli.options import TOPIC, declared, takes, time_option, topic_argument
 from metaq.cli.tree import command, group
 from metaq.client import ScheduledDescription
 from metaq.model import Millis
@@ -32,7 +32,7 @@ class DueRange:
 
 @command(
     "scheduled list",
-    click.option("--topic", help="Those of this topic.  [default: of all]"),
+    click.option("--topic", type=TOPIC, help="Those of this topic.  [default: of all]"),
     takes(DueRange, "due"),
     click.option(
         "--max",
@@ -70,7 +70,7 @@ def list_scheduled(
 
 @command(
     "scheduled cancel",
-    click.argument("topic"),
+    topic_argument,
     takes(DueRange, "due"),
     examples=(
         "metaq scheduled cancel orders --dry-run",

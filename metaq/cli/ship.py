@@ -29,6 +29,7 @@ from metaq.cli.options import (
     put_option,
     serve_while_running,
     takes,
+    topic_argument,
 )
 from metaq.cli.tree import command
 from metaq.client import (
@@ -58,7 +59,7 @@ class ShipOptions:
 
     file: Path = declared(click.argument("file", type=FILE))
     """The file to follow; it may not exist yet."""
-    topic: str = declared(click.argument("topic"))
+    topic: str = declared(topic_argument)
     state: Path | None = option(
         "--state",
         type=FILE,

@@ -93,6 +93,9 @@ def _say(text: str) -> None:
 class MetaqGroup(click.Group):
     """Turns exceptions of commands into one sentence and an exit code."""
 
+    load: Callable[[str], None] = staticmethod(lambda _name: None)
+    """Loads the modules of a command."""
+
     def make_context(self, *words: Any, **options: Any) -> click.Context:
         """Read the command line; `--help` and `--version` print here."""
         with _one_sentence():
@@ -107,19 +110,28 @@ class MetaqGroup(click.Group):
             ctx.exit(render.EXIT_PROBLEMS)
         return result
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, ascending."""
+        return sorted(name for names in SECTIONS.values() for name in names)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command; its modules are loaded now, and those of no other."""
+        self.load(cmd_name)
+        return super().get_command(ctx, cmd_name)
+
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
         """Write the commands by section, each with its whole first sentence."""
-        width = max(map(len, self.commands))
+        width = max(map(len, self.list_commands(ctx)))
         for section, names in SECTIONS.items():
+            rows = list[tuple[str, str]]()
+            for name in names:
+                found = self.get_command(ctx, name)
+                assert found is not None, name
+                rows.append((name.ljust(width), found.get_short_help_str()))
             with formatter.section(section):
-                formatter.write_dl(
-                    [
-                        (name.ljust(width), self.commands[name].get_short_help_str())
-                        for name in names
-                    ]
-                )
+                formatter.write_dl(rows)
 
 
 class ListingGroup(click.Group):

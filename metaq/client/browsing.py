@@ -71,6 +71,7 @@ class AsyncBrowsing:
         Raises:
             RequestTimeoutError: the time is over, and so is the iteration.
             NoBrokerError: no broker serves the topic, or a partition that is named.
+            ExchangeError: it is an exchange.
             PartitionsAwayError: all partitions are asked for, and a broker that has
                 some of them is away.
             CannotAnswerError: a time, or the newest of several brokers, where a MetaQ
@@ -142,7 +143,7 @@ class AsyncBrowsing:
             CannotAnswerError: more than `read_bytes_max` would have to be read; an id,
                 where a MetaQ 1.4 broker has messages; more than 10,000 messages of a
                 partition that its broker does not look up, without a limit.
-            NoBrokerError, PartitionsAwayError: as `browse`.
+            NoBrokerError, PartitionsAwayError, ExchangeError: as `browse`.
             ConfigError: not one of `key`, `header` and `id`; an id that tells no time;
                 a value that means nothing.
             TypeError: a value of another type.
@@ -190,6 +191,7 @@ class AsyncBrowsing:
             ConfigError: no name of a partition, or `max_bytes` below 1.
             CorruptRecordError: the record at `offset` is damaged.
             NoBrokerError: no broker serves the partition.
+            ExchangeError: it is an exchange.
             MetaqError: the broker cannot be asked, or refuses.
         """
         check_topic(topic)

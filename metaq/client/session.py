@@ -63,6 +63,7 @@ from metaq.client.partitioner import Selector
 from metaq.client.produce.exchange import AsyncExchange
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer, parse_layout
 from metaq.client.produce.producer import AsyncProducer
+from metaq.client.produce.runs import with_tag
 from metaq.client.produce.xa import AsyncXa, check_qualifier
 from metaq.client.queue.work_queue import AsyncQueue
 from metaq.client.request.requester import Requester, RequestStatistics
@@ -519,6 +520,7 @@ class AsyncClient(AsyncBrowsing):
         *,
         key: str | bytes | None = None,
         headers: Headers = (),
+        tag: str | None = None,
         timeout: float | None = None,
     ) -> bytes:
         """Send a request to the responders of a topic, and return the reply of one.
@@ -532,6 +534,7 @@ class AsyncClient(AsyncBrowsing):
             data: bytes of the request.
             key: chooses the partition.
             headers: names and bytes, for the handler.
+            tag: text stored as the header `tag`, for responders with `where`.
             timeout: seconds for all of it; None takes `request_timeout_s`.
 
         Returns:
@@ -541,6 +544,7 @@ class AsyncClient(AsyncBrowsing):
             ReplyTimeoutError: no reply in time; it may have been handled.
             ErrorReply: the handler failed; the text is that of its exception.
             NoMailboxError: no broker of this cluster keeps replies; nothing was sent.
+            ExchangeError: the topic is an exchange; nothing was sent.
             MetaqError: as `send` of a producer.
 
         Cancellation: its reply is dropped.
@@ -549,6 +553,8 @@ class AsyncClient(AsyncBrowsing):
             counts = self._made.requests = self._made.requests or RequestStatistics()
             self._requester = Requester(self._require_context(), counts)
             self._adopt(self._requester)
+        if tag is not None:
+            headers = with_tag(headers, tag)
         return await self._requester.request(
             topic, data, key=key, headers=headers, timeout=timeout
         )

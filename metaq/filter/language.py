@@ -93,6 +93,10 @@ def has_parser() -> bool:
     return parse_filter.cache_info().currsize > 0
 
 
+ANY_FILTER: Final = "key IS NULL"
+"""To have the parser loaded, by a thread that may wait for it."""
+
+
 @lru_cache(FILTERS_REMEMBERED_MAX)
 def parse_filter(text: str) -> Filter:
     """Return the filter that an expression means.

@@ -33,6 +33,7 @@ from metaq.client.cluster.presence import (
     find_away,
     missing_topics,
     put_addresses,
+    refuse_exchanges,
     unknown_pattern,
     unknown_topic,
 )
@@ -233,6 +234,7 @@ class Cluster:
             if pattern is not None:
                 topics = await self._matching(context, pattern, deadline_s)
             snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
+            refuse_exchanges(snapshot, topics)
             missing = missing_topics(snapshot, topics)
             is_lacking = missing == topics if pattern else bool(missing)
             if not is_lacking or options.assigned or options.waits_for_topics:

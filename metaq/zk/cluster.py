@@ -3,7 +3,8 @@
 Theory of operation: `ClusterWatch` watches the brokers and, for each requested topic,
 both of its topic nodes and its record in the catalog: names and payloads, so that a
 count that changes in place is seen, which MetaQ's clients miss. A topic that is
-recorded and not served is away: it exists, and cannot be read.
+recorded and not served is away: it exists, and cannot be read. The definition of an
+exchange of that name is watched, too: brokers register it as a topic without readers.
 
 Each burst of changes gives one snapshot with the next version; snapshots that say the
 same are one. Nothing is created: a watch on a node that is missing fires when it
@@ -33,6 +34,7 @@ from metaq.errors import ClosedError
 from metaq.model import BrokerAddress, BrokerId
 from metaq.zk.children import Settler, ValuesWatch, in_batches
 from metaq.zk.errors import CoordinationTimeoutError, PayloadError
+from metaq.zk.exchange_definitions import decode_exchange
 from metaq.zk.paths import (
     LEADER_NAME,
     NodeKind,
@@ -188,6 +190,8 @@ class ClusterWatch(SnapshotFeed):
         self._has_ids = False
         self._brokers: dict[BrokerId, ValuesWatch[BrokerAddress]] = {}
         self._topics: dict[str, dict[NodeKind, ValuesWatch[int]]] = {}
+        self._exchanges: dict[str, bool | None] = {}
+        """Whether a topic's name is that of an exchange; None: not read yet."""
         self._listed: dict[str, frozenset[str] | None] = {}
         """Parent of topics → their names; None: not read yet."""
         self._cancels: list[Cancel] = []
@@ -236,6 +240,21 @@ class ClusterWatch(SnapshotFeed):
                 )
                 for kind, (decode, wants) in _WATCHED.items()
             }
+            self._exchanges[name] = None
+            path, on_data = self._paths.exchange(name), partial(self._on_exchange, name)
+            self._cancels.append(self._coordinator.watch_data(path, on_data))
+
+    def _on_exchange(self, name: str, data: bytes | None) -> None:
+        try:
+            self._exchanges[name] = (
+                data is not None and not decode_exchange(data).is_deleted
+            )
+        except PayloadError as error:
+            _log.warning(
+                "exchange is not understood: exchange=%s error=%s", name, error
+            )
+            self._exchanges[name] = False
+        self._settler.note()
 
     def watch_names(self) -> None:
         """Let snapshots have the names of all topics, of new ones at once.
@@ -314,16 +333,21 @@ class ClusterWatch(SnapshotFeed):
         return (
             self._has_ids
             and None not in self._listed.values()
+            and None not in self._exchanges.values()
             and all(watch.is_complete for watch in self._all_values())
         )
 
     def _publish(self) -> None:
+        gets = self._read_counts(NodeKind.TOPIC_SUB)
+        recorded = self._read_counts(NodeKind.RECORDED_PARTITIONS)
+        exchanges = {name for name, is_there in self._exchanges.items() if is_there}
         self._offer(
             ClusterSnapshot(
                 brokers=MappingProxyType(self._read_brokers()),
                 puts=self._read_counts(NodeKind.TOPIC_PUB),
-                gets=self._read_counts(NodeKind.TOPIC_SUB),
-                recorded=self._read_counts(NodeKind.RECORDED_PARTITIONS),
+                gets=gets,
+                recorded=recorded,
+                exchanges=frozenset(exchanges - gets.keys() - recorded.keys()),
                 topics=frozenset(
                     topic
                     for topic, watches in self._topics.items()

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from metaq.errors import FilterError
-from metaq.filter.language import Filter, parse_filter
+from metaq.filter.language import Filter, has_parser, parse_filter
 from metaq.model import no_items
 from metaq.zk.definitions import decode_json, encode_json, whole_number
 from metaq.zk.errors import PayloadError
@@ -89,6 +89,11 @@ def encode_group(definition: QueueGroupDefinition) -> bytes:
             "state": STATES[definition.is_deleted],
         }
     )
+
+
+def wants_parser(data: bytes) -> bool:
+    """Return whether `decode_group` would load the parser; a loop has that done."""
+    return b'"where"' in data and not has_parser()
 
 
 def decode_group(data: bytes) -> QueueGroupDefinition:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from metaq.cli.cluster import Target
+from metaq.cli.cluster import Target, find_topic
 from metaq.cli.exchanges import (
     BindingWishes,
     bind,
@@ -15,6 +15,7 @@ from metaq.cli.exchanges import (
     route,
     unbind,
 )
+from metaq.client import ExchangeError
 from metaq.errors import ClientError
 from metaq.testing.embedded import embedded_broker
 
@@ -74,3 +75,15 @@ def test_an_exchange_is_deleted_after_a_question(target: Target) -> None:
     delete(target, "events", is_dry=False, is_sure=True)
     with pytest.raises(ClientError, match="no exchange 'events'"):
         delete(target, "events", is_dry=False, is_sure=True)
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+@pytest.mark.parametrize("wanted", [(), ("0-0",)])
+def test_no_command_reads_an_exchange(
+    target: Target, wanted: tuple[str, ...], is_partial: bool
+) -> None:
+    """`cat`, `consume` and `find` look for their topic in this one way."""
+    create(target, "events", "topic", None, as_json=False)
+    with pytest.raises(ExchangeError, match="'events' is an exchange"):
+        find_topic(target, "events", wanted, kind="gets", is_partial=is_partial)
+    assert find_topic(target, "events", wanted, kind="puts").partitions

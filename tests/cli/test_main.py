@@ -139,7 +139,10 @@ COMMANDS = {
 def commands(
     group: click.Group = main, prefix: str = ""
 ) -> Iterator[tuple[str, click.Command]]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         if isinstance(command, click.Group):
             yield from commands(command, f"{prefix}{name} ")
         if not isinstance(command, click.Group) or command.invoke_without_command:
@@ -278,7 +281,7 @@ def test_an_interrupt_while_the_commands_are_loaded_leaves_no_traceback() -> Non
 def test_what_is_logged_is_a_sentence_too() -> None:
     """Errors, and warnings of the command; what the client warns of is for `-v`."""
     program = """
-import logging, metaq.cli.main as cli
+import logging, metaq.cli.main as cli, metaq.cli.topics
 def topics(**_options):
     logging.getLogger("metaq.client").info("connected")
     logging.getLogger("metaq.client").warning("broker lost: broker=%s", 7)

@@ -300,7 +300,7 @@ def test_what_became_of_the_lines_of_a_metaq_1_4_broker_is_told(
     assert set(java.stored("t")) == set(wanted)
 
 
-@pytest.mark.parametrize("partition", ["9", "7-9", "x"])
+@pytest.mark.parametrize("partition", ["9", "7-9"])
 def test_a_partition_that_does_not_exist_is_wrong_usage(
     file: Path, broker: AnyBroker, partition: str
 ) -> None:

@@ -22,7 +22,13 @@ def test_a_reply_is_printed_as_it_came(
     def echo(message: Message) -> bytes:
         if message.data == b"bad":
             raise ValueError("no such price")
-        return message.data + b"\xff" + message.headers["from"] + (message.key or b"")
+        return (
+            message.data
+            + b"\xff"
+            + message.headers["from"]
+            + (message.tag or "").encode()
+            + (message.key or b"")
+        )
 
     headers = (("from", b"cli"),)
     with embedded_broker(topics={"prices": 1}) as broker:
@@ -31,11 +37,11 @@ def test_a_reply_is_printed_as_it_came(
             responder = client.responder("prices", group="quotes")
             thread = threading.Thread(target=responder.run, args=(echo,))
             thread.start()
-            request(target, "prices", "ACME", "k", headers)
-            assert capfdbinary.readouterr().out == b"ACME\xffclik\n"
+            request(target, "prices", "ACME", "k", headers, "t")
+            assert capfdbinary.readouterr().out == b"ACME\xffclitk\n"
             with pytest.raises(ErrorReply, match="ValueError: no such price"):
-                request(target, "prices", "bad", None, headers)
+                request(target, "prices", "bad", None, headers, None)
         thread.join(30)
         short = Target("memory", "/meta", (), 2.0, broker.coordinator_factory)
         with pytest.raises(ReplyTimeoutError, match="no reply within"):
-            request(short, "prices", "ACME", None, headers)
+            request(short, "prices", "ACME", None, headers, None)

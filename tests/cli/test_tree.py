@@ -1,6 +1,8 @@
 """Groups of commands, what their usage says, and how errors of commands end."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,12 +17,29 @@ from tests.cli.runner import run
 def test_help_shows_the_commands_in_groups() -> None:
     """Each command once, in an order of use, and not one list of all of them."""
     named = [name for names in SECTIONS.values() for name in names]
-    assert sorted(named) == sorted(main.commands)
     shown = run("--help").output
+    assert sorted(named) == sorted(main.commands)
     heads = re.findall(r"^(\w+):$", shown, re.MULTILINE)
     assert heads == ["Options", *SECTIONS]
     assert list(SECTIONS) == ["Data", "Groups", "Topics", "Operate", "Pipelines"]
     assert [name for name in named if f"\n  {name} " not in shown] == []
+
+
+def test_a_command_loads_its_own_modules() -> None:
+    """A client's command starts without a broker's parts, and those of replicas."""
+    program = """
+import sys
+from metaq.cli.main import main
+try:
+    main(["find", "--help"])
+except SystemExit:
+    loaded = {"metaq.cli.find", "metaq.cli.serve", "metaq.replication.node"}
+    print(loaded & sys.modules.keys())
+"""
+    child = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=120, check=True
+    )
+    assert child.stdout.splitlines()[-1] == b"{'metaq.cli.find'}"
 
 
 def invoke(error: BaseException) -> Result:

@@ -1,7 +1,7 @@
 """Sending to an exchange: what goes nowhere, old brokers, order, batches."""
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ import pytest
 from metaq.client import (
     Client,
     ConfigError,
+    ExchangeError,
     NoExchangesError,
     Scheduled,
     TopicPartition,
@@ -159,6 +160,69 @@ def test_a_producer_hears_of_what_goes_nowhere(client: Any) -> None:
         producer.send("others", b"d")
         producer.send_many("others", [b"d"] * 2)
     assert data_of(client, "paid") == [b"d"] * 3
+
+
+def receive_one(client: Any) -> object:
+    with client.consumer("g", ["events"], partitions=["0-0"]) as consumer:
+        return consumer.receive(10.0)
+
+
+READS: dict[str, Callable[[Any], object]] = {
+    "browse": lambda client: list(client.browse("events")),
+    "partial": lambda client: list(client.browse("events", partial=True)),
+    "named": lambda client: list(client.browse("events", partitions=["0-0"])),
+    "follow": lambda client: next(iter(client.browse("events", stop_at_end=False))),
+    "find": lambda client: list(client.find("events", key="k")),
+    "find named": lambda client: list(
+        client.find("events", key="k", partitions=["0-0"])
+    ),
+    "get": lambda client: client.get("events", "0-0", 0),
+    "consumer": lambda client: client.consumer("g", ["paid", "events"]).__enter__(),
+    "alone": receive_one,
+    "queue": lambda client: client.queue("events", group="q", then="drop").__enter__(),
+    "responder": lambda client: client.responder("events", group="r").run(bytes),
+    "request": lambda client: client.request("events", b"x"),
+    "reset": lambda client: client.admin().reset_offsets(
+        "g", to="earliest", topics=["events"]
+    ),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_an_exchange_is_not_read_as_an_empty_topic(client: Any, read: str) -> None:
+    """Each way to read says so at once, and a request is not routed as an event."""
+    with pytest.raises(ExchangeError, match="'events' is an exchange; it stores not"):
+        READS[read](client)
+    assert data_of(client, "orders") == []
+
+
+def test_a_reader_hears_of_an_exchange_that_is_made_later(client: Any) -> None:
+    """A consumer that waits for its topic, and a worker whose topic went."""
+    admin = client.admin()
+    admin.create_topic("gone", partitions=1)
+    with (
+        client.consumer("g", ["late"]) as consumer,
+        client.queue("gone", group="q", then="drop") as queue,
+    ):
+        assert consumer.receive_many(1, 0.1) == []
+        admin.create_exchange("late")
+        with pytest.raises(ExchangeError, match="'late' is an exchange"):
+            consumer.receive(10.0)
+        assert not consumer.health().is_ok
+        admin.delete_topic("gone")
+        admin.create_exchange("gone")
+        with pytest.raises(ExchangeError, match="'gone' is an exchange"):
+            queue.receive(10.0)
+
+
+def test_a_name_that_is_free_again_is_read_as_a_topic(client: Any) -> None:
+    """The exchange was deleted; its node is left."""
+    admin = client.admin()
+    admin.delete_exchange("events")
+    admin.create_topic("events", partitions=1)
+    with client.producer() as producer:
+        producer.send("events", b"x")
+    assert data_of(client, "events") == [b"x"]
 
 
 def test_wrong_arguments_are_named(client: Any) -> None:

@@ -25,6 +25,7 @@ from metaq.client import (
     SendResult,
 )
 from metaq.errors import ConfigError
+from metaq.filter.language import parse_filter
 from metaq.model import BrokerId, MessageId, Millis, Offset, TopicPartition
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.test_derived_worlds import TWINS
@@ -161,6 +162,7 @@ WRONG: dict[str, dict[str, tuple[object, ...]]] = {
         "data": NO_DATA,
         "key": NO_KEYS,
         "headers": NO_HEADERS,
+        "tag": SEND["tag"],
         "timeout": NO_TIMES,
     },
     "Client.get": {
@@ -433,6 +435,7 @@ def test_every_call_refuses_what_it_cannot_use(
     client: Any, broker: AnyBroker, tmp_path: Path
 ) -> None:
     """By type or by value, before anything is sent; it goes on to work after that."""
+    parse_filter("tag = 'a'")  # the first one on a loop is looked at by `start`
     producer, xa = client.producer(timeout_s=0.5), client.xa("q", timeout_s=0.5)
     xa.begin(xa.xid(1, "x"))
     ordered = client.ordered_producer("test", "0:1", tmp_path, timeout_s=0.5)

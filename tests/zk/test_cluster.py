@@ -3,16 +3,19 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import ClosedError
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
+from metaq.routing.match import ExchangeKind
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.children import INCOMPLETE_S_MAX
 from metaq.zk.cluster import PARTITIONS_MAX, ClusterWatch
 from metaq.zk.errors import CoordinationTimeoutError, NodeNameError
+from metaq.zk.exchange_definitions import ExchangeDefinition, encode_exchange
 from metaq.zk.paths import NodePaths
 from tests.rigs.virtual_time import VirtualClock, run_virtually
 from tests.rigs.waiting import until
@@ -92,6 +95,38 @@ def test_a_snapshot_holds_brokers_and_watched_topics() -> None:
             assert snapshot.puts == {"t": {B0: 11, B1: 2}}
             assert snapshot.gets == {"t": {B0: 11, B1: 2}}
             assert snapshot.topics == {"t"}
+
+    run_virtually(scenario())
+
+
+def test_a_name_is_that_of_an_exchange_unless_there_is_a_topic() -> None:
+    """It comes and goes with its definition; one that makes no sense is none."""
+
+    async def scenario() -> None:
+        server, path = MemoryZooKeeper(), NodePaths().exchange("e")
+        async with watch_on(server) as (watch, _):
+            watch.watch_topic("e")
+            seen = list[bool]()
+
+            async def look() -> None:
+                await settle()
+                seen.append("e" in watch.snapshot.exchanges)
+
+            await look()
+            exchange = ExchangeDefinition(kind=ExchangeKind.TOPIC)
+            server.put(path, encode_exchange(exchange))
+            topic(server, "e", "0-m", 1, "pub")
+            await look()
+            server.put(path, b"{")
+            await look()
+            server.put(path, encode_exchange(exchange))
+            topic(server, "e", "0-m", 1, "sub")
+            await look()
+            server.remove("/meta/brokers/topics-sub/e/0-m")
+            await look()
+            server.put(path, encode_exchange(replace(exchange, is_deleted=True)))
+            await look()
+            assert seen == [False, True, False, False, True, False]
 
     run_virtually(scenario())
 

@@ -27,7 +27,7 @@ from metaq.errors import (
     StorageError,
     WireError,
 )
-from metaq.filter.language import Filter, has_parser, parse_filter
+from metaq.filter.language import ANY_FILTER, Filter, has_parser, parse_filter
 from metaq.model import Offset, Position
 from metaq.protocol.commands import Get
 from metaq.protocol.encoding import encode_result, encode_value_line
@@ -68,7 +68,7 @@ def _begin(command: Get, where: str, answerer: GetAnswerer) -> bool:
         # The loop does not wait for it: until then clients filter.
         if not context.filter_parser_asked:
             context.filter_parser_asked = True
-            context.upkeep.submit(parse_filter, "key IS NULL")
+            context.upkeep.submit(parse_filter, ANY_FILTER)
         context.counters.filter_plain += 1
         return False
     try:

@@ -13,7 +13,7 @@ from metaq.client.consume.browse import stats_text
 from metaq.client.consume.progress import lag_of
 from metaq.client.fan_out import failures, for_each
 from metaq.client.names import check_group, check_topic, require_text
-from metaq.client.options import QueueOptions
+from metaq.client.options import QueueOptions, load_filter
 from metaq.errors import ClientError, MetaqError, RemoteProtocolError
 from metaq.model import BrokerId, Offset, TopicPartition, no_items
 from metaq.zk.group_definitions import QueueGroupDefinition
@@ -171,6 +171,7 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
             start=start,
             where=where,
         )
+        await load_filter(where)
         groups = await reach_queue_groups(self._context, timeout)
         return await groups.create(group, topic, options.definition())
 
@@ -225,6 +226,7 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
         wanted = options.definition()
         if where == "":
             wanted["where"] = None
+        await load_filter(options.where)
         groups = await reach_queue_groups(self._context, timeout)
         return await groups.alter(group, wanted)
 

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from itertools import groupby
 from typing import Final
 
-from metaq.client.errors import NoTopicError, PartitionsAwayError
+from metaq.client.errors import ExchangeError, NoTopicError, PartitionsAwayError
 from metaq.client.names import name_some
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import NoBrokerError
@@ -26,6 +26,19 @@ NAMES_SHOWN_MAX: Final = 10
 """Topics that it lists where none has a name like it."""
 
 
+def refuse_exchanges(snapshot: ClusterSnapshot, topics: Iterable[str]) -> None:
+    """Refuse to read what is an exchange, and would look like an empty topic. Pure.
+
+    Raises:
+        ExchangeError: one of the names is that of an exchange.
+    """
+    for name in sorted(snapshot.exchanges.intersection(topics)):
+        raise ExchangeError(
+            f"'{name}' is an exchange; it stores nothing itself: read the topics that"
+            " it is bound to"
+        )
+
+
 def require_all_there(snapshot: ClusterSnapshot, topics: Iterable[str]) -> None:
     """Refuse to take the present partitions of topics for all of them. Pure.
 
@@ -36,8 +49,10 @@ def require_all_there(snapshot: ClusterSnapshot, topics: Iterable[str]) -> None:
     Raises:
         PartitionsAwayError: a broker of one of them is away, or a named address has
             never answered.
+        ExchangeError: one of them is no topic.
     """
     names = sorted(set(topics))
+    refuse_exchanges(snapshot, names)
     away = [partition for name in names for partition in snapshot.away(name)]
     if away:
         raise PartitionsAwayError(f"{name_away(away)}; {_cure(away)}", partitions=away)

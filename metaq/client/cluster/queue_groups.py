@@ -11,13 +11,16 @@ from typing import Any, Final
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import GroupInUseError, QueueGroupError
+from metaq.client.options import load_filter
 from metaq.errors import ClientError, ConfigError
+from metaq.filter.language import ANY_FILTER
 from metaq.zk.children import read_values
 from metaq.zk.errors import NodeChangedError
 from metaq.zk.group_definitions import (
     QueueGroupDefinition,
     decode_group,
     encode_group,
+    wants_parser,
 )
 from metaq.zk.paths import NodeKind, NodePaths
 from metaq.zk.session import Coordinator
@@ -66,6 +69,7 @@ class QueueGroupDefinitions:
 
     async def read(self) -> dict[str, QueueGroupDefinition]:
         """Return the queue groups by name."""
+        await load_filter(ANY_FILTER)  # one of them may have a filter
         found = await read_values(
             self._coordinator,
             self._paths.queue_groups(),
@@ -202,6 +206,8 @@ class QueueGroupDefinitions:
     async def _look(self, group: str) -> _Found:
         path = self._paths.queue_group(group)
         node = await self._coordinator.get(path, deadline_s=self._deadline_s)
+        if node is not None and wants_parser(node.data):
+            await load_filter(ANY_FILTER)
         found = None if node is None else decode_group(node.data)
         return node, None if found is None or found.is_deleted else found
 

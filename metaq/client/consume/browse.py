@@ -25,6 +25,7 @@ from metaq.client.cluster.boundaries import offset_back
 from metaq.client.cluster.catalog import read_cluster, read_whole
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import LogQueries, connect, insist
+from metaq.client.cluster.presence import refuse_exchanges
 from metaq.client.consume.consumer import AsyncConsumer
 from metaq.client.consume.cursor import FETCH_BYTES_MAX, PartitionCursor
 from metaq.client.consume.decode import matching
@@ -184,6 +185,7 @@ async def require_known(
     """
     (topic,) = {one.topic for one in partitions}
     known = await known_partitions(context, topic, deadline_s=deadline_s)
+    refuse_exchanges(context.metadata.snapshot, [topic])
     for one in partitions:
         if one not in known:
             raise NoBrokerError(
@@ -332,6 +334,7 @@ async def browse_topic(
     source = None
     if partitions is None:
         snapshot = await context.metadata.topic(topic, deadline_s=deadline_s)
+        refuse_exchanges(snapshot, [topic])
         if not partial:
             snapshot = await read_whole(context, [topic], deadline_s=deadline_s)
         chosen = tuple(sorted(snapshot.get_partitions(topic)))

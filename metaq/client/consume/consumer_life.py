@@ -13,7 +13,7 @@ from collections.abc import Collection, Coroutine, Mapping
 from typing import Any, Self
 
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.presence import find_away_of_group
+from metaq.client.cluster.presence import find_away_of_group, refuse_exchanges
 from metaq.client.consume.current_batch import CurrentBatch, current_task
 from metaq.client.consume.fetch_handler import Marks
 from metaq.client.consume.handling import Handling, total_of_runs
@@ -29,6 +29,7 @@ from metaq.client.consume.progress import (
     waiting_for,
 )
 from metaq.client.consume.subscription_state import SubscriptionState
+from metaq.client.errors import ExchangeError
 from metaq.client.group.assignments import PartitionSource
 from metaq.client.group.hooks import Hooks, refuse_inside
 from metaq.client.group.subscribed_topics import SubscribedTopics
@@ -131,6 +132,7 @@ class ConsumerLife:
             RequestTimeoutError: the time is over; it is closed, and leaves its group
                 as soon as ZooKeeper answers.
             FilterError: `where` is none.
+            ExchangeError: one of the topics is an exchange.
             MetaqError: it could not join, or not read its offsets; it is closed.
 
         Cancellation: it is closed.
@@ -173,6 +175,7 @@ class ConsumerLife:
         await self._source.start(self._subscription)
         # For a topic that is watched already there is no event.
         snapshot = self._context.metadata.snapshot
+        refuse_exchanges(snapshot, self.topics)
         self._unserved.update(snapshot, self.group, self.assignment())
         if self.is_closed:
             await self._source.stop()
@@ -185,6 +188,11 @@ class ConsumerLife:
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         self._unserved.update(snapshot, self.group, self.assignment())
         self._subscription.on_cluster()
+        try:
+            refuse_exchanges(snapshot, self.topics)
+        except ExchangeError as error:
+            if self.fetch_buffer.error is None:
+                self._fail(error)
 
     def _hand_out(self, partitions: Collection[TopicPartition]) -> None:
         for partition in partitions:

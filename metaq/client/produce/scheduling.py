@@ -21,7 +21,7 @@ from metaq.client.validation import (
     wrong_type,
 )
 from metaq.errors import ConfigError
-from metaq.model import SPAN_UNITS_MS, MessageId, Millis, Offset, TopicPartition
+from metaq.model import MessageId, Millis, Offset, TopicPartition, parse_span
 from metaq.record.expiry import EXPIRES_IN
 from metaq.record.flags import Headers, list_headers
 
@@ -36,8 +36,6 @@ need not be."""
 AT_ONCE: Final = -1
 """Tier of a message whose time had passed: it was delivered at once."""
 
-_PART: Final = r"(\d{1,12}(?:\.\d{1,9})?)(ms|[dhms])"
-_SPAN: Final = re.compile(rf"(?:{_PART})+", re.ASCII)
 _TEXT: Final = re.compile(
     r"([^ ]+)/(\d{1,4}-\d{1,9}) (-1|\d{1,9}) (-1|\d{1,19}) (\d{1,14}) (-?\d{1,19})",
     re.ASCII,
@@ -138,15 +136,10 @@ def span_s(name: str, value: object, *, may_be_zero: bool = True) -> float:
         TypeError: of another type.
     """
     if isinstance(value, str):
-        if _SPAN.fullmatch(value) is None:
-            raise ConfigError(
-                f"{name}: expected a time such as '30m', '1d12h' or '500ms', got"
-                f" {value[:80]!r}"
-            )
-        value = sum(
-            float(number) * SPAN_UNITS_MS[unit] / 1000
-            for number, unit in re.findall(_PART, value)
-        )
+        try:
+            value = parse_span(value)
+        except ValueError as error:
+            raise ConfigError(f"{name}: {error}") from None
     elif isinstance(value, dt.timedelta):
         value = value.total_seconds()
     elif isinstance(value, bool) or not isinstance(value, int | float):

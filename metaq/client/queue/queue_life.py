@@ -14,9 +14,10 @@ from dataclasses import replace
 from typing import Any, Final, Self
 
 from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.presence import refuse_exchanges
 from metaq.client.consume.handler_tasks import CONCURRENCY_MAX
 from metaq.client.consume.redelivery import FailureLog, Reject
-from metaq.client.errors import AlreadySettledError, LeaseLostError
+from metaq.client.errors import AlreadySettledError, ExchangeError, LeaseLostError
 from metaq.client.options import QueueOptions, load_filter
 from metaq.client.queue.broker_link import BrokerLink, lease_lost
 from metaq.client.queue.prefetch import (
@@ -109,6 +110,7 @@ class QueueLife:
         Raises:
             ClosedError: it was started before, or closed.
             NoTopicError: no broker serves the topic.
+            ExchangeError: it is an exchange.
             QueueGroupError: the group is there, and other than the options say;
                 the text names the difference.
             ConfigError: the group is new, and nothing says what becomes of its dead
@@ -126,6 +128,7 @@ class QueueLife:
         try:
             metadata = self._context.metadata
             await metadata.topic(self.topic, deadline_s=deadline_s, takes_puts=True)
+            refuse_exchanges(metadata.snapshot, [self.topic])
             left_s = max(0.0, deadline_s - self._context.clock.monotonic_s())
             defined = await within(left_s, self._define(), f"{self}: start")
             self.generation = self._parts.generation = defined.generation
@@ -137,6 +140,10 @@ class QueueLife:
         self._on_snapshot(metadata.snapshot)
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
+        try:
+            refuse_exchanges(snapshot, [self.topic])
+        except ExchangeError as error:
+            self._parts.fail(error)
         for broker_id in snapshot.puts.get(self.topic, {}):
             if broker_id not in self._links:
                 link = self._links[broker_id] = BrokerLink(broker_id, self._parts)

@@ -17,6 +17,7 @@ from typing import Final
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import BACKOFF
+from metaq.client.cluster.presence import refuse_exchanges
 from metaq.client.consume.fetcher import GET_SLACK_S
 from metaq.client.errors import ErrorReply, NoMailboxError, ReplyTimeoutError
 from metaq.client.names import check_topic
@@ -102,6 +103,10 @@ class Requester:
         encode_payload(frozen(data), None, key, headers)  # refused before all else
         deadline_s = clock.monotonic_s() + limit_s
         await self._open(limit_s)
+        metadata = self._context.metadata
+        snapshot = await metadata.topic(topic, deadline_s=deadline_s, takes_puts=True)
+        # Responders of several topics would all handle it.
+        refuse_exchanges(snapshot, [topic])
         assert self._broker_id is not None, "it is open"
         number = next(self._numbers)
         address = ReplyAddress(self._broker_id, self._mailbox, number)

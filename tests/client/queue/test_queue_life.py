@@ -120,6 +120,7 @@ def test_what_each_turn_of_a_loop_says_is_one_request() -> None:
         context.draw_token, context.metadata.topic = (lambda: "w-1"), find
         context.metadata.add_listener = lambda _listener: lambda: None
         context.metadata.snapshot.puts = {"orders": {BrokerId(0): None}}
+        context.metadata.snapshot.exchanges = frozenset()
         options = QueueOptions(prefetch=count)
         queue = AsyncQueue(context, define, topic="orders", group="g", options=options)
         async with queue:

@@ -48,17 +48,18 @@ ONE_BROKER = {
 
 
 def test_a_reply_is_what_the_handler_returned(client: Any) -> None:
-    """Any bytes, also none; headers and key arrive."""
+    """Any bytes, also none; headers, key and tag arrive."""
 
     def echo(message: Any) -> bytes:
         assert message.key == b"k"
         assert message.headers["from"] == b"test"
+        assert message.tag == "eu"
         return bytes(message.data)
 
     with responding(client, echo):
         for data in (b"", b"ACME", bytes(range(256)) * 100):
-            headers = {"from": b"test"}
-            reply = client.request("prices", data, key="k", headers=headers, timeout=30)
+            more: Any = {"key": "k", "headers": {"from": b"test"}, "tag": "eu"}
+            reply = client.request("prices", data, timeout=30, **more)
             assert reply == data
 
 
