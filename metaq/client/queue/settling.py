@@ -40,6 +40,9 @@ from metaq.retry import Backoff
 
 ENTRIES_MAX: Final = 1_000
 """Most entries of one request: a broker looks at them in one turn."""
+GATHERS_BYTES: Final = 2048
+"""Bytes of requests that leave together, of some ten workers: the broker begins with
+them while the others have theirs made."""
 RECLAIM_BACKOFF: Final = Backoff(first_s=0.1, max_s=0.5)
 """Pauses after errors: a worker is back before the broker's queueReclaimMs (2 s) are
 over, after which its messages are given to others."""
@@ -125,7 +128,13 @@ def ask(
     frame = encode(command)
     try:
         # It may leave with those of other workers, and a settle with the next take.
-        connection.submit(frame, command.opaque, receive, deadline_s=deadline_s)
+        connection.submit(
+            frame,
+            command.opaque,
+            receive,
+            deadline_s=deadline_s,
+            gathers_bytes=GATHERS_BYTES,
+        )
     except MetaqError as error:
         on_error(error)
 
