@@ -103,10 +103,12 @@ class InternalLogs:
         *,
         flag: int = 0,
         name: tuple[str, int] | None = None,
+        joins: bool = False,
     ) -> None:
         """Append a record; never blocks. `on_stored` may be called at once.
 
-        With a name, of producer and sequence, it is found in the table of the log.
+        With a name, of producer and sequence, it is found in the table of the log. With
+        `joins` others come in this turn of the loop.
         """
         try:
             log = self.find(log_id) or self._context.topics.internal_log(log_id)
@@ -122,6 +124,7 @@ class InternalLogs:
                 ticket=Ticket(on_stored),
                 batch=batch,
                 is_light=True,
+                joins=joins,
             )
         except (StorageError, ClosedError) as error:
             on_stored(error)

@@ -11,6 +11,7 @@ change. Deliveries are numbered by *incarnation*: nothing is given out before th
 of this one is stored, so no earlier life has used a number of this one.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -100,6 +101,8 @@ class ServedQueue:
         self._window: tuple[Offset, bytes] | None = None
         self._scale = 1
         """Factor of what is read: grows while a record is larger than that."""
+        self._asking: list[OnStored] = []
+        """Those that hear of the outcome of the next append."""
         self._waiting: list[OnStored] = []
         """Those that hear of the outcome of the last append."""
         self._appends = 0
@@ -132,11 +135,25 @@ class ServedQueue:
         self._append(self._record(StateKind.OPENED), stored)
 
     def store(self, on_stored: OnStored) -> None:
-        """Store what has changed; report it when that, and all before it, is stored."""
+        """Store what has changed; report it when that, and all before it, is stored.
+
+        It is appended in the next turn of the loop, with what changes until then: the
+        settles of many workers that came together are one record.
+        """
+        self._asking.append(on_stored)
+        if len(self._asking) == 1:
+            asyncio.get_running_loop().call_soon(self.store_now)
+
+    def store_now(self) -> None:
+        """Append what is to be stored, before anything else of the queue is."""
+        asking, self._asking = self._asking, []
+        if not asking:
+            return
         changes, ended = self.state.drain_changes(), self.state.drain_ended()
 
         def stored(error: MetaqError | None) -> None:
-            on_stored(error)
+            for each in asking:
+                each(error)
             if error is None and ended:
                 self.state.free_keys(ended)
                 self._on_freed()
@@ -144,9 +161,15 @@ class ServedQueue:
         if changes:
             self._append(self.encode(changes), stored)
         elif self._appends:
-            self._waiting.append(on_stored)
+            self._waiting.append(stored)
         else:
-            on_stored(None)
+            stored(None)
+
+    def give_up(self, error: MetaqError) -> None:
+        """Store nothing of what is not appended yet: its state is read again."""
+        asking, self._asking = self._asking, []
+        for each in asking:
+            each(error)
 
     def note_done(self, done: Sequence[Done], on_stored: OnStored) -> None:
         """Write that messages are done; their state hears of it by another way."""
@@ -162,6 +185,7 @@ class ServedQueue:
         if not self.is_open or self.letters_open:
             return
         self.store(lambda _error: None)
+        self.store_now()
         self._changes = 0
         record = snapshot_of(self.queue_id, self.name, self.state.image(now))
         self._append(encode_state(record), on_stored)
@@ -181,6 +205,7 @@ class ServedQueue:
         return self._changes >= SNAPSHOT_CHANGES
 
     def _append(self, payload: bytes, on_stored: OnStored) -> None:
+        self.store_now()
         self._appends += 1
         waiting = self._waiting = [on_stored]
 
@@ -191,7 +216,7 @@ class ServedQueue:
             for each in waiting:
                 each(error)
 
-        self._journal.append(QUEUES, payload, stored)
+        self._journal.append(QUEUES, payload, stored, joins=True)
 
     # -- the topic's log
 

@@ -157,6 +157,7 @@ class QueueService(Service):
         if self._content is None:
             log = self._journal.find(QUEUES)
             try:
+                await self._wait_stored()
                 self._context.transactions.require_ended(QUEUES)
                 found = (Images(), {}) if log is None else await read_images(log)
             except (StorageError, ClosedError) as error:
@@ -171,6 +172,20 @@ class QueueService(Service):
         self._delete(self._is_over)
         for group in self._groups.values():
             self._open_latest(group)
+
+    async def _wait_stored(self) -> None:
+        """Wait until nothing of `__queues` is in flight: it would not be read.
+
+        A record that was refused has the queues read again, and others that were
+        appended before it are answered when they are stored.
+        """
+        log = self._journal.find(QUEUES)
+        while True:
+            if log is None or log.state is not LogState.OPEN:
+                return
+            if log.high_watermark == log.next_offset:
+                return
+            await asyncio.sleep(SETTLED_POLL_S)
 
     async def _wait_settled(self, term: int) -> None:
         """Wait until the logs of this leader are as long as they are known to be.
@@ -201,12 +216,11 @@ class QueueService(Service):
             return
         self._is_leading, self._is_found = is_leading, False
         self._term += 1
-        self._failure = ""
+        self._failure, self._content = "", None
         for group in self._groups.values():
             self.takers.refuse_all(group, self._refusal(group.definition.topic, -1))
             for queue in [*group.queues.values()]:
                 self._forget(group, queue)
-        self._content = None
         self._load_due.set()
 
     def _refusal(self, topic: str, partition: int) -> WireError:
@@ -391,6 +405,8 @@ class QueueService(Service):
         queue = group.queues.get(log.log_id.partition)
         if queue is not None and queue.log is log:
             return queue
+        if queue is not None:  # its log was made again
+            queue.store_now()
         name = _name_of(group, log)
         content = self._content
         if content is None:
@@ -408,7 +424,7 @@ class QueueService(Service):
         content.images.by_name[name] = image
         limits = self._context.config.limits
         rules = rules_of(group.definition)
-        if queue is not None:  # its log was made again
+        if queue is not None:
             queue.state.leave_bound()
         state = QueueState(
             rules, image, open_max=limits.queue_open_max, bound=self._bound
@@ -440,6 +456,11 @@ class QueueService(Service):
 
     def _forget(self, group: QueueGroup, queue: ServedQueue) -> None:
         """Drop a queue from memory."""
+        if self._content is None:
+            # The reading may have begun, and would not have it.
+            queue.give_up(ClosedError("the queue is read again"))
+        else:
+            queue.store_now()
         queue.state.leave_bound()
         if group.queues.get(queue.name.partition) is queue:
             del group.queues[queue.name.partition]

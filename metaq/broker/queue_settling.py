@@ -48,6 +48,8 @@ def settle(service: QueueOwner, command: Settle, answerer: Answerer) -> None:
     except RemoteProtocolError as error:
         raise ServerError(str(error)) from error
     for each in entries:
+        if not each.argument:
+            continue
         ms_max = _MS_MAX.get(each.verb)
         if ms_max is not None and each.argument > ms_max:
             raise ServerError(
@@ -101,9 +103,8 @@ class _Settling:
         if self._command.transaction is not None:
             self._hold()
             return
-        now, worker = service.now(), self._command.worker
-        settle = queue.state.settle
-        self._words = [settle(worker, each, now) for each in self._entries]
+        worker = self._command.worker
+        self._words = queue.state.settle_all(worker, self._entries, service.now())
         service.note_taken(worker, queue)
         self._waits += service.send_letters(queue, self._on_letter)
         queue.store(self._end)

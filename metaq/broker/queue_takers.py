@@ -26,7 +26,7 @@ from metaq.errors import (
 from metaq.protocol import texts
 from metaq.protocol.commands import Take
 from metaq.protocol.encoding import encode_result, encode_value_line
-from metaq.protocol.queue_frames import QueueDelivery, encode_taken
+from metaq.protocol.queue_frames import encode_taken
 from metaq.queues.rules import Now
 from metaq.queues.state import Taken
 from metaq.record.runs import RecordRun, encode_runs
@@ -36,6 +36,9 @@ TAKE_COUNT_MAX: Final = 1000
 """Most messages that one `take` gives."""
 TAKE_BYTES_MAX: Final = 1 << 20
 """Most bytes of their records; one larger message is given alone."""
+REPLIES_MAX: Final = 8
+"""Replies that leave together: a system call for each would cost as much as the rest of
+it, and with all of them in one the workers would wait for the last."""
 BUSY_MS_MAX: Final = 5_000
 """Longest wait of a `take` without one, for a queue that is being opened or read."""
 
@@ -48,6 +51,9 @@ class Takers:
         self._context = context
         self.count = 0
         """Takes that wait."""
+        self._replies: dict[Answerer, list[bytes]] = {}
+        """To the takers of each connection, of the pump that is at work."""
+        self._reply_count = 0
 
     def take(self, command: Take, answerer: Answerer) -> None:
         """Answer a `take` now, or when there is something or its wait is over.
@@ -121,6 +127,7 @@ class Takers:
                 self._pump(group)
         finally:
             group.is_pumping = False
+            self._send_replies()
 
     def _may_give(self) -> bool:
         """Return whether no other leader may have settled what is open here."""
@@ -280,6 +287,7 @@ class Takers:
                 self._give_back(queue, taker, taken, error)
             else:
                 self._answer(queue, taker, taken, lease_ms, runs)
+                self._send_replies()
 
         self._service.spawn(read(), name="read")
 
@@ -291,15 +299,27 @@ class Takers:
         lease_ms: int,
         runs: Sequence[RecordRun],
     ) -> None:
-        deliveries = [
-            QueueDelivery(each.offset, each.delivery, each.deliveries) for each in taken
-        ]
+        deliveries = [(offset, number, count) for offset, _, number, count in taken]
         head = encode_taken(queue.name.partition, lease_ms, deliveries)
         payload = head + encode_runs(runs)
         line = encode_value_line(
             len(payload), taker.command.opaque, next_offset=queue.state.scan_offset
         )
-        taker.answerer.answer(line + payload, count=1, size_bytes=0)
+        self._replies.setdefault(taker.answerer, []).append(line + payload)
+        self._reply_count += 1
+        if self._reply_count >= REPLIES_MAX:
+            self._send_replies()
+
+    def _send_replies(self) -> None:
+        """Answer takers with one call for each connection."""
+        replies, self._replies, self._reply_count = self._replies, {}, 0
+        for answerer, parts in replies.items():
+            try:
+                joined = b"".join(parts)
+            except MemoryError:
+                joined = b""
+                answerer.run_out()
+            answerer.answer(joined, count=len(parts), size_bytes=0)
 
     def _read(self, queue: ServedQueue, count: int, group: QueueGroup) -> None:
         """Have the bytes of so many messages read, and pump then."""

@@ -239,6 +239,17 @@ class Channel:
         if sent < len(data):
             self.send(memoryview(data)[sent:])
 
+    def send_gathered(self, data: bytes, size_max: int) -> None:
+        """Send bytes as `send` does, or now with all that is queued if that is much.
+
+        So the peer begins with the first of many requests before the last is made.
+        """
+        if self.queued_bytes + len(data) < size_max:
+            self.send(data)
+        else:
+            self._is_flush_due = False  # it finds nothing, or the rest
+            self.send_now(data)
+
     def send_range(
         self, head: bytes, file: FileRange, *, explain: Explain, is_fresh: bool = False
     ) -> None:

@@ -263,6 +263,7 @@ class BrokerConnection:
         *,
         deadline_s: float,
         is_alone: bool = False,
+        gathers_bytes: int = 0,
     ) -> None:
         """Send a request; the hot call.
 
@@ -272,6 +273,8 @@ class BrokerConnection:
             on_reply: takes its outcome.
             deadline_s: absolute; kept to within TIMER_STEP_S.
             is_alone: it leaves within this call; for one that others seldom join.
+            gathers_bytes: it leaves at the end of the turn, or when so many bytes of
+                this one and others are to leave.
 
         Raises:
             ClosedError: the connection is closed; nothing was sent, and `on_reply` is
@@ -282,6 +285,8 @@ class BrokerConnection:
             size_bytes = len(frame)
             if is_alone:
                 self._channel.send_now(frame)
+            elif gathers_bytes:
+                self._channel.send_gathered(frame, gathers_bytes)
             else:
                 self._channel.send(frame)
         else:

@@ -59,7 +59,7 @@ class SettleVerb(enum.IntEnum):
     """Never give it out again: to the dead letters, or dropped."""
 
 
-class Word(enum.Enum):
+class Word(enum.StrEnum):
     """Outcome of one entry of a `settle`."""
 
     OK = "ok"
@@ -106,7 +106,7 @@ class TakenReply(NamedTuple):
 
 
 def encode_taken(
-    partition: int, lease_ms: int, deliveries: Sequence[QueueDelivery]
+    partition: int, lease_ms: int, deliveries: Sequence[tuple[Offset, int, int]]
 ) -> bytes:
     """Return the payload of a reply up to the runs."""
     head = _TAKEN.pack(partition, lease_ms, len(deliveries))
@@ -125,8 +125,8 @@ def decode_taken(payload: bytes) -> TakenReply:
         end = _TAKEN.size + count * _DELIVERY.size
         if end <= len(payload):
             rows = _DELIVERY.iter_unpack(payload[_TAKEN.size : end])
-            found = [QueueDelivery(*each) for each in rows]
-            if all(each.offset >= 0 and each.deliveries >= 1 for each in found):
+            found = list(map(QueueDelivery._make, rows))
+            if all(offset >= 0 and count >= 1 for offset, _, count in found):
                 return TakenReply(partition, lease_ms, found, end)
     raise RemoteProtocolError(
         f"take: no deliveries in {len(payload)} bytes, {found[:1]}"
@@ -160,19 +160,18 @@ def decode_settlements(payload: bytes, count: int) -> list[Settlement]:
             f" {len(payload)} bytes"
         )
     entries = list[Settlement]()
-    for offset, delivery, verb, argument in _ENTRY.iter_unpack(payload[:at]):
-        low, high = _RANGES.get(verb, (0, -1))
+    for offset, delivery, number, argument in _ENTRY.iter_unpack(payload[:at]):
+        verb, low, high = _VERBS.get(number, _NO_VERB)
         if offset < 0 or not low <= argument <= high:
             raise RemoteProtocolError(
-                f"settle: no entry is offset {offset}, verb {verb}, argument {argument}"
+                f"settle: no entry is offset {offset}, verb {number}, argument"
+                f" {argument}"
             )
         text = ""
-        if verb == SettleVerb.REJECT:
+        if verb is SettleVerb.REJECT:
             text = payload[at : at + argument].decode(errors="replace")
             at += argument
-        entries.append(
-            Settlement(Offset(offset), delivery, SettleVerb(verb), argument, text)
-        )
+        entries.append(Settlement(offset, delivery, verb, argument, text))
     if at != len(payload):
         raise RemoteProtocolError(
             f"settle: expected {at} bytes for {count} deliveries, got {len(payload)}"
@@ -180,19 +179,21 @@ def decode_settlements(payload: bytes, count: int) -> list[Settlement]:
     return entries
 
 
-_RANGES: Final[dict[int, tuple[int, int]]] = {
-    SettleVerb.ACK: (0, 0),
-    SettleVerb.NACK: (GROUP_DELAY, I64_MAX),
-    SettleVerb.RELEASE: (0, 0),
-    SettleVerb.EXTEND: (1, I64_MAX),
-    SettleVerb.REJECT: (0, REASON_BYTES_MAX),
+_VERBS: Final[dict[int, tuple[SettleVerb, int, int]]] = {
+    1: (SettleVerb.ACK, 0, 0),
+    2: (SettleVerb.NACK, GROUP_DELAY, I64_MAX),
+    3: (SettleVerb.RELEASE, 0, 0),
+    4: (SettleVerb.EXTEND, 1, I64_MAX),
+    5: (SettleVerb.REJECT, 0, REASON_BYTES_MAX),
 }
-"""Least and greatest argument of each verb."""
+"""Each verb by its number, with its least and greatest argument."""
+_NO_VERB: Final = (SettleVerb.ACK, 0, -1)
+_WORDS: Final = {each.value: each for each in Word}
 
 
 def encode_words(words: Sequence[Word]) -> bytes:
     """Return the body of the 200 to a `settle`."""
-    return " ".join([each.value for each in words]).encode()
+    return " ".join(words).encode()
 
 
 def decode_words(body: str, count: int) -> list[Word]:
@@ -201,10 +202,9 @@ def decode_words(body: str, count: int) -> list[Word]:
     Raises:
         RemoteProtocolError: it has another number of words, or an unknown one.
     """
-    words = body.split(" ")
     try:
-        found = [Word(each) for each in words]
-    except ValueError:
+        found = [_WORDS[each] for each in body.split(" ")]
+    except KeyError:
         found = []
     if len(found) != count:
         raise RemoteProtocolError(f"settle: expected {count} words, got {body[:80]!r}")

@@ -26,7 +26,6 @@ ended twice goes out alone: it may kill its workers. A nack is the word of a liv
     passes no open one.
 """
 
-import enum
 import heapq
 import sys
 import zlib
@@ -36,6 +35,7 @@ from typing import Final, NamedTuple
 from metaq.deadlines import Deadlines
 from metaq.model import Offset, SizeBytes
 from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, SettleVerb, Word
+from metaq.queues.leases import At, Lease, OpenMessage
 from metaq.queues.rules import INCARNATION_SHIFT, Now, QueueRules
 from metaq.queues.state_log import Change, Done, DoneRanges, QueueImage, Returned
 
@@ -85,60 +85,12 @@ class OpenBound:
         self.count_max: Final = count_max
 
 
-class _At(enum.IntEnum):
-    """Place of an open message."""
-
-    READY = 0
-    LEASED = 1
-    DELAYED = 2
-    DEAD = 3
-    HELD = 4
-    """Acked in a transaction that has no outcome yet."""
-
-
-_GIVEN: Final = frozenset({_At.LEASED, _At.HELD})
+_GIVEN: Final = frozenset({At.LEASED, At.HELD})
 """Places of a message that was given out, which its count says already."""
 
 
 _ENDED: Final = frozenset({SettleVerb.NACK, SettleVerb.RELEASE})
 """Verbs that end a lease, and say nothing when it has ended."""
-
-
-class _Open:
-    """An open message. Owner: the state."""
-
-    __slots__ = (
-        "at", "count", "delivery", "expiry_ms", "heap", "key", "lease_end_ms", "offset",
-        "silent_count", "size_bytes", "worker",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        offset: Offset,
-        size_bytes: SizeBytes,
-        count: int,
-        key: int | None,
-        expiry_ms: int | None,
-    ) -> None:
-        self.offset = offset
-        self.size_bytes = size_bytes
-        self.count = count
-        self.silent_count = count
-        """Leases that ended since its last nack; after a restart all returns."""
-        self.key = key
-        self.expiry_ms = expiry_ms
-        self.at = _At.READY
-        self.delivery = 0
-        """The last one that is known, of this life or an earlier; 0: none."""
-        self.worker = ""
-        self.lease_end_ms = 0
-        """Also where a lease was cut short, because its worker is away."""
-        self.heap: list[Offset] | None = None
-        """The one that it is queued in, to be given out; None: it is not."""
-
-    @property
-    def end(self) -> Offset:
-        return Offset(self.offset + self.size_bytes)
 
 
 class QueueState:
@@ -188,17 +140,20 @@ class QueueState:
         self._counter = 0
         self._done = image.done
         self._returned = image.open_returned()
-        self._open: dict[Offset, _Open] = {}
+        self._open: dict[Offset, OpenMessage] = {}
         self._queued: list[Offset] = []
         self._alone: list[Offset] = []
-        self._deadlines: Deadlines[Offset] = Deadlines()
+        self._delays: Deadlines[Offset] = Deadlines()
+        self._leases: Deadlines[Lease] = Deadlines()
+        self._last_lease: Lease | None = None
+        """The last that was begun, while it may get more messages."""
         self._keys: dict[int, list[Offset]] = {}
-        self._held: dict[str, set[Offset]] = {}
+        self._held: dict[str, dict[Lease, None]] = {}
         self._changes = list[Change]()
         self._passed = DoneRanges()
         """Passed over since the last `drain_changes`."""
         self._passed_bytes = 0
-        self._ended = list[_Open]()
+        self._ended = list[OpenMessage]()
         """Done since the last `drain_ended`; what has their keys waits still."""
         self._letters = list[Letter]()
         self._skip_done()
@@ -213,8 +168,7 @@ class QueueState:
     @property
     def delayed_count(self) -> int:
         """Return how many messages wait for the end of a delay."""
-        # Every message that is leased or delayed has a deadline, and no other one.
-        return len(self._deadlines) - sum(map(len, self._held.values()))
+        return len(self._delays)
 
     @property
     def has_changes(self) -> bool:
@@ -240,7 +194,10 @@ class QueueState:
 
     def holders(self) -> dict[str, int]:
         """Return worker → how many messages it has."""
-        return {worker: len(offsets) for worker, offsets in self._held.items()}
+        return {
+            worker: sum(lease.count for lease in leases)
+            for worker, leases in self._held.items()
+        }
 
     def holds(self, worker: str) -> bool:
         """Return whether a worker has any."""
@@ -253,7 +210,7 @@ class QueueState:
         if len(waiting) < 2:
             return None
         first = self._open[waiting[0]]
-        worker = first.worker if first.at is _At.LEASED else ""
+        worker = "" if first.lease is None else first.lease.worker
         return HotKey(lock, len(waiting), first.offset, worker)
 
     @property
@@ -267,15 +224,19 @@ class QueueState:
 
     def next_due_ms(self) -> int | None:
         """Return a time before which no lease and no delay ends; None: never."""
-        first = self._deadlines.first_s
-        return None if first is None else int(first)
+        firsts = self._leases.first_s, self._delays.first_s
+        return min((int(each) for each in firsts if each is not None), default=None)
 
     # -- finding
 
     def wants_scan(self, count: int) -> bool:
         """Return whether more is to be found for a taker of `count`."""
-        others = self.ready_count - len(self._alone)
-        return others < count and self.has_room
+        # The same as `has_room` at its end: asked for every message.
+        return (
+            self.ready_count - len(self._alone) < count
+            and len(self._open) < self._open_max
+            and self.bound.count < self.bound.count_max
+        )
 
     def found(
         self,
@@ -300,25 +261,32 @@ class QueueState:
             self._skip_done()
             if self.scan_offset != offset:
                 return
-        before = self._returned.pop(offset, None)
         lock = None if key is None else zlib.crc32(key)
+        before = self._returned.pop(offset, None) if self._returned else None
         count = 0 if before is None else before.deliveries
-        message = _Open(offset, size_bytes, count, lock, expiry_ms)
-        message.delivery = 0 if before is None else before.delivery
+        message = OpenMessage(offset, size_bytes, count, lock, expiry_ms)
+        if before is not None:
+            message.delivery = before.delivery
         self._open[offset] = message
         self.bound.count += 1
         if lock is not None:
             self._keys.setdefault(lock, []).append(offset)
         if before is not None and before.due_ms > now.wall_ms:
-            message.at = _At.DELAYED
+            message.at = At.DELAYED
             left_ms = before.due_ms - now.wall_ms
             if before.delivery:
                 left_ms = min(left_ms, before.left_ms)
-            self._deadlines.set(offset, now.mono_ms + left_ms)
+            self._delays.set(offset, now.mono_ms + left_ms)
+        elif lock is None and not count:
+            # Nearly always. As `_queue` does it.
+            message.heap = self._queued
+            heapq.heappush(message.heap, offset)
+            self.ready_count += 1
         else:
             self._queue(message)
         self.scan_offset = message.end
-        self._skip_done()
+        if len(self._done):
+            self._skip_done()
 
     def pass_over(self, end: Offset, count: int) -> None:
         """Note that messages from the scan offset to `end` are not the group's: done.
@@ -386,26 +354,33 @@ class QueueState:
         """
         taken = list[Taken]()
         left_bytes, queued = bytes_max, self._alone if is_alone else self._queued
-        lease_end_ms = now.mono_ms + lease_ms
-        while len(taken) < count and (message := self._first(queued)) is not None:
-            if taken and (is_alone or message.size_bytes > left_bytes):
+        find, lease = self._open.get, self._lease_of(worker, now.mono_ms + lease_ms)
+        life = self.incarnation << INCARNATION_SHIFT
+        while queued and len(taken) < count:
+            message = find(queued[0])
+            if message is None or message.heap is not queued:
+                heapq.heappop(queued)  # as in `_first`
+                continue
+            offset, size_bytes = message.offset, message.size_bytes
+            if taken and (is_alone or size_bytes > left_bytes):
                 break
             if message.expiry_ms is not None and message.expiry_ms <= now.wall_ms:
                 self._give_up(message, "expired")
                 continue
+            heapq.heappop(queued)
+            message.heap = None
+            self.ready_count -= 1
             self._counter += 1
-            message.delivery = self.incarnation << INCARNATION_SHIFT | self._counter
+            message.delivery = delivery = life | self._counter
             message.count += 1
-            self._lease(message, worker, lease_end_ms)
-            left_bytes -= message.size_bytes
-            taken.append(
-                Taken(
-                    message.offset, message.size_bytes, message.delivery, message.count
-                )
-            )
+            lease.add(message)
+            left_bytes -= size_bytes
+            taken.append(Taken(offset, size_bytes, delivery, message.count))
+        if not lease.count:
+            self._drop(lease)
         return taken
 
-    def _first(self, queued: list[Offset]) -> _Open | None:
+    def _first(self, queued: list[Offset]) -> OpenMessage | None:
         while queued:
             message = self._open.get(queued[0])
             if message is not None and message.heap is queued:
@@ -421,10 +396,52 @@ class QueueState:
         for each in taken:
             message = self._open.get(each.offset)
             is_same = message is not None and message.delivery == each.delivery
-            if message is not None and is_same and message.at is _At.LEASED:
+            if message is not None and is_same and message.at is At.LEASED:
                 self._release(message)
 
     # -- settling
+
+    def settle_all(
+        self, worker: str, entries: Iterable[Settlement], now: Now
+    ) -> list[Word]:
+        """Settle deliveries in turn, as `settle`; those done in a row are one change.
+
+        Nearly all are acks of messages that their workers have: these are settled here.
+        """
+        words, messages = list[Word](), self._open
+        start = end = Offset(-1)  # of those that are done and not noted yet
+        for entry in entries:
+            offset, delivery, verb, _, _ = entry
+            message = messages.get(offset)
+            if (
+                message is None
+                or verb is not SettleVerb.ACK
+                or message.lease is None
+                or message.delivery != delivery
+                or message.key is not None
+            ):
+                if start != end:
+                    self._note_done(start, end)
+                    start = end
+                words.append(self.settle(worker, entry, now))
+                continue
+            if offset != end:
+                if start != end:
+                    self._note_done(start, end)
+                start = offset
+            end = message.end
+            self._leave_lease(message, message.lease)
+            del messages[offset]
+            self.bound.count -= 1
+            self.done_count += 1
+            words.append(Word.OK)
+        if start != end:
+            self._note_done(start, end)
+        return words
+
+    def _note_done(self, start: Offset, end: Offset) -> None:
+        self._changes.append(Done(start, end))
+        self._add_done(start, end)
 
     def settle(
         self, worker: str, entry: Settlement, now: Now, *, is_held: bool = False
@@ -443,14 +460,14 @@ class QueueState:
         message = self._open.get(entry.offset)
         if message is None:
             return Word.DONE if self.is_done(entry.offset) else Word.LOST
-        if message.at is _At.DEAD:
+        if message.at is At.DEAD:
             is_same = entry.delivery == message.delivery
             return (
                 Word.LATER
                 if is_same and entry.verb is not SettleVerb.ACK
                 else Word.LOST
             )
-        if message.at is _At.HELD:
+        if message.at is At.HELD:
             is_same = entry.delivery == message.delivery
             return Word.OK if is_same and entry.verb is SettleVerb.EXTEND else Word.LOST
         if not self._is_good(message, entry.delivery):
@@ -458,17 +475,17 @@ class QueueState:
         if entry.verb is not SettleVerb.ACK and not self._is_first(message):
             # The group was not ordered when it was given out.
             return Word.LOST
-        is_over = message.at is not _At.LEASED
+        is_over = message.at is not At.LEASED
         if is_over and message.delivery == entry.delivery and entry.verb in _ENDED:
             return Word.OK  # it was said before, or the lease has ended
         if message.delivery != entry.delivery:
             # Of an earlier life, of which no start knows how often it was given out.
             message.delivery = entry.delivery
-            message.count += message.at is not _At.LEASED
+            message.count += message.at is not At.LEASED
         match entry.verb:
             case SettleVerb.ACK if is_held:
                 self._leave(message)
-                message.at, message.worker = _At.HELD, worker
+                message.at, message.worker = At.HELD, worker
                 self.held_count += 1
             case SettleVerb.ACK:
                 self._finish(message)
@@ -482,7 +499,7 @@ class QueueState:
                 self._give_up(message, f"rejected: {entry.text}")
         return Word.OK
 
-    def _is_good(self, message: _Open, delivery: int) -> bool:
+    def _is_good(self, message: OpenMessage, delivery: int) -> bool:
         """Return whether a message was not given out after a delivery."""
         if not delivery:
             return False
@@ -493,7 +510,7 @@ class QueueState:
             return False
         return message.delivery < delivery
 
-    def _nack(self, message: _Open, delay_ms: int, now: Now) -> None:
+    def _nack(self, message: OpenMessage, delay_ms: int, now: Now) -> None:
         if message.count >= self.rules.deliveries_max:
             self._give_up(message, f"deliveries: {message.count}")
             return
@@ -527,7 +544,7 @@ class QueueState:
         has that. Rolled back, it is its worker's again, for a lease from now on.
         """
         message = self._open.get(offset)
-        if message is None or message.at is not _At.HELD:
+        if message is None or message.at is not At.HELD:
             return  # retention took it
         if is_done:
             self._end_stored(message)
@@ -557,12 +574,12 @@ class QueueState:
                 joined.append(each)
         return joined
 
-    def drain_ended(self) -> list[_Open]:
+    def drain_ended(self) -> list[OpenMessage]:
         """Return messages with keys that the last changes have as done."""
         ended, self._ended = self._ended, []
         return ended
 
-    def free_keys(self, ended: Iterable[_Open]) -> None:
+    def free_keys(self, ended: Iterable[OpenMessage]) -> None:
         """Have the next messages of keys given out: the changes are stored."""
         for message in ended:
             self._free_key(message)
@@ -576,32 +593,30 @@ class QueueState:
 
     def on_time(self, now: Now) -> None:
         """End the leases and delays that are over."""
-        for offset in self._deadlines.take_due(now.mono_ms):
+        for lease in self._leases.take_due(now.mono_ms):
+            for message in lease.messages():
+                self.expired_count += 1
+                if message.count >= self.rules.deliveries_max:
+                    self._give_up(message, f"deliveries: {message.count}")
+                else:
+                    message.silent_count += 1
+                    self._return(message, 0, now)
+        for offset in self._delays.take_due(now.mono_ms):
             message = self._open[offset]
-            if message.at is _At.DELAYED:
-                message.at = _At.READY
-                self._queue(message)
-                continue
-            self.expired_count += 1
-            if message.count >= self.rules.deliveries_max:
-                self._give_up(message, f"deliveries: {message.count}")
-            else:
-                message.silent_count += 1
-                self._return(message, 0, now)
+            message.at = At.READY
+            self._queue(message)
 
     def worker_left(self, worker: str, now: Now, reclaim_ms: int) -> None:
         """Cut the leases of a worker short: it has no connection for now."""
         end_ms = now.mono_ms + reclaim_ms
-        for message in self._of(worker):
-            self._deadlines.set(message.offset, min(end_ms, message.lease_end_ms))
+        self._last_lease = None
+        for lease in self._held.get(worker, ()):
+            self._leases.set(lease, min(end_ms, lease.end_ms))
 
     def worker_seen(self, worker: str) -> None:
         """Let the leases of a worker go on: it is back."""
-        for message in self._of(worker):
-            self._deadlines.set(message.offset, message.lease_end_ms)
-
-    def _of(self, worker: str) -> Iterable[_Open]:
-        return [self._open[offset] for offset in self._held.get(worker, ())]
+        for lease in self._held.get(worker, ()):
+            self._leases.set(lease, lease.end_ms)
 
     # -- for a restart
 
@@ -611,9 +626,9 @@ class QueueState:
         for offset, message in self._open.items():
             given = message.at in _GIVEN
             count, delivery = message.count - given, message.delivery - given
-            due_s = self._deadlines.get(offset)
+            due_s = self._delays.get(offset)
             due_ms = left_ms = 0
-            if message.at is _At.DELAYED and due_s is not None:
+            if message.at is At.DELAYED and due_s is not None:
                 left_ms = max(0, int(due_s) - now.mono_ms)
                 due_ms = now.wall_ms + left_ms
             if count > 0 or due_ms:
@@ -626,7 +641,7 @@ class QueueState:
 
     # -- changes of one message
 
-    def _queue(self, message: _Open) -> None:
+    def _queue(self, message: OpenMessage) -> None:
         """Have a message that is ready given out, unless an earlier one has its key."""
         if self._is_first(message) and message.heap is None:
             is_alone = message.silent_count >= ALONE_COUNT
@@ -634,36 +649,56 @@ class QueueState:
             heapq.heappush(message.heap, message.offset)
             self.ready_count += 1
 
-    def _is_first(self, message: _Open) -> bool:
+    def _is_first(self, message: OpenMessage) -> bool:
         """Return whether no earlier open message has its key."""
         key = message.key
         return key is None or self._keys[key][0] == message.offset
 
-    def _unqueue(self, message: _Open) -> None:
+    def _unqueue(self, message: OpenMessage) -> None:
         """Give a message out no more; its place in the heap stays, unheeded."""
         if message.heap is not None:
             message.heap = None
             self.ready_count -= 1
 
-    def _leave(self, message: _Open) -> None:
+    def _leave(self, message: OpenMessage) -> None:
         """Take a message from where it is: heap, deadline, worker."""
         self._unqueue(message)
-        self._deadlines.clear(message.offset)
-        if message.at is _At.HELD:
+        if message.lease is not None:
+            self._leave_lease(message, message.lease)
+        elif message.at is At.DELAYED:
+            self._delays.clear(message.offset)
+        elif message.at is At.HELD:
             self.held_count -= 1
-        if message.at is _At.LEASED:
-            held = self._held[message.worker]
-            held.discard(message.offset)
-            if not held:
-                del self._held[message.worker]
 
-    def _lease(self, message: _Open, worker: str, end_ms: int) -> None:
+    def _lease(self, message: OpenMessage, worker: str, end_ms: int) -> None:
         self._leave(message)
-        message.at, message.worker, message.lease_end_ms = _At.LEASED, worker, end_ms
-        self._held.setdefault(worker, set()).add(message.offset)
-        self._deadlines.set(message.offset, end_ms)
+        self._lease_of(worker, end_ms).add(message)
 
-    def _return(self, message: _Open, delay_ms: int, now: Now) -> None:
+    def _lease_of(self, worker: str, end_ms: int) -> Lease:
+        """Return the lease of a worker until a moment, to which messages are added."""
+        lease = self._last_lease
+        if lease is None or lease.worker != worker or lease.end_ms != end_ms:
+            lease = self._last_lease = Lease(worker, end_ms)
+            self._held.setdefault(worker, {})[lease] = None
+            self._leases.set(lease, end_ms)
+        return lease
+
+    def _leave_lease(self, message: OpenMessage, lease: Lease) -> None:
+        lease.leave(message)
+        if not lease.count:
+            self._drop(lease)
+
+    def _drop(self, lease: Lease) -> None:
+        """Forget a lease of nothing."""
+        if lease is self._last_lease:
+            self._last_lease = None
+        self._leases.clear(lease)
+        leases = self._held[lease.worker]
+        del leases[lease]
+        if not leases:
+            del self._held[lease.worker]
+
+    def _return(self, message: OpenMessage, delay_ms: int, now: Now) -> None:
         """Have a message given out again; a restart knows how often it was."""
         self._leave(message)
         due_ms = now.wall_ms + delay_ms if delay_ms else 0
@@ -674,57 +709,61 @@ class QueueState:
             )
         )
         if delay_ms:
-            message.at = _At.DELAYED
-            self._deadlines.set(offset, now.mono_ms + delay_ms)
+            message.at = At.DELAYED
+            self._delays.set(offset, now.mono_ms + delay_ms)
         else:
-            message.at = _At.READY
+            message.at = At.READY
             self._queue(message)
 
-    def _release(self, message: _Open) -> None:
+    def _release(self, message: OpenMessage) -> None:
         """Have a message given out again that was not begun."""
         # Nothing is kept: a restart knows the count of before.
         message.count -= 1
         message.delivery = 0
         self._leave(message)
-        message.at = _At.READY
+        message.at = At.READY
         self._queue(message)
 
-    def _give_up(self, message: _Open, cause: str) -> None:
+    def _give_up(self, message: OpenMessage, cause: str) -> None:
         """Give a message out no more: a dead letter, or none."""
         if not self.rules.takes_letters:
             self.dropped_count += 1
             self._finish(message)
             return
         self._leave(message)
-        message.at = _At.DEAD
+        message.at = At.DEAD
         self._letters.append(
             Letter(message.offset, message.size_bytes, message.count, cause)
         )
 
-    def _finish(self, message: _Open) -> None:
+    def _finish(self, message: OpenMessage) -> None:
         self._changes.append(Done(message.offset, message.end))
         self._end(message)
         if message.key is not None:
             # A crash before that is stored would bring it back after a later one.
             self._ended.append(message)
 
-    def _end_stored(self, message: _Open) -> None:
+    def _end_stored(self, message: OpenMessage) -> None:
         """Count a message as done, which a restart knows as well."""
         self._end(message)
         if message.key is not None:
             self._free_key(message)
 
-    def _end(self, message: _Open) -> None:
+    def _end(self, message: OpenMessage) -> None:
         """Count a message as done."""
         self._leave(message)
         del self._open[message.offset]
         self.bound.count -= 1
         self.done_count += 1
-        self._done.add(message.offset, message.end)
-        if message.offset <= self.floor:  # else no done range touches it
-            self._rise(self.floor)
+        self._add_done(message.offset, message.end)
 
-    def _free_key(self, message: _Open) -> None:
+    def _add_done(self, start: Offset, end: Offset) -> None:
+        if start <= self.floor:
+            self._rise(max(self.floor, end))
+        else:
+            self._done.add(start, end)
+
+    def _free_key(self, message: OpenMessage) -> None:
         assert message.key is not None
         waiting = self._keys[message.key]
         waiting.remove(message.offset)
@@ -732,7 +771,7 @@ class QueueState:
             del self._keys[message.key]
             return
         first = self._open.get(waiting[0])
-        if first is not None and first.at is _At.READY:
+        if first is not None and first.at is At.READY:
             self._queue(first)
 
     def _rise(self, floor: Offset) -> None:

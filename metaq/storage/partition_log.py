@@ -231,6 +231,7 @@ class PartitionLog(ReadableLog):
         before_write: BeforeWrite | None = None,
         finish: Iterable[None] = (),
         is_light: bool = False,
+        joins: bool = False,
         completes: bool = False,
     ) -> Offset:
         """Queue whole records for the end of the log; never blocks.
@@ -247,6 +248,7 @@ class PartitionLog(ReadableLog):
             finish: steps that finish the bytes in place, taken on the storage thread
                 before they are written; they only compute.
             is_light: the connection has little in flight; see `GroupQueue`.
+            joins: others come in this turn of the loop: they are committed together.
             completes: it begins with the rest of the append that is held.
 
         Returns:
@@ -293,7 +295,7 @@ class PartitionLog(ReadableLog):
         if batch is not None:
             self.producers.add(batch)
         # Batches of transactions come by the group, as their journal is written.
-        self.log_dir.submit(request, joins=before_write is not None)
+        self.log_dir.submit(request, joins=joins or before_write is not None)
         return offset
 
     def append_copy(

@@ -4,6 +4,9 @@ import asyncio
 from pathlib import Path
 
 from metaq.broker.app import Broker
+from metaq.broker.internal_logs import read_records
+from metaq.broker.queue_log import QUEUES
+from metaq.protocol.encoding import encode
 from metaq.protocol.queue_frames import SettleVerb, Word
 from tests.broker.queue_worker import Worker, put, run
 from tests.rigs.broker import Peer
@@ -30,6 +33,35 @@ def test_a_message_is_taken_once_and_done_when_it_is_acked(tmp_path: Path) -> No
             assert await one.take(9) == []
 
     run(tmp_path, scenario)
+
+
+def test_settles_of_many_workers_that_come_together_are_one_record(
+    tmp_path: Path,
+) -> None:
+    """Each of them is answered, when that is stored."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await put(peer, b"a", b"b", b"c")
+        workers = [Worker(peer, f"w{number}") for number in range(3)]
+        got = [(await each.take())[0] for each in workers]
+        before = await journal_count(broker)
+        acks = [
+            worker.settling(0, [each.says(SettleVerb.ACK)])
+            for worker, each in zip(workers, got, strict=True)
+        ]
+        replies = await peer.ask(b"".join(map(bytes, map(encode, acks))))
+        assert replies.count(b"result 200 2") == 3
+        assert await journal_count(broker) == before + 1
+        assert await workers[0].ack(got[0]) is Word.DONE
+
+    run(tmp_path, scenario)
+
+
+async def journal_count(broker: Broker) -> int:
+    """Return how many records `__queues` has."""
+    log = broker.context.topics.find_internal(QUEUES)
+    assert log is not None
+    return len([each async for each in read_records(log)])
 
 
 def test_a_nack_gives_a_message_out_again_after_its_delay(tmp_path: Path) -> None:

@@ -92,6 +92,24 @@ def test_queued_bytes_leave_with_the_next() -> None:
     run(scenario)
 
 
+def test_gathered_bytes_leave_when_they_are_many() -> None:
+    """The first ones before the turn is over, and the rest at its end."""
+
+    async def scenario(rig: Rig) -> None:
+        for each in (b"first,", b"second,", b"third,"):
+            rig.channel.send_gathered(each, 10)
+        assert (rig.channel.sent_bytes, rig.channel.queued_bytes) == (13, 6)
+        assert await rig.read(19) == b"first,second,third,"
+        assert rig.channel.held_bytes == 0
+        big = bytes(8 << 20)
+        rig.channel.send_gathered(b"fourth,", 10)
+        rig.channel.send_gathered(big, 10)  # more than the socket takes
+        rig.channel.send_gathered(b"last", 10)
+        assert await rig.read(7 + len(big) + 4) == b"fourth," + big + b"last"
+
+    run(scenario)
+
+
 def test_an_owner_that_waits_for_an_empty_queue_is_told() -> None:
     """Also when what is queued leaves with a reply that leaves at once."""
 

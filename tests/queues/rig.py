@@ -113,7 +113,10 @@ class Rig:
         is_held: bool = False,
     ) -> Word:
         entry = Settlement(taken.offset, taken.delivery, verb, argument, text)
-        word = self.state.settle(worker, entry, self.now, is_held=is_held)
+        if is_held:
+            word = self.state.settle(worker, entry, self.now, is_held=True)
+        else:
+            word = self.state.settle_all(worker, [entry], self.now)[0]
         self.store()
         return word
 

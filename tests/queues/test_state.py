@@ -653,6 +653,23 @@ def _ack(taken: Taken) -> Settlement:
     return Settlement(taken.offset, taken.delivery, SettleVerb.ACK)
 
 
+def test_settles_of_one_request_are_taken_in_their_order() -> None:
+    """Acks in a row are one change; one that is said twice is done by then."""
+    rig = Rig()
+    rig.put(5)
+    a, b, c, d, e = rig.take(5)
+    nack = Settlement(c.offset, c.delivery, SettleVerb.NACK, 0)
+    entries = [_ack(a), _ack(b), nack, _ack(d), _ack(a), _ack(e), _ack(c)]
+    assert rig.state.settle_all("w", entries, rig.now) == [
+        Word.OK, Word.OK, Word.OK, Word.OK, Word.DONE, Word.OK, Word.OK,
+    ]  # fmt: skip
+    assert [type(each).__name__ for each in rig.state.drain_changes()] == [
+        "Done", "Returned", "Done", "Done",
+    ]  # fmt: skip
+    assert (rig.state.floor, rig.state.open_count) == (500, 0)
+    assert (rig.state.done_count, rig.state.holders()) == (5, {})
+
+
 def test_an_open_message_takes_little_memory() -> None:
     """Twenty thousand of them are some megabytes."""
     rig = Rig(open_max=20_000)

@@ -244,7 +244,7 @@ class BrokerLink:
         if self._parts.prefetch.put(good):
             self._parts.counts.taken_count += len(good)
             self.held.update(good)
-            self._held_bytes += sum(one.size_bytes for one in good)
+            self._held_bytes += sum([one.size_bytes for one in good])
         else:
             for held in good:
                 self.give_back(held, SettleVerb.RELEASE)
@@ -255,18 +255,19 @@ class BrokerLink:
 
     def settle(self, entry: Settling) -> None:
         """Have an entry sent by the next `flush`; one that ends is held no more."""
+        held = entry.held
         entry.since_s = self._context.clock.monotonic_s()
-        number = entry.held.partition.partition
+        number = held.partition.partition
         settler = self._settlers.get(number)
         if settler is None:
             settler = self._settlers[number] = PartitionSettler(
                 self._parts,
-                entry.held.partition,
+                held.partition,
                 self._open_connection,
                 self._on_settled,
             )
         if entry.verb is not SettleVerb.EXTEND:
-            self.drop(entry.held)
+            self.drop(held)
         self._unanswered_count += 1
         self._parts.unanswered_count += 1
         settler.add(entry)
@@ -281,8 +282,11 @@ class BrokerLink:
         if held in self.held:
             self.held.remove(held)
             self._held_bytes -= held.size_bytes
-            if self._has_room():
-                self.wake()
+            self._wake_if_room()
+
+    def _wake_if_room(self) -> None:
+        if self._has_room():
+            self.wake()
 
     def take_back(self, held: HeldMessage) -> None:
         """Hold a message again; its renewal says whether the broker still has it."""
@@ -296,39 +300,53 @@ class BrokerLink:
         delay = GROUP_DELAY if verb is SettleVerb.NACK else 0
         self.settle(Settling(held, verb, delay))
 
-    def _on_settled(self, entry: Settling, outcome: Word | MetaqError) -> None:
-        held, verb, future, parts = entry.held, entry.verb, entry.future, self._parts
+    def _on_settled(
+        self, entries: Sequence[Settling], outcomes: Sequence[Word | MetaqError]
+    ) -> None:
+        """Note outcomes, and report each."""
+        parts, count = self._parts, len(entries)
+        for entry, outcome in zip(entries, outcomes, strict=True):
+            future, error = entry.future, self._note(entry, outcome)
+            if future is None:
+                if error is not None:
+                    verb = entry.verb
+                    _log.warning(
+                        "not settled: group=%s verb=%s: %s", parts.group, verb, error
+                    )
+            elif not future.done():
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(error)
+        self._unanswered_count -= count
+        parts.unanswered_count -= count
+        if not parts.unanswered_count:
+            parts.all_answered.set()
+        self._wake_if_room()
+
+    def _note(self, entry: Settling, outcome: Word | MetaqError) -> MetaqError | None:
+        """Note an outcome; return what is wrong with it."""
+        held, verb, parts = entry.held, entry.verb, self._parts
+        if verb is SettleVerb.ACK and (outcome is Word.OK or outcome is Word.DONE):
+            parts.counts.acked_count += 1
+            return None
         is_lost = outcome is Word.LOST
         if verb is SettleVerb.EXTEND:
             held.is_renewing, is_lost = False, outcome is not Word.OK
         elif verb in (SettleVerb.NACK, SettleVerb.RELEASE) and entry.is_in_doubt:
             # Another delivery may have it after the first try, as was wanted.
             is_lost = False
-        error: MetaqError | None = None
         if isinstance(outcome, MetaqError):
-            error = outcome
-        elif not is_lost:
+            return outcome
+        if not is_lost:
             _count(parts.counts, entry)
-        else:
-            error = lease_lost(held)
-            if verb is not SettleVerb.EXTEND or held.state is not HeldState.SETTLED:
-                parts.counts.lost_count += 1
-            with parts.prefetch.lock:
-                held.state = HeldState.LOST
-            self.drop(held)
-        if future is None and error is not None:
-            _log.warning("not settled: group=%s verb=%s: %s", parts.group, verb, error)
-        elif future is not None and not future.done():
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-        self._unanswered_count -= 1
-        parts.unanswered_count -= 1
-        if not parts.unanswered_count:
-            parts.all_answered.set()
-        if self._has_room():
-            self.wake()
+            return None
+        if verb is not SettleVerb.EXTEND or held.state is not HeldState.SETTLED:
+            parts.counts.lost_count += 1
+        with parts.prefetch.lock:
+            held.state = HeldState.LOST
+        self.drop(held)
+        return lease_lost(held)
 
     def stop_taking(self) -> None:
         """End the take that waits: what is given back must not come to it."""

@@ -1,7 +1,6 @@
 """Messages that a worker was given, who waits for them, and what its links share."""
 
 import asyncio
-import contextlib
 import enum
 import logging
 import threading
@@ -114,23 +113,26 @@ class Prefetch:
         """
         now_s = self._clock.monotonic_s()
         with self.lock:
-            while self._ready:
-                held = self._ready.popleft()
-                if held.state is HeldState.WAITING:
-                    is_over = held.lease_end_s <= now_s
-                    held.state = HeldState.LOST if is_over else HeldState.BEGUN
-                    if not is_over:
-                        held.since_s = now_s
-                        return held
-            if self.error is not None:
+            if (held := self._next(now_s)) is None and self.error is not None:
                 raise self.error
+        return held
+
+    def _next(self, now_s: float) -> HeldMessage | None:
+        while self._ready:
+            held = self._ready.popleft()
+            if held.state is HeldState.WAITING:
+                is_over = held.lease_end_s <= now_s
+                held.state = HeldState.LOST if is_over else HeldState.BEGUN
+                if not is_over:
+                    held.since_s = now_s
+                    return held
         return None
 
     def with_others(self, first: HeldMessage, count_max: int) -> list[HeldMessage]:
         """Return a message, and those that can be handed out with it now."""
-        many = [first]
-        with contextlib.suppress(MetaqError):  # raised for the next one
-            while len(many) < count_max and (held := self.take_nowait()):
+        many, now_s = [first], self._clock.monotonic_s()
+        with self.lock:
+            while len(many) < count_max and (held := self._next(now_s)):
                 many.append(held)
         return many
 

@@ -8,13 +8,14 @@ so an entry that is sent twice counts once.
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
 from metaq.client.errors import OutcomeUnknownError
 from metaq.client.queue.prefetch import HeldMessage, QueueParts
+from metaq.client.timeouts import finish
 from metaq.errors import (
     ClosedError,
     MetaqError,
@@ -39,12 +40,42 @@ from metaq.retry import Backoff
 
 ENTRIES_MAX: Final = 1_000
 """Most entries of one request: a broker looks at them in one turn."""
+GATHERS_BYTES: Final = 2048
+"""Bytes of requests that leave together, of some ten workers: the broker begins with
+them while the others have theirs made."""
 RECLAIM_BACKOFF: Final = Backoff(first_s=0.1, max_s=0.5)
 """Pauses after errors: a worker is back before the broker's queueReclaimMs (2 s) are
 over, after which its messages are given to others."""
 GRACE_S: Final = 5.0
 """A settle is tried until its lease is over, and so long after it: a late ack is taken
 while no other worker has the message."""
+
+
+class SettledTogether:
+    """Messages that one call waits for. On the loop."""
+
+    def __init__(self, count: int) -> None:
+        """Wait for so many, 1 or more."""
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when all of them have an outcome."""
+        self.errors: list[BaseException] = []
+        """Of those that were not settled."""
+        self._left = count
+
+    def done(self) -> bool:
+        """Return whether it is waited for no more."""
+        return self.future.done()
+
+    def set_result(self, _result: None) -> None:
+        """Count one that is settled."""
+        self._left -= 1
+        if not self._left:
+            finish(self.future, None)
+
+    def set_exception(self, error: BaseException) -> None:
+        """Count one that is not."""
+        self.errors.append(error)
+        self.set_result(None)
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +86,7 @@ class Settling:
     verb: SettleVerb
     argument: int = 0
     text: str = ""
-    future: asyncio.Future[None] | Future[None] | None = None
+    future: asyncio.Future[None] | Future[None] | SettledTogether | None = None
     """Of who waits for it, in either world; None: no one."""
     since_s: float = 0.0
     """Monotonic; when it came to the link of its broker."""
@@ -68,7 +99,7 @@ class Settling:
         return max(self.held.lease_end_s, self.since_s) + GRACE_S
 
 
-OnSettled = Callable[[Settling, Word | MetaqError], None]
+OnSettled = Callable[[Sequence[Settling], Sequence[Word | MetaqError]], None]
 
 
 def ask(
@@ -96,8 +127,13 @@ def ask(
 
     frame = encode(command)
     try:
+        # It may leave with those of other workers, and a settle with the next take.
         connection.submit(
-            frame, command.opaque, receive, deadline_s=deadline_s, is_alone=True
+            frame,
+            command.opaque,
+            receive,
+            deadline_s=deadline_s,
+            gathers_bytes=GATHERS_BYTES,
         )
     except MetaqError as error:
         on_error(error)
@@ -119,7 +155,7 @@ class PartitionSettler:
             parts: of the queue.
             partition: of all messages.
             connection: returns the open connection to the broker, if there is one.
-            on_settled: called with each entry, and the broker's word or an error.
+            on_settled: called with entries, and the broker's word or an error for each.
         """
         self._parts = parts
         self.partition = partition
@@ -168,6 +204,7 @@ class PartitionSettler:
         """End the entries that wait, and whose time is over."""
         late = [one for one in self._pending if one.deadline_s <= now_s]
         self._pending = [one for one in self._pending if one.deadline_s > now_s]
+        errors = list[MetaqError]()
         for one in late:
             what = f"{one.held}: its {one.verb.name.lower()}"
             error: MetaqError = NotSentError(
@@ -175,7 +212,8 @@ class PartitionSettler:
             )
             if one.is_in_doubt:
                 error = OutcomeUnknownError(f"{what} was not answered in time")
-            self._on_settled(one, error)
+            errors.append(error)
+        self._on_settled(late, errors)
 
     def give_up(self) -> None:
         """End all entries, also those in flight; later ones may be added."""
@@ -189,8 +227,7 @@ class PartitionSettler:
             return  # given up
         words = decode_words(require_ok(reply).text, len(sent))
         self._failures, self._sent = 0, []
-        for one, word in zip(sent, words, strict=True):
-            self._on_settled(one, word)
+        self._on_settled(sent, words)
         self.flush()
 
     def _on_error(self, error: MetaqError, sent: list[Settling]) -> None:
@@ -208,6 +245,5 @@ class PartitionSettler:
             delay_s = RECLAIM_BACKOFF.delay_s(self._failures)
             asyncio.get_running_loop().call_later(delay_s, self.flush)
             return
-        for one in sent:
-            self._on_settled(one, error)
+        self._on_settled(sent, [error] * len(sent))
         self.flush()

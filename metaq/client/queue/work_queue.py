@@ -24,7 +24,7 @@ from metaq.client.options import check_callable
 from metaq.client.queue.prefetch import HeldMessage
 from metaq.client.queue.queue_life import QueueLife
 from metaq.client.queue.queue_messages import AsyncQueueMessage, DeliveredMessage
-from metaq.client.queue.settling import Settling
+from metaq.client.queue.settling import SettledTogether, Settling
 from metaq.client.timeouts import require_loop, within
 from metaq.client.validation import check_timeout, check_whole
 from metaq.errors import ClosedError
@@ -181,26 +181,20 @@ class AsyncQueue(QueueLife):
         """
         check_timeout(timeout)
         require_loop(self.loop, self)
-        helds = dict[HeldMessage, asyncio.Future[None]]()
+        helds = dict[HeldMessage, None]()
         for one in messages:
             if one.queue is not self:
                 raise AlreadySettledError(
                     f"{one.held}: it is of another queue object: {one.queue!r}"
                 )
-            helds[one.held] = self.loop.create_future()
-        self.settle(
-            [
-                Settling(held, SettleVerb.ACK, future=future)
-                for held, future in helds.items()
-            ]
-        )
-        outcomes = await within(
-            timeout,
-            asyncio.gather(*helds.values(), return_exceptions=True),
-            f"{self}: ack of {len(helds)} messages",
-        )
-        errors = [one for one in outcomes if one is not None]
-        if errors:
+            helds[one.held] = None
+        if not helds:
+            return
+        together = SettledTogether(len(helds))
+        self.settle([Settling(held, SettleVerb.ACK, future=together) for held in helds])
+        what = f"{self}: ack of {len(helds)} messages"
+        await within(timeout, together.future, what)
+        if errors := together.errors:
             raise type(errors[0])(
                 f"{errors[0]} (the first of {len(errors)} that are not acked, of"
                 f" {len(helds)})"

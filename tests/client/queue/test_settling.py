@@ -104,7 +104,9 @@ class Rig:
             parts,
             PARTITION,
             lambda: self.connection,  # type: ignore[arg-type,return-value]
-            lambda one, end: self.ends.append((one.held.offset, end)),
+            lambda entries, ends: self.ends.extend(
+                zip((one.held.offset for one in entries), ends, strict=True)
+            ),
         )
 
     @property

@@ -1,0 +1,66 @@
+"""States that are read again while a settle is on its way."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from metaq.errors import MetaqError
+from metaq.model import MessageId
+from metaq.protocol.commands import Mput, Result, Settle, Take, Value
+from metaq.protocol.queue_frames import SettleVerb, encode_settlements
+from metaq.record.checksum import checksum
+from metaq.record.layout import encode_record
+from metaq.zk.group_definitions import QueueGroupDefinition
+from tests.broker.queue_rig import GROUP, LoopClock, QueueRig, QueueSession
+from tests.broker.queue_worker import Got, got_of
+from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.virtual_time import run_virtually
+
+
+async def ask(rig: QueueRig, session: QueueSession, command: Any) -> Any:
+    """Return the answer to a command, once the disk has done all it can."""
+    answers = list[Result | Value]()
+    rig.ask(session, command, answers.append)
+    while not answers:
+        rig.bench.run()
+        await asyncio.sleep(0.01)
+    return answers[0]
+
+
+async def take(rig: QueueRig, session: QueueSession, opaque: int) -> list[Got]:
+    command = Take("test", GROUP, 0, 9, 1 << 20, opaque, "w", wait_ms=10_000)
+    return got_of(await ask(rig, session, command))
+
+
+@pytest.mark.parametrize("is_appended", [False, True])
+def test_a_settle_that_is_answered_is_known_to_what_is_read_again(
+    is_appended: bool,
+) -> None:
+    """It is in flight, and so not read; or it is not appended, and is refused."""
+
+    async def scenario() -> None:
+        definition = QueueGroupDefinition(topic="test", dead_letter_topic=None)
+        rig = await QueueRig(FaultyFileSystem(), LoopClock(), definition).start()
+        session = QueueSession(rig)
+        body = encode_record(b"a", id=MessageId(0), flag=0)
+        put = Mput("test", 0, 1, checksum(body), 1, body)
+        assert (await ask(rig, session, put)).status == 200
+        (got,) = await take(rig, session, 2)
+        entries = encode_settlements([got.says(SettleVerb.ACK)])
+        answers = list[Result]()
+        settle: Any = Settle("test", GROUP, 0, 1, entries, 3, "w")
+        rig.ask(session, settle, answers.append)  # type: ignore[arg-type]
+        if is_appended:
+            await asyncio.sleep(0.001)
+        assert not answers
+        rig.service.fail(MetaqError("a record was refused"))
+        await asyncio.sleep(1)  # the reading has its time before the disk is done
+        rig.bench.run()
+        await asyncio.sleep(1)
+        assert [each.status for each in answers] == [200 if is_appended else 500]
+        again = await take(rig, session, 4)
+        assert len(again) == (not is_appended)
+        await rig.kill()
+
+    run_virtually(scenario())
