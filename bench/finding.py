@@ -3,17 +3,20 @@
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.committing import cluster
 from bench.figures import PAYLOAD, TOPIC, Figure
-from metaq.client import Client
+from metaq.client import Client, OutgoingMessage
 
 INDEXED = "indexed"
 PARTITIONS = 4
 COUNT = 1_000_000
-KEYS = COUNT // 20
+FEW = 20
+"""Messages of a key."""
+PER_LIST = 50_000
 FOUND = 10
 LOOKS = 100
 BUILD_S_MAX = 120.0
@@ -30,29 +33,43 @@ def by_key(directory: Path, rounds: int) -> Figure:
         aim="15",
         is_ratio=False,
     )
+    with indexed(directory, COUNT) as client:
+        send(client, TOPIC, COUNT)
+        for _ in range(rounds):
+            figure.floor.append(median_ms(client, TOPIC, COUNT, LOOKS // 10))
+            figure.broker.append(median_ms(client, INDEXED, COUNT))
+    return figure
+
+
+@contextmanager
+def indexed(directory: Path, count: int) -> Iterator[Client]:
+    """Run a broker that has so many messages with keys, and their index."""
     with (
         cluster(directory, PARTITIONS) as (address, _broker),
         Client(address) as client,
     ):
-        send(client, TOPIC)
+        with client.producer(timeout_s=60.0) as producer:
+            producer.send(TOPIC, PAYLOAD)  # the broker is registered
         settings = {"index": "key"}
         admin = client.admin()
         admin.create_topic(INDEXED, partitions=PARTITIONS, settings=settings)
-        send(client, INDEXED)
+        send(client, INDEXED, count)
         wait_indexed(client)
-        for _ in range(rounds):
-            figure.floor.append(median_ms(client, TOPIC, LOOKS // 10))
-            figure.broker.append(median_ms(client, INDEXED, LOOKS))
-    return figure
+        yield client
 
 
-def send(client: Client, topic: str) -> None:
+def send(client: Client, topic: str, count: int) -> None:
     """Send all messages."""
     with client.producer(timeout_s=60.0) as producer:
         producer.prepare(topic)
-        for number in range(COUNT):
-            producer.send_nowait(topic, PAYLOAD, key=f"user-{number % KEYS}")
-        producer.flush(60.0)
+        for first in range(0, count, PER_LIST):
+            producer.send_many(
+                topic,
+                [
+                    OutgoingMessage(PAYLOAD, key=f"user-{number % (count // FEW)}")
+                    for number in range(first, first + PER_LIST)
+                ],
+            )
 
 
 def wait_indexed(client: Client) -> None:
@@ -68,11 +85,11 @@ def wait_indexed(client: Client) -> None:
         time.sleep(1.0)
 
 
-def median_ms(client: Client, topic: str, count: int) -> float:
-    """Return the median time of so many look-ups."""
+def median_ms(client: Client, topic: str, count: int, looks: int = LOOKS) -> float:
+    """Return the median time of look-ups among so many messages."""
     rng, times = random.Random(1), []
-    for _ in range(count):
-        key = f"user-{rng.randrange(KEYS)}"
+    for _ in range(looks):
+        key = f"user-{rng.randrange(count // FEW)}"
         started = time.perf_counter()
         found = list(client.find(topic, key=key, limit=FOUND))
         times.append((time.perf_counter() - started) * 1000)

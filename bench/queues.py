@@ -19,6 +19,7 @@ from bench.lines import Payloads
 from bench.queue_load import Feed, Job, Round, Side, Tally, run_round
 from bench.rabbit import rabbit
 from bench.redis_streams import redis
+from bench.rocketmq import WARM_UPS, rocket
 from metaq.client import AsyncClient, Client
 
 PARTITIONS = 4
@@ -116,7 +117,7 @@ def percentile_of(one: Round, percent: int) -> float:
     return statistics.quantiles(one.delays_ms, n=100)[percent - 1]
 
 
-def _rate(peer: Peer, job: Job, at_least: str, aim: str) -> WithLines:
+def _rate(peer: Peer, job: Job, at_least: str = "", aim: str = "") -> WithLines:
     return WithLines(
         partial(beside, peer=peer, job=job, value=rate_of),
         f"work queue, {job.workers} workers, prefetch {job.prefetch}"
@@ -124,6 +125,7 @@ def _rate(peer: Peer, job: Job, at_least: str, aim: str) -> WithLines:
         "messages/s",
         at_least,
         aim,
+        warm_ups=WARM_UPS if peer is rocket else 1,
     )
 
 
@@ -142,12 +144,15 @@ def _latency(percent: int) -> WithLines:
 NAMES: dict[Peer, str] = {
     rabbit: "RabbitMQ, a quorum queue",
     redis: "Redis Streams, appendfsync always",
+    rocket: "RocketMQ, pop, SYNC_FLUSH",
 }
 FIGURES = {
     "queue-rabbit": _rate(rabbit, QUEUE, "3", "6"),
     "queue-redis": _rate(redis, QUEUE, "0.8", "1.5"),
+    "queue-rocketmq": _rate(rocket, QUEUE, "3", "6"),
     "queue-one-rabbit": _rate(rabbit, ONE_IN_FLIGHT, "1.0", "2"),
     "queue-one-redis": _rate(redis, ONE_IN_FLIGHT, "0.5", "0.8"),
+    "queue-one-rocketmq": _rate(rocket, ONE_IN_FLIGHT),
     "queue-latency-p50": _latency(50),
     "queue-latency": _latency(99),
 }

@@ -121,7 +121,7 @@ def _resolve(artifacts: tuple[Artifact, ...], root: Path, wanted: Path) -> None:
             java, f"-Divy.default.ivy.user.dir={root / 'ivy'}", "-jar", str(ivy),
             "-warn", "-ivy", str(ivy_file), "-cache", str(root / "ivy" / "cache"),
             "-confs", "default", "-types", "jar", "bundle",
-            "-retrieve", f"{found}/[artifact]-[revision].[ext]",
+            "-retrieve", f"{found}/[artifact]-[revision](-[classifier]).[ext]",
         ]  # fmt: skip
         try:
             done = subprocess.run(
