@@ -128,6 +128,7 @@ def test_closing_waits_for_a_message_that_another_thread_handles(
     assert at_work.wait(20)
     closing = Caller(consumer.close)
     wait_until(lambda: not consumer.assignment())
+    client.partitions("test")  # the loop has gone on, and begun to wait for it
     assert not closing.is_over
     go_on.set()
     closing.join()

@@ -454,6 +454,9 @@ async def kill(walk: Walk) -> bool:
     if not (there := walk.healthy()):
         return False
     number = walk.rng.choice(there)
+    others = walk.rig.record.in_sync - {number}
+    if all(walk.ledger.flag(k) is not Flag.NONE for k in others):
+        return False  # it alone has all: without its word only an operator's counts
     walk.note(f"kill {number}")
     walk.kill(number)
     return True
