@@ -456,12 +456,15 @@ class User:
         except MetaqError as error:
             self.model.note(f"{self.reader.name} not rolled back: {error!r}")
             return
-        handled = self.consumer.fetch_buffer.handled()
+        handled, process = self.consumer.fetch_buffer.handled(), self.reader.process
         for one in sorted(begins.keys() & self.consumer.assignment()):
             at = handled[one].offset // STEP
             claim, _count = begin = self._begin_of(one)
-            if begin != begins[one] and claim is not None and at == claim.handled:
-                continue  # it went, and came again; or a hook sought another place
+            last = 0 if claim is None else max(claim.handled, process.end(one))
+            if begin != begins[one] and claim and claim.handled <= at <= last:
+                # It went, and came again, and what is handled here is left out; or a
+                # hook sought another place.
+                continue
             fresh = self.model.writes[one][writes.get(one, 0) :]
             now = self.model.stored[one] or 0
             if at not in (before[one], now, *fresh):
