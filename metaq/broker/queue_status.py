@@ -152,5 +152,9 @@ def line_of(
     if queue is not None:
         holders = queue.state.holders()
         most = sorted(holders.items(), key=lambda each: (-each[1], each[0]))
-        fields |= {**_figures(queue), "held": dict(most[:HOLDERS_MAX])}
+        fields |= {
+            **_figures(queue),
+            "read_offset": queue.state.scan_offset,
+            "held": dict(most[:HOLDERS_MAX]),
+        }
     return json.dumps(fields)

@@ -23,8 +23,9 @@ from metaq.zk.group_definitions import (
 )
 
 PROGRESS_COLUMNS = (
-    "partition", "ready_count", "open_count", "delayed_count", "done_per_s",
-    "oldest_s", "passed_count", "expired_count", "letter_count", "floor", "end",
+    "partition", "unread_count", "ready_count", "open_count", "delayed_count",
+    "done_per_s", "oldest_s", "passed_count", "expired_count", "letter_count",
+    "floor", "end",
 )  # fmt: skip
 WORKER_COLUMNS = ("worker", "partition", "messages")
 OVER_S = 1.0

@@ -76,6 +76,7 @@ def test_a_group_shows_how_far_it_is(
     assert (queue["partition"], queue["open_count"]) == ("0-0", 2)
     assert (queue["done_count"], queue["done_per_s"]) == (1, 0.0)
     assert queue["oldest_s"] > 0
+    assert queue["unread_count"] == 0
     assert 0 < queue["floor"] < queue["end"]
     assert show(target, "workers", as_json=False)
     options, progress, workers = capsys.readouterr().out.split("\n\n")

@@ -30,6 +30,11 @@ def test_a_group_is_described_and_deleted() -> None:
             async with client.producer() as producer:
                 for number in range(4):
                     await producer.send("orders", b"%d" % number)
+            await admin.create_queue_group("g", "orders", then="drop")
+            while not (found := await admin.describe_queue_group("g")).queues:
+                await asyncio.sleep(0.01)  # the broker has it within moments
+            (one,) = found.queues
+            assert (one.ready_count, one.unread_count) == (0, 4)
             async with client.queue("orders", group="g", then="drop") as queue:
                 first = await queue.receive(30)
                 assert first is not None
@@ -37,7 +42,7 @@ def test_a_group_is_described_and_deleted() -> None:
                 found = await admin.describe_queue_group("g")
                 assert found.definition.topic == "orders"
                 (one,) = found.queues
-                assert one.open_count == 3
+                assert (one.open_count, one.unread_count) == (3, 0)
                 assert (one.done_count, one.floor, one.oldest_s) > (0, 0, 0.0)
                 assert one.held == {queue.worker: 3}
                 assert found.problems == ()

@@ -10,7 +10,7 @@ from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.queue_groups import reach_queue_groups
 from metaq.client.consume.browse import stats_text
-from metaq.client.consume.progress import lag_of
+from metaq.client.consume.progress import Lag, lag_of
 from metaq.client.fan_out import failures, for_each
 from metaq.client.names import check_group, check_topic, require_text
 from metaq.client.options import QueueOptions, load_filter
@@ -30,8 +30,14 @@ class QueueDescription:
     """Offset below which every message is done."""
     end: int
     """End of the partition's log."""
+    read_offset: int | None = None
+    """Offset from which on no message was looked at for the workers; None: at the
+    floor."""
+    unread_count: int | None = None
+    """Messages from there to the end, with any that were done before the broker began;
+    None if it is not known."""
     open_count: int = 0
-    """Messages that are given out, returned or blocked, or that are ready."""
+    """Messages that were looked at and are not done."""
     ready_count: int = 0
     """Of these, messages that can be given out now."""
     delayed_count: int = 0
@@ -256,27 +262,31 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
 async def _queues_on(
     context: ClientContext, broker_id: BrokerId, group: str, deadline_s: float
 ) -> list[QueueDescription]:
-    """Return what one broker has of a group, with the age of the oldest message."""
+    """Return what one broker has of a group, with what its logs say of it."""
     address = context.address_of(broker_id)
     if address is None:
         return []
     text = await stats_text(context, address, "queues", deadline_s=deadline_s)
     queues = [each for name, each in read_lines(text, broker_id) if name == group]
 
-    async def age_of(queue: QueueDescription) -> float | None:
-        floor = Offset(queue.floor)
-        lag = await lag_of(context, queue.partition, floor, deadline_s=deadline_s)
-        return lag.seconds
+    async def measured(queue: QueueDescription) -> QueueDescription:
+        async def lag_from(offset: int) -> Lag:
+            at = Offset(offset)
+            return await lag_of(context, queue.partition, at, deadline_s=deadline_s)
 
-    ages = await for_each(lambda at: age_of(queues[at]), range(len(queues)))
+        oldest = unread = await lag_from(queue.floor)
+        if queue.read_offset is not None:
+            unread = await lag_from(queue.read_offset)
+        return replace(queue, oldest_s=oldest.seconds, unread_count=unread.messages)
+
+    found = await for_each(lambda at: measured(queues[at]), range(len(queues)))
     return [
-        replace(each, oldest_s=None if isinstance(age, MetaqError) else age)
-        for each, age in zip(queues, ages.values(), strict=True)
+        queues[at] if isinstance(one, MetaqError) else one for at, one in found.items()
     ]
 
 
 _FIGURES: Final = {each.name for each in fields(QueueDescription)} - {
-    "partition", "held", "oldest_s",
+    "partition", "held", "oldest_s", "unread_count",
 }  # fmt: skip
 
 
