@@ -235,6 +235,15 @@ def test_wrong_arguments_are_named(client: Any) -> None:
         events.send(5, b"a")
 
 
+def test_an_exchange_that_there_is_not_is_named(client: Any) -> None:
+    """As an exchange, and not as a topic that could be made."""
+    with (
+        client.exchange("event") as events,
+        pytest.raises(ExchangeError, match=r"no exchange 'event' .*exchanges create"),
+    ):
+        events.send("a", b"x", timeout=0.5)
+
+
 def test_a_broker_without_exchanges_is_named_and_gets_nothing(
     start_broker: StartBroker,
 ) -> None:

@@ -111,7 +111,9 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         here = await _reach(self._context, timeout)
         version, old = await here.look(exchange)
         if old is not None:
-            raise ExchangeError(f"exchange '{exchange}' exists, {old.kind.value}")
+            raise ExchangeError(
+                f"exchange '{exchange}' exists, of kind {old.kind.value}"
+            )
         if await here.brokers_of(exchange) is not None:
             raise ExchangeError(f"exchange '{exchange}': a topic has that name")
         if alternate is not None:

@@ -69,6 +69,7 @@ class AsyncExchange:
         Raises:
             UnroutableError: it is not stored: no binding matches, and it is mandatory.
             NoExchangesError: not sent: the broker is an older one.
+            ExchangeError: not sent: there is no such exchange within the time.
             As `AsyncProducer.send`.
 
         Cancellation: a message that was appended is still sent.

@@ -32,7 +32,7 @@ from typing import Literal, Protocol, Self, TypeVar
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.scheduled import cancel_scheduled
-from metaq.client.errors import BufferFullError
+from metaq.client.errors import BufferFullError, ExchangeError, NoTopicError
 from metaq.client.names import check_topic, require_text
 from metaq.client.options import ProducerOptions, names_arguments
 from metaq.client.partitioner import OutgoingMessage, Selector
@@ -141,6 +141,7 @@ class AsyncProducer:
         self.accumulator = self._delivery.accumulator
         """Takes messages from any thread, for topics that are prepared."""
         self._append = self.accumulator.append
+        self._is_of_exchange = is_mandatory is not None
         self._loop, self._thread_id = loop, get_ident()
         self._topics: dict[str, None] = {}
         self.first_messages = FirstMessages(self.accumulator, find=self._find_first)
@@ -197,7 +198,16 @@ class AsyncProducer:
         self._learn(topic, await self._find(topic, deadline_s))
 
     async def _find(self, topic: str, deadline_s: float) -> ClusterSnapshot:
-        return await self._metadata.topic(topic, deadline_s=deadline_s, takes_puts=True)
+        find = self._metadata.topic(topic, deadline_s=deadline_s, takes_puts=True)
+        try:
+            return await find
+        except NoTopicError as error:
+            if not self._is_of_exchange:
+                raise
+            raise ExchangeError(
+                f"there is no exchange '{topic}' ('metaq exchanges list' shows those"
+                " there are, 'metaq exchanges create' makes one)"
+            ) from error
 
     def _learn(self, topic: str, snapshot: ClusterSnapshot) -> None:
         self._topics[topic] = None
