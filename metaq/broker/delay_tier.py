@@ -10,6 +10,7 @@ being committed: then progress is where the index is.
 """
 
 import asyncio
+import logging
 import struct
 from bisect import insort
 from collections import deque
@@ -40,6 +41,8 @@ from metaq.record.layout import HEADER, HEADER_BYTES, Record
 from metaq.record.scan import read_record
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import Segment
+
+_log = logging.getLogger(__name__)
 
 WINDOW_BYTES: Final = 256 * 1024
 """Read at once of what is not known."""
@@ -155,8 +158,14 @@ class DelayTier:
         """
         self.unload()
         log = self.log
-        for making in self._making.values():
-            await asyncio.wait([asyncio.wrap_future(making)])
+        makings = map(asyncio.wrap_future, self._making.values())
+        made = await asyncio.gather(*makings, return_exceptions=True)
+        for error in filter(None, made):
+            _log.warning(
+                "index of delayed messages is made again: partition=%s error=%s",
+                self.log_id,
+                error,
+            )
         self._files, self.seen = {}, 0
         self._entries, self._making, self._segment = {}, {}, range(0)
         self.steps, self.reached = steps, steps[0][:2]
@@ -182,7 +191,7 @@ class DelayTier:
     async def follow(self) -> None:
         """Take what is new in the partition into the index; raises as `load`.
 
-        What comes meanwhile is for the next time: what is due does not wait for it.
+        What comes in between is for the next time: what is due does not wait for it.
         """
         log = self.log
         if log is None:
