@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from metaq.broker.context import BrokerContext
 from metaq.broker.internal_logs import InternalLogs, read_range, read_records
@@ -35,10 +35,11 @@ from metaq.delay.due_index import (
 )
 from metaq.delay.plan import NOTHING_DONE, Progress, Steps, Waiting, is_done
 from metaq.delay.records import TOPIC, DelayHead, decode_head
-from metaq.errors import ClosedError, CorruptRecordError
+from metaq.errors import ClosedError, CorruptRecordError, StorageError
 from metaq.model import LogId, Offset, Position, SizeBytes
 from metaq.record.layout import HEADER, HEADER_BYTES, Record
 from metaq.record.scan import read_record
+from metaq.storage.append_request import AppendTicket
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import Segment
 
@@ -64,6 +65,21 @@ T = TypeVar("T")
 def _in_log(each: Waiting) -> tuple[int, bool]:
     """Return the order of late ones: what cancels a message comes after its record."""
     return each.offset, each.messages < 0
+
+
+class _Noted(NamedTuple):
+    """An append that is noted: on a disk that is full others may come in its place."""
+
+    appended: dict[Offset, Sequence[Waiting]]
+    offset: Offset
+    entries: Sequence[Waiting]
+
+    def on_stored(self) -> None:
+        """It stays."""
+
+    def on_failed(self, _error: StorageError) -> None:
+        if self.appended.get(self.offset) is self.entries:
+            del self.appended[self.offset]
 
 
 class DelayTier:
@@ -135,15 +151,10 @@ class DelayTier:
 
     # -- what is in the partition
 
-    def note(self, offset: Offset, entries: Sequence[Waiting]) -> Callable[[], None]:
-        """Note an append of this life; return what forgets it, if it fails."""
+    def note(self, offset: Offset, entries: Sequence[Waiting]) -> AppendTicket:
+        """Note an append of this life; return a ticket that forgets one that fails."""
         self._appended[offset] = entries
-
-        def forget() -> None:
-            if self._appended.get(offset) is entries:
-                del self._appended[offset]
-
-        return forget
+        return _Noted(self._appended, offset, entries)
 
     def unload(self) -> None:
         """Forget what waits; it is read again."""

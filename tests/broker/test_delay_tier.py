@@ -69,9 +69,11 @@ class Held(AtOnce):
 
     def __init__(self) -> None:
         self.works: list[Callable[[], None]] = []
+        self.makings: list[Future[Any]] = []
 
     def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
+        self.makings.append(done)
         self.works.append(lambda: done.set_result(work(*args, **kwargs)))
         return done
 
@@ -112,12 +114,12 @@ def test_an_index_file_that_was_not_made_is_named_when_its_tier_is_read_again(
 
     async def main() -> None:
         rig = await DelayRig().start()
-        threads, rig.context.upkeep = rig.context.upkeep, Held()
+        threads, rig.context.upkeep = rig.context.upkeep, (held := Held())
         datas = await scheduled(rig, 60)
         await rig.tick()
         assert index_files(rig.fs) == []
         tier = rig.service.tiers[0]
-        for making in tier._making.values():
+        for making in held.makings:
             making.set_exception(OSError("no space for an index"))
         rig.context.upkeep = threads
         tier.unload()
