@@ -46,13 +46,13 @@ class ClusterSnapshot:
     """Brokers of this and earlier snapshots, known to ZooKeeper or not any more."""
     exchanges: frozenset[str] = frozenset()
     """Watched names that are exchanges, and no topics: puts to them are routed, and
-    nothing can be read. Empty for named brokers, which do not say so."""
+    nothing can be read. Of named brokers all that they have."""
     topics: frozenset[str] = frozenset()
     """Watched topics known to this snapshot, including those without a broker."""
 
     names: frozenset[str] | None = None
-    """Names of all topics, also of some that are gone; None while they are unknown, or
-    are not watched."""
+    """Names of all topics and exchanges, also of some that are gone; None while they
+    are unknown, or are not watched."""
 
     def put_partitions(self, topic: str) -> tuple[TopicPartition, ...]:
         """Return the partitions for producers, in numeric order; () for none."""

@@ -90,27 +90,7 @@ T = TypeVar("T")
 _OURS: Final = frozenset({RegistrationState.PENDING, RegistrationState.REGISTERED})
 
 
-class _GroupWatch:
-    """A watch of queue groups, which are read when their values are asked for."""
-
-    def __init__(
-        self, coordinator: Coordinator, path: str, on_change: Callable[[], None]
-    ) -> None:
-        self._watch = ValuesWatch(coordinator, path, bytes, on_change)
-        self._decode = lru_cache(GROUPS_REMEMBERED_MAX)(partial(or_error, decode_group))
-        self.cancel = self._watch.cancel
-
-    @property
-    def is_complete(self) -> bool:
-        return self._watch.is_complete
-
-    @property
-    def nodes(self) -> Iterable[bytes]:
-        return self._watch.values.values()
-
-    @property
-    def values(self) -> Mapping[str, QueueGroupDefinition | str]:
-        return {name: self._decode(data) for name, data in self._watch.values.items()}
+_decode_group = lru_cache(GROUPS_REMEMBERED_MAX)(partial(or_error, decode_group))
 
 
 class Definitions(Service):
@@ -128,19 +108,23 @@ class Definitions(Service):
         self._path = Path(config.system.data_path) / COPY_NAME
         self._paths = NodePaths(normalize_root(config.zookeeper.root))
         self._copied: Mapping[str, TopicDefinition] | None = None
-        self._groups = FollowedDefinitions[QueueGroupDefinition](
+        self._groups = FollowedDefinitions[bytes, QueueGroupDefinition](
             "queue group",
             "its next worker writes it again; to be rid of the group, delete it after"
             " that",
             self._path.with_name(GROUPS_COPY_NAME),
             encode_group,
+            _decode_group,
             lambda each: each.generation,
         )
-        self._exchanges = FollowedDefinitions[ExchangeDefinition](
+        self._exchanges = FollowedDefinitions[
+            ExchangeDefinition | str, ExchangeDefinition
+        ](
             "exchange",
             "make it again, or delete it after that",
             self._path.with_name(EXCHANGES_COPY_NAME),
             encode_copied,
+            lambda each: each,
         )
         self._groups_in_effect: Mapping[str, QueueGroupDefinition] | None = None
         self._removed: set[str] = set()
@@ -280,8 +264,8 @@ class Definitions(Service):
                 partial(or_error, decode_definition),
                 settler.note,
             )
-            self._groups.watch = groups = _GroupWatch(
-                coordinator, self._paths.queue_groups(), settler.note
+            self._groups.watch = groups = ValuesWatch(
+                coordinator, self._paths.queue_groups(), bytes, settler.note
             )
             self._exchanges.watch = exchanges = ExchangeWatch(
                 coordinator, self._paths, settler.note
@@ -383,7 +367,7 @@ class Definitions(Service):
         What was read is in the copy before it is in effect.
         """
         watch = self._groups.watch
-        if isinstance(watch, _GroupWatch) and any(map(wants_parser, watch.nodes)):
+        if watch is not None and any(map(wants_parser, watch.values.values())):
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._context.upkeep, parse_filter, ANY_FILTER)
         for kind in (self._groups, self._exchanges):

@@ -41,7 +41,7 @@ from metaq.record.batch import CheckedRecords
 from metaq.record.ids import id_after
 from metaq.record.layout import HEADER, HEADER_BYTES, ID_AT
 from metaq.record.pieces import checksum_in_steps
-from metaq.storage.append_request import AppendTicket
+from metaq.storage.append_request import AppendTicket, Tickets
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
 from metaq.txn.records import encode_put
@@ -59,7 +59,7 @@ _TIME: Final = Struct(">q")
 class ScheduledTicket(PutTicket):
     """A batch with a time that waits for the disk."""
 
-    __slots__ = ("_forget", "_tier")
+    __slots__ = ("_tier",)
 
     def __init__(
         self,
@@ -67,7 +67,6 @@ class ScheduledTicket(PutTicket):
         command: Mput,
         receipt: tuple[int, int, int],
         size_bytes: int = 0,
-        forget: Callable[[], None] = lambda: None,
     ) -> None:
         """Hold the command in flight.
 
@@ -76,7 +75,6 @@ class ScheduledTicket(PutTicket):
             command: what is answered.
             receipt: tier, id of the first message, offset.
             size_bytes: held in flight besides the command itself.
-            forget: called if it is not stored.
         """
         tier, first_id, offset = receipt
         super().__init__(
@@ -87,7 +85,6 @@ class ScheduledTicket(PutTicket):
             size_bytes=size_bytes + PUT_OVERHEAD_BYTES,
         )
         self._tier = tier
-        self._forget = forget
         answerer.hold(count=1, size_bytes=self.size_bytes)
 
     def encode(self) -> bytes:
@@ -96,11 +93,6 @@ class ScheduledTicket(PutTicket):
         partition = self.log_id.partition
         body = b"%d %d -1 %d %d" % (first_id, partition, self._tier, offset)
         return encode_result(Status.OK, body, int(opaque))
-
-    def on_failed(self, error: StorageError | ClosedError) -> None:
-        """Refuse it."""
-        self._forget()
-        super().on_failed(error)
 
 
 def find_repeated(
@@ -258,9 +250,7 @@ def schedule(
         delays,
         answerer,
         name,
-        lambda receipt, forget: ScheduledTicket(
-            answerer, command, receipt, waiting.size_bytes, forget
-        ),
+        lambda receipt: ScheduledTicket(answerer, command, receipt, waiting.size_bytes),
     )
 
 
@@ -326,7 +316,7 @@ def append(
     delays: DelayedMessages,
     answerer: Answerer,
     name: tuple[str, int, int, int] | None,
-    ticket_of: Callable[[tuple[int, int, int], Callable[[], None]], AppendTicket],
+    ticket_of: Callable[[tuple[int, int, int]], AppendTicket],
 ) -> None:
     """Append records to the tier of their time.
 
@@ -335,8 +325,7 @@ def append(
         delays: delivers them.
         answerer: the session.
         name: producer there, sequence, count and checksum of a batch that has it.
-        ticket_of: makes the ticket from tier, id and offset, and from what is called
-            if it is not stored.
+        ticket_of: makes the ticket from tier, id and offset.
 
     Raises:
         StorageError: the tier cannot be made.
@@ -347,8 +336,8 @@ def append(
     offset, batch = log.next_offset, None
     if name is not None:
         batch = StoredBatch(*name, first_id, offset, size)
-    forget = delays.tiers[log_id.partition].note(offset, waiting.entries)
-    ticket: Any = ticket_of((log_id.partition, first_id, offset), forget)
+    noted = delays.tiers[log_id.partition].note(offset, waiting.entries)
+    ticket: Any = Tickets((noted, ticket_of((log_id.partition, first_id, offset))))
     try:
         log.append(
             waiting.chunks,

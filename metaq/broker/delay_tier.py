@@ -10,6 +10,7 @@ being committed: then progress is where the index is.
 """
 
 import asyncio
+import logging
 import struct
 from bisect import insort
 from collections import deque
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from metaq.broker.context import BrokerContext
 from metaq.broker.internal_logs import InternalLogs, read_range, read_records
@@ -34,12 +35,15 @@ from metaq.delay.due_index import (
 )
 from metaq.delay.plan import NOTHING_DONE, Progress, Steps, Waiting, is_done
 from metaq.delay.records import TOPIC, DelayHead, decode_head
-from metaq.errors import ClosedError, CorruptRecordError
+from metaq.errors import ClosedError, CorruptRecordError, StorageError
 from metaq.model import LogId, Offset, Position, SizeBytes
 from metaq.record.layout import HEADER, HEADER_BYTES, Record
 from metaq.record.scan import read_record
+from metaq.storage.append_request import AppendTicket
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import Segment
+
+_log = logging.getLogger(__name__)
 
 WINDOW_BYTES: Final = 256 * 1024
 """Read at once of what is not known."""
@@ -61,6 +65,21 @@ T = TypeVar("T")
 def _in_log(each: Waiting) -> tuple[int, bool]:
     """Return the order of late ones: what cancels a message comes after its record."""
     return each.offset, each.messages < 0
+
+
+class _Noted(NamedTuple):
+    """An append that is noted: on a disk that is full others may come in its place."""
+
+    appended: dict[Offset, Sequence[Waiting]]
+    offset: Offset
+    entries: Sequence[Waiting]
+
+    def on_stored(self) -> None:
+        """It stays."""
+
+    def on_failed(self, _error: StorageError) -> None:
+        if self.appended.get(self.offset) is self.entries:
+            del self.appended[self.offset]
 
 
 class DelayTier:
@@ -132,15 +151,10 @@ class DelayTier:
 
     # -- what is in the partition
 
-    def note(self, offset: Offset, entries: Sequence[Waiting]) -> Callable[[], None]:
-        """Note an append of this life; return what forgets it, if it fails."""
+    def note(self, offset: Offset, entries: Sequence[Waiting]) -> AppendTicket:
+        """Note an append of this life; return a ticket that forgets one that fails."""
         self._appended[offset] = entries
-
-        def forget() -> None:
-            if self._appended.get(offset) is entries:
-                del self._appended[offset]
-
-        return forget
+        return _Noted(self._appended, offset, entries)
 
     def unload(self) -> None:
         """Forget what waits; it is read again."""
@@ -155,8 +169,14 @@ class DelayTier:
         """
         self.unload()
         log = self.log
-        for making in self._making.values():
-            await asyncio.wait([asyncio.wrap_future(making)])
+        makings = map(asyncio.wrap_future, self._making.values())
+        made = await asyncio.gather(*makings, return_exceptions=True)
+        for error in filter(None, made):
+            _log.warning(
+                "index of delayed messages is made again: partition=%s error=%s",
+                self.log_id,
+                error,
+            )
         self._files, self.seen = {}, 0
         self._entries, self._making, self._segment = {}, {}, range(0)
         self.steps, self.reached = steps, steps[0][:2]
@@ -182,7 +202,7 @@ class DelayTier:
     async def follow(self) -> None:
         """Take what is new in the partition into the index; raises as `load`.
 
-        What comes meanwhile is for the next time: what is due does not wait for it.
+        What comes in between is for the next time: what is due does not wait for it.
         """
         log = self.log
         if log is None:

@@ -21,10 +21,11 @@ class Definition(Protocol):
 
 
 D = TypeVar("D", bound=Definition)
-D_co = TypeVar("D_co", bound=Definition, covariant=True)
+F = TypeVar("F")
+F_co = TypeVar("F_co", covariant=True)
 
 
-class DefinitionWatch(Protocol[D_co]):
+class DefinitionWatch(Protocol[F_co]):
     """Watch of definitions interface."""
 
     @property
@@ -32,14 +33,14 @@ class DefinitionWatch(Protocol[D_co]):
         """Whether every one was read."""
 
     @property
-    def values(self) -> Mapping[str, D_co | str]:
-        """Name → definition, or why it cannot be read."""
+    def values(self) -> Mapping[str, F_co]:
+        """Name → what was found."""
 
     def cancel(self) -> None:
         """End it."""
 
 
-class FollowedDefinitions(Generic[D]):
+class FollowedDefinitions(Generic[F, D]):
     """The definitions of one kind. Owner: `Definitions`, on the loop."""
 
     def __init__(
@@ -48,6 +49,7 @@ class FollowedDefinitions(Generic[D]):
         advice: str,
         path: Path,
         encode: Callable[[D], bytes],
+        read: Callable[[F], D | str],
         generation_of: Callable[[D], int] = lambda _each: 0,
     ) -> None:
         """Begin with none.
@@ -57,6 +59,7 @@ class FollowedDefinitions(Generic[D]):
             advice: what to do where one is gone, after "on this broker: ".
             path: of the copy.
             encode: writes one for the copy.
+            read: returns the definition in what the watch finds, or why it has none.
             generation_of: says how many of its name were deleted before.
         """
         self.path = path
@@ -64,17 +67,19 @@ class FollowedDefinitions(Generic[D]):
         self.problems: tuple[str, ...] = ()
         self.lost: tuple[str, ...] = ()
         """Names of those whose generation ZooKeeper has lost."""
-        self.watch: DefinitionWatch[D] | None = None
+        self.watch: DefinitionWatch[F] | None = None
         self._kind = kind
         self._advice = advice
         self._encode = encode
+        self._read_one = read
         self._generation_of = generation_of
 
     def refresh(self) -> bool:
         """Take over what ZooKeeper has; return whether the copy is to be written."""
         watch, before = self.watch, self.values
         if watch is not None and watch.is_complete:
-            self.values = self._read(watch.values)
+            found = {name: self._read_one(each) for name, each in watch.values.items()}
+            self.values = self._read(found)
         return self.values != before
 
     def encode(self) -> bytes:

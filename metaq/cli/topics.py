@@ -211,9 +211,9 @@ def alter(target: Target, topic: str, wishes: Wishes, *, as_json: bool) -> None:
 def delete(target: Target, topic: str, confirmed: str | None, *, as_json: bool) -> None:
     """Delete TOPIC, its messages and its groups' offsets.
 
-    Its consumers have to end first. Brokers that are away do their part when they come
-    back; at the time-out the command names them, and so does describe. What waits for
-    its time goes with it.
+    Its consumers have to end first, and no exchange may send to it. Brokers that are
+    away do their part when they come back; at the time-out the command names them, and
+    so does describe. What waits for its time goes with it.
     """
     if confirmed is None and sys.stdin.isatty():
         waiting = target.ask(lambda admin: _count_waiting(admin, topic))

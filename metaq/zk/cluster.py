@@ -257,13 +257,13 @@ class ClusterWatch(SnapshotFeed):
         self._settler.note()
 
     def watch_names(self) -> None:
-        """Let snapshots have the names of all topics, of new ones at once.
+        """Let snapshots have the names of topics and exchanges, of new ones at once.
 
         Raises:
             ClosedError: the watch is closed.
         """
         self._require_open()
-        for path in map(self._paths.topics, _WATCHED):
+        for path in (*map(self._paths.topics, _WATCHED), self._paths.exchanges()):
             if path not in self._listed:
                 self._listed[path] = None
                 self._watch_children(path, partial(self._on_names, path))

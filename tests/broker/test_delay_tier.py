@@ -69,9 +69,11 @@ class Held(AtOnce):
 
     def __init__(self) -> None:
         self.works: list[Callable[[], None]] = []
+        self.makings: list[Future[Any]] = []
 
     def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
+        self.makings.append(done)
         self.works.append(lambda: done.set_result(work(*args, **kwargs)))
         return done
 
@@ -105,6 +107,32 @@ def test_what_is_due_waits_for_no_index_file() -> None:
     asyncio.run(main())
 
 
+def test_an_index_file_that_was_not_made_is_named_when_its_tier_is_read_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is made then, and the failure is in the log."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        threads, rig.context.upkeep = rig.context.upkeep, (held := Held())
+        datas = await scheduled(rig, 60)
+        await rig.tick()
+        assert index_files(rig.fs) == []
+        tier = rig.service.tiers[0]
+        for making in held.makings:
+            making.set_exception(OSError("no space for an index"))
+        rig.context.upkeep = threads
+        tier.unload()
+        await rig.pass_s(5.0)
+        assert "partition=__delays-0 error=no space for an index" in caplog.text
+        assert len(index_files(rig.fs)) > 2
+        assert sorted(rig.payloads()) == sorted(datas)
+        assert rig.is_healthy
+        await rig.kill()
+
+    asyncio.run(main())
+
+
 def test_what_is_due_waits_for_nothing_that_comes_meanwhile() -> None:
     """However much is scheduled."""
 
@@ -114,12 +142,12 @@ def test_what_is_due_waits_for_nothing_that_comes_meanwhile() -> None:
         rig.clock.advance_s(0.2)
         tick = asyncio.ensure_future(rig.tick())
         number = 0
-        while not tick.done() and number < 500:
+        while not tick.done() and number < 5000:
             later_ms = rig.now_ms + 60_000
             each = [rig.schedule(b"%d" % n, due_ms=later_ms) for n in range(5)]
             await asyncio.gather(*each)
             number += 5
-        assert number < 500
+        assert number < 5000
         assert rig.payloads() == [b"due"]
         await rig.kill()
 

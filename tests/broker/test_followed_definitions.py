@@ -27,12 +27,15 @@ class Found:
         pass
 
 
-def followed() -> tuple[FollowedDefinitions[QueueGroupDefinition], Found]:
-    kind = FollowedDefinitions[QueueGroupDefinition](
+def followed() -> tuple[
+    FollowedDefinitions[QueueGroupDefinition | str, QueueGroupDefinition], Found
+]:
+    kind = FollowedDefinitions[QueueGroupDefinition | str, QueueGroupDefinition](
         "queue group",
         "write it again",
         Path("copy"),
         encode_group,
+        lambda each: each,
         lambda each: each.generation,
     )
     kind.watch = found = Found()

@@ -10,9 +10,11 @@ from metaq.client import (
     Client,
     ConfigError,
     ExchangeError,
+    MemoryOffsets,
     NoExchangesError,
     Scheduled,
     TopicPartition,
+    TopicPattern,
     UnroutableError,
 )
 from metaq.model import BrokerId
@@ -25,6 +27,7 @@ from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {
     "client": "MetaQ has no exchanges",
+    "test_a_client_of_named_brokers_hears_of_exchanges": "likewise",
 }
 TOPICS = {"orders": 2, "paid": 1}
 
@@ -213,6 +216,40 @@ def test_a_reader_hears_of_an_exchange_that_is_made_later(client: Any) -> None:
         admin.create_exchange("gone")
         with pytest.raises(ExchangeError, match="'gone' is an exchange"):
             queue.receive(10.0)
+
+
+def test_a_client_of_named_brokers_hears_of_exchanges() -> None:
+    """It sends to them, and is refused where they are read; a pattern skips them."""
+    with (
+        embedded_broker(topics={"orders": 1, "ev*": 1}) as broker,
+        Client(**broker.client_options) as client,
+        Client(brokers=[broker.address], **QUICK) as named,
+    ):
+        admin = client.admin()
+        admin.create_exchange("events", "fanout")
+        admin.bind("events", "orders")
+        wait_until(lambda: is_refused(READS["browse"], named))
+        for read in ("browse", "find", "get", "request"):
+            assert is_refused(READS[read], named)
+        with named.exchange("events") as events:
+            assert events.send("x", b"a").offset == -1
+        assert data_of(named, "orders") == [b"a"]
+        assert "events" not in named.topics()
+        options: Any = {"broadcast": True, "offsets": MemoryOffsets()}
+        with named.consumer("g", TopicPattern("even*"), **options) as consumer:
+            wait_until(lambda: consumer.health().problems)
+            (problem,) = consumer.health().problems
+            assert "but exchange events, which stores nothing" in problem
+        admin.delete_exchange("events")
+        wait_until(lambda: not is_refused(READS["browse"], named))
+
+
+def is_refused(read: Callable[[Any], object], client: Client) -> bool:
+    try:
+        read(client)
+    except ExchangeError:
+        return True
+    return False
 
 
 def test_a_name_that_is_free_again_is_read_as_a_topic(client: Any) -> None:

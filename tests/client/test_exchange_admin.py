@@ -17,6 +17,7 @@ from metaq.client import (
     TopicExistsError,
     UnroutableError,
 )
+from metaq.client.errors import TopicRefusedError
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.servers import reserve_port
 from metaq.zk.exchange_definitions import binding_name, encode_binding
@@ -118,6 +119,38 @@ def test_an_exchange_is_not_altered_as_a_topic(rig: Rig) -> None:
         with pytest.raises(NoTopicError, match="'events' is an exchange"):
             call()
     assert "events" in admin.exchanges()
+
+
+def test_an_exchange_is_no_topic_of_a_queue_group(rig: Rig) -> None:
+    """Neither its own nor that of its dead letters."""
+    admin = rig[1].admin()
+    admin.create_exchange("events")
+    with pytest.raises(ExchangeError, match="topic: 'events' is an exchange, which"):
+        admin.create_queue_group("g", "events", then="drop")
+    with pytest.raises(ExchangeError, match="dead_letter_topic: 'events' is an exch"):
+        admin.create_queue_group("g", "orders", dead_letter_topic="events")
+    admin.delete_exchange("events")
+    with pytest.raises(ConfigError, match="there is no topic 'events'"):
+        admin.create_queue_group("g", "events", then="drop")
+
+
+def test_a_topic_is_not_deleted_under_an_exchange(rig: Rig) -> None:
+    """Neither a bound one nor the alternate, until nothing goes there."""
+    admin = rig[1].admin()
+    for name in ("made", "left"):
+        admin.create_topic(name, partitions=1)
+    admin.create_exchange("events", "fanout", alternate="left")
+    admin.bind("events", "made")
+    for name in ("made", "left"):
+        with pytest.raises(
+            TopicRefusedError, match=f"'{name}' is not .* of exchange e"
+        ):
+            admin.delete_topic(name)
+        assert name in rig[1].topics()
+    admin.unbind("events", "made")
+    admin.delete_topic("made")
+    admin.delete_exchange("events")
+    admin.delete_topic("left")
 
 
 def test_a_deleted_exchange_takes_nothing_and_begins_anew(rig: Rig) -> None:

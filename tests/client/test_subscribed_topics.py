@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
 
@@ -12,7 +13,9 @@ from metaq.client.consume.redelivery import RetryPolicy
 from metaq.client.session import context_of
 from metaq.model import BrokerId, Message, TopicPartition
 from metaq.net.dial import own_host
+from metaq.routing.match import ExchangeKind
 from metaq.testing.zk import MemoryZooKeeper
+from metaq.zk.exchange_definitions import ExchangeDefinition, encode_exchange
 from metaq.zk.paths import NodePaths
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.group_members import GROUP, ID, Member, owners, part, serve
@@ -82,6 +85,30 @@ def test_a_pattern_without_a_topic_waits_for_one() -> None:
         await one.leave()
 
     run_virtually(scenario())
+
+
+def test_a_pattern_passes_over_an_exchange(caplog: pytest.LogCaptureFixture) -> None:
+    """The log names it once, and the member's problem while no topic matches."""
+
+    async def scenario() -> None:
+        server, path = MemoryZooKeeper(), PATHS.exchange("orders-all")
+        definition = ExchangeDefinition(kind=ExchangeKind.FANOUT)
+        server.put(path, encode_exchange(definition))
+        one = await matching(server, "orders-*").join()
+        await until(lambda: one.is_settled, SOON_S)
+        (problem,) = one.topics.problems()
+        assert problem.endswith("exchange orders-all, which stores nothing itself")
+        serve(server, 1, topic="orders-1")
+        await until(lambda: one.reading == parts_of("orders-1", 0), SOON_S)
+        assert one.topics.problems() == []
+        server.put(path, encode_exchange(replace(definition, is_deleted=True)))
+        serve(server, 1, topic="orders-all")
+        await until(lambda: len(one.reading) == 2, SOON_S)
+        await one.leave()
+
+    caplog.set_level("INFO")
+    run_virtually(scenario())
+    assert caplog.text.count("takes no exchange: exchange=orders-all") == 1
 
 
 def test_members_with_different_patterns_share_what_both_match() -> None:

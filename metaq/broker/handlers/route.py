@@ -17,7 +17,7 @@ batch is sent again. The order of a command is kept at each target.
 In a transaction the same messages are puts of it, to the topics that are bound now.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from functools import lru_cache
 from typing import Final, TypeAlias
 from zlib import crc32
@@ -186,22 +186,6 @@ class RouteTicket:
             error = MayBeStoredError(f"in some of the bound topics, and: {error}")
         refusal = _refuse(self._answerer, self._command, error)
         return encode_result(refusal.status, str(refusal).encode(), opaque)
-
-
-class WaitingTicket:
-    """Messages of a command for one target, on their way to where they wait."""
-
-    __slots__ = ("_forget", "_ticket", "on_stored")
-
-    def __init__(self, ticket: RouteTicket, forget: Callable[[], None]) -> None:
-        """Report to the ticket of the command; `forget` is called if it fails."""
-        self._ticket, self._forget = ticket, forget
-        self.on_stored = ticket.on_stored
-
-    def on_failed(self, error: StorageError | ClosedError) -> None:
-        """Note that they are not there, or may be."""
-        self._forget()
-        self._ticket.on_failed(error)
 
 
 def route(
@@ -378,7 +362,7 @@ class _Routing:
                     self._delays,
                     self._answerer,
                     self._name_waiting(log_id),
-                    lambda _receipt, forget: WaitingTicket(ticket, forget),
+                    lambda _receipt: ticket,
                 )
                 continue
             if batch is None:

@@ -157,6 +157,7 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
 
         Raises:
             QueueGroupError: it is there, or the name is a log group's.
+            ExchangeError: a topic of it is an exchange.
             ConfigError: a name or an option that cannot be; a topic that is not there;
                 nothing says what becomes of a message that is given up; or the client
                 has no ZooKeeper.
@@ -212,6 +213,7 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
 
         Raises:
             ClientError: there is no such group.
+            ExchangeError: the dead-letter topic is an exchange.
             ConfigError: an option that cannot be, or none; a dead-letter topic that is
                 not there; or the client has no ZooKeeper.
             CoordinationError: ZooKeeper cannot be asked, or another one has changed the

@@ -26,7 +26,13 @@ from metaq.client.admin.exchange_admin import AsyncExchangeAdmin, is_exchange
 from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import NoTopicError, TopicExistsError, TopicRefusedError
-from metaq.client.names import check_topic, check_topics, near_topics, require_text
+from metaq.client.names import (
+    check_topic,
+    check_topics,
+    name_few,
+    near_topics,
+    require_text,
+)
 from metaq.client.validation import check_whole
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.config.keys import PARTITION_COUNT_MAX
@@ -254,8 +260,8 @@ class AsyncAdmin(AsyncExchangeAdmin):
 
         Raises:
             NoTopicError: nothing is known of it.
-            TopicRefusedError: `server.ini` of a broker defines it, or a broker of MetaQ
-                1.4 serves it; nothing is done.
+            TopicRefusedError: `server.ini` of a broker defines it, a broker of MetaQ
+                1.4 serves it, or an exchange is bound to it; nothing is done.
             GroupInUseError: a member reads it; nothing is done.
             ClientError: it was altered by another client in between; nothing is done.
             RequestTimeoutError: some brokers have not done their part in time; they go
@@ -275,11 +281,26 @@ class AsyncAdmin(AsyncExchangeAdmin):
             waiting = found.message_count
         if old is None or old.state is TopicState.ACTIVE:
             await here.require_deletable(before)
+            await self._require_unbound(topic, here.left_s)
             counts = [each.partitions or 1 for each in before.brokers]
             old = old or TopicDefinition(partitions=max(counts, default=1))
             await here.replace(replace(old, state=TopicState.DELETING), node)
         await here.wait_gone()
         return waiting
+
+    async def _require_unbound(self, topic: str, timeout: float) -> None:
+        """Refuse to delete what exchanges send to: they would refuse all of that."""
+        bound = [
+            name
+            for name, each in (await self.exchanges(timeout)).items()
+            if topic in {each.alternate, *(one.topic for one in each.bindings.values())}
+        ]
+        if bound:
+            raise TopicRefusedError(
+                f"topic '{topic}' is not deleted: messages of exchange"
+                f" {name_few(bound)} go there, and would be refused then; unbind it"
+                " first, or delete the exchange"
+            )
 
     async def describe_topic(
         self, topic: str, timeout: float | None = None

@@ -45,12 +45,14 @@ class BrokerFacts:
     """Its configuration; None when it gave no readable one."""
     epoch: int = 0
     """Number of its term as the leader of a set; 0 for all others."""
+    exchanges: frozenset[str] = frozenset()
+    """Names of the exchanges that it serves."""
 
     def partition_count(self, topic: str) -> int:
         """Return the number of a topic's partitions; 0 where it is not served."""
         if topic in self.counts:
             return self.counts[topic]
-        if not self.rules.accepts(topic):
+        if topic in self.exchanges or not self.rules.accepts(topic):
             return 0
         return 1 if self.config is None else _configured_count(self.config, topic)
 
@@ -64,15 +66,22 @@ class BrokerFacts:
 
 
 def parse_facts(
-    *, broker: str, topics: str, offsets: str, config: str | None, source: str
+    *,
+    broker: str,
+    topics: str,
+    offsets: str,
+    config: str | None,
+    exchanges: str = "",
+    source: str,
 ) -> BrokerFacts:
-    """Read the bodies of four `stats` replies.
+    """Read the bodies of `stats` replies.
 
     Args:
         broker: of `stats` without an item.
         topics: of `stats topics`.
         offsets: of `stats offsets`.
         config: of `stats config`; None when it was refused.
+        exchanges: of `stats exchanges`; "" for a broker that has none.
         source: the broker's address, for messages.
 
     Raises:
@@ -111,6 +120,7 @@ def parse_facts(
         rules=_rules(sorted(names)),
         config=settings,
         epoch=_number(stats.get("epoch", "")) or 0,
+        exchanges=frozenset(words[0] for words in _lines(exchanges)),
     )
 
 

@@ -89,7 +89,7 @@ class Metadata(Protocol):
         """
 
     def watch_names(self) -> None:
-        """Let snapshots have the names of all topics from now on.
+        """Let snapshots have the names of topics and exchanges from now on.
 
         Raises:
             ClosedError: stopped.
@@ -375,7 +375,9 @@ class AddressMetadata(Service, SnapshotFeed, Metadata):
         snapshot = self.snapshot
         if not snapshot.version:
             snapshot = await self.wait_newer(0, deadline_s=deadline_s)
-        return frozenset(snapshot.puts.keys() | snapshot.gets.keys())
+        return frozenset(snapshot.puts.keys() | snapshot.gets.keys()).difference(
+            snapshot.exchanges
+        )
 
     async def wait_newer(self, version: int, *, deadline_s: float) -> ClusterSnapshot:
         """Return the present snapshot, as soon as its version is above `version`."""
@@ -434,17 +436,19 @@ class AddressMetadata(Service, SnapshotFeed, Metadata):
         now_s = self.clock.monotonic_s()
         deadline_s = now_s + self._unreachable_s
         connection = await self._pool.get(address, deadline_s=deadline_s)
-        broker, topics, offsets, config = await asyncio.gather(
+        broker, topics, offsets, config, exchanges = await asyncio.gather(
             self._stats(connection, ""),
             self._stats(connection, "topics"),
             self._stats(connection, "offsets"),
             self._stats_config(connection),
+            self._stats_exchanges(connection),
         )
         return parse_facts(
             broker=broker,
             topics=topics,
             offsets=offsets,
             config=config,
+            exchanges=exchanges,
             source=str(address),
         )
 
@@ -460,6 +464,11 @@ class AddressMetadata(Service, SnapshotFeed, Metadata):
             return await self._stats(connection, "config")
         except WireError:
             return None
+
+    async def _stats_exchanges(self, connection: BrokerConnection) -> str:
+        if not connection.capabilities.exchanges:  # to it that is a topic's name
+            return ""
+        return await self._stats(connection, "exchanges")
 
     def _publish(self) -> None:
         """Make the next snapshot, if anything is different from the present one."""
@@ -490,12 +499,16 @@ def make_snapshot(
     puts: dict[str, dict[BrokerId, int]] = {}
     gets: dict[str, dict[BrokerId, int]] = {}
     recorded: dict[str, dict[BrokerId, int]] = {}
+    exchanges = set[str]()
     for address, facts, is_there in replies:
         if is_there and facts.is_follower:
             followers.setdefault(facts.broker_id, []).append(address)
         elif is_there and facts.epoch > epochs.get(facts.broker_id, -1):
             epochs[facts.broker_id] = facts.epoch
             leaders[facts.broker_id] = address
+        exchanges |= facts.exchanges
+        for name in () if facts.is_follower else facts.exchanges:
+            puts.setdefault(name, {})[facts.broker_id] = 1
         for topic in topics | facts.counts.keys():
             count = facts.partition_count(topic)
             served = [puts] if facts.takes_puts(topic) else []
@@ -516,8 +529,9 @@ def make_snapshot(
         puts=_frozen(puts),
         gets=_frozen(gets),
         recorded=_frozen(recorded),
+        exchanges=frozenset(exchanges - recorded.keys()),
         topics=topics,
-        names=frozenset(recorded),
+        names=frozenset(recorded.keys() | exchanges),
     )
 
 

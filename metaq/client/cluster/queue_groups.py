@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from metaq.client.cluster.context import ClientContext
-from metaq.client.errors import GroupInUseError, QueueGroupError
+from metaq.client.errors import ExchangeError, GroupInUseError, QueueGroupError
 from metaq.client.options import load_filter
 from metaq.errors import ClientError, ConfigError
 from metaq.filter.language import ANY_FILTER
 from metaq.zk.children import read_values
 from metaq.zk.errors import NodeChangedError
+from metaq.zk.exchange_definitions import decode_exchange
 from metaq.zk.group_definitions import (
     QueueGroupDefinition,
     decode_group,
@@ -271,10 +272,17 @@ class QueueGroupDefinitions:
             await self._require_topic(LETTERS, topic)
 
     async def _require_topic(self, name: str, topic: str) -> None:
-        paths = self._paths
-        for node in (paths.topic_definition(topic), paths.recorded_topic(topic)):
-            if await self._coordinator.exists(node, deadline_s=self._deadline_s):
+        paths, coordinator = self._paths, self._coordinator
+        for path in (paths.topic_definition(topic), paths.recorded_topic(topic)):
+            if await coordinator.exists(path, deadline_s=self._deadline_s):
                 return
+        path = paths.exchange(topic)
+        node = await coordinator.get(path, deadline_s=self._deadline_s)
+        if node is not None and not decode_exchange(node.data).is_deleted:
+            raise ExchangeError(
+                f"{name}: '{topic}' is an exchange, which stores nothing itself: name a"
+                " topic that it is bound to"
+            )
         raise ConfigError(
             f"{name}: there is no topic '{topic}': 'metaq topics create {topic}' makes"
             " it"

@@ -1,10 +1,13 @@
 """The topics of one consumer: those that it names, and those that match patterns."""
 
+import logging
 from collections.abc import Callable, Collection, Iterator
 
 from metaq.client.cluster.metadata import Metadata
-from metaq.client.names import TopicPattern
+from metaq.client.names import TopicPattern, name_few
 from metaq.cluster_snapshot import ClusterSnapshot
+
+_log = logging.getLogger(__name__)
 
 
 class SubscribedTopics(Collection[str]):
@@ -27,6 +30,8 @@ class SubscribedTopics(Collection[str]):
         self.patterns = patterns
         self.names = self._given
         """The named ones as given, then those that match, ascending."""
+        self._exchanges = set[str]()
+        """Those with names that match: they are passed over."""
         self.is_known = not self.patterns
         self._unlisten: Callable[[], None] = lambda: None
 
@@ -51,6 +56,9 @@ class SubscribedTopics(Collection[str]):
         }
         for name in sorted(matching - snapshot.topics):
             self._metadata.watch_topic(name)
+        for name in sorted((matching & snapshot.exchanges) - self._exchanges):
+            _log.info("pattern takes no exchange: exchange=%s topics=%s", name, self)
+        self._exchanges = matching & snapshot.exchanges
         there = matching.intersection(snapshot.gets.keys() | snapshot.recorded.keys())
         self.names = (*self._given, *sorted(there.difference(self._given)))
         self.is_known |= snapshot.names is not None and matching <= snapshot.topics
@@ -58,10 +66,16 @@ class SubscribedTopics(Collection[str]):
     def problems(self) -> list[str]:
         """Return a sentence for each pattern that no topic matches."""
         return [
-            f"pattern '{pattern.glob}': no topic matches it"
+            f"pattern '{pattern.glob}': no topic matches it{self._others(pattern)}"
             for pattern in self.patterns
             if self.is_known and not any(map(pattern.matches, self.names))
         ]
+
+    def _others(self, pattern: TopicPattern) -> str:
+        found = sorted(filter(pattern.matches, self._exchanges))
+        if not found:
+            return ""
+        return f", but exchange {name_few(found)}, which stores nothing itself"
 
     def __str__(self) -> str:
         return ", ".join((*self._given, *(each.glob for each in self.patterns)))
