@@ -81,6 +81,7 @@ def handle_find(command: Find, answerer: Answerer) -> None:
             RECORDS_BYTES_MAX,
         ),
         names,
+        lists=context.key_lists,
     )
     clock, log_id = context.clock, log.log_id
 
