@@ -252,8 +252,10 @@ class BrokerContext:
     key_builder: KeyBuilder = field(default_factory=lambda: KeyBuilder(0))
     """Makes the indexes of keys."""
     key_lists: BlockLists = field(default_factory=BlockLists)
-    """What look-ups know of their files."""
+    """Blocks of the files that look-ups have read."""
     find_count: int = 0
     """Look-ups that are not answered yet."""
+    finds: list[Any] = field(default_factory=list)
+    """Those of them that came in this turn of the loop (`handlers/find.py`)."""
     check_count: int = 0
     """Checks of stored bytes that are not answered yet."""

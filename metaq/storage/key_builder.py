@@ -123,7 +123,7 @@ class KeyStepResult(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What is known of an index."""
+    """Knowledge of an index."""
 
     end: Offset
     look_s: float

@@ -41,6 +41,9 @@ from metaq.storage.key_index import (
 MERGED_ENTRIES: Final = 8192
 """Merged at once, from all runs together."""
 
+RUN_ENTRIES: Final = 4096
+"""A run of records has about so many."""
+
 _LENGTH: Final = Struct(">i")
 _NO_ID: Final = -1
 
@@ -60,13 +63,15 @@ class BlockMaker:
         self._origin = origin
         self._names = names
         self._hash_of = hash_of
-        self._runs: list[Entries] = []
+        self._found: set[int] = set()
+        self.runs: list[Entries] = []
+        """Entries of the records so far, sorted; the newest ones are in none."""
         self._ids: list[int] = []
 
     def add(self, data: bytes, offset: Offset) -> int:
         """Add the whole records in `data`; return their size in bytes."""
         # Flat on purpose: every record of the topic goes through this loop.
-        unpack, names, found = RECORD_HEADER.unpack_from, self._names, set[int]()
+        unpack, names, add = RECORD_HEADER.unpack_from, self._names, self._found.add
         at, size, origin, ids = 0, len(data), offset - self._origin, list[int]()
         while at + HEADER_BYTES <= size:
             length, _checksum, message_id, flag = unpack(data, at)
@@ -80,14 +85,18 @@ class BlockMaker:
                 line = data[start : start + text].partition(b"\n")[0]
                 for field in line.split(b"&"):
                     if field.startswith(names):
-                        found.add(entry_of(self._hash_of(field), origin + at))
+                        add(entry_of(self._hash_of(field), origin + at))
             at = after
         if ids:
             self._ids += (min(ids), max(ids))
-        if found:
-            entries = array("d", array("Q", found).tobytes())
-            self._runs.append(array("d", sorted(entries)))
+        if len(self._found) >= RUN_ENTRIES:
+            self._end_run()
         return at
+
+    def _end_run(self) -> None:
+        entries = array("d", array("Q", self._found).tobytes())
+        self.runs.append(array("d", sorted(entries)))
+        self._found.clear()
 
     def encode(
         self,
@@ -108,7 +117,8 @@ class BlockMaker:
         Raises:
             DamagedIndexError: an older block is damaged.
         """
-        count = sum(map(len, self._runs)) + sum(block.entries for block in older)
+        self._end_run()
+        count = sum(map(len, self.runs)) + sum(block.entries for block in older)
         least = [*self._ids, *(block.least_id for block in older)]
         greatest = [*self._ids, *(block.greatest_id for block in older)]
         ids = min(least, default=_NO_ID), max(greatest, default=_NO_ID)
@@ -117,10 +127,10 @@ class BlockMaker:
             HEAD.pack(MAGIC, self._origin, base, end, *ids, names, count, 0)
         )
         yield head
-        count_of_runs = max(1, len(older) + len(self._runs))
+        count_of_runs = max(1, len(older) + len(self.runs))
         size = max(PAGE_ENTRIES, MERGED_ENTRIES // count_of_runs)
         runs = [_of_block(file, block, size // PAGE_ENTRIES) for block in older if file]
-        runs += [_of_memory(run, size) for run in self._runs]
+        runs += [_of_memory(run, size) for run in self.runs]
         yield from _encode_pages(merge_runs(runs), count, HEAD.unpack(head)[-1])
 
 

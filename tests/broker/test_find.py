@@ -7,10 +7,14 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from threading import Event, current_thread, main_thread
+from typing import Any
+
+import pytest
 
 from metaq.broker.app import Broker
 from metaq.broker.handlers.find import FINDS_MAX, RECORDS_BYTES_MAX
+from metaq.clock import SystemClock
 from metaq.model import Offset
 from metaq.protocol.commands import Find, Put
 from metaq.protocol.encoding import encode
@@ -214,6 +218,55 @@ def test_look_ups_are_bounded_and_others_overtake_them(data_dir: Path) -> None:
         assert context.load.in_flight_bytes == 0
 
     run(data_dir, scenario, count=10)
+
+
+class SlowThreads(SystemClock):
+    """A clock on which a second goes by at each look of another thread."""
+
+    def __init__(self, step_s: float) -> None:
+        self.step_s = step_s
+        self.passed_s = 0.0
+
+    def monotonic_s(self) -> float:
+        if current_thread() is not main_thread():
+            self.passed_s += self.step_s
+        return super().monotonic_s() + self.passed_s
+
+
+@pytest.mark.parametrize("step_s", [0.0, 1.0])
+def test_look_ups_of_one_turn_are_one_job(data_dir: Path, step_s: float) -> None:
+    """If none takes long; an error is the answer to one of them."""
+    jobs = list[object]()
+
+    class Counted(ThreadPoolExecutor):
+        def submit(self, work: Any, /, *args: Any, **options: Any) -> Any:
+            jobs.append(work)
+            return super().submit(work, *args, **options)
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        log = broker.context.topics.find_log("test", 0)
+        assert log is not None
+        broken = log.segments.sealed[1]
+        log.on_damage(Damage(broken.path, broken.base_offset, broken.end_offset, "0s"))
+        bounds = (log.high_watermark, broken.end_offset, broken.base_offset)
+        finds = [
+            Find("test", 0, b"h.other=1", number, 1, below=below)
+            for number, below in enumerate(bounds)
+        ]
+        context = broker.context
+        old = context.upkeep, context.clock
+        with Counted(1) as context.upkeep:
+            # Too slow for two in a job, or as if it took no time.
+            context.clock = SlowThreads(step_s or -1.0)
+            await peer.send(b"".join(map(encode, finds)))
+            replies = b""
+            while replies.count(b"value ") < 2 or b"result 500" not in replies:
+                replies += await peer.read_some()
+        context.upkeep, context.clock = old
+        assert len(jobs) == (3 if step_s else 1)
+        assert context.find_count == context.load.in_flight_bytes == 0
+
+    run(data_dir, scenario)
 
 
 def test_known_damage_is_named_where_a_look_up_comes_to_it(data_dir: Path) -> None:

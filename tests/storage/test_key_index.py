@@ -134,7 +134,7 @@ def merged_over(fs: FaultyFileSystem, first: int, end: int) -> bytes:
 
 
 def test_a_merged_block_takes_the_place_of_those_before_it() -> None:
-    """Where it ends too late those before it are believed again."""
+    """Those are believed again if it ends too late."""
     fs, middle, end = two_blocks()
     last = end + 29
     two = fs.read_file(DIRECTORY / NAME, SizeBytes(1 << 20))
