@@ -65,6 +65,7 @@ _ROWS: Final = Struct(">II")
 _ROW_BYTES: Final = 4
 _PAGES_AT_ONCE: Final = 4
 _HASH_SHIFT: Final = 32 - HASH_BITS
+_POSITION: Final = SEGMENT_BYTES_MAX - 1
 
 _FAR: Final = Offset((1 << 63) - 1)
 
@@ -230,32 +231,29 @@ class BlockLists:
 # -- entries --------------------------------------------------------------------------
 
 
-def read_positions(
-    file: ReadFile,
-    block: KeyBlock,
-    hashed: int,
-    *,
-    low: Offset | None = None,
-    high: Offset | None = None,
-) -> list[int] | None:
-    """Return the positions of a hash, from the block's base on, in log order.
+class _Pages:
+    """Pages of a block, some read at once; they prove what rows only hint at."""
 
-    None: the bytes in question are damaged.
+    def __init__(self, file: ReadFile, block: KeyBlock) -> None:
+        self._file, self._block = file, block
+        self._known: dict[int, array[int]] = {}
 
-    Args:
-        file: the file.
-        block: one of its blocks.
-        hashed: 32 bits.
-        low: no record before it is wanted.
-        high: none at it or after it.
-    """
-    start = block.base if low is None else max(low, block.base)
-    end = block.end if high is None else min(high, block.end)
-    try:
-        found = list(newest_offsets(file, block, hashed, start, end))
-    except DamagedIndexError:
-        return None
-    return [offset - block.base for offset in reversed(found)]
+    def __getitem__(self, number: int) -> "array[int]":
+        if number not in self._known:
+            start = number - number % _PAGES_AT_ONCE
+            after = min(start + _PAGES_AT_ONCE, self._block.pages)
+            self._known = dict(_read_pages(self._file, self._block, start, after))
+        return self._known[number]
+
+    def last_before(self, entry: int, first: int, last: int) -> int:
+        """Return the last one of some pages that begins before an entry, or `first`."""
+        while first < last:
+            middle = (first + last + 1) // 2
+            if self[middle][0] < entry:
+                first = middle
+            else:
+                last = middle - 1
+        return first
 
 
 def newest_offsets(
@@ -268,48 +266,82 @@ def newest_offsets(
     Raises:
         DamagedIndexError: the bytes in question are damaged.
     """
-    origin, pages = block.origin, block.pages
-    if low >= high or not pages:
+    if low >= high or not block.pages:
         return
-    lower = entry_of(hashed, low - origin)
-    upper = entry_of(hashed, high - 1 - origin) + 1
-    slot = (lower >> POSITION_BITS) * pages >> HASH_BITS
+    lower, upper = _run_of(block, hashed, low, high)
+    pages, (first, last) = _Pages(file, block), _pages_of(file, block, hashed)
+    number = pages.last_before(upper, first, last)
+    if number == last < block.pages - 1 and pages[number][-1] < upper:
+        raise DamagedIndexError
+    while True:
+        entries = pages[number]
+        cut = bisect_left(entries, upper)
+        least = bisect_left(entries, lower, hi=cut)
+        for entry in reversed(entries[least:cut]):
+            yield Offset(block.origin + (entry & _POSITION))
+        if least or not number:
+            return
+        number -= 1
+
+
+def first_offsets(
+    file: ReadFile, block: KeyBlock, hashed: int, low: Offset, high: Offset
+) -> Iterator[Offset]:
+    """Yield the offsets of a hash within [low, high), the first one first.
+
+    Raises:
+        DamagedIndexError: as `newest_offsets`.
+    """
+    if low >= high or not block.pages:
+        return
+    lower, upper = _run_of(block, hashed, low, high)
+    pages, (first, last) = _Pages(file, block), _pages_of(file, block, hashed)
+    number = pages.last_before(lower, first, last)
+    if number and pages[number][0] >= lower and pages[number - 1][-1] >= lower:
+        raise DamagedIndexError
+    while number < block.pages:
+        entries = pages[number]
+        least = bisect_left(entries, lower)
+        cut = bisect_left(entries, upper, lo=least)
+        for entry in entries[least:cut]:
+            yield Offset(block.origin + (entry & _POSITION))
+        if cut < len(entries):
+            return
+        number += 1
+
+
+def count_entries(file: ReadFile, block: KeyBlock, hashed: int) -> int:
+    """Return the most entries that a hash may have, as rows hint: not proven.
+
+    All of its slot count, and what else is in its first and last page.
+    """
+    if not block.pages:
+        return 0
+    first, last = _pages_of(file, block, hashed)
+    return (last - first + 1) * PAGE_ENTRIES
+
+
+def _run_of(block: KeyBlock, hashed: int, low: Offset, high: Offset) -> tuple[int, int]:
+    """Return the least entry of a hash in a range, and one that is greater than all."""
+    last = entry_of(hashed, high - 1 - block.origin)
+    return entry_of(hashed, low - block.origin), last + 1
+
+
+def _pages_of(file: ReadFile, block: KeyBlock, hashed: int) -> tuple[int, int]:
+    """Return the first and last page with entries of the slot of a hash, a hint.
+
+    Raises:
+        DamagedIndexError: they cannot be.
+    """
+    slot = (hashed >> _HASH_SHIFT) * block.pages >> HASH_BITS
     at = Position(block.rows_at + slot * _ROW_BYTES)
     rows = file.read_at(at, SizeBytes(_ROWS.size))
     if len(rows) < _ROWS.size:
         raise DamagedIndexError
     first, last = _ROWS.unpack(rows)
-    if not first <= last < pages:
+    if not first <= last < block.pages:
         raise DamagedIndexError
-    known: dict[int, array[int]] = {}
-
-    def page(number: int) -> "array[int]":
-        if number not in known:
-            start = max(first if number >= first else 0, number + 1 - _PAGES_AT_ONCE)
-            known.clear()
-            known.update(_read_pages(file, block, start, number + 1))
-        return known[number]
-
-    at_most = last
-    # The last page that begins before the end of the run.
-    while first < last:
-        middle = (first + last + 1) // 2
-        if page(middle)[0] < upper:
-            first = middle
-        else:
-            last = middle - 1
-    if last == at_most < pages - 1 and page(last)[-1] < upper:
-        raise DamagedIndexError
-    mask = SEGMENT_BYTES_MAX - 1
-    while True:
-        entries = page(last)
-        cut = bisect_left(entries, upper)
-        least = bisect_left(entries, lower, hi=cut)
-        for entry in reversed(entries[least:cut]):
-            yield Offset(origin + (entry & mask))
-        if least or not last:
-            return
-        last -= 1
+    return first, last
 
 
 def _read_pages(

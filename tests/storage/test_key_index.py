@@ -1,11 +1,13 @@
 """Blocks of a key index: what is written is read, and what is damaged is not."""
 
 import random
+from contextlib import suppress
 from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metaq.fs import ReadFile
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.record.checksum import crc32
 from metaq.record.flags import encode_payload
@@ -13,11 +15,15 @@ from metaq.record.layout import encode_record
 from metaq.storage.key_index import (
     SEGMENT_BYTES_MAX,
     BlockLists,
+    DamagedIndexError,
+    KeyBlock,
+    count_entries,
     cut_keys,
     field_names,
+    first_offsets,
     keys_path,
+    newest_offsets,
     read_blocks,
-    read_positions,
 )
 from metaq.storage.key_merge import BlockMaker
 from tests.rigs.fs import FaultyFileSystem
@@ -38,6 +44,30 @@ def block_of(hashes: list[int], base: int = 0) -> bytes:
         record = encode_record(payload, id=MessageId(number - 1), flag=flag)
         at += maker.add(record, Offset(at))
     return b"".join(maker.encode(Offset(base), Offset(at)))
+
+
+def read_positions(
+    file: ReadFile,
+    block: KeyBlock,
+    hashed: int,
+    *,
+    low: int = 0,
+    high: int = 1 << 40,
+) -> list[int] | None:
+    """Return the positions of a hash, from the block's base on; None: it is damaged.
+
+    Both ways are the same, but for damage that only one of them has to read.
+    """
+    bounds = Offset(max(low, block.base)), Offset(min(high, block.end))
+    found = list[list[Offset]]()
+    for offsets in (newest_offsets, first_offsets):
+        with suppress(DamagedIndexError):
+            found.append(list(offsets(file, block, hashed, *bounds)))
+    if len(found) < 2:
+        return None
+    newest, first = found
+    assert newest[::-1] == first
+    return [offset - block.base for offset in first]
 
 
 def put_index(fs: FaultyFileSystem, data: bytes, name: str = NAME) -> Path:
@@ -78,6 +108,8 @@ def test_each_hash_has_the_positions_of_its_records(data, count) -> None:
             low, high = (Offset(choose.randint(0, block.end)) for _ in range(2))
             part = read_positions(file, block, hashed, low=low, high=high)
             assert part == [each for each in wanted if low <= each < high]
+            most = len([each for each in hashes if each >> 4 == hashed >> 4])
+            assert most <= count_entries(file, block, hashed) <= count + 63
         assert (block.least_id, block.greatest_id) == (-1, max(-1, count - 2))
 
 
@@ -95,10 +127,13 @@ def test_rows_that_are_damaged_hide_nothing() -> None:
         with fs.open_read(path) as file:
             (block,) = read_blocks(file, Offset(0), Offset(1 << 40), NAMES)
             for hashed in (*set(hashes), 5 << 28):
-                found = read_positions(file, block, hashed)
-                answers.add(found is None)
                 count = sum(each == hashed for each in hashes)
-                assert found is None or len(found) == count
+                for offsets in (newest_offsets, first_offsets):
+                    found = None
+                    with suppress(DamagedIndexError):
+                        found = list(offsets(file, block, hashed, Offset(0), block.end))
+                    answers.add(found is None)
+                    assert found is None or len(found) == count
     assert answers == {True, False}
 
 
