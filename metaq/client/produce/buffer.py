@@ -76,6 +76,9 @@ class Buffer(Generic[S]):
         """Senders that got messages since the loop found them empty."""
         self.announced: list[S] | None = None
         """The list in `ready` that the loop was notified of last."""
+        self.stays_until_s = 0.0
+        """Monotonic; messages without a key stay with a partition until then. 0: every
+        message was answered, and who waits for each answer sends round robin."""
         self._on_ready = on_ready
         self._free_bytes = options.buffer_bytes_max
         self._free_count = options.buffer_count_max
@@ -270,6 +273,8 @@ class Buffer(Generic[S]):
             self._free_bytes += batch.reserved_bytes
             self._free_count += len(batch.payloads)
             self._resolved_count += len(batch.payloads)
+            if not self._unanswered:
+                self.stays_until_s = 0.0
             callbacks = self._wake()
         batch.resolve(outcomes)
         for callback in callbacks:
