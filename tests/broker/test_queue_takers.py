@@ -2,10 +2,13 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from metaq.broker.app import Broker
+from metaq.broker.queue_takers import REPLIES_MAX
+from metaq.broker.session import Session
 from metaq.protocol.encoding import encode
 from metaq.protocol.queue_frames import SettleVerb, Word
 from tests.broker.queue_worker import Worker, put, run
@@ -57,6 +60,30 @@ def test_a_take_that_waits_keeps_no_other_reply(tmp_path: Path) -> None:
         waits = Worker(peer).taking(1, wait_ms=600_000)
         await peer.send(encode(waits) + b"transaction TX:s:1 s BEGIN 9\r\n")
         assert await peer.read_some() == b"result 200 0 9\r\n"
+
+    run(tmp_path, scenario)
+
+
+def test_takes_of_a_connection_are_answered_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`REPLIES_MAX` with each send, where messages for all of them are there."""
+    counts, count = list[int](), 2 * REPLIES_MAX + 4
+    answer = Session.answer
+
+    def counted(session: Session, replies: bytes, *, count: int, **more: Any) -> None:
+        counts.append(count)
+        answer(session, replies, count=count, **more)
+
+    async def scenario(_broker: Broker, peer: Peer) -> None:
+        worker = Worker(peer)
+        await worker.take(0)
+        await put(peer, *[b"%d" % number for number in range(count)])
+        monkeypatch.setattr(Session, "answer", counted)
+        takes = [worker.taking(1, wait_ms=60_000) for _ in range(count)]
+        await peer.send(b"".join(map(encode, takes)))
+        await until(lambda: sum(counts) == count)
+        assert counts == [REPLIES_MAX, REPLIES_MAX, 4]
 
     run(tmp_path, scenario)
 
