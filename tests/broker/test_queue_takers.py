@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from metaq.broker.app import Broker
+from metaq.broker.context import BrokerContext
 from metaq.broker.queue_takers import REPLIES_MAX
-from metaq.broker.session import Session
 from metaq.protocol.encoding import encode
 from metaq.protocol.queue_frames import SettleVerb, Word
 from tests.broker.queue_worker import Worker, put, run
@@ -64,26 +64,39 @@ def test_a_take_that_waits_keeps_no_other_reply(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_takes_of_a_connection_are_answered_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`REPLIES_MAX` with each send, where messages for all of them are there."""
-    counts, count = list[int](), 2 * REPLIES_MAX + 4
-    answer = Session.answer
+class CountingSession:
+    """A connection that notes how many commands each of its answers is for."""
 
-    def counted(session: Session, replies: bytes, *, count: int, **more: Any) -> None:
-        counts.append(count)
-        answer(session, replies, count=count, **more)
+    def __init__(self, context: BrokerContext) -> None:
+        self.context = context
+        self.taker_count = 0
+        self.counts = list[int]()
 
-    async def scenario(_broker: Broker, peer: Peer) -> None:
+    def hold(self, **_more: Any) -> None:
+        pass
+
+    def answer(self, replies: bytes, *, count: int, **_more: Any) -> None:
+        assert replies.count(b"value ") == count
+        self.counts.append(count)
+
+
+def test_takes_of_a_connection_are_answered_together(tmp_path: Path) -> None:
+    """At most `REPLIES_MAX` with each send."""
+    count = 2 * REPLIES_MAX + 4
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
         worker = Worker(peer)
-        await worker.take(0)
+        await put(peer, b"old")
+        (old,) = await worker.take(1)  # the file is open for reads
+        assert await worker.ack(old) is Word.OK
         await put(peer, *[b"%d" % number for number in range(count)])
-        monkeypatch.setattr(Session, "answer", counted)
-        takes = [worker.taking(1, wait_ms=60_000) for _ in range(count)]
-        await peer.send(b"".join(map(encode, takes)))
-        await until(lambda: sum(counts) == count)
-        assert counts == [REPLIES_MAX, REPLIES_MAX, 4]
+        session: Any = CountingSession(broker.context)
+        for _ in range(count):
+            take = worker.taking(1, wait_ms=60_000)
+            broker.context.queues.take(take, session)
+        await until(lambda: sum(session.counts) == count)
+        # Where the machine is busy, the turn of the loop may be over before.
+        assert 1 < max(session.counts) <= REPLIES_MAX
 
     run(tmp_path, scenario)
 
