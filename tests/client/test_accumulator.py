@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from metaq.client.errors import BufferFullError, MessageTooLargeError
 from metaq.client.options import ProducerOptions
-from metaq.client.produce.accumulator import STAY_S, Accumulator
+from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.batches import Batch, BatchName, BatchOutcome, SendResult
-from metaq.client.produce.buffer import RESERVE_COUNT, Buffer
+from metaq.client.produce.buffer import RESERVE_COUNT, TURN_S, Buffer
 from metaq.client.produce.partition_sender import PartitionSender
 from metaq.client.produce.routes import Routes
 from metaq.clock import Clock, SystemClock
@@ -100,7 +100,7 @@ def test_bounds_are_exact() -> None:
 
 
 def test_messages_without_a_key_stay_while_any_is_unanswered() -> None:
-    """For `STAY_S`: one file is synced. Who waits for each goes round robin."""
+    """For `TURN_S`: one file is synced. Who waits for each goes round robin."""
 
     async def main() -> None:
         clock = ManualClock()
@@ -114,15 +114,20 @@ def test_messages_without_a_key_stay_while_any_is_unanswered() -> None:
             (place,) = (n for n in range(4) if before[n] != after[n])
             return place
 
-        assert [send(), send(), send()] == [1, 1, 1]
-        clock.advance_s(STAY_S)
+        def take(place: int) -> Batch | float | None:
+            return box.routes.sender(at(place)).take(clock.monotonic_s())
+
+        assert [send(), send()] == [1, 1]
+        first = take(1)
+        assert send() == 1
+        clock.advance_s(TURN_S)
+        assert send() == 1, "no message looks at the clock"
+        second = take(1)
         assert [send(), send()] == [2, 2]
-        for n in (1, 2):
-            box.sender = box.routes.sender(at(n))
-            box.resolve(box.take())
+        for batch in (first, second, take(2)):
+            box.resolve(batch)
         assert send() == 3
-        box.sender = box.routes.sender(at(3))
-        box.resolve(box.take())
+        box.resolve(take(3))
         assert send() == 0
 
     run_virtually(main())

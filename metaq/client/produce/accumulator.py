@@ -14,7 +14,7 @@ later messages do not share an old deadline.
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Final, cast
+from typing import cast
 
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import Batch, BatchName, SendFuture, ends_of
@@ -30,11 +30,6 @@ from metaq.record.checksum import BytesLike
 from metaq.record.flags import Headers, encode_payload
 from metaq.record.layout import HEADER_BYTES
 
-STAY_S: Final = 0.005
-"""For so long messages without a key go to one partition while any is not answered. To
-spread each of a stream over all partitions has the broker sync all of their files for
-every few messages."""
-
 
 class Accumulator:
     """Takes messages from any thread, gives batches to one event loop."""
@@ -47,7 +42,6 @@ class Accumulator:
         self._acquire, self._release = buffer.lock.acquire, buffer.lock.release
         self.routes = routes
         self._timeout_s = buffer.options.timeout_s
-        self._now_s = buffer.clock.monotonic_s
 
     def knows(self, topic: str) -> bool:
         """Tell whether the topic's partitions are known, so that `append` takes it."""
@@ -101,8 +95,8 @@ class Accumulator:
         may_move = key is None and partition is None and routes.is_default
         if may_move and topic in routes.by_topic:
             senders = routes.by_topic[topic]
-            if (now_s := self._now_s()) >= buffer.stays_until_s:
-                buffer.stays_until_s = now_s + STAY_S
+            if buffer.is_turn_over:
+                buffer.begin_turn()
                 routes.place = next(routes.turn)
             sender = senders[routes.place % len(senders)]
         else:
