@@ -43,13 +43,13 @@ from metaq.broker.delay_status import DelayStatus, list_scheduled
 from metaq.broker.delay_tier import DelayTier
 from metaq.broker.internal_logs import InternalLogs, read_records
 from metaq.broker.joined_appends import JoinedAppends, JoinedBatch, JoinedRecord
+from metaq.broker.wall_time import WallTime
 from metaq.delay.plan import (
     TICK_MS,
     TIERS,
     DueRecord,
     Progress,
     Waiting,
-    WallTime,
     advanced,
     lowered,
     retry_delay_ms,

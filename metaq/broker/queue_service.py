@@ -39,8 +39,8 @@ from metaq.broker.queue_part import ServedQueue
 from metaq.broker.queue_settling import settle
 from metaq.broker.queue_status import Place, QueueGroupStatus, line_of, status_of
 from metaq.broker.queue_takers import Takers
+from metaq.broker.wall_time import WallTime
 from metaq.deadlines import Deadlines
-from metaq.delay.plan import WallTime
 from metaq.errors import (
     ClosedError,
     MetaqError,
@@ -181,9 +181,7 @@ class QueueService(Service):
         """
         log = self._journal.find(QUEUES)
         while True:
-            if log is None or log.state is not LogState.OPEN:
-                return
-            if log.high_watermark == log.next_offset:
+            if _is_stored(log) or log is None or log.state is not LogState.OPEN:
                 return
             await asyncio.sleep(SETTLED_POLL_S)
 
@@ -195,11 +193,10 @@ class QueueService(Service):
         """
         replica, topics = self._context.replica, self._context.topics
         while term == self._term and self._is_leading:
-            log = self._journal.find(QUEUES)
             if (
                 topics.refusal is None
                 and (self._is_found or (replica is not None and replica.is_registered))
-                and (log is None or log.high_watermark == log.next_offset)
+                and _is_stored(self._journal.find(QUEUES))
                 and all(
                     log.is_settled
                     for log in topics.logs()
@@ -707,6 +704,11 @@ def _first_floor(group: QueueGroup, log: PartitionLog) -> Offset:
     """Return where a group begins that has nothing of a partition."""
     is_late = group.definition.start == "latest"
     return log.high_watermark if is_late else log.log_start_offset
+
+
+def _is_stored(log: PartitionLog | None) -> bool:
+    """Return whether nothing of a log is in flight."""
+    return log is None or log.high_watermark == log.next_offset
 
 
 def _name_of(group: QueueGroup, log: PartitionLog) -> QueueName:

@@ -2,10 +2,13 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from metaq.broker.app import Broker
+from metaq.broker.context import BrokerContext
+from metaq.broker.queue_takers import REPLIES_MAX
 from metaq.protocol.encoding import encode
 from metaq.protocol.queue_frames import SettleVerb, Word
 from tests.broker.queue_worker import Worker, put, run
@@ -57,6 +60,43 @@ def test_a_take_that_waits_keeps_no_other_reply(tmp_path: Path) -> None:
         waits = Worker(peer).taking(1, wait_ms=600_000)
         await peer.send(encode(waits) + b"transaction TX:s:1 s BEGIN 9\r\n")
         assert await peer.read_some() == b"result 200 0 9\r\n"
+
+    run(tmp_path, scenario)
+
+
+class CountingSession:
+    """A connection that notes how many commands each of its answers is for."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self.context = context
+        self.taker_count = 0
+        self.counts = list[int]()
+
+    def hold(self, **_more: Any) -> None:
+        pass
+
+    def answer(self, replies: bytes, *, count: int, **_more: Any) -> None:
+        assert replies.count(b"value ") == count
+        self.counts.append(count)
+
+
+def test_takes_of_a_connection_are_answered_together(tmp_path: Path) -> None:
+    """At most `REPLIES_MAX` with each send."""
+    count = 2 * REPLIES_MAX + 4
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        worker = Worker(peer)
+        await put(peer, b"old")
+        (old,) = await worker.take(1)  # the file is open for reads
+        assert await worker.ack(old) is Word.OK
+        await put(peer, *[b"%d" % number for number in range(count)])
+        session: Any = CountingSession(broker.context)
+        for _ in range(count):
+            take = worker.taking(1, wait_ms=60_000)
+            broker.context.queues.take(take, session)
+        await until(lambda: sum(session.counts) == count)
+        # Where the machine is busy, the turn of the loop may be over before.
+        assert 1 < max(session.counts) <= REPLIES_MAX
 
     run(tmp_path, scenario)
 

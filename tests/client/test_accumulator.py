@@ -14,13 +14,14 @@ from metaq.client.errors import BufferFullError, MessageTooLargeError
 from metaq.client.options import ProducerOptions
 from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.batches import Batch, BatchName, BatchOutcome, SendResult
-from metaq.client.produce.buffer import RESERVE_COUNT, Buffer
+from metaq.client.produce.buffer import RESERVE_COUNT, TURN_S, Buffer
 from metaq.client.produce.partition_sender import PartitionSender
 from metaq.client.produce.routes import Routes
-from metaq.clock import SystemClock
+from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError, ConfigError, NoBrokerError
 from metaq.model import MessageId, Offset
 from metaq.protocol.version import Capabilities
+from metaq.testing.clock import ManualClock
 from tests.client.producing import at
 from tests.rigs.virtual_time import run_virtually
 from tests.rigs.waiting import until
@@ -40,11 +41,13 @@ STORED = SendResult(MessageId(1), at(0), Offset(0))
 class Box:
     """An accumulator without a delivery, and how often it notified the loop."""
 
-    def __init__(self, partitions: int = 1, **options: Any) -> None:
+    def __init__(
+        self, partitions: int = 1, clock: Clock | None = None, **options: Any
+    ) -> None:
         self.calls = 0
         loop = asyncio.get_running_loop()
         self.buffer = Buffer[PartitionSender](
-            ProducerOptions(**options), SystemClock(), loop, self._on_ready
+            ProducerOptions(**options), clock or SystemClock(), loop, self._on_ready
         )
         none: Any = None
         made = partial(
@@ -92,6 +95,40 @@ def test_bounds_are_exact() -> None:
         seen = box.buffer.statistics()
         assert (seen.buffered_count, seen.buffered_bytes) == (10, 210)
         assert (seen.appended_count, seen.full_count) == (10, 1)
+
+    run_virtually(main())
+
+
+def test_messages_without_a_key_stay_while_any_is_unanswered() -> None:
+    """For `TURN_S`: one file is synced. Who waits for each goes round robin."""
+
+    async def main() -> None:
+        clock = ManualClock()
+        box = Box(partitions=4, clock=clock)
+
+        def send() -> int:
+            found = [box.routes.sender(at(n)) for n in range(4)]
+            before = [one.open and len(one.open.payloads) for one in found]
+            box.accumulator.append("test", b"x")
+            after = [one.open and len(one.open.payloads) for one in found]
+            (place,) = (n for n in range(4) if before[n] != after[n])
+            return place
+
+        def take(place: int) -> Batch | float | None:
+            return box.routes.sender(at(place)).take(clock.monotonic_s())
+
+        assert [send(), send()] == [1, 1]
+        first = take(1)
+        assert send() == 1
+        clock.advance_s(TURN_S)
+        assert send() == 1, "no message looks at the clock"
+        second = take(1)
+        assert [send(), send()] == [2, 2]
+        for batch in (first, second, take(2)):
+            box.resolve(batch)
+        assert send() == 3
+        box.resolve(take(3))
+        assert send() == 0
 
     run_virtually(main())
 

@@ -9,7 +9,7 @@ import pytest
 
 from metaq.client.errors import BufferFullError, OutcomeUnknownError
 from metaq.client.names import check_topic
-from metaq.client.partitioner import KeyHash, OutgoingMessage, Pinned
+from metaq.client.partitioner import KeyHash, OutgoingMessage, Pinned, RoundRobin
 from metaq.client.produce.batches import Batch, SendFuture, SendResult
 from metaq.client.produce.partition_sender import PartitionSender
 from metaq.errors import (
@@ -154,7 +154,9 @@ def test_a_broker_that_goes_costs_no_walk_over_the_others_partitions() -> None:
 
     async def main() -> None:
         up, gone = StandInBroker(0), StandInBroker(1)
-        async with producing(up, gone, partitions=count, timeout_s=30.0) as world:
+        async with producing(
+            up, gone, partitions=count, selector=RoundRobin(), timeout_s=30.0
+        ) as world:
             send = world.producer.send_nowait
             for _ in range(2 * count):
                 await send("test", b"x")

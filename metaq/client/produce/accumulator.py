@@ -95,7 +95,10 @@ class Accumulator:
         may_move = key is None and partition is None and routes.is_default
         if may_move and topic in routes.by_topic:
             senders = routes.by_topic[topic]
-            sender = senders[next(routes.turn) % len(senders)]
+            if buffer.is_turn_over:
+                buffer.begin_turn()
+                routes.place = next(routes.turn)
+            sender = senders[routes.place % len(senders)]
         else:
             message = OutgoingMessage(data, attribute, key, partition, headers)
             sender, may_move = routes.select(topic, message)

@@ -32,6 +32,11 @@ message fails earlier than that before its own deadline."""
 BATCH_AGE_MAX_S: Final = 1.0
 """The same, for long time-outs."""
 
+TURN_S: Final = 0.005
+"""For so long messages without a key go to one partition, while any is not answered. To
+give each of a stream to another has the broker sync all of their files for every few
+messages."""
+
 RESERVE_BYTES: Final = 32 * 1024
 """Memory that a batch reserves at a time, beyond the message that needs it."""
 
@@ -76,6 +81,9 @@ class Buffer(Generic[S]):
         """Senders that got messages since the loop found them empty."""
         self.announced: list[S] | None = None
         """The list in `ready` that the loop was notified of last."""
+        self.is_turn_over = True
+        """Whether the next message without a key goes to another partition."""
+        self._turn_ends_s = 0.0
         self._on_ready = on_ready
         self._free_bytes = options.buffer_bytes_max
         self._free_count = options.buffer_count_max
@@ -254,6 +262,7 @@ class Buffer(Generic[S]):
             again_s: after so long those past their deadline are returned again, as
                 long as they have no outcome.
         """
+        self.look_at_turn(now_s)
         with self.lock:
             found: dict[S, None] = {}
             for batch in self._due.take_due(now_s):
@@ -270,6 +279,8 @@ class Buffer(Generic[S]):
             self._free_bytes += batch.reserved_bytes
             self._free_count += len(batch.payloads)
             self._resolved_count += len(batch.payloads)
+            if not self._unanswered:
+                self.is_turn_over = True
             callbacks = self._wake()
         batch.resolve(outcomes)
         for callback in callbacks:
@@ -302,6 +313,17 @@ class Buffer(Generic[S]):
                 buffered_bytes=sum(batch.size_bytes for batch in self._unanswered),
                 full_count=self._full_count,
             )
+
+    # -- turns of partitions ----------------------------------------------------------
+
+    def begin_turn(self) -> None:
+        """Let messages without a key go to one partition for TURN_S; any thread."""
+        self._turn_ends_s, self.is_turn_over = self.clock.monotonic_s() + TURN_S, False
+
+    def look_at_turn(self, now_s: float) -> None:
+        """End it if it is time; as batches leave, so that no message reads a clock."""
+        if now_s >= self._turn_ends_s:
+            self.is_turn_over = True
 
     # -- wake-ups of the loop ---------------------------------------------------------
 

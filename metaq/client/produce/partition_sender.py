@@ -201,6 +201,7 @@ class PartitionSender:
             there is.
         """
         buffer = self._buffer
+        buffer.look_at_turn(now_s)
         with buffer.lock:
             if not self._sealed:
                 batch = self.open

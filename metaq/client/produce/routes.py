@@ -63,6 +63,8 @@ class Routes:
         none does."""
         self.turn = count(first_turn)
         """Next turn, as in `RoundRobin`: shared by all topics."""
+        self.place = 0
+        """The last turn of messages that came one by one: others may join them."""
 
     def senders(self) -> list[PartitionSender]:
         """Return all senders that were ever made."""

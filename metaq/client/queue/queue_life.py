@@ -89,7 +89,11 @@ class QueueLife:
             options.prefetch,
         )
         self._links: dict[BrokerId, BrokerLink] = {}
-        self._tasks = list[asyncio.Task[None]]()
+        self._upkeep: asyncio.Task[None] | None = None
+        self._takers = list[asyncio.Task[None]]()
+        """Take from each broker."""
+        self._is_refused = False
+        """The topic became an exchange."""
         self._said: deque[Settling] = deque()
         self._is_draining = False
         self._said_since_s: float | None = None
@@ -135,24 +139,36 @@ class QueueLife:
         except BaseException:
             await self.close(0)
             raise
-        self._spawn(self._run_upkeep(), "upkeep")
+        self._upkeep = self._spawn(self._run_upkeep(), "upkeep")
         self._unlisten = metadata.add_listener(self._on_snapshot)
         self._on_snapshot(metadata.snapshot)
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
+        if self._is_refused:
+            return
         try:
             refuse_exchanges(snapshot, [self.topic])
         except ExchangeError as error:
+            self._is_refused = True
             self._parts.fail(error)
+            self._stop_taking()
+            return
         for broker_id in snapshot.puts.get(self.topic, {}):
             if broker_id not in self._links:
                 link = self._links[broker_id] = BrokerLink(broker_id, self._parts)
-                self._spawn(link.run(), f"broker {broker_id}")
+                self._takers.append(self._spawn(link.run(), f"broker {broker_id}"))
         for link in self._links.values():
             link.wake()
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self._tasks.append(spawn(work, f"{name} of {self.group}", self._parts.fail))
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        return spawn(work, f"{name} of {self.group}", self._parts.fail)
+
+    def _stop_taking(self) -> None:
+        """Ask for no more; what is held is renewed and settled as before."""
+        for task in self._takers:
+            task.cancel()
+        for link in self._links.values():
+            link.stop_taking()
 
     async def close(self, timeout: float | None = None) -> None:
         """Release what was not handed out, and wait for settles; the block's end.
@@ -182,11 +198,10 @@ class QueueLife:
         self._unlisten()
         waiting = self.prefetch.drain()
         self.prefetch.fail(ClosedError(f"{self} is closed"))
-        for task in self._tasks:
-            task.cancel()
+        if self._upkeep is not None:
+            self._upkeep.cancel()
         try:
-            for link in self._links.values():
-                link.stop_taking()
+            self._stop_taking()
             self._drain()
             for held in waiting:
                 self._link(held).give_back(held, SettleVerb.RELEASE)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from metaq.client.errors import NoTopicError, QueueGroupError
+from metaq.client.errors import ExchangeError, NoTopicError, QueueGroupError
 from metaq.client.options import ClientOptions, QueueOptions
 from metaq.client.queue.work_queue import AsyncQueue
 from metaq.errors import ClosedError, ConfigError
@@ -14,8 +14,7 @@ from metaq.model import BrokerId
 from metaq.testing.clock import ManualClock
 from metaq.testing.embedded import EmbeddedBroker
 from tests.client.queue.conftest import send
-from tests.client.queue.test_broker_link import SIZE, Rig
-from tests.client.scripted import ScriptedBroker
+from tests.client.queue.test_broker_link import SIZE, Rig, run
 from tests.client.worlds import QUICK, WORLDS
 
 DROP: dict[str, Any] = {"group": "g", "then": "drop"}
@@ -107,23 +106,8 @@ def test_what_each_turn_of_a_loop_says_is_one_request() -> None:
     """A loop over messages acks one in each turn of the event loop."""
     count = 20
 
-    async def define() -> Any:
-        return SimpleNamespace(generation=1)
-
-    async def find(_topic: str, **_more: Any) -> None:
-        return None
-
     async def scenario(rig: Rig) -> None:
-        rig.task.cancel()
-        context: Any = rig.parts.context
-        context.clock, context.options = ManualClock(), ClientOptions(**QUICK)
-        context.draw_token, context.metadata.topic = (lambda: "w-1"), find
-        context.metadata.add_listener = lambda _listener: lambda: None
-        context.metadata.snapshot.puts = {"orders": {BrokerId(0): None}}
-        context.metadata.snapshot.exchanges = frozenset()
-        options = QueueOptions(prefetch=count)
-        queue = AsyncQueue(context, define, topic="orders", group="g", options=options)
-        async with queue:
+        async with scripted_queue(rig, count) as queue:
             take_count = len(rig.script.takes)
             rig.give(await rig.take(take_count), [n * SIZE for n in range(count)])
             acks = list[asyncio.Future[None]]()
@@ -135,12 +119,54 @@ def test_what_each_turn_of_a_loop_says_is_one_request() -> None:
             assert len(rig.script.said) == count
             assert rig.script.settle_count == 1
 
-    async def main() -> None:
-        async with ScriptedBroker() as broker:
-            rig = Rig(broker)
-            try:
-                await scenario(rig)
-            finally:
-                await rig.close()
+    run(scenario)
 
-    asyncio.run(main())
+
+def test_a_worker_whose_topic_became_an_exchange_asks_for_no_more() -> None:
+    """Its take is ended, what it has is settled, and no other broker is asked."""
+
+    async def scenario(rig: Rig) -> None:
+        async with scripted_queue(rig, 2) as queue:
+            take_count = len(rig.script.takes)
+            rig.give(await rig.take(take_count), [0])
+            message = await queue.receive()
+            assert message is not None
+            await rig.take(take_count + 1)
+            metadata: Any = rig.parts.context.metadata
+            metadata.snapshot.exchanges = frozenset({"orders"})
+            for _ in range(2):
+                metadata.snapshot.puts["orders"][BrokerId(1)] = None
+                metadata.listeners[-1](metadata.snapshot)
+            last = await rig.take(take_count + 2)
+            assert last.count == 0
+            rig.give(rig.script.takes[take_count + 1], [])
+            await message.ack()
+            with pytest.raises(ExchangeError):
+                await queue.receive()
+            assert len(rig.script.takes) == take_count + 3
+
+    run(scenario)
+
+
+def scripted_queue(rig: Rig, prefetch: int) -> AsyncQueue:
+    """Return a worker in the place of the rig's link."""
+
+    async def define() -> Any:
+        return SimpleNamespace(generation=1)
+
+    async def find(_topic: str, **_more: Any) -> None:
+        return None
+
+    def listen(listener: Any) -> Any:
+        context.metadata.listeners.append(listener)
+        return lambda: None
+
+    rig.task.cancel()
+    context: Any = rig.parts.context
+    context.clock, context.options = ManualClock(), ClientOptions(**QUICK)
+    context.draw_token, context.metadata.topic = (lambda: "w-1"), find
+    context.metadata.listeners, context.metadata.add_listener = [], listen
+    context.metadata.snapshot.puts = {"orders": {BrokerId(0): None}}
+    context.metadata.snapshot.exchanges = frozenset()
+    options = QueueOptions(prefetch=prefetch)
+    return AsyncQueue(context, define, topic="orders", group="g", options=options)
