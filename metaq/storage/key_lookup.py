@@ -97,6 +97,8 @@ class KeySearch:
     """The one that is being searched,"""
     _file: ReadFile = field(init=False)
     """and its file."""
+    _broken: CorruptRecordError | None = None
+    """The newest damaged record of the bytes that were searched last."""
     damaged: set[Offset] = field(default_factory=set)
     """Base offsets of segments whose index is damaged."""
 
@@ -105,23 +107,29 @@ class KeySearch:
 
         Raises:
             DamagedSegmentError: there is known damage right below.
-            CorruptRecordError: a record is damaged, which was not known.
+            CorruptRecordError: a record is damaged, which was not known, before
+                anything was found.
             StorageError: the disk refuses.
         """
         question, records, size = self.question, list[RecordRun](), 0
         low, last = self._bounds()
         at = question.below
-        for at, record in self._steps(low):
-            if record is not None:
-                size += len(record)
-                if records and size > question.bytes_max:
-                    at = records[-1].offset
+        try:
+            for at, record in self._steps(low):
+                if record is not None:
+                    size += len(record)
+                    if records and size > question.bytes_max:
+                        at = records[-1].offset
+                        break
+                    records.append(RecordRun(at, record))
+                if len(records) >= question.limit or is_over():
                     break
-                records.append(RecordRun(at, record))
-            if len(records) >= question.limit or is_over():
-                break
-        else:
-            at = last
+            else:
+                at = last
+        except CorruptRecordError:
+            if not records:
+                raise
+            at = records[-1].offset
         return FoundRecords(records, at, self._read_bytes)
 
     def _bounds(self) -> tuple[Offset, Offset]:
@@ -215,6 +223,8 @@ class KeySearch:
                 self._read_bytes += high - start
                 for run in reversed(self._search(start, high)):
                     yield run.offset, run.data
+                if self._broken is not None:
+                    raise self._broken
                 yield start, None
                 high = start
 
@@ -244,13 +254,18 @@ class KeySearch:
             length = unpack(data, at)[0]
             after = at + HEADER_BYTES + length
             if length < 0:
-                raise CorruptRecordError(f"no record at offset {offset + at}")
+                raise self._damage(f"no record at offset {offset + at}", offset + at)
             if after > size:
                 break
             if at <= hit < after:
-                record = data[at:after]
-                if self._is_wanted(record, Offset(offset + at)):
-                    found.append(RecordRun(Offset(offset + at), record))
+                record = RecordRun(Offset(offset + at), data[at:after])
+                try:
+                    if self._is_wanted(record.data, record.offset):
+                        found.append(record)
+                except CorruptRecordError as error:
+                    # Newer ones are found; what is before it would be crossed to.
+                    found.clear()
+                    self._broken = error
                 hit = data.find(wanted, after)
             at = after
         return size if is_last and hit < 0 else at
@@ -263,8 +278,12 @@ class KeySearch:
         if not has_field(payload, flag, self.question.field):
             return False
         if checksum(payload) != stored:
-            raise CorruptRecordError(f"the record at offset {offset} is damaged")
+            raise self._damage(f"the record at offset {offset} is damaged", offset)
         return message_id < 0 or self._is_in_time(message_id, message_id)
+
+    def _damage(self, text: str, offset: int) -> CorruptRecordError:
+        path = str(self._segment.path)
+        return CorruptRecordError(text, offset=Offset(offset), path=path)
 
     def _is_in_time(self, least_id: int, greatest_id: int) -> bool:
         question = self.question

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from metaq.client import Client
-from metaq.errors import CorruptRecordError, MetaqError
+from metaq.errors import CorruptRecordError
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.client.worlds import QUICK
 
@@ -16,7 +16,7 @@ ONE_BROKER = {
     "client": "likewise",
     "test_messages_of_xa_are_found_from_their_commit_on": "likewise",
     "test_damage_is_never_passed_over_by_a_filter": "likewise",
-    "test_a_damaged_message_is_not_found": "likewise",
+    "test_a_damaged_message_ends_a_search": "likewise",
 }
 TOPICS = ("indexed", "plain")
 WHERE = "key = 'k'"
@@ -132,14 +132,20 @@ def test_damage_is_never_passed_over_by_a_filter(
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_a_damaged_message_is_not_found(
+def test_a_damaged_message_ends_a_search(
     broker: EmbeddedBroker, client: Client, topic: str
 ) -> None:
-    """It ends the search with an error."""
+    """With an error, after all that are newer."""
     send(client, topic, *[b"k%d" % number for number in range(80)])
     flip(broker.data_path / f"{topic}-0", b"k40")
-    with pytest.raises(MetaqError, match="damaged"):
-        list(client.find(topic, key="k"))
+    newer = [b"k%d" % number for number in range(79, 40, -1)]
+    many = client.find(topic, key="k", limit=len(newer))
+    assert [each.data for each in many] == newer
+    read = list[bytes]()
+    with pytest.raises(CorruptRecordError, match="damaged") as caught:
+        read.extend(each.data for each in client.find(topic, key="k"))
+    assert read == newer
+    assert caught.value.path is not None
 
 
 def flip(directory: Path, data: bytes) -> None:

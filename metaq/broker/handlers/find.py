@@ -20,6 +20,7 @@ from metaq.broker.handlers.offset import knows_end, late_failure
 from metaq.clock import Clock
 from metaq.errors import (
     BadRequestError,
+    CorruptRecordError,
     ForbiddenError,
     NotFoundError,
     ServerError,
@@ -33,7 +34,6 @@ from metaq.record.runs import encode_runs
 from metaq.storage.key_index import field_names
 from metaq.storage.key_lookup import KeyQuestion, KeySearch
 from metaq.storage.log_state import LogState
-from metaq.storage.segment import DamagedSegmentError
 from metaq.storage.span_queries import SpanQueries
 
 FINDS_MAX: Final = 64
@@ -121,8 +121,8 @@ class LookUp:
         search, over_s = self.search, clock.monotonic_s() + WORK_S
         try:
             found = search.run(lambda: clock.monotonic_s() >= over_s)
-        except DamagedSegmentError as error:
-            at, end = error.damage.offset, search.log.segments[-1].end_offset
+        except CorruptRecordError as error:
+            at, end = search.question.below, search.log.segments[-1].end_offset
             text = texts.with_damage(str(error), error, offset=at, end=end)
             raise ServerError(text) from error
         payload = encode_runs(found.records)
