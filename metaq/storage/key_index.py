@@ -218,6 +218,16 @@ def read_positions(file: ReadFile, block: KeyBlock, hashed: int) -> list[int] | 
 
     None: the bytes in question are damaged.
     """
+    return first_positions(file, block, hashed, low=0, count_max=block.entries)
+
+
+def first_positions(
+    file: ReadFile, block: KeyBlock, hashed: int, *, low: int, count_max: int
+) -> list[int] | None:
+    """Return the first positions of a hash at `low` or after it, as `read_positions`.
+
+    What is read at once is all entries of the slot: see `count_entries`.
+    """
     slot, rows_at = hashed * block.slots >> _HASH_BITS, block.position + _HEAD.size
     at = Position(rows_at + slot * _ROW.size)
     rows = file.read_at(at, SizeBytes(_ROWS.size))
@@ -234,6 +244,21 @@ def read_positions(file: ReadFile, block: KeyBlock, hashed: int) -> list[int] | 
     found = array("Q", data)
     if sys.byteorder == "little":
         found.byteswap()
-    low = bisect_left(found, hashed << _HASH_BITS)
-    high = bisect_left(found, (hashed + 1) << _HASH_BITS, lo=low)
-    return [entry & _LOW for entry in found[low:high]]
+    first = bisect_left(found, hashed << _HASH_BITS | low)
+    after = bisect_left(found, (hashed + 1) << _HASH_BITS, lo=first)
+    after = min(after, first + count_max)
+    return [entry & _LOW for entry in found[first:after]]
+
+
+def count_entries(file: ReadFile, block: KeyBlock, hashed: int) -> int:
+    """Return the entries of the slot of a hash, as two rows say: not proven.
+
+    A slot has some `SLOT_ENTRIES` of other hashes.
+    """
+    slot = hashed * block.slots >> _HASH_BITS
+    at = Position(block.position + _HEAD.size + slot * _ROW.size)
+    rows = file.read_at(at, SizeBytes(_ROWS.size))
+    if len(rows) < _ROWS.size:
+        return 0
+    first, _crc, after, _ = _ROWS.unpack(rows)
+    return max(0, int(after) - int(first))

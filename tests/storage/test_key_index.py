@@ -9,8 +9,10 @@ from metaq.record.flags import encode_payload
 from metaq.record.layout import encode_record
 from metaq.storage.key_index import (
     BlockMaker,
+    count_entries,
     cut_keys,
     field_names,
+    first_positions,
     keys_path,
     read_blocks,
     read_positions,
@@ -60,6 +62,36 @@ def test_each_hash_has_the_positions_of_its_records(data, count) -> None:
                 if hashes[number] == hashed
             ]
         assert (block.least_id, block.greatest_id) == (-1, max(-1, count - 2))
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(st.data(), st.integers(0, 60))
+def test_the_first_positions_from_one_on(data, count) -> None:
+    """As many as are wanted; the entries of the slot are no fewer."""
+    hashes = data.draw(st.lists(boundaries(count), min_size=count, max_size=count))
+    path = put_file(fs := disk_with_directory(), NAME, block_of(hashes))
+    with fs.open_read(path) as file:
+        (block,) = read_blocks(file, Offset(0), Offset(1 << 40), NAMES)
+        for hashed in {*hashes, 7}:
+            found = read_positions(file, block, hashed)
+            assert found is not None
+            assert count_entries(file, block, hashed) >= len(found)
+            low = data.draw(st.integers(0, 30 * count + 1))
+            most = data.draw(st.integers(1, 5))
+            wanted = [position for position in found if position >= low][:most]
+            first = first_positions(file, block, hashed, low=low, count_max=most)
+            assert first == wanted
+
+
+def test_entries_of_a_file_that_is_cut_are_none() -> None:
+    """Then the positions say that it is damaged."""
+    path = put_file(fs := disk_with_directory(), NAME, block_of([1, 2, 3]))
+    with fs.open_read(path) as file:
+        (block,) = read_blocks(file, Offset(0), Offset(1 << 40), NAMES)
+        with fs.open_append(path, create=False) as index:
+            index.truncate(SizeBytes(60))
+        assert count_entries(file, block, 1) == 0
+        assert first_positions(file, block, 1, low=0, count_max=1) is None
 
 
 def two_blocks() -> tuple[FaultyFileSystem, int, int]:

@@ -1,0 +1,324 @@
+"""Gets with a filter that look records up: what is passed over, and what never is."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaq.broker.handlers import filtered_get
+from metaq.broker.handlers.filtered_get import (
+    _NEAR_BYTES,
+    LOOK_BYTES_MIN,
+    WINDOW_BYTES,
+)
+from metaq.broker.internal_logs import read_cached
+from metaq.fs import FileSystem
+from metaq.model import Offset
+from metaq.protocol.commands import NO_NEXT, Value
+from metaq.storage import key_hits
+from metaq.storage.key_hits import KeyHits, find_hits
+from metaq.storage.key_index import keys_path
+from metaq.storage.segment import Damage, Segments
+from tests.broker.filter_reader import (
+    INDEX_SETTINGS,
+    FilterReader,
+    indexed,
+    matches_in,
+    put,
+)
+from tests.broker.test_filtered_get import ColdDisk, value
+from tests.rigs.broker import CONFIG, Peer, running_broker
+
+PAID = "tag = 'paid'"
+INDEXED = CONFIG.replace("[topic=test]", "[topic=test]\nindex=tag")
+Scenario = Callable[[Any, Peer, FilterReader], Awaitable[None]]
+Puts = list[tuple[int, int]]
+
+
+@pytest.fixture(autouse=True)
+def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filtered_get, "LOOK_BYTES_MIN", 1)
+
+
+def run(
+    data: Path,
+    scenario: Scenario,
+    overrides: dict[str, str] | None = None,
+    fs: FileSystem | None = None,
+) -> None:
+    async def main() -> None:
+        settings = INDEX_SETTINGS | (overrides or {})
+        started = running_broker(data, settings, text=INDEXED, fs=fs)
+        async with started as broker, Peer(broker) as peer:
+            await scenario(broker, peer, FilterReader(peer))
+            assert broker.context.filtered_count == 0
+
+    asyncio.run(main())
+
+
+async def put_each(peer: Peer, *tags: str | None, size: int = 4) -> Puts:
+    """Append messages one by one, so that each has a span."""
+    return [each for tag in tags for each in await put(peer, tag, size=size)]
+
+
+def scanned(broker: Any) -> int:
+    """Return the bytes that were looked at since the last call."""
+    counters = broker.context.counters
+    count, counters.filter_scanned_bytes = counters.filter_scanned_bytes, 0
+    return count
+
+
+def log_of(broker: Any) -> Any:
+    """Return the log."""
+    return broker.context.topics.find_log("test", 0)
+
+
+def test_only_what_may_match_is_looked_at(data_dir: Path) -> None:
+    """The rest of the blocks is passed over, and what has no block is walked."""
+
+    async def scenario(broker, peer, reader) -> None:
+        tags = "void", "paid", "void", "void", "paid", "void", "void"
+        puts = await put_each(peer, *tags)
+        indexed_end = await indexed(broker, puts[-2][0])
+        puts += await put_each(peer, "void", "paid")
+        end, offsets = puts[-1][1], [puts[number][0] for number in (1, 4, 8)]
+        looked_at = sum(end - at for at, end in (puts[1], puts[4])) + end - indexed_end
+        for where, wanted in (
+            (PAID, offsets),
+            ("tag = 'paid' AND amount > 1", []),
+            ("tag IN ('none', 'paid')", offsets),
+        ):
+            seen = await reader.read(0, where, dict(puts))
+            assert seen == (wanted, [], end, 0)
+            assert scanned(broker) == looked_at
+        for where in ("tag <> 'void'", "tag = 'paid' OR amount = 1", "key = 'paid'"):
+            await reader.read(0, where, dict(puts))
+            assert scanned(broker) == end
+
+    run(data_dir, scenario)
+
+
+def test_blocks_of_all_segments_are_passed_over(data_dir: Path) -> None:
+    """In one get, where nothing matches."""
+
+    async def scenario(broker, peer, reader) -> None:
+        puts = await put_each(peer, *["void"] * 60, "paid", "void", "void")
+        assert len(log_of(broker).segments) > 2
+        indexed_end = await indexed(broker, puts[-3][1])
+        reply = value(await reader.get(puts[3][0], "tag = 'none'"))
+        assert reply.next_offset == puts[-1][1]
+        assert scanned(broker) == puts[-1][1] - indexed_end
+        seen = await reader.read(puts[3][0], PAID, dict(puts))
+        assert seen == ([puts[-3][0]], [], puts[-1][1], 0)
+
+    run(data_dir, scenario, {"maxSegmentSize": "1000"})
+
+
+def test_known_damage_is_not_passed_over(data_dir: Path) -> None:
+    """Between two hits, and before the first one: a get ends before it."""
+
+    async def scenario(broker, peer, reader) -> None:
+        puts = await put_each(peer, "void", "paid", "void", "void", "paid", "void")
+        await indexed(broker, puts[-2][0])
+        log, (at, end) = log_of(broker), puts[2]
+        path = log.segments.active.path
+        log.on_damage(Damage(path, Offset(at), Offset(end), "zeros"))
+        for where, wanted in ((PAID, [puts[1][0]]), ("tag = 'none'", [])):
+            reply = value(await reader.get(0, where))
+            assert (list(matches_in(reply)), reply.next_offset) == (wanted, at)
+            assert "[damaged" in (await reader.get(at, where)).text
+        reply = value(await reader.get(end, PAID))
+        assert list(matches_in(reply)) == [puts[4][0]]
+
+    run(data_dir, scenario)
+
+
+def test_a_listed_record_that_is_damaged_stops_a_get(data_dir: Path) -> None:
+    """It may have matched; at its own offset it is answered plainly."""
+
+    async def scenario(broker, peer, reader) -> None:
+        puts = await put_each(peer, "void", "paid", "void", "paid", "void", "void")
+        await indexed(broker, puts[-2][0])
+        path = log_of(broker).segments.active.path
+        data = bytearray(path.read_bytes())
+        data[puts[3][1] - 1] ^= 1
+        path.write_bytes(data)
+        reply = value(await reader.get(0, PAID))
+        assert (list(matches_in(reply)), reply.next_offset) == (
+            [puts[1][0]],
+            puts[3][0],
+        )
+        reply = value(await reader.get(puts[3][0], PAID))
+        assert (reply.payload, reply.next_offset) == (data[puts[3][0] :], NO_NEXT)
+        # What the index does not name is of no account.
+        reply = value(await reader.get(0, "tag = 'none'"))
+        assert reply.next_offset == puts[-1][1]
+
+    run(data_dir, scenario)
+
+
+def test_a_damaged_index_is_made_again_and_the_log_walked(data_dir: Path) -> None:
+    """As where the disk does not give the index."""
+
+    async def scenario(broker, peer, reader) -> None:
+        puts = await put_each(peer, *["void", "paid"] * 40)
+        log, distrusted = log_of(broker), []
+        sealed_end = log.segments.active.base_offset
+        await indexed(broker, sealed_end, block_bytes=1 << 20)
+        broker.context.key_builder.distrust = distrusted.append
+        segment = log.segments.first
+        path = keys_path(segment.path, segment.base_offset)
+        good = path.read_bytes()
+        path.write_bytes(good[:56] + bytes(len(good) - 56))
+        seen = await reader.read(0, PAID, dict(puts))
+        assert seen == ([start for start, _ in puts[1::2]], [], puts[-1][1], 0)
+        assert set(distrusted) == {(log.log_id, segment.base_offset, (b"h.tag=",))}
+        path.unlink()
+        path.mkdir()  # reading it is an error
+        seen = await reader.read(0, PAID, dict(puts))
+        assert seen == ([start for start, _ in puts[1::2]], [], puts[-1][1], 0)
+
+    run(data_dir, scenario, {"maxSegmentSize": "1000"})
+
+
+@pytest.mark.parametrize("is_lower", [False, True])
+def test_a_cut_during_a_look_voids_what_it_said(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, is_lower: bool
+) -> None:
+    """Its files are opened again, or the high watermark is before that."""
+
+    async def scenario(broker, peer, reader) -> None:
+        puts = await put_each(peer, "void", "paid", "void", "void")
+        log, looks = log_of(broker), []
+        end = log.high_watermark
+
+        def of_other_bytes(_fs, _segment, _names, _sets, start, **_options) -> KeyHits:
+            looks.append(start)
+            if len(looks) == 1:
+                if is_lower:
+                    log.high_watermark = Offset(puts[1][1])
+                else:
+                    log.segments = Segments([replace(each) for each in log.segments])
+                return KeyHits(start, end)
+            return KeyHits(start, start)
+
+        monkeypatch.setattr(filtered_get, "find_hits", of_other_bytes)
+        reply = value(await reader.get(0, PAID))
+        assert list(matches_in(reply)) == [puts[1][0]]
+        assert reply.next_offset == log.high_watermark
+        assert looks
+        log.high_watermark = end
+
+    run(data_dir, scenario)
+
+
+def test_a_cut_between_two_steps_voids_it_too(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records after the hit that was read are not passed over."""
+
+    async def scenario(broker, peer, reader) -> None:
+        far = _NEAR_BYTES
+        puts = await put_each(peer, "void", "paid", "paid", "paid", size=far)
+        log, looks, reads = log_of(broker), [], []
+
+        def of_other_bytes(_fs, _segment, _names, _sets, start, **_options) -> KeyHits:
+            looks.append(start)
+            hits = [puts[1][0], puts[3][0]] if len(looks) == 1 else []
+            return KeyHits(start, log.high_watermark if hits else start, hits)
+
+        def reading(log, offset, size) -> bytes | None:
+            reads.append(offset)
+            if len(reads) == 2:  # all of the first hit
+                log.segments = Segments([replace(each) for each in log.segments])
+            return read_cached(log, offset, size)
+
+        monkeypatch.setattr(filtered_get, "find_hits", of_other_bytes)
+        monkeypatch.setattr(filtered_get, "read_cached", reading)
+        seen = await reader.read(0, PAID, dict(puts))
+        assert seen.offsets == [at for at, _ in puts[1:]]
+        assert reads[0] == puts[1][0]
+
+    run(data_dir, scenario)
+
+
+@pytest.mark.parametrize("fs", [None, ColdDisk()], ids=["warm", "cold"])
+def test_large_records_are_looked_up_whole(data_dir: Path, fs: FileSystem | None):
+    """One that is larger than the get is answered plainly, at its own offset."""
+
+    async def scenario(broker, peer, reader) -> None:
+        puts = await put_each(peer, "void", "paid", "paid", "void", size=5000)
+        puts += await put_each(peer, "paid", "void", size=2 * WINDOW_BYTES)
+        puts += await put_each(peer, "paid", "void", "void")
+        await indexed(broker, puts[-2][0])
+        seen = await reader.read(0, PAID, dict(puts))
+        offsets = [puts[number][0] for number in (1, 2, 4, 6)]
+        assert seen == (offsets, [], puts[-1][1], 0)
+        reply = value(await reader.get(puts[3][0], PAID, size=WINDOW_BYTES))
+        assert (reply.payload, reply.next_offset) == (b"", puts[4][0])
+        reply = value(await reader.get(puts[4][0], PAID, size=WINDOW_BYTES))
+        assert (len(reply.payload), reply.next_offset) == (WINDOW_BYTES, NO_NEXT)
+
+    run(data_dir, scenario, None, fs)
+
+
+def test_a_reply_keeps_its_size_and_a_get_its_steps(data_dir: Path) -> None:
+    """The next offset is that of the first match which is not in it."""
+
+    async def scenario(broker, peer, reader) -> None:
+        puts = await put_each(peer, *["paid", "void"] * 40)
+        await indexed(broker, puts[-2][0])
+        size = puts[0][1] - puts[0][0] + 12
+        reply = value(await reader.get(0, PAID, size=3 * size))
+        assert len(reply.payload) == 3 * size
+        assert reply.next_offset == puts[6][0]
+        broker.context.filter_work.turn_s = 0.0
+        reply = value(await reader.get(0, PAID))
+        assert len(list(matches_in(reply))) <= 16 * 16
+        seen = await reader.read(0, PAID, dict(puts))
+        assert seen.offsets == [start for start, _ in puts[::2]]
+
+    run(data_dir, scenario)
+
+
+def test_common_fields_are_walked(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index is asked once in a get."""
+
+    async def scenario(broker, peer, reader) -> None:
+        monkeypatch.setattr(key_hits, "SLOT_ENTRIES", 0)
+        puts = await put_each(peer, *["paid"] * 30, "void")
+        await indexed(broker, puts[23][1], block_bytes=900)
+        reply = value(await reader.get(0, PAID))
+        assert len(list(matches_in(reply))) == 30
+        assert scanned(broker) == puts[-1][1]
+
+    run(data_dir, scenario)
+
+
+def test_the_last_bytes_of_a_log_are_not_looked_up(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer that keeps up has no use for an index."""
+
+    async def scenario(broker, peer, reader) -> None:
+        monkeypatch.setattr(filtered_get, "LOOK_BYTES_MIN", LOOK_BYTES_MIN)
+        looked = []
+
+        def looking(*arguments, **options) -> KeyHits:
+            looked.append(arguments)
+            return find_hits(*arguments, **options)
+
+        monkeypatch.setattr(filtered_get, "find_hits", looking)
+        puts = await put_each(peer, "paid", "void", size=LOOK_BYTES_MIN // 2)
+        await indexed(broker, puts[0][1])
+        assert isinstance(await reader.get(puts[0][1], PAID), Value)
+        assert not looked
+        await reader.get(0, PAID)
+        assert looked
+
+    run(data_dir, scenario)
