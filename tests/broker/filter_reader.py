@@ -127,10 +127,12 @@ INDEX_SETTINGS = {"indexBytesPerS": "0", "spanBytesMin": "1"}
 
 def make_index(broker: Any, block_bytes: int = 1) -> int:
     """Make the blocks of an index that can be made; return where those end."""
-    targets, end = key_targets(broker._logs.logs(), broker.context.config), 0
+    context, end = broker.context, 0
+    log = context.topics.find_log("test", 0)
+    targets = key_targets({log.log_id: log}, context.config)
     for target in sorted(targets, key=lambda each: each.segment.base_offset):
         step = KeyStep(target, block_bytes, False)
-        while (result := run_key_step(broker.context.fs, step)).read_bytes:
+        while (result := run_key_step(context.fs, step)).read_bytes:
             if result.is_stuck:
                 break
         end = result.end

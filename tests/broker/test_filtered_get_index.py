@@ -8,19 +8,17 @@ from typing import Any
 
 import pytest
 
-from metaq.broker.handlers import filtered_get
-from metaq.broker.handlers.filtered_get import (
-    _NEAR_BYTES,
-    LOOK_BYTES_MIN,
-    WINDOW_BYTES,
-)
-from metaq.broker.internal_logs import read_cached
-from metaq.fs import FileSystem
+from metaq.broker.handlers.filtered_get import NEAR_BYTES, WINDOW_BYTES
+from metaq.fs import FileSystem, ReadFile, SystemFileSystem
 from metaq.model import Offset
-from metaq.protocol.commands import NO_NEXT, Value
-from metaq.storage import key_hits
-from metaq.storage.key_hits import KeyHits, find_hits
-from metaq.storage.key_index import keys_path
+from metaq.protocol.commands import NO_NEXT
+from metaq.record.layout import encode_record
+from metaq.storage.key_index import (
+    KEYS_SUFFIX,
+    BlockMaker,
+    field_names,
+    keys_path,
+)
 from metaq.storage.segment import Damage, Segments
 from tests.broker.filter_reader import (
     INDEX_SETTINGS,
@@ -38,9 +36,33 @@ Scenario = Callable[[Any, Peer, FilterReader], Awaitable[None]]
 Puts = list[tuple[int, int]]
 
 
-@pytest.fixture(autouse=True)
-def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filtered_get, "LOOK_BYTES_MIN", 1)
+class WatchedDisk(SystemFileSystem):
+    """A disk that says when an index is opened, and when a read begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+        """Times that an index was opened."""
+        self.on_look: Callable[[], object] = lambda: None
+        self.on_read: Callable[[], object] = lambda: None
+
+    def open_read(self, path: Path) -> ReadFile:
+        file = super().open_read(path)
+        if path.suffix == KEYS_SUFFIX:
+            self.looks += 1
+            self.on_look()
+        else:
+            file.__class__ = WatchedFile
+            file.disk = self
+        return file
+
+
+class WatchedFile(ReadFile):
+    """A file of it."""
+
+    def is_cached(self, *range_: Any) -> bool:
+        self.disk.on_read()
+        return super().is_cached(*range_)
 
 
 def run(
@@ -53,6 +75,7 @@ def run(
         settings = INDEX_SETTINGS | (overrides or {})
         started = running_broker(data, settings, text=INDEXED, fs=fs)
         async with started as broker, Peer(broker) as peer:
+            broker.context.filter_look_bytes = 1
             await scenario(broker, peer, FilterReader(peer))
             assert broker.context.filtered_count == 0
 
@@ -140,7 +163,7 @@ def test_a_listed_record_that_is_damaged_stops_a_get(data_dir: Path) -> None:
     """It may have matched; at its own offset it is answered plainly."""
 
     async def scenario(broker, peer, reader) -> None:
-        puts = await put_each(peer, "void", "paid", "void", "paid", "void", "void")
+        puts = await put_each(peer, *["void", "paid"] * 3, "void", "void")
         await indexed(broker, puts[-2][0])
         path = log_of(broker).segments.active.path
         data = bytearray(path.read_bytes())
@@ -184,65 +207,70 @@ def test_a_damaged_index_is_made_again_and_the_log_walked(data_dir: Path) -> Non
     run(data_dir, scenario, {"maxSegmentSize": "1000"})
 
 
+def claim(log: Any, hits: Puts) -> None:
+    """Write an index that names no other records: that of other bytes."""
+    maker, end = BlockMaker(Offset(0), field_names(["tag"])), log.high_watermark
+    record = encode_record(b"\0\0\0\x0ah.tag=paid", flag=3, id=1)
+    for at, _end in hits:
+        maker.add(record, Offset(at))
+    path = keys_path(log.segments.active.path, Offset(0))
+    path.write_bytes(maker.encode(end))
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
 @pytest.mark.parametrize("is_lower", [False, True])
 def test_a_cut_during_a_look_voids_what_it_said(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch, is_lower: bool
+    data_dir: Path, is_cut: bool, is_lower: bool
 ) -> None:
     """Its files are opened again, or the high watermark is before that."""
+    disk = WatchedDisk()
 
     async def scenario(broker, peer, reader) -> None:
         puts = await put_each(peer, "void", "paid", "void", "void")
-        log, looks = log_of(broker), []
+        log = log_of(broker)
         end = log.high_watermark
+        claim(log, [])
 
-        def of_other_bytes(_fs, _segment, _names, _sets, start, **_options) -> KeyHits:
-            looks.append(start)
-            if len(looks) == 1:
-                if is_lower:
-                    log.high_watermark = Offset(puts[1][1])
-                else:
-                    log.segments = Segments([replace(each) for each in log.segments])
-                return KeyHits(start, end)
-            return KeyHits(start, start)
+        def cut() -> None:
+            if disk.looks == 1 and is_lower:
+                log.high_watermark = Offset(puts[1][1])
+            elif disk.looks == 1:
+                log.segments = Segments([replace(each) for each in log.segments])
+                keys_path(log.segments.active.path, Offset(0)).unlink()
 
-        monkeypatch.setattr(filtered_get, "find_hits", of_other_bytes)
+        disk.on_look = cut if is_cut else disk.on_look
         reply = value(await reader.get(0, PAID))
-        assert list(matches_in(reply)) == [puts[1][0]]
+        assert list(matches_in(reply)) == ([puts[1][0]] if is_cut else [])
         assert reply.next_offset == log.high_watermark
-        assert looks
+        assert disk.looks
         log.high_watermark = end
 
-    run(data_dir, scenario)
+    run(data_dir, scenario, None, disk)
 
 
-def test_a_cut_between_two_steps_voids_it_too(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_cut_between_two_steps_voids_it_too(data_dir: Path, is_cut: bool) -> None:
     """Records after the hit that was read are not passed over."""
+    disk = WatchedDisk()
 
     async def scenario(broker, peer, reader) -> None:
-        far = _NEAR_BYTES
-        puts = await put_each(peer, "void", "paid", "paid", "paid", size=far)
-        log, looks, reads = log_of(broker), [], []
+        tags = "void", "paid", "paid", "paid"
+        puts = await put_each(peer, *tags, size=NEAR_BYTES)
+        log, reads = log_of(broker), []
+        claim(log, [puts[1], puts[3]])
 
-        def of_other_bytes(_fs, _segment, _names, _sets, start, **_options) -> KeyHits:
-            looks.append(start)
-            hits = [puts[1][0], puts[3][0]] if len(looks) == 1 else []
-            return KeyHits(start, log.high_watermark if hits else start, hits)
-
-        def reading(log, offset, size) -> bytes | None:
-            reads.append(offset)
+        def cut() -> None:
+            reads.append(1)
             if len(reads) == 2:  # all of the first hit
                 log.segments = Segments([replace(each) for each in log.segments])
-            return read_cached(log, offset, size)
+                keys_path(log.segments.active.path, Offset(0)).unlink()
 
-        monkeypatch.setattr(filtered_get, "find_hits", of_other_bytes)
-        monkeypatch.setattr(filtered_get, "read_cached", reading)
+        await reader.get(0, None)  # opens the file
+        disk.on_read = cut if is_cut else disk.on_read
         seen = await reader.read(0, PAID, dict(puts))
-        assert seen.offsets == [at for at, _ in puts[1:]]
-        assert reads[0] == puts[1][0]
+        assert seen.offsets == [puts[n][0] for n in ((1, 2, 3) if is_cut else (1, 3))]
 
-    run(data_dir, scenario)
+    run(data_dir, scenario, None, disk)
 
 
 @pytest.mark.parametrize("fs", [None, ColdDisk()], ids=["warm", "cold"])
@@ -284,41 +312,33 @@ def test_a_reply_keeps_its_size_and_a_get_its_steps(data_dir: Path) -> None:
     run(data_dir, scenario)
 
 
-def test_common_fields_are_walked(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_common_fields_are_walked(data_dir: Path) -> None:
     """The index is asked once in a get."""
+    disk = WatchedDisk()
 
     async def scenario(broker, peer, reader) -> None:
-        monkeypatch.setattr(key_hits, "SLOT_ENTRIES", 0)
-        puts = await put_each(peer, *["paid"] * 30, "void")
-        await indexed(broker, puts[23][1], block_bytes=900)
+        puts = await put(peer, *["paid"] * 200)
+        more = await put_each(peer, "void", "void")
+        await indexed(broker, puts[-1][1])
         reply = value(await reader.get(0, PAID))
-        assert len(list(matches_in(reply))) == 30
-        assert scanned(broker) == puts[-1][1]
+        assert len(list(matches_in(reply))) == 200
+        assert (scanned(broker), disk.looks > 0) == (more[-1][1], True)
 
-    run(data_dir, scenario)
+    run(data_dir, scenario, None, disk)
 
 
-def test_the_last_bytes_of_a_log_are_not_looked_up(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_bytes_of_a_log_are_not_looked_up(data_dir: Path) -> None:
     """A consumer that keeps up has no use for an index."""
+    disk = WatchedDisk()
 
     async def scenario(broker, peer, reader) -> None:
-        monkeypatch.setattr(filtered_get, "LOOK_BYTES_MIN", LOOK_BYTES_MIN)
-        looked = []
-
-        def looking(*arguments, **options) -> KeyHits:
-            looked.append(arguments)
-            return find_hits(*arguments, **options)
-
-        monkeypatch.setattr(filtered_get, "find_hits", looking)
-        puts = await put_each(peer, "paid", "void", size=LOOK_BYTES_MIN // 2)
+        puts = await put_each(peer, "paid", "void", "void", size=5000)
         await indexed(broker, puts[0][1])
-        assert isinstance(await reader.get(puts[0][1], PAID), Value)
-        assert not looked
-        await reader.get(0, PAID)
-        assert looked
+        disk.looks = 0
+        broker.context.filter_look_bytes = puts[-1][1] - puts[1][0] + 1
+        value(await reader.get(puts[1][0], PAID))
+        assert not disk.looks
+        value(await reader.get(puts[0][0], PAID))
+        assert disk.looks
 
-    run(data_dir, scenario)
+    run(data_dir, scenario, None, disk)

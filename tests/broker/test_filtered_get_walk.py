@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from metaq.broker.handlers import filtered_get
 from metaq.filter.language import parse_filter
 from metaq.fs import SystemFileSystem
 from metaq.model import Offset
@@ -29,6 +28,7 @@ from metaq.storage.key_index import keys_path
 from tests.broker.filter_reader import INDEX_SETTINGS, FilterReader, make_index
 from tests.broker.test_queue_part import ColdDisk
 from tests.rigs.broker import CONFIG, Peer, running_broker
+from tests.rigs.inside import log_manager_of
 from tests.rigs.waiting import until
 
 INDEXED = CONFIG.replace("[topic=test]", "[topic=test]\nindex=tag,key")
@@ -159,7 +159,7 @@ class FilterWalk:
         if self.damaged or len(present) < 2:
             return
         end = self.rng.choice(present[-10:]).offset
-        log, manager, done = self.partition, self.broker._logs, list[Any]()
+        log, manager, done = self.partition, log_manager_of(self.broker), list[Any]()
         if end == log.log_start_offset:
             return
         log.follow()
@@ -202,13 +202,9 @@ async def walk(data: Path, seed: int, make: type[FilterReader] = FilterReader) -
     settings = {"maxSegmentSize": "9000", **INDEX_SETTINGS}
     started = running_broker(data, settings, text=INDEXED, fs=fs)
     async with started as broker, Peer(broker) as peer:
+        broker.context.filter_look_bytes = 1
         await FilterWalk(seed, broker, peer, make).run()
         assert broker.context.filtered_count == 0
-
-
-@pytest.fixture(autouse=True)
-def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filtered_get, "LOOK_BYTES_MIN", 1)
 
 
 @pytest.mark.parametrize("number", range(8))

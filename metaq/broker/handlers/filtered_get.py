@@ -63,13 +63,11 @@ FILTERED_MAX: Final = 10_000
 _CLOCK_RECORDS: Final = 16
 """Records that are evaluated before the clock is looked at."""
 
-LOOK_BYTES_MIN: Final = 256 * 1024
-"""An index is asked about no less: to look at these bytes is as quick."""
 HITS_MAX: Final = 4096
 """Records that are looked up at once; steps are up after about so many."""
 _HIT_BYTES: Final = 4096
 """Read of a record that is looked up, at first; most are shorter."""
-_NEAR_BYTES: Final = 32 * 1024
+NEAR_BYTES: Final = 32 * 1024
 """Hits that are no further apart are read at once: that is no slower."""
 _HIT_EFFORT: Final = 1024
 """Bytes whose walk takes about as long as one hit, beyond its own."""
@@ -271,7 +269,8 @@ class _FilteredGet:
         """Return whether to ask the index about the records from here on."""
         if not self._sets or self._knows_hits():
             return False
-        return self._sound_bytes(LOOK_BYTES_MIN) == LOOK_BYTES_MIN
+        wanted = self._context.filter_look_bytes
+        return self._sound_bytes(wanted) == wanted
 
     def _sound_bytes(self, size_max: int) -> int:
         """Return how many bytes from here on can be read, before known damage."""
@@ -439,6 +438,6 @@ def _near(offsets: Sequence[int], index: int, end: int) -> Sequence[int]:
     last = min(end - 1, offsets[index] + WINDOW_BYTES - _HIT_BYTES)
     after = bisect_right(offsets, last, lo=index)
     stop = index + 1
-    while stop < after and offsets[stop] - offsets[stop - 1] <= _NEAR_BYTES:
+    while stop < after and offsets[stop] - offsets[stop - 1] <= NEAR_BYTES:
         stop += 1
     return offsets[index:stop]
