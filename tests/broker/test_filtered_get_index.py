@@ -319,7 +319,7 @@ def test_common_fields_are_walked(data_dir: Path) -> None:
     async def scenario(broker, peer, reader) -> None:
         puts = await put(peer, *["paid"] * 200)
         more = await put_each(peer, "void", "void")
-        await indexed(broker, puts[-1][1])
+        await indexed(broker, puts[-1][1], block_bytes=puts[-1][1])
         reply = value(await reader.get(0, PAID))
         assert len(list(matches_in(reply))) == 200
         assert (scanned(broker), disk.looks > 0) == (more[-1][1], True)
