@@ -19,6 +19,7 @@ from metaq.protocol.commands import Cancel, Follow, ListScheduled, Settle, Take
 from metaq.record.ids import IdGenerator
 from metaq.stats import Histogram, counter
 from metaq.storage.key_builder import KeyBuilder
+from metaq.storage.key_index import BlockLists
 from metaq.storage.span_lookup import MadeIndexes
 from metaq.txn.coordinator import TransactionCoordinator
 from metaq.zk.group_definitions import QueueGroupDefinition
@@ -252,7 +253,11 @@ class BrokerContext:
     few matches costs ten answers a second."""
     key_builder: KeyBuilder = field(default_factory=lambda: KeyBuilder(0))
     """Makes the indexes of keys."""
+    key_lists: BlockLists = field(default_factory=BlockLists)
+    """Blocks of the files that look-ups have read."""
     find_count: int = 0
     """Look-ups that are not answered yet."""
+    finds: list[Any] = field(default_factory=list)
+    """Those of them that came in this turn of the loop (`handlers/find.py`)."""
     check_count: int = 0
     """Checks of stored bytes that are not answered yet."""

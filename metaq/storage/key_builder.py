@@ -6,32 +6,61 @@ Work is cut into steps, as that of the scrub is:
     end = run_key_step(fs, step)                       a helper thread, blocking
     builder.finish_step(step, end, monotonic_s)        the owner's thread
 
-A step makes one block. Its bytes are compared with their spans first: an entry of
-damaged bytes could hide a record that is mended later. Of the active segment whole
-blocks are made, of a sealed one the rest as well; the newest segments come first.
+A step indexes the next bytes of one segment, up to STEP_BYTES. They are compared
+with their spans first: an entry of damaged bytes could hide a record that is mended
+later. They wait until there are many (READY_PARTS), or for WAIT_S, so that a log to
+which nothing is written is indexed to its end; the last span may grow, and is then
+compared once more.
+
+The new block takes the place of those before it that cover as much, all together, as it
+does (`_kept_count`): there are about as many as the number of bytes has binary digits,
+and each entry is merged so often. A sealed segment has one.
 
 The end of each index is remembered, and looked up again from time to time: a log may
 be cut, and a file removed. While a step runs no log is cut (`Retention.hold`).
 """
 
 import math
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, NamedTuple
 
+from metaq.errors import StorageError
 from metaq.fs import FileSystem, ReadFile
 from metaq.model import LogId, Offset, SizeBytes
 from metaq.storage.key_index import (
-    BLOCK_BYTES_MIN,
-    BlockMaker,
+    SEGMENT_BYTES_MAX,
+    DamagedIndexError,
     KeyBlock,
     keys_path,
     read_blocks,
 )
+from metaq.storage.key_merge import BlockMaker
 from metaq.storage.segment import Segment
 from metaq.storage.span_index import Span
 from metaq.storage.span_lookup import open_spans
-from metaq.storage.walk import WINDOW_BYTES, damaged_spans
+from metaq.storage.walk import damaged_spans
+
+STEP_BYTES: Final = 16 << 20
+"""A step ends with the span that reaches so many bytes."""
+
+READY_PARTS: Final = 16
+"""Such a part of it, 1 MiB, is indexed at the next look; less waits for WAIT_S."""
+
+SMALL_PARTS: Final = 64
+"""A block of such a part of it, 256 KiB of the log, is merged with whatever comes."""
+
+DEAD_PARTS: Final = 4
+"""A file is written again when it has twice what is in use, and such a part, 4 MiB."""
+
+WAIT_S: Final = 1.0
+"""New bytes have their index after so long, and a look (IDLE_S)."""
+
+WINDOW_BYTES: Final = 128 << 10
+"""Records are read so many bytes at a time: their entries are sorted by one call."""
 
 LOOK_S: Final = 600.0
 """The ends of indexes are looked up this often."""
@@ -41,8 +70,16 @@ RETRY_S: Final = 3.0
 and others wait for the scrub."""
 
 IDLE_S: Final = 1.0
-"""Time between two looks for something to do."""
+"""Time between two looks for something to do,"""
 
+SCAN_S: Final = 0.25
+"""and between two where there was: each goes through all segments."""
+
+STEP_S_MIN: Final = 0.005
+"""A step takes its turn of so long, however little it reads: opening files costs half a
+millisecond."""
+
+TEMPORARY_SUFFIX: Final = ".tmp"
 
 _Key = tuple[LogId, Offset, tuple[bytes, ...]]
 
@@ -68,7 +105,7 @@ class KeyStep:
     """One piece of work."""
 
     target: KeyTarget
-    block_bytes: int
+    step_bytes: int
     is_new: bool
     """Nothing that there is of the index is believed."""
 
@@ -81,18 +118,35 @@ class KeyStepResult(NamedTuple):
     read_bytes: int
     is_stuck: bool = False
     """Its next bytes cannot be compared with spans now."""
+    is_damaged: bool = False
+    """A part of the index is damaged; all of it is to be made again."""
+
+
+class _Known(NamedTuple):
+    """Knowledge of an index."""
+
+    end: Offset
+    look_s: float
+    """When its end is looked up again,"""
+    wait_s: float
+    """and from when on a few bytes are enough for a step."""
+
+
+_UNKNOWN: Final = _Known(Offset(-1), 0.0, 0.0)
 
 
 class KeyBuilder:
     """Schedule of steps. Owner: one thread; one step at a time."""
 
-    def __init__(self, bytes_per_s: int, *, block_bytes: int = BLOCK_BYTES_MIN) -> None:
+    def __init__(self, bytes_per_s: int, *, step_bytes: int = STEP_BYTES) -> None:
         """Begin with nothing known; a rate of 0 makes nothing."""
         self._bytes_per_s = bytes_per_s
-        self._block_bytes = block_bytes
+        self._step_bytes = step_bytes
         self._due_s = 0.0 if bytes_per_s else math.inf
-        self._known: dict[_Key, tuple[Offset, float]] = {}
-        """The end of each index, and when it is looked up again."""
+        self._scan_s = 0.0
+        self._due = deque[KeyTarget]()
+        """Those of the last look that have not had their step."""
+        self._known: dict[_Key, _Known] = {}
         self._distrusted: set[_Key] = set()
 
     def distrust(self, key: _Key) -> None:
@@ -106,106 +160,179 @@ class KeyBuilder:
     def take_step(
         self, targets: Iterable[KeyTarget], monotonic_s: float
     ) -> KeyStep | None:
-        """Return the next step; None: there is nothing to do now."""
+        """Return the next step; None: there is nothing to do now.
+
+        Args:
+            targets: all segments, as they are now; looked at now and then.
+            monotonic_s: the time.
+        """
         if monotonic_s < self._due_s:
             return None
+        if not self._due:
+            if monotonic_s < self._scan_s:
+                self._due_s = self._scan_s
+                return None
+            self._scan_s = monotonic_s + SCAN_S
+            self._look(targets, monotonic_s)
         self._due_s = monotonic_s + IDLE_S
-        seen: dict[_Key, tuple[Offset, float]] = {}
+        if not self._due:
+            return None
+        target = self._due.popleft()
+        # A step that fails is made again after a while.
+        again_s = monotonic_s + RETRY_S
+        self._known[target.key] = _Known(target.segment.end_offset, again_s, again_s)
+        return KeyStep(target, self._step_bytes, target.key in self._distrusted)
+
+    def _look(self, targets: Iterable[KeyTarget], monotonic_s: float) -> None:
+        seen: dict[_Key, _Known] = {}
         for target in targets:
-            end, look_s = self._known.get(target.key, (Offset(-1), 0.0))
-            is_new = target.key in self._distrusted
-            left = target.segment.end_offset - end
-            wanted = 1 if target.is_sealed else self._block_bytes
-            if is_new or monotonic_s >= look_s or left >= wanted:
-                # A step that fails is made again after a while.
-                again = target.segment.end_offset, monotonic_s + RETRY_S
-                self._known[target.key] = again
-                return KeyStep(target, self._block_bytes, is_new)
-            seen[target.key] = end, look_s
+            known = seen[target.key] = self._known.get(target.key, _UNKNOWN)
+            left = target.segment.end_offset - known.end
+            if (
+                monotonic_s >= known.look_s
+                or left >= self._step_bytes // READY_PARTS
+                or (left > 0 and (target.is_sealed or monotonic_s >= known.wait_s))
+                or target.key in self._distrusted
+            ):
+                self._due.append(target)
         self._known = seen
-        return None
 
     def finish_step(
         self, step: KeyStep, result: KeyStepResult, monotonic_s: float
     ) -> None:
         """Take over the result of a step."""
-        target = step.target
-        self._due_s = monotonic_s + result.read_bytes / self._bytes_per_s
-        self._distrusted.discard(target.key)
+        key = step.target.key
+        turn_s = max(STEP_S_MIN, result.read_bytes / self._bytes_per_s)
+        self._due_s = monotonic_s + turn_s
+        self._distrusted.discard(key)
+        if result.is_damaged:
+            self._distrusted.add(key)
         if not result.is_stuck:
-            self._known[target.key] = result.end, monotonic_s + LOOK_S
+            look_s, wait_s = monotonic_s + LOOK_S, monotonic_s + WAIT_S
+            self._known[key] = _Known(result.end, look_s, wait_s)
 
 
 def run_key_step(fs: FileSystem, step: KeyStep) -> KeyStepResult:
-    """Make the next block of a segment; blocks.
+    """Index the next bytes of a segment, and merge blocks; blocks.
 
     Raises:
         StorageError: the disk refuses; what is there stays as good as it was.
     """
     target, segment = step.target, step.target.segment
-    path = keys_path(segment.path, segment.base_offset)
-    file, blocks = None if step.is_new else fs.try_open_read(path), list[KeyBlock]()
-    if file is not None:
-        base, end = segment.base_offset, segment.end_offset
-        with file:
-            blocks = read_blocks(file, base, end, target.names)
-    start, spans = _next_block(fs, target, blocks, step.block_bytes)
-    if not spans:
-        end = segment.end_offset if target.is_sealed else start
-        return KeyStepResult(start, 0, is_stuck=start < end)
-    end = spans[-1].end_offset
-    with fs.open_read(segment.path) as log:
-        if damaged_spans(log, segment.base_offset, spans):
-            return KeyStepResult(start, end - start, is_stuck=True)
-        block = _make(log, target, start, end)
-    size = SizeBytes(blocks[-1].after if blocks else 0)
-    if fs.exists(segment.path):
-        with fs.open_append(path, create=True, is_synced=False) as index:
-            if index.size() != size:
-                index.truncate(size)
-            index.write(block)
-    return KeyStepResult(end, end - start)
-
-
-def _next_block(
-    fs: FileSystem, target: KeyTarget, blocks: list[KeyBlock], block_bytes: int
-) -> tuple[Offset, list[Span]]:
-    """Return where the next block begins, and its spans; none where it is too early.
-
-    A block that ends within a span, because the index was made again with others, is
-    taken out.
-    """
-    while True:
-        start = blocks[-1].end if blocks else target.segment.base_offset
-        spans = _spans_after(fs, target, start, block_bytes)
-        if not spans or spans[0].base_offset == start:
-            return start, spans
-        blocks.pop()
+    base, path = segment.base_offset, keys_path(segment.path, segment.base_offset)
+    with ExitStack() as files:
+        file, blocks = None if step.is_new else fs.try_open_read(path), list[KeyBlock]()
+        if file is not None:
+            files.enter_context(file)
+            blocks = read_blocks(file, base, segment.end_offset, target.names)
+        log = fs.try_open_read(segment.path)
+        if log is None:
+            # Retention has removed it.
+            return KeyStepResult(segment.end_offset, 0)
+        files.enter_context(log)
+        start = blocks[-1].end if blocks else base
+        limit = min(segment.end_offset, Offset(base + SEGMENT_BYTES_MAX))
+        spans = _spans_after(fs, segment, start, limit, step.step_bytes)
+        damaged = damaged_spans(log, base, spans)
+        if damaged:
+            spans = spans[: spans.index(damaged[0])]
+        end = max(start, spans[-1].end_offset) if spans else start
+        is_stuck = bool(damaged) or (target.is_sealed and end == start < limit)
+        is_whole = target.is_sealed and end == limit
+        done = segment.end_offset if end == limit else end
+        if end == start and not (is_whole and len(blocks) > 1):
+            return KeyStepResult(done, 0, is_stuck)
+        kept = 0 if is_whole else _kept_count(blocks, end - start, step.step_bytes)
+        maker = BlockMaker(base, target.names)
+        _add(maker, log, segment, start, end)
+        merged = blocks[kept:]
+        block = maker.encode(merged[0].base if merged else start, end, file, merged)
+        try:
+            if blocks and (is_whole or _is_mostly_dead(blocks, step.step_bytes)):
+                _replace(fs, segment.path, path, block)
+            else:
+                _append(fs, segment.path, path, blocks, block)
+        except DamagedIndexError:
+            return KeyStepResult(start, end - start, is_damaged=True)
+    index_bytes = sum(each.file_bytes for each in merged)
+    return KeyStepResult(done, end - start + 2 * index_bytes, is_stuck)
 
 
 def _spans_after(
-    fs: FileSystem, target: KeyTarget, start: Offset, block_bytes: int
+    fs: FileSystem, segment: Segment, start: Offset, limit: Offset, step_bytes: int
 ) -> list[Span]:
-    segment, spans = target.segment, list[Span]()
+    """Return the next spans, as they are now; the first may begin before `start`."""
+    spans = list[Span]()
+    if start >= limit:
+        return spans
     with open_spans(fs, segment) as lookup:
-        for span in lookup.pieces(start, segment.end_offset, is_merged=False):
-            if not span.record_count:
+        for span in lookup.pieces(start, limit, is_merged=False):
+            if not span.record_count or span.end_offset > limit:
                 break
-            # One that is followed by another grows no more.
-            if spans and spans[-1].end_offset - start >= block_bytes:
-                return spans
             spans.append(span)
-    is_rest = bool(spans) and spans[-1].end_offset == segment.end_offset
-    return spans if target.is_sealed and is_rest else []
+            if span.end_offset - start >= step_bytes:
+                break
+    return spans
 
 
-def _make(file: ReadFile, target: KeyTarget, start: Offset, end: Offset) -> bytes:
-    maker, at, size = BlockMaker(start, target.names), start, WINDOW_BYTES
+def _kept_count(blocks: Sequence[KeyBlock], size_bytes: int, step_bytes: int) -> int:
+    """Return how many blocks stay beside a new one of so many bytes of the log."""
+    kept, small = len(blocks), step_bytes // SMALL_PARTS
+    while kept and blocks[kept - 1].size_bytes <= max(size_bytes, small):
+        kept -= 1
+        size_bytes += blocks[kept].size_bytes
+    return 0 if _is_mostly_dead(blocks, step_bytes) else kept
+
+
+def _is_mostly_dead(blocks: Sequence[KeyBlock], step_bytes: int) -> bool:
+    """Return whether most of a file is of blocks that were replaced."""
+    used = sum(each.file_bytes for each in blocks)
+    return bool(blocks) and blocks[-1].after > 2 * used + step_bytes // DEAD_PARTS
+
+
+def _add(
+    maker: BlockMaker, log: ReadFile, segment: Segment, start: Offset, end: Offset
+) -> None:
+    at, size = start, WINDOW_BYTES
     while at < end:
-        position = target.segment.position_of(at)
-        data = file.read_at(position, SizeBytes(min(size, end - at)))
+        data = log.read_at(segment.position_of(at), SizeBytes(min(size, end - at)))
         used = maker.add(data, at)
         # A record may be longer than a window.
         size = WINDOW_BYTES if used else size * 2
         at = Offset(at + used)
-    return maker.encode(end)
+
+
+def _append(
+    fs: FileSystem,
+    segment_path: Path,
+    path: Path,
+    blocks: Sequence[KeyBlock],
+    block: Iterable[bytes],
+) -> None:
+    """Write a block after those that are believed."""
+    if not fs.exists(segment_path):
+        return
+    size = SizeBytes(blocks[-1].after if blocks else 0)
+    with fs.open_append(path, create=True, is_synced=False) as index:
+        if index.size() != size:
+            index.truncate(size)
+        for part in block:
+            index.write(part)
+
+
+def _replace(
+    fs: FileSystem, segment_path: Path, path: Path, block: Iterable[bytes]
+) -> None:
+    """Write a file that has one block; readers go on with the one before."""
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    try:
+        with fs.open_append(temporary, create=True, is_synced=False) as index:
+            index.truncate(SizeBytes(0))
+            for part in block:
+                index.write(part)
+        if fs.exists(segment_path):
+            fs.rename(temporary, path)
+    finally:
+        # The error that matters is on its way.
+        with suppress(StorageError):
+            fs.discard(temporary)

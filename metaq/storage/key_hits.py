@@ -20,22 +20,22 @@ from metaq.fs import FileSystem, ReadFile
 from metaq.model import Offset
 from metaq.record.checksum import crc32
 from metaq.storage.key_index import (
-    SLOT_ENTRIES,
+    PAGE_ENTRIES,
+    BlockLists,
     HashOf,
     KeyBlock,
     count_entries,
-    first_positions,
     keys_path,
-    read_blocks,
+    read_positions,
 )
 from metaq.storage.segment import Segment
 
 GAP_BYTES: Final = 2048
 """Bytes between two hits, on average, with which looking them up begins to be quicker.
-It bounds what is read of a block at once, too: 16 MiB of one that covers 4 GiB."""
+"""
 
-SLOTS_MAX: Final = 1024
-"""Slots that are looked at at once, but for those of one block: a few milliseconds."""
+FIELDS_MAX: Final = 1024
+"""Fields that are looked up at once, but for those of one block: a few milliseconds."""
 
 
 class KeyHits(NamedTuple):
@@ -58,6 +58,7 @@ def find_hits(
     start: Offset,
     *,
     count_max: int,
+    lists: BlockLists,
     hash_of: HashOf = crc32,
 ) -> KeyHits:
     """Return where to look for records that have a field of each set.
@@ -70,65 +71,75 @@ def find_hits(
             the one with the fewest entries.
         start: a record boundary of the segment.
         count_max: most hits, 1 or more.
+        lists: blocks of the indexes that were read before.
         hash_of: hash of a field.
 
     Raises:
         StorageError: the disk refuses.
     """
-    base, high = segment.base_offset, segment.end_offset
+    base = segment.base_offset
     hashes = [tuple(map(hash_of, fields)) for fields in sets]
-    offsets, end, is_damaged, left_slots = array("q"), start, False, SLOTS_MAX
+    offsets, end, is_damaged, left_fields = array("q"), start, False, FIELDS_MAX
     file = fs.try_open_read(keys_path(segment.path, base))
     if file is None:
         return KeyHits(start, start)
     with file:
-        blocks = read_blocks(file, base, high, names)
-        for block in blocks:
+        for block in lists.blocks_of(file, base, segment.end_offset, names):
             if block.end <= start:
                 continue
             wanted = _fewest(file, block, hashes)
-            if wanted is None or left_slots <= 0 or len(offsets) > count_max:
+            if wanted is None or left_fields <= 0 or len(offsets) > count_max:
                 break
-            left_slots -= sum(map(len, hashes))
+            left_fields -= sum(map(len, hashes))
             found = _in_block(file, block, wanted, end, count_max + 1)
             if found is None:
                 is_damaged = True
                 break
             offsets.extend(found)
             end = block.end
-        # It may have been made again in between, with other blocks.
-        there = set(read_blocks(file, base, high, names))
-        if any(block.base < end and block not in there for block in blocks):
-            return KeyHits(start, start)
     if len(offsets) > count_max:
         end, offsets = Offset(offsets[count_max]), offsets[:count_max]
     return KeyHits(start, end, offsets, is_damaged)
 
 
+class _Wanted(NamedTuple):
+    """Fields that are looked up in a block."""
+
+    entries: int
+    hashes: tuple[int, ...]
+
+
 def _fewest(
     file: ReadFile, block: KeyBlock, sets: Sequence[tuple[int, ...]]
-) -> tuple[int, ...] | None:
+) -> _Wanted | None:
     """Return the hashes with the fewest entries; None where all of them have many."""
-    counts = dict[tuple[int, ...], int]()
+    found = list[_Wanted]()
     for hashes in sets:
         count = sum(count_entries(file, block, hashed) for hashed in hashes)
-        # Others are in the same slots, more of them in some.
-        others = 4 * SLOT_ENTRIES * len(hashes)
-        if count <= (block.end - block.base) // GAP_BYTES + others:
-            counts[hashes] = count
-    return min(counts, key=counts.__getitem__, default=None)
+        # Others are in the same pages.
+        others = PAGE_ENTRIES * len(hashes)
+        if count <= block.size_bytes // GAP_BYTES + others:
+            found.append(_Wanted(count, hashes))
+    return min(found, default=None)
 
 
 def _in_block(
-    file: ReadFile, block: KeyBlock, hashes: Sequence[int], low: Offset, count_max: int
+    file: ReadFile, block: KeyBlock, wanted: _Wanted, low: Offset, count_min: int
 ) -> list[int] | None:
-    """Return the first hits at `low` or after it; None: the index is damaged."""
-    found = set[int]()
-    for hashed in hashes:
-        positions = first_positions(
-            file, block, hashed, low=max(0, low - block.base), count_max=count_max
-        )
-        if positions is None:
-            return None
-        found.update(positions)
-    return [block.base + position for position in sorted(found)]
+    """Return the first hits from `low` on, so many at least if there are.
+
+    None: the index is damaged.
+    """
+    gap = max(GAP_BYTES, block.size_bytes // max(1, wanted.entries))
+    size, found = count_min * gap, set[int]()
+    while True:
+        high = min(block.end, Offset(low + size))
+        for hashed in wanted.hashes:
+            positions = read_positions(file, block, hashed, low=low, high=high)
+            if positions is None:
+                return None
+            found.update(positions)
+        if len(found) >= count_min or high == block.end:
+            return [block.base + position for position in sorted(found)]
+        # A large block, in which they are not spread evenly.
+        size *= 2

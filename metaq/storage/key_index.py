@@ -2,66 +2,81 @@
 
     name: <base offset, 20 digits>.keys, beside <base offset>.meta
 
-    block     header | slots + 1 rows | entries    back to back, each over whole records
-                                                   from where the one before ends
-    header    "MQ-KEYS1" | base i64 | end i64 | least id i64 | greatest id i64
-              | names u32 | slots u32 | entries u32 | crc u32                  56 bytes
-    row       number of the slot's first entry u32 | crc of the slot u32        8 bytes
-    entry     hash u32 | position u32, from the block's base on; sorted         8 bytes
+    block     header | pages of entries | pages + 1 rows           one after the other
+    header    "MQ-KEYS2" | base of the segment i64 | base i64 | end i64
+              | least id i64 | greatest id i64 | names u32 | entries u32 | crc u32
+    page      64 entries, the last page fewer | crc u32                       516 bytes
+    entry     28 bits of the hash, 34 of the position in the segment; sorted    8 bytes
+    row       page with the first entry of a slot u32                           4 bytes
 
 Big-endian. A *field* is a key or header as the payload has it, `key=42` or
-`h.order-id=7`, and the hash is its CRC-32. `names` is the CRC-32 of the names that are
-indexed: a block of others is made again. The hashes of a slot lie next to each other
-(`slot_of`), so those of one field are one run in the order of the log.
+`h.order-id=7`, and the hash is its CRC-32, without the lowest bits. `names` is the
+CRC-32 of the names that are indexed: a block of others is made again.
 
-A question reads the header, two rows and the entries of one slot. Each has a checksum:
-that of the header covers the bytes before it, that of a slot its two row numbers, base
-and entries. What does not hold together is not believed, and the log is read there. An
-entry is only a hint: the record is compared. The file is derived from its segment and
-may be short or gone; it never changes an answer. It is made from bytes that have the
-checksums of their spans, and cut before other bytes can come (`recovery.py`).
+A block covers whole records from where another one ends, and the file only grows: a
+block whose base is that of earlier ones is merged of them, and takes their place. So
+blocks end in the order of the file, and a cut of it is one of the log. When much of
+the file is replaced it is written again, and renamed.
+
+A question reads two rows, and a page or two. The entries of one field are one run, in
+the order of the log; where it is, the pages prove: rows are hints. The checksum of the
+header covers the bytes before it, and that of a page its entries, its number and the
+checksum of the header. What does not hold together is not believed, and the log is read
+there. An entry is only a hint: the record is compared. The file is derived from its
+segment and may be short or gone; it never changes an answer. It is made from bytes that
+have the checksums of their spans, and cut before other bytes can come (`recovery.py`).
 """
 
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
 from metaq.fs import FileSystem, ReadFile
 from metaq.model import Offset, Position, SizeBytes
-from metaq.record.checksum import crc32, has_crc, with_crc
-from metaq.record.flags import HAS_BOTH, TEXT_AT, encode_properties
-from metaq.record.layout import HEADER as RECORD_HEADER
-from metaq.record.layout import HEADER_BYTES
+from metaq.record.checksum import crc32, has_crc
+from metaq.record.flags import encode_properties
 
 KEYS_SUFFIX: Final = ".keys"
 """Ends the name of the file; MetaQ ignores such names."""
 
-BLOCK_BYTES_MIN: Final = 16 << 20
-"""Bytes of the log that a block covers, but for the last one of a sealed segment."""
+POSITION_BITS: Final = 34
+SEGMENT_BYTES_MAX: Final = 1 << POSITION_BITS
+"""Bytes of a segment that can be indexed: 16 GiB."""
+HASH_BITS: Final = 28
+"""Of two fields in 2^28 one is compared in vain."""
 
-SLOT_ENTRIES: Final = 8
-"""Entries of a slot on average: a row costs as much as one of them."""
+PAGE_ENTRIES: Final = 64
+ENTRY_BYTES: Final = 8
+PAGE: Final = PAGE_ENTRIES * ENTRY_BYTES
+"""Bytes of the entries of a whole page."""
 
 KEY_NAME: Final = "key"
 """Stands for the key of a message among the names of headers."""
 
-_MAGIC: Final = b"MQ-KEYS1"
-_HEAD: Final = Struct(">8sqqqqIIII")
-_ROW: Final = Struct(">II")
-_ROWS: Final = Struct(">IIII")
-_SLOT: Final = Struct(">qIII")
-_ENTRY_BYTES: Final = 8
-_LENGTH: Final = Struct(">i")
-_HASH_BITS: Final = 32
-_LOW: Final = (1 << _HASH_BITS) - 1
+MAGIC: Final = b"MQ-KEYS2"
+HEAD: Final = Struct(">8sqqqqqIII")
+_CRC: Final = Struct(">I")
+_CRC_BYTES: Final = _CRC.size
+_ROWS: Final = Struct(">II")
+_ROW_BYTES: Final = 4
+_PAGES_AT_ONCE: Final = 4
+_HASH_SHIFT: Final = 32 - HASH_BITS
+
+_FAR: Final = Offset((1 << 63) - 1)
+
+LISTS_MAX: Final = 1024
+"""Files whose blocks are remembered; all are forgotten when there are more."""
 
 HashOf = Callable[[bytes], int]
 """Hash of a field, 32 bits."""
+
+
+class DamagedIndexError(Exception):
+    """Bytes of an index that are in question do not hold together; never leaves."""
 
 
 class KeyBlock(NamedTuple):
@@ -69,19 +84,42 @@ class KeyBlock(NamedTuple):
 
     position: Position
     """Of the block in its file."""
+    origin: Offset
+    """Base offset of the segment."""
     base: Offset
     end: Offset
     least_id: int
     """Of the records; below 0 where one of them has no time."""
     greatest_id: int
-    slots: int
     entries: int
+    crc: int
+    """Of the header."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of the log that it covers."""
+        return self.end - self.base
+
+    @property
+    def file_bytes(self) -> int:
+        """Return the bytes of the block."""
+        return self.after - self.position
+
+    @property
+    def pages(self) -> int:
+        """Return the number of its pages."""
+        return -(-self.entries // PAGE_ENTRIES)
+
+    @property
+    def rows_at(self) -> int:
+        """Return the position of its rows."""
+        data = self.entries * ENTRY_BYTES + self.pages * _CRC_BYTES
+        return self.position + HEAD.size + data
 
     @property
     def after(self) -> Position:
         """Return the position after the block."""
-        size = _HEAD.size + (self.slots + 1) * _ROW.size + self.entries * _ENTRY_BYTES
-        return Position(self.position + size)
+        return Position(self.rows_at + (self.pages + 1) * _ROW_BYTES)
 
 
 def keys_path(segment_path: Path, base: Offset) -> Path:
@@ -95,6 +133,16 @@ def field_names(names: Sequence[str]) -> tuple[bytes, ...]:
         b"key=" if name == KEY_NAME else encode_properties(None, [(name, b"")]).encode()
         for name in names
     )
+
+
+def names_digest(names: Sequence[bytes]) -> int:
+    """Return what a block says of the names that are indexed."""
+    return crc32(b"&".join(sorted(names)))
+
+
+def entry_of(hashed: int, position: int) -> int:
+    """Return the entry of a hash of 32 bits, and a position in the segment."""
+    return hashed >> _HASH_SHIFT << POSITION_BITS | position
 
 
 def cut_keys(fs: FileSystem, segment_path: Path, base: Offset, end: Offset) -> None:
@@ -111,154 +159,205 @@ def cut_keys(fs: FileSystem, segment_path: Path, base: Offset, end: Offset) -> N
                 index.sync()
 
 
-def _digest(names: Sequence[bytes]) -> int:
-    return crc32(b"&".join(sorted(names)))
-
-
-# -- make -----------------------------------------------------------------------------
-
-
-class BlockMaker:
-    """Collects the entries of one block; owner: who reads the records."""
-
-    def __init__(
-        self, base: Offset, names: tuple[bytes, ...], hash_of: HashOf = crc32
-    ) -> None:
-        self._base = base
-        self._names = names
-        self._hash_of = hash_of
-        self._entries: set[int] = set()
-        self._ids: list[int] = []
-
-    def add(self, data: bytes, offset: Offset) -> int:
-        """Add the whole records in `data`; return their size in bytes."""
-        # Flat on purpose: every record of the topic goes through this loop.
-        unpack, names, add = RECORD_HEADER.unpack_from, self._names, self._entries.add
-        at, size, origin, ids = 0, len(data), offset - self._base, []
-        while at + HEADER_BYTES <= size:
-            length, _checksum, message_id, flag = unpack(data, at)
-            start = at + HEADER_BYTES + TEXT_AT
-            after = at + HEADER_BYTES + length
-            if after > size or length < 0:
-                break
-            ids.append(message_id)
-            if flag & HAS_BOTH == HAS_BOTH and start <= after:
-                (text,) = _LENGTH.unpack_from(data, start - TEXT_AT)
-                line = data[start : start + text].partition(b"\n")[0]
-                for field in line.split(b"&"):
-                    if field.startswith(names):
-                        add(self._hash_of(field) << _HASH_BITS | origin + at)
-            at = after
-        if ids:
-            self._ids += (min(ids), max(ids))
-        return at
-
-    def encode(self, end: Offset) -> bytes:
-        """Return the block, whose records end at `end`."""
-        entries = array("Q", sorted(self._entries))
-        count = len(entries)
-        slots = max(1, count // SLOT_ENTRIES)
-        firsts = [
-            bisect_left(entries, -(-(slot << _HASH_BITS) // slots) << _HASH_BITS)
-            for slot in range(slots + 1)
-        ]
-        if sys.byteorder == "little":
-            entries.byteswap()
-        data = entries.tobytes()
-        rows = [
-            _ROW.pack(first, _slot_crc(self._base, slot, first, after, data))
-            for slot, (first, after) in enumerate(pairwise(firsts))
-        ]
-        ids = min(self._ids, default=-1), max(self._ids, default=-1)
-        head = _HEAD.pack(
-            _MAGIC, self._base, end, *ids, _digest(self._names), slots, count, 0
-        )
-        return b"".join((with_crc(head), *rows, _ROW.pack(count, 0), data))
-
-
-def _slot_crc(base: Offset, slot: int, first: int, after: int, data: bytes) -> int:
-    """Return the checksum of a slot; `data` begins with the first entry of all."""
-    entries = memoryview(data)[first * _ENTRY_BYTES : after * _ENTRY_BYTES]
-    return crc32(entries, crc32(_SLOT.pack(base, slot, first, after)))
-
-
-# -- read -----------------------------------------------------------------------------
+# -- blocks of a file -----------------------------------------------------------------
 
 
 def read_blocks(
     file: ReadFile, base: Offset, end: Offset, names: tuple[bytes, ...] | None = None
 ) -> list[KeyBlock]:
-    """Return the blocks at the start of a file that hold together.
+    """Return the blocks of a file that hold together, in the order of the log.
 
     Args:
         file: the file.
         base: base offset of its segment.
-        end: no block that ends later is believed.
+        end: no block that ends later is believed, and none after it.
         names: names that are indexed; None: any.
     """
     blocks, position, size = list[KeyBlock](), Position(0), file.size()
     while True:
-        data = file.read_at(position, SizeBytes(_HEAD.size))
-        if len(data) < _HEAD.size or not has_crc(data):
+        data = file.read_at(position, SizeBytes(HEAD.size))
+        if len(data) < HEAD.size or not has_crc(data):
             return blocks
-        magic, start, after, least, greatest, *rest = _HEAD.unpack(data)
-        known, slots, entries, _crc = rest
-        is_known = names is None or known == _digest(names)
-        if (magic, start) != (_MAGIC, base) or not is_known or after > end:
+        magic, origin, *bounds, least, greatest, known, entries, crc = HEAD.unpack(data)
+        start, after = bounds
+        is_known = names is None or known == names_digest(names)
+        if (magic, origin) != (MAGIC, base) or not is_known or after > end:
             return blocks
-        block = KeyBlock(position, start, after, least, greatest, slots, entries)
-        if block.after > size:
+        block = KeyBlock(position, base, start, after, least, greatest, entries, crc)
+        kept = len(blocks)
+        while kept and blocks[kept - 1].base >= start:
+            kept -= 1
+        follows = start == (blocks[kept - 1].end if kept else base)
+        last_end = blocks[-1].end if blocks else base
+        if block.after > size or not follows or after < last_end:
             return blocks
-        blocks.append(block)
-        base, position = block.end, block.after
+        blocks[kept:] = [block]
+        position = block.after
 
 
-def read_positions(file: ReadFile, block: KeyBlock, hashed: int) -> list[int] | None:
+class BlockLists:
+    """The blocks of files that were read before, for any thread.
+
+    They are read again when a file has changed. One that changed unnoticed is found
+    out: the checksum of a page is one of the header as well.
+    """
+
+    def __init__(self, lists_max: int = LISTS_MAX) -> None:
+        """Remember so many files."""
+        self._lists_max = lists_max
+        self._lists: dict[
+            tuple[Path, tuple[bytes, ...]], tuple[tuple[int, int], list[KeyBlock]]
+        ] = {}
+
+    def blocks_of(
+        self, file: ReadFile, base: Offset, end: Offset, names: tuple[bytes, ...]
+    ) -> list[KeyBlock]:
+        """Return what `read_blocks` does."""
+        state, key = (file.size(), file.mtime_ms()), (file.path, names)
+        known = self._lists.get(key)
+        if known is None or known[0] != state:
+            blocks = read_blocks(file, base, _FAR, names)
+            if len(self._lists) >= self._lists_max:
+                self._lists.clear()
+            known = self._lists[key] = state, blocks
+        blocks = known[1]
+        if blocks and blocks[-1].end > end:
+            # It is newer than the question.
+            return read_blocks(file, base, end, names)
+        return blocks
+
+
+# -- entries --------------------------------------------------------------------------
+
+
+def read_positions(
+    file: ReadFile,
+    block: KeyBlock,
+    hashed: int,
+    *,
+    low: Offset | None = None,
+    high: Offset | None = None,
+) -> list[int] | None:
     """Return the positions of a hash, from the block's base on, in log order.
 
     None: the bytes in question are damaged.
+
+    Args:
+        file: the file.
+        block: one of its blocks.
+        hashed: 32 bits.
+        low: no record before it is wanted.
+        high: none at it or after it.
     """
-    return first_positions(file, block, hashed, low=0, count_max=block.entries)
+    start = block.base if low is None else max(low, block.base)
+    end = block.end if high is None else min(high, block.end)
+    try:
+        found = list(newest_offsets(file, block, hashed, start, end))
+    except DamagedIndexError:
+        return None
+    return [offset - block.base for offset in reversed(found)]
 
 
-def first_positions(
-    file: ReadFile, block: KeyBlock, hashed: int, *, low: int, count_max: int
-) -> list[int] | None:
-    """Return the first positions of a hash at `low` or after it, as `read_positions`.
+def newest_offsets(
+    file: ReadFile, block: KeyBlock, hashed: int, low: Offset, high: Offset
+) -> Iterator[Offset]:
+    """Yield the offsets of a hash within [low, high), the last one first.
 
-    What is read at once is all entries of the slot: see `count_entries`.
+    Pages are read as they are needed: a field may have most of the entries.
+
+    Raises:
+        DamagedIndexError: the bytes in question are damaged.
     """
-    slot, rows_at = hashed * block.slots >> _HASH_BITS, block.position + _HEAD.size
-    at = Position(rows_at + slot * _ROW.size)
+    origin, pages = block.origin, block.pages
+    if low >= high or not pages:
+        return
+    lower = entry_of(hashed, low - origin)
+    upper = entry_of(hashed, high - 1 - origin) + 1
+    slot = (lower >> POSITION_BITS) * pages >> HASH_BITS
+    at = Position(block.rows_at + slot * _ROW_BYTES)
     rows = file.read_at(at, SizeBytes(_ROWS.size))
     if len(rows) < _ROWS.size:
-        return None
-    first, crc, after, _ = _ROWS.unpack(rows)
-    if not first <= after <= block.entries:
-        return None
-    entries_at = rows_at + (block.slots + 1) * _ROW.size
-    at = Position(entries_at + first * _ENTRY_BYTES)
-    data = file.read_at(at, SizeBytes((after - first) * _ENTRY_BYTES))
-    if crc32(data, crc32(_SLOT.pack(block.base, slot, first, after))) != crc:
-        return None
-    found = array("Q", data)
-    if sys.byteorder == "little":
-        found.byteswap()
-    first = bisect_left(found, hashed << _HASH_BITS | low)
-    after = bisect_left(found, (hashed + 1) << _HASH_BITS, lo=first)
-    after = min(after, first + count_max)
-    return [entry & _LOW for entry in found[first:after]]
+        raise DamagedIndexError
+    first, last = _ROWS.unpack(rows)
+    if not first <= last < pages:
+        raise DamagedIndexError
+    known: dict[int, array[int]] = {}
+
+    def page(number: int) -> "array[int]":
+        if number not in known:
+            start = max(first if number >= first else 0, number + 1 - _PAGES_AT_ONCE)
+            known.clear()
+            known.update(_read_pages(file, block, start, number + 1))
+        return known[number]
+
+    at_most = last
+    # The last page that begins before the end of the run.
+    while first < last:
+        middle = (first + last + 1) // 2
+        if page(middle)[0] < upper:
+            first = middle
+        else:
+            last = middle - 1
+    if last == at_most < pages - 1 and page(last)[-1] < upper:
+        raise DamagedIndexError
+    mask = SEGMENT_BYTES_MAX - 1
+    while True:
+        entries = page(last)
+        cut = bisect_left(entries, upper)
+        least = bisect_left(entries, lower, hi=cut)
+        for entry in reversed(entries[least:cut]):
+            yield Offset(origin + (entry & mask))
+        if least or not last:
+            return
+        last -= 1
 
 
 def count_entries(file: ReadFile, block: KeyBlock, hashed: int) -> int:
-    """Return the entries of the slot of a hash, as two rows say: not proven.
-
-    A slot has some `SLOT_ENTRIES` of other hashes.
-    """
-    slot = hashed * block.slots >> _HASH_BITS
-    at = Position(block.position + _HEAD.size + slot * _ROW.size)
-    rows = file.read_at(at, SizeBytes(_ROWS.size))
+    """Return how many entries a hash has, as two rows say: give or take a page."""
+    slot = (hashed >> _HASH_SHIFT) * block.pages >> HASH_BITS
+    at = Position(block.rows_at + slot * _ROW_BYTES)
+    rows = file.read_at(at, SizeBytes(_ROWS.size)) if block.pages else b""
     if len(rows) < _ROWS.size:
         return 0
-    first, _crc, after, _ = _ROWS.unpack(rows)
-    return max(0, int(after) - int(first))
+    first, last = _ROWS.unpack(rows)
+    return max(0, int(last) - int(first)) * PAGE_ENTRIES
+
+
+def _read_pages(
+    file: ReadFile, block: KeyBlock, first: int, after: int
+) -> Iterator[tuple[int, "array[int]"]]:
+    """Yield numbers and entries of some pages."""
+    raw = read_checked(file, block, first, after)
+    entries = array("Q", raw)
+    if sys.byteorder == "little":
+        entries.byteswap()
+    for number in range(first, after):
+        at = (number - first) * PAGE_ENTRIES
+        yield number, entries[at : at + PAGE_ENTRIES]
+
+
+def read_checked(file: ReadFile, block: KeyBlock, first: int, after: int) -> bytes:
+    """Return the entries of some pages as they are in the file.
+
+    Raises:
+        DamagedIndexError: a page does not have its checksum.
+    """
+    size = PAGE + _CRC_BYTES
+    start = block.position + HEAD.size
+    at, end = start + first * size, min(start + after * size, block.rows_at)
+    data = file.read_at(Position(at), SizeBytes(end - at))
+    if len(data) < end - at:
+        raise DamagedIndexError
+    parts = list[bytes]()
+    for number in range(first, after):
+        page = data[(number - first) * size :][:size]
+        entries = page[:-_CRC_BYTES]
+        if page[-_CRC_BYTES:] != page_crc(entries, block.crc, number):
+            raise DamagedIndexError
+        parts.append(entries)
+    return b"".join(parts)
+
+
+def page_crc(entries: bytes, head_crc: int, number: int) -> bytes:
+    """Return the checksum of a page."""
+    return _CRC.pack(crc32(entries, head_crc ^ number))

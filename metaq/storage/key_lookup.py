@@ -25,11 +25,12 @@ from metaq.record.flags import has_field
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.runs import RecordRun
 from metaq.storage.key_index import (
+    BlockLists,
+    DamagedIndexError,
     HashOf,
     KeyBlock,
     keys_path,
-    read_blocks,
-    read_positions,
+    newest_offsets,
 )
 from metaq.storage.segment import DamagedSegmentError, Segment
 from metaq.storage.span_lookup import open_spans
@@ -89,6 +90,8 @@ class KeySearch:
     """Names that are indexed, as fields begin."""
     hash_of: HashOf = crc32
     piece_bytes: int = PIECE_BYTES
+    lists: BlockLists = field(default_factory=BlockLists)
+    """Blocks of the indexes that were read before."""
     _read_bytes: int = 0
     _segment: Segment = field(init=False)
     """The one that is being searched,"""
@@ -155,7 +158,8 @@ class KeySearch:
                 index = fs.try_open_read(keys_path(segment.path, base))
             if index is not None:
                 files.enter_context(index)
-                blocks = read_blocks(index, base, segment.end_offset, self.names)
+                end = segment.end_offset
+                blocks = self.lists.blocks_of(index, base, end, self.names)
                 for block in reversed(blocks):
                     start, end = max(low, block.base), min(high, block.end)
                     if start < end:
@@ -173,15 +177,15 @@ class KeySearch:
         self, index: ReadFile, block: KeyBlock, low: Offset, high: Offset
     ) -> Iterator[_Step]:
         if block.least_id < 0 or self._is_in_time(block.least_id, block.greatest_id):
-            positions = read_positions(index, block, self.hash_of(self.question.field))
-            if positions is None:
-                self.damaged.add(self._segment.base_offset)
-                yield from self._read_back(low, high)
-                return
-            for position in reversed(positions):
-                offset = Offset(block.base + position)
-                if low <= offset < high:
+            hashed, left = self.hash_of(self.question.field), high
+            try:
+                for offset in newest_offsets(index, block, hashed, low, high):
                     yield offset, self._read_record(offset, high)
+                    left = offset
+            except DamagedIndexError:
+                self.damaged.add(self._segment.base_offset)
+                yield from self._read_back(low, left)
+                return
         yield low, None
 
     def _read_record(self, offset: Offset, high: Offset) -> bytes | None:

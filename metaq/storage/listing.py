@@ -31,7 +31,7 @@ from metaq.storage.walk import WINDOW_BYTES, Walk, walk_records
 
 _OFFSET_MAX: Final = 2**63 - 1
 _LEFTOVER: Final = re.compile(
-    r"([0-9]+\.(spans|meta\.zip|meta\.torn-[0-9]+)|producers)\.tmp"
+    r"([0-9]+\.(keys|spans|meta\.zip|meta\.torn-[0-9]+)|producers)\.tmp"
 )
 
 

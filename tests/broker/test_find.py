@@ -7,10 +7,14 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from threading import Event, current_thread, main_thread
+from typing import Any
+
+import pytest
 
 from metaq.broker.app import Broker
 from metaq.broker.handlers.find import FINDS_MAX, RECORDS_BYTES_MAX
+from metaq.clock import SystemClock
 from metaq.model import Offset
 from metaq.protocol.commands import Find, Put
 from metaq.protocol.encoding import encode
@@ -105,7 +109,7 @@ def test_a_look_up_gives_the_newest_records_first(data_dir: Path) -> None:
 
 
 def test_an_index_is_made_and_used_and_made_again(data_dir: Path) -> None:
-    """Sealed segments are looked up; one whose index is damaged is read once more."""
+    """To the end of a log that is idle; what is damaged in it is read once more."""
 
     async def scenario(broker: Broker, peer: Peer) -> None:
         log = broker.context.topics.find_log("test", 0)
@@ -115,7 +119,7 @@ def test_an_index_is_made_and_used_and_made_again(data_dir: Path) -> None:
         async def is_indexed() -> bool:
             found, after, read = await ask(peer, command)
             assert (found, after) == (list(range(94, 0, -10)), 0)
-            return read <= log.readable_active().size_bytes
+            return read == 0
 
         assert len(log.segments) > 3
         await retried(is_indexed)
@@ -127,7 +131,8 @@ def test_an_index_is_made_and_used_and_made_again(data_dir: Path) -> None:
         assert path.read_bytes() == good
         # What is not indexed is read.
         other = Find("test", 0, b"h.other=1", 9, 1000)
-        assert (await ask(peer, other))[2] > log.readable_active().size_bytes
+        everything = log.high_watermark - log.log_start_offset
+        assert (await ask(peer, other))[2] == everything
 
     run(data_dir, scenario, text=INDEXED)
 
@@ -215,6 +220,55 @@ def test_look_ups_are_bounded_and_others_overtake_them(data_dir: Path) -> None:
     run(data_dir, scenario, count=10)
 
 
+class SlowThreads(SystemClock):
+    """A clock on which a second goes by at each look of another thread."""
+
+    def __init__(self, step_s: float) -> None:
+        self.step_s = step_s
+        self.passed_s = 0.0
+
+    def monotonic_s(self) -> float:
+        if current_thread() is not main_thread():
+            self.passed_s += self.step_s
+        return super().monotonic_s() + self.passed_s
+
+
+@pytest.mark.parametrize("step_s", [0.0, 1.0])
+def test_look_ups_of_one_turn_are_one_job(data_dir: Path, step_s: float) -> None:
+    """If none takes long; an error is the answer to one of them."""
+    jobs = list[object]()
+
+    class Counted(ThreadPoolExecutor):
+        def submit(self, work: Any, /, *args: Any, **options: Any) -> Any:
+            jobs.append(work)
+            return super().submit(work, *args, **options)
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        log = broker.context.topics.find_log("test", 0)
+        assert log is not None
+        broken = log.segments.sealed[1]
+        log.on_damage(Damage(broken.path, broken.base_offset, broken.end_offset, "0s"))
+        bounds = (log.high_watermark, broken.end_offset, broken.base_offset)
+        finds = [
+            Find("test", 0, b"h.other=1", number, 1, below=below)
+            for number, below in enumerate(bounds)
+        ]
+        context = broker.context
+        old = context.upkeep, context.clock
+        with Counted(1) as context.upkeep:
+            # Too slow for two in a job, or as if it took no time.
+            context.clock = SlowThreads(step_s or -1.0)
+            await peer.send(b"".join(map(encode, finds)))
+            replies = b""
+            while replies.count(b"value ") < 2 or b"result 500" not in replies:
+                replies += await peer.read_some()
+        context.upkeep, context.clock = old
+        assert len(jobs) == (3 if step_s else 1)
+        assert context.find_count == context.load.in_flight_bytes == 0
+
+    run(data_dir, scenario)
+
+
 def test_known_damage_is_named_where_a_look_up_comes_to_it(data_dir: Path) -> None:
     """The answer ends above it; the next one is the error that a get has there."""
 
@@ -237,17 +291,37 @@ def test_known_damage_is_named_where_a_look_up_comes_to_it(data_dir: Path) -> No
     run(data_dir, scenario)
 
 
-def test_a_restart_goes_on_with_the_index(data_dir: Path) -> None:
-    """It was made by the broker before; the end of the log is read."""
+def test_what_is_acknowledged_is_found(data_dir: Path) -> None:
+    """At once, wherever the index is just then, and once only."""
 
     async def scenario(broker: Broker, peer: Peer) -> None:
-        log = broker.context.topics.find_log("test", 0)
-        assert log is not None
+        log, reads = None, set()
+        for number in range(600):
+            await peer.ask(put(number))
+            key = Find("test", 0, b"key=k%d" % (number % 7), 9, 5)
+            found, _after, read = await ask(peer, key)
+            assert found == list(range(number, -1, -7))[:5]
+            log = log or broker.context.topics.find_log("test", 0)
+            assert log is not None
+            reads.add(2 * read < log.high_watermark)
+            if not number % 60:
+                # The index is made meanwhile.
+                await asyncio.sleep(0.3)
+        assert reads == {True, False}, "most is looked up"
+
+    run(data_dir, scenario, text=INDEXED, count=0)
+
+
+def test_a_restart_goes_on_with_the_index(data_dir: Path) -> None:
+    """It was made by the broker before."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        del broker
 
         async def is_indexed() -> bool:
             found, _after, read = await ask(peer, Find("test", 0, b"key=k3", 9, 1000))
             assert found[-1] == 3
-            return read <= log.readable_active().size_bytes
+            return read == 0
 
         await retried(is_indexed)
 

@@ -1,5 +1,6 @@
 """A log with keys and headers, what is in it, and everything that may happen to it."""
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,13 +22,13 @@ from metaq.record.layout import encode_record
 from metaq.record.runs import RecordRun
 from metaq.storage.cut import cut_log
 from metaq.storage.key_builder import KeyBuilder, KeyStep, run_key_step
-from metaq.storage.key_index import KEYS_SUFFIX, field_names, keys_path
+from metaq.storage.key_index import KEYS_SUFFIX, BlockLists, field_names, keys_path
 from metaq.storage.key_lookup import NO_MORE, KeyQuestion, KeySearch
 from metaq.storage.log_snapshots import key_targets
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.retention_run import remove_segment
 from metaq.storage.span_queries import SpanQueries
-from tests.rigs.fs import FaultyFileSystem, keep_random
+from tests.rigs.fs import FaultyFileSystem, Operation, keep_random
 from tests.rigs.storage import StorageBench, Ticket
 from tests.storage.support import DATA, LOG, log_of
 
@@ -65,13 +66,20 @@ def search(
     names: tuple[bytes, ...] = NAMES,
     is_over: Callable[[], bool] = lambda: False,
     piece_bytes: int = 400,
+    lists: BlockLists | None = None,
 ) -> tuple[list[RecordRun], int, set[Offset]]:
     """Ask until nothing is left; return what was found, bytes read, and damage."""
     found, read_bytes, damaged = list[RecordRun](), 0, set[Offset]()
     segments = (*log.segments.sealed, log.readable_active())
     while True:
         queries = SpanQueries(fs, segments, damage=log.damage)
-        step = KeySearch(queries, question, names, piece_bytes=piece_bytes)
+        step = KeySearch(
+            queries,
+            question,
+            names,
+            piece_bytes=piece_bytes,
+            lists=lists or BlockLists(),
+        )
         more = step.run(is_over)
         found += more.records
         read_bytes += more.read_bytes
@@ -93,7 +101,8 @@ class KeyMachine:
         self.time_s = 0.0
         self.rows: Rows = []
         self.config = settings()
-        self.builder = KeyBuilder(1 << 40, block_bytes=BLOCK_BYTES)
+        self.lists = BlockLists(3)
+        self.builder = KeyBuilder(1 << 40, step_bytes=BLOCK_BYTES)
         self._open()
 
     def _open(self) -> None:
@@ -222,6 +231,26 @@ class KeyMachine:
         self._open()
         self.log.set_bound(FAR)
 
+    def lose_power_in_a_step(self) -> None:
+        """Start after a power cut while a block was written, or a file replaced."""
+        step = self._take_step()
+        if step is None:
+            return
+        left, keep = self.rng.randint(1, 40), keep_random(self.rng.randrange(1 << 30))
+        calls, fs = itertools.count(), self.fs
+
+        def on_call(_operation: Operation) -> None:
+            if next(calls) == left:
+                self.fs = fs.crash(keep)
+
+        fs.on_call(on_call)
+        run_key_step(fs, step)
+        fs.on_call(None)
+        if self.fs is fs:
+            self.fs = fs.crash(keep)
+        self._open()
+        self.log.set_bound(FAR)
+
     def index_files(self) -> list[Path]:
         """Return the index files that there are."""
         paths = [keys_path(s.path, s.base_offset) for s in self.log.segments]
@@ -277,6 +306,7 @@ class KeyMachine:
                 names=each,
                 is_over=lambda rush=rush: rng.random() < rush,
                 piece_bytes=rng.choice((1, 50, 700)),
+                lists=self.lists,
             )
             assert found == expected, (field, since, until, each)
             for base in damaged:

@@ -2,17 +2,25 @@
 
 import contextlib
 import errno
+import itertools
 import math
 from dataclasses import replace
 from functools import partial
+
+import pytest
 
 from metaq.errors import StorageError
 from metaq.model import Millis, Offset, SizeBytes
 from metaq.record.checksum import crc32
 from metaq.record.flags import encode_payload
 from metaq.storage.key_builder import (
+    DEAD_PARTS,
     IDLE_S,
     LOOK_S,
+    READY_PARTS,
+    SCAN_S,
+    STEP_S_MIN,
+    WAIT_S,
     KeyBuilder,
     KeyStep,
     KeyTarget,
@@ -50,28 +58,78 @@ def block_ends(fs: FaultyFileSystem, segment: Segment) -> list[int]:
     return [each.end for each in blocks]
 
 
-def build(fs: FaultyFileSystem, target: KeyTarget, block_bytes: int) -> list[int]:
+def build(fs: FaultyFileSystem, target: KeyTarget, step_bytes: int) -> list[int]:
     """Make all blocks; return where they end."""
     while True:
-        step = run_key_step(fs, KeyStep(target, block_bytes, is_new=False))
+        step = run_key_step(fs, KeyStep(target, step_bytes, is_new=False))
         if not step.read_bytes or step.is_stuck:
             return block_ends(fs, target.segment)
 
 
-def test_a_block_has_so_many_bytes_and_the_last_one_the_rest() -> None:
-    """Of an active segment there is no rest, and its last span may grow."""
+def test_blocks_are_merged_as_they_grow() -> None:
+    """A block takes the place of those of its length; a sealed segment has one."""
+    fs, segment = small_log(*10 * RECORDS)
+    size, seen = segment.size_bytes // 100, list[list[int]]()
+    path = keys_path(segment.path, segment.base_offset)
+    step_bytes = 60 * size
+    for count in range(1, 101):
+        part = replace(segment, size_bytes=SizeBytes(count * size))
+        step = KeyStep(target_of(part, is_sealed=False), step_bytes, is_new=False)
+        assert run_key_step(fs, step).end == count * size
+        ends = block_ends(fs, part)
+        lengths = [b - a for a, b in itertools.pairwise([0, *ends])]
+        assert all(a > b for a, b in itertools.pairwise(lengths))
+        seen.append([each // size for each in lengths])
+        used = count * 8 + (len(lengths) + 1) * 80
+        assert fs.size_of(path) < 3 * used + step_bytes // DEAD_PARTS, "written again"
+    assert seen[:8] == [[1], [2], [2, 1], [4], [4, 1], [4, 2], [4, 2, 1], [8]]
+    assert build(fs, target_of(segment), step_bytes) == [100 * size]
+    assert fs.size_of(path) < 100 * 8 + 100
+
+
+def test_small_blocks_are_always_merged() -> None:
+    """Else a message a second would make one each."""
     fs, segment = small_log(*RECORDS)
     size = segment.size_bytes // 10
-    blocks = 3 * size - 1
-    assert build(fs, target_of(segment, is_sealed=False), blocks) == [
-        3 * size, 6 * size, 9 * size
-    ]  # fmt: skip
-    assert build(fs, target_of(segment), blocks) == [
-        3 * size, 6 * size, 9 * size, 10 * size
-    ]  # fmt: skip
+    counts = list[int]()
+    for count in range(1, 11):
+        part = replace(segment, size_bytes=SizeBytes(count * size))
+        target = target_of(part, is_sealed=False)
+        run_key_step(fs, KeyStep(target, 64 * 3 * size, is_new=False))
+        counts.append(len(block_ends(fs, part)))
+    assert counts == [1, 1, 1, 1, 2, 2, 2, 1, 2, 2]
+
+
+def test_a_span_that_grows_is_indexed_as_far_as_it_goes() -> None:
+    """It is compared as a whole each time; damage in it stops what comes."""
     fs, segment = small_log(*RECORDS)
-    active = target_of(segment, is_sealed=False)
-    assert build(fs, active, 5 * size) == [5 * size]
+    size = segment.size_bytes // 10
+    data = fs.read_file(segment.path, segment.size_bytes)
+
+    def grow(*counts: int) -> KeyTarget:
+        at, spans = 0, list[Span]()
+        for count in counts:
+            length = count * size
+            part = data[at : at + length]
+            time = Millis(0)
+            span = Span(Offset(at), SizeBytes(length), count, time, crc32(part))
+            spans.append(span)
+            at += length
+        write_index(fs, segment.path, SpanIndex(Offset(0), spans=tuple(spans)))
+        return target_of(replace(segment, size_bytes=SizeBytes(at)), is_sealed=False)
+
+    assert build(fs, grow(2, 1), 100 * size) == [3 * size]
+    assert build(fs, grow(2, 4), 100 * size) == [6 * size]
+    target = grow(2, 7)
+    late = replace(target.segment, size_bytes=SizeBytes(9 * size - 1))
+    assert build(fs, target._replace(segment=late), 100 * size) == [6 * size]
+    fs.flip_bit(segment.path, 8 * 3 * size)
+    step = run_key_step(fs, KeyStep(target, 100 * size, is_new=False))
+    assert (step.end, step.is_stuck) == (6 * size, True)
+    fs.flip_bit(segment.path, 8 * 3 * size)
+    assert build(fs, target, 100 * size) == [6 * size, 9 * size]
+    for number in range(9):
+        assert ask(fs, target.segment, field_of(b"k%d" % number))[:2] == ([b"x"], 0)
 
 
 def test_damaged_bytes_have_no_block() -> None:
@@ -79,9 +137,37 @@ def test_damaged_bytes_have_no_block() -> None:
     fs, segment = small_log(*RECORDS)
     size = segment.size_bytes // 10
     fs.flip_bit(segment.path, 8 * (7 * size + 12))
-    assert build(fs, target_of(segment), 5 * size) == [5 * size]
+    assert build(fs, target_of(segment), 5 * size) == [5 * size, 7 * size]
     fs.flip_bit(segment.path, 8 * (7 * size + 12))
-    assert build(fs, target_of(segment), 5 * size) == [5 * size, 10 * size]
+    assert build(fs, target_of(segment), 5 * size) == [10 * size]
+
+
+def test_a_damaged_block_is_not_merged_but_made_again() -> None:
+    """Whatever bit it is; of the log, since its entries are not believed."""
+    fs, segment = small_log(*RECORDS)
+    size = segment.size_bytes // 10
+    path = keys_path(segment.path, segment.base_offset)
+    half = replace(segment, size_bytes=SizeBytes(5 * size))
+    builder = KeyBuilder(1 << 40)
+    run_key_step(fs, KeyStep(target_of(half, is_sealed=False), 1 << 20, is_new=False))
+    fs.flip_bit(path, 8 * 70)
+    before = fs.read_file(path, SizeBytes(10**6))
+    for is_sealed in (False, True):
+        target = target_of(segment, is_sealed=is_sealed)
+        result = run_key_step(fs, KeyStep(target, 1 << 20, is_new=False))
+        assert result.is_damaged
+        assert fs.read_file(path, SizeBytes(10**6))[: len(before)] == before
+    names = fs.names_in(path.parent)
+    assert not any(each.endswith(".tmp") for each in names)
+    step = builder.take_step([target], 1.0)
+    assert step is not None
+    builder.finish_step(step, result, 1.0)
+    step = builder.take_step([target], 2.0)
+    assert step is not None
+    assert step.is_new
+    builder.finish_step(step, run_key_step(fs, step), 2.0)
+    assert block_ends(fs, segment) == [10 * size]
+    assert ask(fs, segment, field_of(b"k1"))[:2] == ([b"x"], 0)
 
 
 def test_a_segment_without_spans_has_no_block() -> None:
@@ -109,7 +195,7 @@ def test_a_segment_that_is_gone_gets_no_index() -> None:
 def test_work_has_a_rate_and_what_is_done_is_not_looked_at_again() -> None:
     """Until the next look; idle in between."""
     fs, segment = small_log(*RECORDS)
-    builder, target = KeyBuilder(100, block_bytes=10**6), target_of(segment)
+    builder, target = KeyBuilder(100, step_bytes=10**6), target_of(segment)
     step = builder.take_step([target], 5.0)
     assert step is not None
     builder.finish_step(step, run_key_step(fs, step), 5.0)
@@ -124,12 +210,39 @@ def test_work_has_a_rate_and_what_is_done_is_not_looked_at_again() -> None:
     assert never.delay_s(0.0) == math.inf
 
 
-def test_a_step_that_fails_holds_up_no_other() -> None:
-    """It is tried again after the next look."""
+def test_many_bytes_are_indexed_at_once_and_few_after_a_while() -> None:
+    """A log to which nothing more is written is indexed to its end."""
     fs, segment = small_log(*RECORDS)
-    broken = replace(segment, path=segment.path.with_name("none"))
-    builder = KeyBuilder(1 << 40, block_bytes=10**6)
-    targets = [target_of(broken), target_of(replace(segment, base_offset=Offset(0)))]
+    size = segment.size_bytes // 10
+    builder = KeyBuilder(1 << 40, step_bytes=READY_PARTS * 3 * size)
+
+    def steps(count: int, time_s: float, *, is_sealed: bool = False) -> bool:
+        part = replace(segment, size_bytes=SizeBytes(count * size))
+        target = target_of(part, is_sealed=is_sealed)
+        step = builder.take_step([target], time_s)
+        if step is None:
+            return False
+        builder.finish_step(step, run_key_step(fs, step), time_s)
+        assert builder.delay_s(time_s) == pytest.approx(STEP_S_MIN), (
+            "however little it was"
+        )
+        return True
+
+    assert steps(1, 1.0)
+    assert not steps(5, 1.0 + STEP_S_MIN), "looks cost something, too"
+    assert steps(5, 1.0 + SCAN_S)
+    assert not steps(7, 1.0 + 2 * SCAN_S)
+    assert steps(7, 1.0 + SCAN_S + WAIT_S + IDLE_S)
+    assert steps(8, 5.0)
+    assert steps(9, 5.0 + SCAN_S, is_sealed=True)
+    assert not steps(9, 99.0)
+
+
+def test_a_step_that_fails_holds_up_no_other() -> None:
+    """It is tried again after a while."""
+    fs, segment = small_log(*RECORDS)
+    builder = KeyBuilder(1 << 40, step_bytes=10**6)
+    targets = [target_of(segment), target_of(segment)]
     targets[0] = targets[0]._replace(log_id=OTHER)
     step = builder.take_step(targets, 0.0)
     assert step is not None
@@ -148,7 +261,7 @@ def test_a_step_that_fails_holds_up_no_other() -> None:
 def test_an_index_that_is_distrusted_is_made_again() -> None:
     """All of it, at once."""
     fs, segment = small_log(*RECORDS)
-    builder, target = KeyBuilder(1 << 40, block_bytes=10**6), target_of(segment)
+    builder, target = KeyBuilder(1 << 40, step_bytes=10**6), target_of(segment)
     step = builder.take_step([target], 0.0)
     assert step is not None
     builder.finish_step(step, run_key_step(fs, step), 0.0)
@@ -162,29 +275,6 @@ def test_an_index_that_is_distrusted_is_made_again() -> None:
     builder.finish_step(step, run_key_step(fs, step), 3.0)
     assert fs.read_file(path, SizeBytes(10**6)) == good
     assert builder.take_step([target], 4.0) is None
-
-
-def test_a_block_that_ends_within_a_span_is_made_again() -> None:
-    """Its bytes cannot be compared with a span any more, nor those after it."""
-    fs, segment = small_log(*RECORDS)
-    size = segment.size_bytes // 10
-    assert build(fs, target_of(segment), 5 * size) == [5 * size, 10 * size]
-    path = keys_path(segment.path, segment.base_offset)
-    with fs.open_append(path, create=False) as file:
-        file.truncate(SizeBytes(file.size() - 1))
-    data = fs.read_file(segment.path, segment.size_bytes)
-    spans = [
-        Span(
-            Offset(at),
-            SizeBytes(2 * size),
-            2,
-            Millis(0),
-            crc32(data[at : at + 2 * size]),
-        )
-        for at in range(0, 10 * size, 2 * size)
-    ]
-    write_index(fs, segment.path, SpanIndex(Offset(0), spans=tuple(spans)))
-    assert build(fs, target_of(segment), 5 * size) == [6 * size, 10 * size]
 
 
 def test_a_log_is_not_cut_while_a_block_is_written() -> None:
@@ -210,13 +300,17 @@ def test_a_log_is_not_cut_while_a_block_is_written() -> None:
     )
 
 
-def test_a_disk_that_refuses_leaves_an_index_that_changes_no_answer() -> None:
-    """At any call; the next step makes it whole, with the bytes that it always has."""
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_a_disk_that_refuses_leaves_an_index_that_changes_no_answer(
+    is_sealed: bool,
+) -> None:
+    """At any call; the next steps make it whole, with the bytes that it always has."""
     fs, segment = small_log(*RECORDS)
     path = keys_path(segment.path, segment.base_offset)
-    target, size = target_of(segment), segment.size_bytes // 2
+    target, size = target_of(segment, is_sealed=is_sealed), segment.size_bytes // 4
     before = fs.calls
-    build(fs, target, size)
+    ends = build(fs, target, size)
+    assert ends[-1] == segment.end_offset
     calls, whole = fs.calls - before, fs.read_file(path, SizeBytes(1 << 20))
     for number, error in failures(calls, (errno.EIO, errno.ENOSPC)):
         disk, _ = small_log(*RECORDS)
@@ -226,6 +320,8 @@ def test_a_disk_that_refuses_leaves_an_index_that_changes_no_answer() -> None:
         for each in range(10):
             field = field_of(b"k%d" % each)
             assert len(ask(disk, segment, field)[0]) == 1, (number, error)
-        assert build(disk, target, size) == [size, segment.size_bytes]
+        assert build(disk, target, size) == ends
         assert disk.read_file(path, SizeBytes(1 << 20)) == whole, (number, error)
+        names = disk.names_in(path.parent)
+        assert not any(name.endswith(".tmp") for name in names), (number, error)
         assert disk.open_paths() == []

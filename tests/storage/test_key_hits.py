@@ -10,8 +10,9 @@ from metaq.model import Offset, SizeBytes
 from metaq.record.checksum import crc32
 from metaq.record.flags import encode_payload
 from metaq.record.layout import encode_record
-from metaq.storage.key_hits import GAP_BYTES, SLOTS_MAX, KeyHits, find_hits
-from metaq.storage.key_index import BlockMaker, field_names, keys_path
+from metaq.storage.key_hits import FIELDS_MAX, GAP_BYTES, KeyHits, find_hits
+from metaq.storage.key_index import BlockLists, field_names, keys_path
+from metaq.storage.key_merge import BlockMaker
 from metaq.storage.segment import Segment
 from tests.sampling import SEED, examples
 from tests.storage.logs import DIRECTORY, disk_with_directory, put_file
@@ -34,19 +35,19 @@ class Made:
         self.ends: list[int] = []
         at = int(BASE)
         for first in range(0, len(tags), per_block):
-            maker = BlockMaker(Offset(at), NAMES)
+            maker, base = BlockMaker(BASE, NAMES), Offset(at)
             for each in tags[first : first + per_block]:
                 headers = [("tag", tag.encode()) for tag in each]
                 payload, flag = encode_payload(bytes(size), headers=headers)
                 record = encode_record(payload, id=1, flag=flag)
                 self.rows.append((at, [b"h.tag=" + tag.encode() for tag in each]))
                 at += maker.add(record, Offset(at))
-            put_file(self.fs, NAME, maker.encode(Offset(at)))
+            put_file(self.fs, NAME, b"".join(maker.encode(base, Offset(at))))
             self.ends.append(at)
         self.end = at
 
     def find(self, *sets: tuple[bytes, ...], start: int = BASE, **options) -> KeyHits:
-        options = {"count_max": COUNT_MAX, **options}
+        options = {"count_max": COUNT_MAX, "lists": BlockLists(), **options}
         size = SizeBytes(options.pop("end", self.end) - BASE)
         segment = Segment(SEGMENT, BASE, size)
         names = options.pop("names", NAMES)
@@ -123,10 +124,10 @@ def test_where_many_records_have_it_it_says_nothing() -> None:
     assert (found.end, list(found.offsets)) == (made.ends[0], [])
 
 
-def test_a_few_slots_are_looked_at_at_once() -> None:
+def test_a_few_fields_are_looked_up_at_once() -> None:
     """The rest is another look."""
     made = Made(rare(2000, "paid"), 200, size=GAP_BYTES)
-    fields = (PAID, *(b"h.tag=%d" % number for number in range(SLOTS_MAX // 2)))
+    fields = (PAID, *(b"h.tag=%d" % number for number in range(FIELDS_MAX // 2)))
     found = made.find(fields)
     assert (found.end, list(found.offsets)) == (made.ends[1], made.of(*fields)[:4])
 

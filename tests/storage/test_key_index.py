@@ -1,5 +1,8 @@
 """Blocks of a key index: what is written is read, and what is damaged is not."""
 
+import random
+from pathlib import Path
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -8,17 +11,19 @@ from metaq.record.checksum import crc32
 from metaq.record.flags import encode_payload
 from metaq.record.layout import encode_record
 from metaq.storage.key_index import (
-    BlockMaker,
+    PAGE_ENTRIES,
+    SEGMENT_BYTES_MAX,
+    BlockLists,
     count_entries,
     cut_keys,
     field_names,
-    first_positions,
     keys_path,
     read_blocks,
     read_positions,
 )
+from metaq.storage.key_merge import BlockMaker
 from tests.rigs.fs import FaultyFileSystem
-from tests.sampling import examples
+from tests.sampling import SEED, examples
 from tests.storage.logs import DIRECTORY, disk_with_directory, put_file
 
 NAMES = field_names(["key"])
@@ -28,79 +33,167 @@ NAME = keys_path(SEGMENT, Offset(0)).name
 
 def block_of(hashes: list[int], base: int = 0) -> bytes:
     """Return a block over a record for each hash."""
-    maker = BlockMaker(Offset(base), NAMES, lambda field: hashes[int(field[4:])])
+    maker = BlockMaker(Offset(0), NAMES, lambda field: hashes[int(field[4:])])
     at = base
     for number in range(len(hashes)):
         payload, flag = encode_payload(b"", None, b"%d" % number)
         record = encode_record(payload, id=MessageId(number - 1), flag=flag)
         at += maker.add(record, Offset(at))
-    return maker.encode(Offset(at))
+    return b"".join(maker.encode(Offset(base), Offset(at)))
+
+
+def put_index(fs: FaultyFileSystem, data: bytes, name: str = NAME) -> Path:
+    """Make a file, or another one in its place."""
+    fs.discard(DIRECTORY / name)
+    return put_file(fs, name, data)
 
 
 def boundaries(count: int) -> st.SearchStrategy[int]:
     """Return hashes at the edges of slots, if there are so many entries."""
-    edges = [(slot << 32) // max(1, count // 8) for slot in range(count // 8 + 1)]
-    near = {min(max(0, edge + by), 2**32 - 1) for edge in edges for by in (-1, 0, 1)}
-    return st.sampled_from(sorted(near))
+    pages = max(1, -(-count // 64))
+    edges = [(slot << 32) // pages for slot in range(pages + 1)]
+    near = {edge + by for edge in edges for by in (-17, -16, -1, 0, 1, 16)}
+    return st.sampled_from(sorted(min(max(0, each), 2**32 - 1) for each in near))
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(st.data(), st.integers(0, 60))
+@settings(max_examples=examples(60), deadline=None)
+@given(st.data(), st.sampled_from((0, 1, 5, 63, 64, 65, 200, 700)))
 def test_each_hash_has_the_positions_of_its_records(data, count) -> None:
-    """In the order of the log, also where slots end."""
-    hashes = data.draw(st.lists(boundaries(count), min_size=count, max_size=count))
+    """In the order of the log, also where slots and pages end; any part of them."""
+    few = data.draw(st.lists(boundaries(count), min_size=1, max_size=12))
+    choose = random.Random(data.draw(st.integers(0, 1 << 30)))
+    hashes = choose.choices(few, k=count)
     fs = disk_with_directory()
-    path = put_file(fs, NAME, block_of(hashes))
+    path = put_index(fs, block_of(hashes))
     with fs.open_read(path) as file:
         (block,) = read_blocks(file, Offset(0), Offset(1 << 40), NAMES)
         sizes = [20 + 4 + len(b"key=%d" % number) for number in range(count)]
+        starts = [sum(sizes[:number]) for number in range(count)]
         for hashed in {*hashes, 7}:
-            found = read_positions(file, block, hashed)
-            assert found == [
-                sum(sizes[:number])
-                for number in range(count)
-                if hashes[number] == hashed
+            # The lowest bits are not kept.
+            wanted = [
+                start
+                for start, each in zip(starts, hashes, strict=True)
+                if each >> 4 == hashed >> 4
             ]
+            assert read_positions(file, block, hashed) == wanted
+            more = count_entries(file, block, hashed) - len(wanted)
+            # Others may be in the pages of the slot: it has all hashes near this one.
+            assert more > -2 * PAGE_ENTRIES
+            low, high = (Offset(choose.randint(0, block.end)) for _ in range(2))
+            part = read_positions(file, block, hashed, low=low, high=high)
+            assert part == [each for each in wanted if low <= each < high]
         assert (block.least_id, block.greatest_id) == (-1, max(-1, count - 2))
 
 
-@settings(max_examples=examples(50), deadline=None)
-@given(st.data(), st.integers(0, 60))
-def test_the_first_positions_from_one_on(data, count) -> None:
-    """As many as are wanted; the entries of the slot are no fewer."""
-    hashes = data.draw(st.lists(boundaries(count), min_size=count, max_size=count))
-    path = put_file(fs := disk_with_directory(), NAME, block_of(hashes))
-    with fs.open_read(path) as file:
-        (block,) = read_blocks(file, Offset(0), Offset(1 << 40), NAMES)
-        for hashed in {*hashes, 7}:
-            found = read_positions(file, block, hashed)
-            assert found is not None
-            assert count_entries(file, block, hashed) >= len(found)
-            low = data.draw(st.integers(0, 30 * count + 1))
-            most = data.draw(st.integers(1, 5))
-            wanted = [position for position in found if position >= low][:most]
-            first = first_positions(file, block, hashed, low=low, count_max=most)
-            assert first == wanted
+def test_rows_that_are_damaged_hide_nothing() -> None:
+    """Any numbers in their place: the positions, or the answer that it is damaged."""
+    choose = random.Random(SEED)
+    hashes = choose.choices([0, 1 << 30, 1 << 31, 2**32 - 1, 77 << 20], k=300)
+    fs = disk_with_directory()
+    data = block_of(hashes)
+    rows = 6 * 4
+    answers = set()
+    for _ in range(examples(300)):
+        junk = b"".join(choose.randint(0, 5).to_bytes(4, "big") for _ in range(6))
+        path = put_index(fs, data[:-rows] + junk)
+        with fs.open_read(path) as file:
+            (block,) = read_blocks(file, Offset(0), Offset(1 << 40), NAMES)
+            for hashed in (*set(hashes), 5 << 28):
+                found = read_positions(file, block, hashed)
+                answers.add(found is None)
+                count = sum(each == hashed for each in hashes)
+                assert found is None or len(found) == count
+    assert answers == {True, False}
 
 
-def test_entries_of_a_file_that_is_cut_are_none() -> None:
-    """Then the positions say that it is damaged."""
-    path = put_file(fs := disk_with_directory(), NAME, block_of([1, 2, 3]))
-    with fs.open_read(path) as file:
+def test_a_segment_has_positions_up_to_the_last_bit() -> None:
+    """The greatest position and the greatest hash are found."""
+    last = SEGMENT_BYTES_MAX - 100
+    maker = BlockMaker(Offset(0), NAMES, lambda _field: 2**32 - 1)
+    payload, flag = encode_payload(b"", None, b"1")
+    size = maker.add(encode_record(payload, id=MessageId(1), flag=flag), Offset(last))
+    block_bytes = b"".join(maker.encode(Offset(0), Offset(last + size)))
+    fs = disk_with_directory()
+    with fs.open_read(put_index(fs, block_bytes)) as file:
         (block,) = read_blocks(file, Offset(0), Offset(1 << 40), NAMES)
-        with fs.open_append(path, create=False) as index:
-            index.truncate(SizeBytes(60))
-        assert count_entries(file, block, 1) == 0
-        assert first_positions(file, block, 1, low=0, count_max=1) is None
+        assert read_positions(file, block, 2**32 - 1) == [last]
+        assert read_positions(file, block, 0) == []
 
 
 def two_blocks() -> tuple[FaultyFileSystem, int, int]:
     """Return a disk with two blocks, and where each ends in the log."""
     fs = disk_with_directory()
-    first = block_of([1, 2, 3])
+    first = block_of([1 << 28, 2 << 28, 3 << 28])
     end = 3 * 29
-    put_file(fs, NAME, first + block_of([4, 5], base=end))
+    put_index(fs, first + block_of([4 << 28, 5 << 28], base=end))
     return fs, end, end + 2 * 29
+
+
+def merged_over(fs: FaultyFileSystem, first: int, end: int) -> bytes:
+    """Return a block over those of the file from the first one on."""
+    with fs.open_read(DIRECTORY / NAME) as file:
+        older = read_blocks(file, Offset(0), Offset(end), NAMES)[first:]
+        maker = BlockMaker(Offset(0), NAMES)
+        return b"".join(maker.encode(older[0].base, Offset(end), file, older))
+
+
+def test_a_merged_block_takes_the_place_of_those_before_it() -> None:
+    """Those are believed again if it ends too late."""
+    fs, middle, end = two_blocks()
+    last = end + 29
+    two = fs.read_file(DIRECTORY / NAME, SizeBytes(1 << 20))
+    put_index(fs, two + block_of([6], base=end))
+    three = fs.read_file(DIRECTORY / NAME, SizeBytes(1 << 20))
+    late = merged_over(fs, 1, last)
+    all_of_it = three + late + merged_over(fs, 0, last)
+    put_index(fs, three + late)
+
+    def ends(data: bytes, until: int = last) -> list[tuple[int, int]]:
+        put_index(fs, data)
+        with fs.open_read(DIRECTORY / NAME) as file:
+            blocks = read_blocks(file, Offset(0), Offset(until), NAMES)
+            whole = [each for each in blocks if read_positions(file, each, 4 << 28)]
+            assert whole or not blocks or until < end
+        return [(each.base, each.end) for each in blocks]
+
+    assert ends(three + late) == [(0, middle), (middle, last)]
+    assert ends(three + late, last - 1) == [(0, middle), (middle, end)]
+    assert ends(all_of_it) == [(0, last)]
+    assert ends(all_of_it[:-1]) == [(0, middle), (middle, last)]
+    # A block that ends before another one, or leaves bytes out, was not made like this.
+    assert ends(three + late + two[: len(block_of([1, 2, 3]))]) == [
+        (0, middle), (middle, last)
+    ]  # fmt: skip
+    assert ends(three + block_of([7], base=last + 1), last + 99) == [
+        (0, middle), (middle, end), (end, last)
+    ]  # fmt: skip
+
+
+def test_lists_of_blocks_are_read_again_when_a_file_has_changed() -> None:
+    """Unless it has the same size and time; then its pages are not believed."""
+    fs, middle, end = two_blocks()
+    lists = BlockLists(2)
+
+    def blocks(until: int, name: str = NAME) -> list[int]:
+        with fs.open_read(DIRECTORY / name) as file:
+            found = lists.blocks_of(file, Offset(0), Offset(until), NAMES)
+        return [each.end for each in found]
+
+    assert blocks(end) == [middle, end]
+    assert blocks(end - 1) == [middle], "it is newer than the question"
+    with fs.open_append(DIRECTORY / NAME, create=False) as file:
+        file.write(block_of([6], base=end))
+    assert blocks(end + 29) == [middle, end, end + 29]
+    for number in range(3):
+        put_index(fs, block_of([number]), f"{number}.keys")
+        assert blocks(end, f"{number}.keys") == [29]
+    put_index(fs, block_of([1 << 20]))
+    with fs.open_read(DIRECTORY / NAME) as file:
+        (old,) = lists.blocks_of(file, Offset(0), Offset(end), NAMES)
+    put_index(fs, block_of([1 << 20, 1 << 20]))
+    with fs.open_read(DIRECTORY / NAME) as file:
+        assert read_positions(file, old, 1 << 20) is None
 
 
 def test_blocks_are_believed_from_the_front() -> None:
@@ -128,7 +221,7 @@ def test_an_index_is_cut_with_its_segment() -> None:
     assert fs.size_of(DIRECTORY / NAME) == size
     cut_keys(fs, SEGMENT, Offset(0), Offset(end - 1))
     kept = fs.read_file(DIRECTORY / NAME, SizeBytes(size))
-    assert kept == block_of([1, 2, 3])
+    assert kept == block_of([1 << 28, 2 << 28, 3 << 28])
     assert fs.synced_bytes(DIRECTORY / NAME) == kept
     cut_keys(fs, SEGMENT, Offset(0), Offset(middle - 1))
     assert fs.size_of(DIRECTORY / NAME) == 0

@@ -296,6 +296,7 @@ class _FilteredGet:
                 self._sets,
                 base,
                 count_max=min(HITS_MAX, 1 + self._bytes_max // HEADER_BYTES),
+                lists=context.key_lists,
             ),
         )
         yield False

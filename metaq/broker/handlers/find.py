@@ -3,13 +3,21 @@
 An upkeep thread looks them up (`metaq/storage/key_lookup.py`), in the log as it was
 when the command came. It works for WORK_S and the reply says where to go on, so a
 look-up without an index is many short ones.
+
+What comes in one turn of the loop, for each partition of a topic as a rule, is one job:
+to change threads takes as long as to look up. When one of it takes long, the rest are
+jobs of their own.
 """
 
 import asyncio
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from metaq.broker.acks import Answerer
-from metaq.broker.handlers.offset import answer_later, knows_end
+from metaq.broker.context import BrokerContext
+from metaq.broker.handlers.offset import knows_end, late_failure
+from metaq.clock import Clock
 from metaq.errors import (
     BadRequestError,
     ForbiddenError,
@@ -17,10 +25,10 @@ from metaq.errors import (
     ServerError,
     UnavailableError,
 )
-from metaq.model import Offset
+from metaq.model import LogId, Offset
 from metaq.protocol import texts
 from metaq.protocol.commands import Find
-from metaq.protocol.encoding import encode_value_line
+from metaq.protocol.encoding import encode_result, encode_value_line
 from metaq.record.runs import encode_runs
 from metaq.storage.key_index import field_names
 from metaq.storage.key_lookup import KeyQuestion, KeySearch
@@ -28,17 +36,26 @@ from metaq.storage.log_state import LogState
 from metaq.storage.segment import DamagedSegmentError
 from metaq.storage.span_queries import SpanQueries
 
-FINDS_MAX: Final = 8
-"""Look-ups that are not answered yet; more are refused."""
+FINDS_MAX: Final = 64
+"""Look-ups that are not answered yet; more are refused. A client asks for all
+partitions of a topic at once."""
 
 WORK_S: Final = 0.05
 """A reply is sent after so much work."""
+
+TOGETHER_S: Final = 0.002
+"""Look-ups of one job begin within this time."""
 
 LIMIT_MAX: Final = 1000
 """Most records of a reply,"""
 
 RECORDS_BYTES_MAX: Final = 1 << 20
 """and most bytes of them, but for a first one that is larger."""
+
+
+HELD_BYTES: Final = 32 << 10
+"""Bytes counted for a look-up in the in-flight bounds: most replies have fewer, and all
+that wait are FINDS_MAX."""
 
 
 def handle_find(command: Find, answerer: Answerer) -> None:
@@ -81,31 +98,87 @@ def handle_find(command: Find, answerer: Answerer) -> None:
             RECORDS_BYTES_MAX,
         ),
         names,
+        lists=context.key_lists,
     )
-    clock, log_id = context.clock, log.log_id
+    context.find_count += 1
+    answerer.hold(count=1, size_bytes=HELD_BYTES)
+    context.finds.append(LookUp(command, answerer, search, log.log_id))
+    if len(context.finds) == 1:
+        asyncio.get_running_loop().call_soon(_begin_all, context)
 
-    def work() -> bytes:
-        over_s = clock.monotonic_s() + WORK_S
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """A command that is being answered."""
+
+    command: Find
+    answerer: Answerer
+    search: KeySearch
+    log_id: LogId
+
+    def reply(self, clock: Clock) -> bytes:
+        """Return the answer; blocks."""
+        search, over_s = self.search, clock.monotonic_s() + WORK_S
         try:
             found = search.run(lambda: clock.monotonic_s() >= over_s)
         except DamagedSegmentError as error:
-            at, end = error.damage.offset, segments[-1].end_offset
+            at, end = error.damage.offset, search.log.segments[-1].end_offset
             text = texts.with_damage(str(error), error, offset=at, end=end)
             raise ServerError(text) from error
         payload = encode_runs(found.records)
         line = encode_value_line(
             len(payload),
-            command.opaque,
+            self.command.opaque,
             next_offset=found.next_offset,
             read_bytes=found.read_bytes,
         )
         return line + payload
 
-    def finish(_done: "asyncio.Future[bytes]") -> None:
+    def finish(self, reply: bytes | Exception) -> None:
+        """Answer the command, on the loop's thread."""
+        context = self.answerer.context
         context.find_count -= 1
-        for base in search.damaged:
-            context.key_builder.distrust((log_id, base, names))
+        for base in self.search.damaged:
+            context.key_builder.distrust((self.log_id, base, self.search.names))
+        if isinstance(reply, Exception):
+            failure = late_failure(reply, self.command, context)
+            text = str(failure).encode()
+            reply = encode_result(failure.status, text, self.command.opaque)
+        self.answerer.answer(reply, count=1, size_bytes=HELD_BYTES)
 
-    context.find_count += 1
-    done = answer_later(command, work, answerer, size_bytes=RECORDS_BYTES_MAX)
-    done.add_done_callback(finish)
+
+def _begin_all(context: BrokerContext) -> None:
+    waiting, context.finds = context.finds, []
+    _begin(context, waiting)
+
+
+def _begin(context: BrokerContext, waiting: list[LookUp]) -> None:
+    """Have an upkeep thread answer some look-ups."""
+
+    def finish(done: "asyncio.Future[list[bytes | Exception]]") -> None:
+        replies = done.result()
+        for each, reply in zip(waiting, replies, strict=False):
+            each.finish(reply)
+        for each in waiting[len(replies) :]:
+            _begin(context, [each])
+
+    loop, work = asyncio.get_running_loop(), partial(_work, context.clock, waiting)
+    try:
+        loop.run_in_executor(context.upkeep, work).add_done_callback(finish)
+    except RuntimeError as error:  # the broker stops
+        for each in waiting:
+            each.finish(UnavailableError(str(error)))
+
+
+def _work(clock: Clock, waiting: list[LookUp]) -> list[bytes | Exception]:
+    """Return the answers to the first ones, as far as there is time."""
+    replies = list[bytes | Exception]()
+    over_s = clock.monotonic_s() + TOGETHER_S
+    for each in waiting:
+        if replies and clock.monotonic_s() >= over_s:
+            break
+        try:
+            replies.append(each.reply(clock))
+        except Exception as error:  # noqa: BLE001  # it is the answer to this one
+            replies.append(error)
+    return replies

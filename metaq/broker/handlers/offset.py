@@ -10,7 +10,6 @@ Source: docs/metaq-1.4/broker.md 1.6.
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, assert_never
 
@@ -104,45 +103,22 @@ def _begin_answer(
     Raises:
         ServerError: the log cannot be read there; the text is the answer.
     """
-    asked = _ask(command, question, log, answerer.context)
-
-    def work() -> bytes:
-        return encode_result(Status.OK, _answer(asked).encode(), command.opaque)
-
-    answer_later(command, work, answerer, size_bytes=ANSWER_BYTES_MAX)
-
-
-def answer_later(
-    command: OffsetQuery | Find,
-    work: Callable[[], bytes],
-    answerer: Answerer,
-    *,
-    size_bytes: int,
-) -> "asyncio.Future[bytes]":
-    """Have an upkeep thread make a reply, or the error that it is to be.
-
-    Args:
-        command: it is answered when the future is done.
-        work: blocks.
-        answerer: sends the reply.
-        size_bytes: counted in the in-flight bounds until then.
-    """
     context = answerer.context
-    future = asyncio.get_running_loop().run_in_executor(context.upkeep, work)
-    answerer.hold(count=1, size_bytes=size_bytes)
+    asked = _ask(command, question, log, context)
+    future = asyncio.get_running_loop().run_in_executor(context.upkeep, _answer, asked)
+    answerer.hold(count=1, size_bytes=ANSWER_BYTES_MAX)
 
-    def send(done: asyncio.Future[bytes]) -> None:
+    def send(done: asyncio.Future[str]) -> None:
         error = done.exception()
         if error is None:
-            reply = done.result()
+            reply = encode_result(Status.OK, done.result().encode(), command.opaque)
         else:
             failure = late_failure(error, command, context)
             text = str(failure).encode()
             reply = encode_result(failure.status, text, command.opaque)
-        answerer.answer(reply, count=1, size_bytes=size_bytes)
+        answerer.answer(reply, count=1, size_bytes=ANSWER_BYTES_MAX)
 
     future.add_done_callback(send)
-    return future
 
 
 def _ask(

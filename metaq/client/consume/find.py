@@ -77,33 +77,42 @@ class Search:
     async def newest_first(
         self, partitions: Collection[TopicPartition]
     ) -> AsyncGenerator[list[Message], None]:
-        """Yield the messages, one at a time."""
-        streams, count = {each: self._of_partition(each) for each in partitions}, 0
+        """Yield the messages, as many at a time as are known to be the next ones."""
+        pages = {each: self._of_partition(each) for each in partitions}
+        waiting = dict[TopicPartition, list[Message]]()
+        count, asked = 0, partitions
         try:
-            heads = await all_for(lambda one: anext(streams[one], None), partitions)
-            newest = {one: m for one, m in heads.items() if m is not None}
-            while newest and count != self.limit:
-                partition = min(newest, key=lambda one: (_age(newest[one]), one))
-                yield [newest.pop(partition)]
-                count += 1
-                if count != self.limit:
-                    following = await anext(streams[partition], None)
-                    if following is not None:
-                        newest[partition] = following
+            while True:
+                more = await all_for(lambda one: anext(pages[one], None), asked)
+                waiting.update((one, page[::-1]) for one, page in more.items() if page)
+                found, asked = list[Message](), ()
+                while waiting and not asked and count + len(found) != self.limit:
+                    newest = min(waiting, key=lambda one: (_age(waiting[one][-1]), one))
+                    found.append(waiting[newest].pop())
+                    if not waiting[newest]:
+                        # Its next one may come before those of others.
+                        del waiting[newest]
+                        asked = (newest,)
+                count += len(found)
+                if found:
+                    yield found
+                if not asked or count == self.limit:
+                    return
         finally:
-            for stream in streams.values():
-                await stream.aclose()
+            for each in pages.values():
+                await each.aclose()
 
     async def _of_partition(
         self, partition: TopicPartition
-    ) -> AsyncGenerator[Message, None]:
+    ) -> AsyncGenerator[list[Message], None]:
+        """Yield pages of one message or more."""
         below: int = I64_MAX
         try:
             while below > 0:
                 messages, below, read_bytes = await self._ask(partition, below)
                 self._count(read_bytes)
-                for message in messages:
-                    yield message
+                if messages:
+                    yield messages
         except _NoFindError:
             kept, count = deque[Message](maxlen=self.limit or KEPT_MAX), 0
             batches = browse_topic(
@@ -115,8 +124,8 @@ class Search:
                     wanted = [m for m in batch if m.offset < below and self._is_met(m)]
                     kept += wanted
                     count += len(wanted)
-            for message in reversed(kept):
-                yield message
+            if kept:
+                yield list(reversed(kept))
             if self.limit is None and count > len(kept):
                 raise CannotAnswerError(
                     f"find: {partition} has {count} such messages, and its broker looks"

@@ -213,13 +213,16 @@ class Client(SyncObject[AsyncClient]):
             await asyncio.gather(*taking, return_exceptions=True)
             await batches.aclose()
 
+        is_over = False
         try:
             while batch := thread.run(take()):
                 yield from batch
+            is_over = True
         finally:
             # The client may be closed by now; then there is nothing to close.
             with contextlib.suppress(ClosedError):
-                thread.run(stop())
+                if not is_over:
+                    thread.run(stop())
 
     get = blocking(AsyncClient.get)
     topics = blocking(AsyncClient.topics)
