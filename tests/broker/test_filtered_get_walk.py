@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from metaq.config.settings import DeleteKind, DeletePolicy
 from metaq.filter.language import parse_filter
 from metaq.fs import SystemFileSystem
 from metaq.model import Offset
@@ -25,6 +26,7 @@ from metaq.record.flags import decode_payload, encode_payload
 from metaq.record.layout import HEADER_BYTES
 from metaq.storage.cut import cut_log
 from metaq.storage.key_index import keys_path
+from metaq.storage.retention_run import remove_segment
 from tests.broker.filter_reader import INDEX_SETTINGS, FilterReader, make_index
 from tests.broker.test_queue_part import ColdDisk
 from tests.rigs.broker import CONFIG, Peer, running_broker
@@ -130,6 +132,9 @@ class FilterWalk:
     async def trim(self) -> None:
         segments = self.partition.segments
         if len(segments.sealed) > 1:
+            # With its files: a cut opens the log again, with all that there are.
+            policy = DeletePolicy(kind=DeleteKind.DELETE)
+            remove_segment(self.broker.context.fs, segments.first, policy)
             self.partition.on_removed(segments.first, 0)
 
     async def index(self) -> None:
@@ -231,8 +236,8 @@ class PassesOver(FilterReader):
 
 
 def test_a_broken_rule_is_found(data_dir: Path, seed: int) -> None:
-    """By one of some walks."""
-    with pytest.raises(AssertionError):
+    """By one of some walks; it may also come to where no record begins."""
+    with pytest.raises((AssertionError, KeyError)):
         walk_often(data_dir, seed)
 
 
