@@ -191,9 +191,26 @@ def test_lists_of_blocks_are_read_again_when_a_file_has_changed() -> None:
     put_index(fs, block_of([1 << 20]))
     with fs.open_read(DIRECTORY / NAME) as file:
         (old,) = lists.blocks_of(file, Offset(0), Offset(end), NAMES)
-    put_index(fs, block_of([1 << 20, 1 << 20]))
+        assert read_positions(file, old, 1 << 20) == [0]
+    # The same entries of a longer log.
+    maker = BlockMaker(Offset(0), NAMES, lambda _field: 1 << 20)
+    payload, flag = encode_payload(b"", None, b"0")
+    maker.add(encode_record(payload, id=MessageId(-1), flag=flag), Offset(0))
+    put_index(fs, b"".join(maker.encode(Offset(0), Offset(end))))
     with fs.open_read(DIRECTORY / NAME) as file:
+        assert lists.blocks_of(file, Offset(0), Offset(end), NAMES) == [old]
         assert read_positions(file, old, 1 << 20) is None
+
+
+def test_pages_that_changed_places_are_not_believed() -> None:
+    """Each is whole, but for its number."""
+    fs, size = disk_with_directory(), 516
+    data = block_of([1 << 31] * 128)
+    first, second = data[60 : 60 + size], data[60 + size : 60 + 2 * size]
+    put_index(fs, data[:60] + second + first + data[60 + 2 * size :])
+    with fs.open_read(DIRECTORY / NAME) as file:
+        (block,) = read_blocks(file, Offset(0), Offset(1 << 40), NAMES)
+        assert read_positions(file, block, 1 << 31) is None
 
 
 def test_blocks_are_believed_from_the_front() -> None:

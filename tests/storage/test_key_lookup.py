@@ -151,6 +151,17 @@ def test_a_bit_that_flips_in_an_index_changes_no_answer(copies: int) -> None:
     assert bool(reads[False]) == (copies > 1), "a page that is not asked for"
 
 
+def test_after_a_damaged_page_no_record_comes_twice() -> None:
+    """Those of later pages were found before; the log is read for the rest."""
+    fs, segment = small_log(*800 * [encode_payload(b"", None, b"same")])
+    put_index(fs, segment)
+    fs.flip_bit(keys_path(segment.path, Offset(0)), 8 * 70)
+    size, field = segment.size_bytes // 800, field_of(b"same")
+    found, read_bytes, _after = ask(fs, segment, field)
+    assert len(found) == 800
+    assert 0 < read_bytes <= 4 * 64 * size
+
+
 def test_a_search_stops_at_known_damage_and_names_it() -> None:
     """Records after it are found; below the damage it goes on."""
     fs, segment = small_log(*PAYLOADS)

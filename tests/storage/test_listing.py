@@ -88,7 +88,12 @@ def test_leftovers_of_a_crash_are_removed() -> None:
     put_segment(disk, 5000, [])
     disk.unlink(DIRECTORY / segment_file_name(Offset(5000)))
     put_file(disk, f"{7000:020d}.spans", b"not believed")
-    for name in ("1000.spans.tmp", "0.meta.zip.tmp", "0.meta.torn-5.tmp"):
+    for name in (
+        "1000.spans.tmp",
+        "1000.keys.tmp",
+        "0.meta.zip.tmp",
+        "0.meta.torn-5.tmp",
+    ):
         put_file(disk, name, b"half")
     result = recover(disk)
     assert everything(disk) == expected
