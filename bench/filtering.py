@@ -33,8 +33,9 @@ def filled(directory: Path, payloads: Payloads, index: str) -> Iterator[BrokerPr
     with BrokerProcess(directory / "filtered", topic=TOPIC, index=index) as broker:
         fill(broker, payloads)
         with Client(brokers=[f"127.0.0.1:{broker.port}"]) as client:
-            end_s, read = time.monotonic() + BUILD_S_MAX, [0]
+            end_s = time.monotonic() + BUILD_S_MAX
             while index:
+                read = [0]
                 list(client.find(TOPIC, header=("tag", b"none"), on_read=read.append))
                 if read[-1] < 17 << 20:  # what is left is no whole block
                     break
