@@ -5,7 +5,9 @@ over a plain socket: one gets everything and checks it, one gets what matches.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from urllib.parse import quote
@@ -22,6 +24,25 @@ COUNT = 1_000_000
 RARE = 100
 PER_LIST = 100_000
 WHERE = quote("tag = 'paid'")
+BUILD_S_MAX = 120.0
+
+
+@contextmanager
+def filled(directory: Path, payloads: Payloads, index: str) -> Iterator[BrokerProcess]:
+    """Run a broker that has the messages, and an index of these names if any."""
+    with BrokerProcess(directory / "filtered", topic=TOPIC, index=index) as broker:
+        fill(broker, payloads)
+        with Client(brokers=[f"127.0.0.1:{broker.port}"]) as client:
+            end_s = time.monotonic() + BUILD_S_MAX
+            while index:
+                read = [0]
+                list(client.find(TOPIC, header=("tag", b"none"), on_read=read.append))
+                if read[-1] < 17 << 20:  # what is left is no whole block
+                    break
+                if time.monotonic() > end_s:
+                    raise RuntimeError(f"no index after {BUILD_S_MAX} s: {read[-1]=}")
+                time.sleep(1.0)
+        yield broker
 
 
 def fill(broker: BrokerProcess, payloads: Payloads) -> None:
@@ -61,10 +82,9 @@ def read_matches(port: int) -> tuple[float, int, int]:
     return time.perf_counter() - begin, received, offset
 
 
-def passed(directory: Path, payloads: Payloads) -> Turns:
+def passed(directory: Path, payloads: Payloads, *, index: str = "") -> Turns:
     """Messages that a filtered read passes a second; the floor reads them all."""
-    with BrokerProcess(directory / "filtered", topic=TOPIC) as broker:
-        fill(broker, payloads)
+    with filled(directory, payloads, index) as broker:
         while True:
             plain = COUNT / read_and_check(broker.port)
             yield plain, COUNT / read_matches(broker.port)[0]
@@ -72,8 +92,7 @@ def passed(directory: Path, payloads: Payloads) -> Turns:
 
 def on_the_wire(directory: Path, payloads: Payloads) -> Turns:
     """Bytes received by a filtered read; the floor is the length of the log."""
-    with BrokerProcess(directory / "filtered", topic=TOPIC) as broker:
-        fill(broker, payloads)
+    with filled(directory, payloads, "") as broker:
         while True:
             _, received, end = read_matches(broker.port)
             yield end / MIB, received / MIB
@@ -83,6 +102,11 @@ _MATCHES = "1,000,000 messages, 1 % match a tag"
 FIGURES: dict[str, Callable[[Path, int], Figure] | WithLines] = {
     "filter": WithLines(
         passed, f"filtered read, {_MATCHES} (floor: unfiltered)", "messages/s"
+    ),
+    "filter-indexed": WithLines(
+        partial(passed, index="tag"),
+        f"the same with an index of tags, {_MATCHES} (floor: unfiltered)",
+        "messages/s",
     ),
     "filter-wire": WithLines(
         on_the_wire,

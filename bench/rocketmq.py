@@ -208,7 +208,7 @@ def where(directory: Path, payloads: Payloads) -> Turns:
     """Messages passed a second by a filter on a tag: theirs, then ours."""
     with (
         talking(directory, payloads) as talk,
-        closing(filtering.passed(directory, payloads)) as ours,
+        closing(filtering.passed(directory, payloads, index="tag")) as ours,
     ):
         talk.ask("fill", filtering.COUNT)
         matches = filtering.COUNT // filtering.RARE

@@ -246,6 +246,8 @@ class BrokerContext:
     """Gets with a filter that are being answered."""
     filter_parser_asked: bool = False
     """Whether the parser of filters is being loaded."""
+    filter_look_bytes: int = 256 * 1024
+    """A filter asks an index about no less: to walk these bytes is as quick."""
     filter_hold_s: float = 0.1
     """A get that may wait is answered so late when nothing matches: a busy topic with
     few matches costs ten answers a second."""

@@ -193,7 +193,7 @@ class LimitsConfig:
     """Longest long poll; a longer wish is cut to it."""
     waiters_max: int = 10_000
     """Long polls held at the same time; one more is answered at once."""
-    filter_bytes_per_s: int = 128 * MIB
+    filter_bytes_per_s: int = 176 * MIB
     """Rate at which filters of gets look at bytes; beyond it their answers come later.
     0: clients filter."""
     queue_open_max: int = 20_000

@@ -3,11 +3,13 @@
 A condition says yes, no, or unknown (None) where a value is missing (NULL), by SQL's
 rules. With it go its *needles*: byte strings of which at least one is in the text of
 each record for which it says yes, and others for no. By them a reader passes over a
-record without decoding it. That relies on there being one way to write a line of key
-and headers: see `record/flags.py`.
+record without decoding it. And so do its *fields*, whole ones, as an index of keys has
+them: by these a reader finds the records. Both rely on there being one way to write a
+line of key and headers: see `record/flags.py`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, islice, product
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from metaq.errors import FilterError
@@ -25,6 +27,12 @@ Field: TypeAlias = str | int
 Needles: TypeAlias = tuple[bytes, ...] | None
 """One of them is there at least; None: that says nothing."""
 
+Fields: TypeAlias = tuple[tuple[bytes, ...], ...]
+"""Of each of these sets one field is there at least; (): that says nothing."""
+
+FIELD_SETS_MAX: Final = 8
+"""Sets that are kept of a condition: any of them will do."""
+
 _REPLACED: Final = "\ufffd".encode()
 """Stands for bytes that are no UTF-8."""
 
@@ -41,6 +49,10 @@ class Condition(NamedTuple):
     column: int
     """Column at which it begins, from 1."""
     terms: int = 1
+    fields: Fields = ()
+    """Of records for which it says yes."""
+    fields_of_no: Fields = ()
+    """Of records for which it says no."""
 
 
 class Relation(NamedTuple):
@@ -51,18 +63,23 @@ class Relation(NamedTuple):
     holds: Callable[[Any], bool]
     starts: Sequence[bytes] = (b"",)
     """The bytes of a value for which it holds begin with one of them."""
+    is_exact: bool = False
+    """Whether they are these."""
 
 
 def related(field: Field, relation: Relation, column: int) -> Condition:
     """Return the condition that a field has a relation to literals."""
-    read, holds, starts = relation
+    read, holds, starts, is_exact = relation
 
     def test(values: Mapping[Field, bytes]) -> bool | None:
         raw = values.get(field)
         value = None if raw is None else read(raw)
         return None if value is None else holds(value)
 
-    return Condition(test, _needles(field, starts), _needles(field), column)
+    needles = _needles(field, starts)
+    is_field = is_exact and field != ATTRIBUTE
+    fields = () if needles is None or not is_field else (needles,)
+    return Condition(test, needles, _needles(field), column, fields=fields)
 
 
 def missing(field: Field, column: int) -> Condition:
@@ -78,7 +95,11 @@ def negated(condition: Condition) -> Condition:
         return None if found is None else not found
 
     return condition._replace(
-        test=test, needles=condition.needles_of_no, needles_of_no=condition.needles
+        test=test,
+        needles=condition.needles_of_no,
+        needles_of_no=condition.needles,
+        fields=condition.fields_of_no,
+        fields_of_no=condition.fields,
     )
 
 
@@ -97,6 +118,7 @@ def joined(parts: Sequence[Condition], *, is_or: bool) -> Condition:
         return outcome
 
     yes, no = [part.needles for part in parts], [part.needles_of_no for part in parts]
+    has, has_no = [part.fields for part in parts], [part.fields_of_no for part in parts]
     return bounded(
         Condition(
             test,
@@ -104,6 +126,8 @@ def joined(parts: Sequence[Condition], *, is_or: bool) -> Condition:
             _best_of(no) if is_or else _any_of(no),
             parts[0].column,
             sum(part.terms for part in parts),
+            _either_of(has) if is_or else _all_of(has),
+            _all_of(has_no) if is_or else _either_of(has_no),
         )
     )
 
@@ -142,3 +166,15 @@ def _best_of(parts: Iterable[Needles]) -> Needles:
     """Return the needles of one: those that are longest are the rarest."""
     found = [part for part in parts if part]
     return max(found, key=lambda part: min(map(len, part)), default=None)
+
+
+def _either_of(parts: Sequence[Fields]) -> Fields:
+    """Return sets of which one part or another has a field each."""
+    return tuple(
+        tuple(dict.fromkeys(chain(*sets)))
+        for sets in islice(product(*parts), FIELD_SETS_MAX)
+    )
+
+
+def _all_of(parts: Iterable[Fields]) -> Fields:
+    return tuple(islice(chain(*parts), FIELD_SETS_MAX))

@@ -122,7 +122,7 @@ class _Builder(Transformer[Token, Condition]):
         holds: Callable[[Any, Any], bool] = _RELATIONS[sign]
         is_text = sign == "=" and literal.type == "TEXT"
         starts = (value,) if is_text else (b"",)
-        return Relation(read, lambda found: holds(found, value), starts)
+        return Relation(read, lambda found: holds(found, value), starts, is_text)
 
     def between(self, first: Token, last: Token) -> Relation:
         low, high = _value(first), _value(last)
@@ -133,8 +133,9 @@ class _Builder(Transformer[Token, Condition]):
             wanted, got = f"at most {LIST_MAX} values", f"{len(literals)} of them"
             raise FilterError(_column(literals[LIST_MAX]), wanted, got)
         kind, values = literals[0].type, frozenset(map(_value, literals))
-        starts = sorted(values) if kind == "TEXT" else (b"",)
-        return Relation(_READERS[kind], values.__contains__, starts)
+        is_text = kind == "TEXT"
+        starts = sorted(values) if is_text else (b"",)
+        return Relation(_READERS[kind], values.__contains__, starts, is_text)
 
     def prefixed(self, literal: Token) -> Relation:
         text = _unquoted(literal)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Final
 
 from metaq.errors import FilterError
-from metaq.filter.conditions import ATTRIBUTE, KEY, Field
+from metaq.filter.conditions import ATTRIBUTE, KEY, Field, Fields
 from metaq.model import HeaderPairs
 from metaq.record.flags import HAS_ATTRIBUTE, TEXT_AT, decode_text, text_end
 
@@ -34,6 +34,9 @@ class Filter:
     needles: tuple[bytes, ...] | None = field(compare=False, repr=False)
     """At least one is in each record with an attribute block that matches; None: that
     says nothing."""
+    fields: Fields = field(compare=False, repr=False)
+    """Of each of these sets one field is in each record that matches, as
+    `record.flags.encode_properties` writes it; none: that says nothing."""
     _test: Callable[[Mapping[Field, bytes]], bool | None] = field(
         compare=False, repr=False
     )
@@ -121,6 +124,7 @@ def parse_filter(text: str) -> Filter:
     return Filter(
         text,
         needles,
+        condition.fields,
         condition.test,
         re.compile(b"|".join(map(re.escape, needles))) if needles else None,
     )

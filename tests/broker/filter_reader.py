@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from metaq.filter.language import parse_filter
 from metaq.protocol.commands import NO_NEXT, Get, Put, Result, Value
@@ -12,7 +12,10 @@ from metaq.record.flags import decode_payload, encode_payload
 from metaq.record.layout import HEADER_BYTES, Record
 from metaq.record.runs import decode_runs, records_of
 from metaq.record.scan import read_record
+from metaq.storage.key_builder import KeyStep, run_key_step
+from metaq.storage.log_snapshots import key_targets
 from tests.rigs.broker import Peer
+from tests.rigs.waiting import until
 
 # A broker in this process has its parser.
 parse_filter("key IS NULL")
@@ -116,6 +119,36 @@ def matches_in(reply: Value) -> Iterator[int]:
         for record in records_of(run):
             assert isinstance(read_record(record.data), Record)
             yield record.offset
+
+
+INDEX_SETTINGS = {"indexBytesPerS": "0", "spanBytesMin": "1"}
+"""The broker makes no index, and each append has a span: `indexed` makes one."""
+
+
+def make_index(broker: Any, block_bytes: int = 1) -> int:
+    """Make the blocks of an index that can be made; return where those end."""
+    context, end = broker.context, 0
+    log = context.topics.find_log("test", 0)
+    targets = key_targets({log.log_id: log}, context.config)
+    for target in sorted(targets, key=lambda each: each.segment.base_offset):
+        step = KeyStep(target, block_bytes, False)
+        while (result := run_key_step(context.fs, step)).read_bytes:
+            if result.is_stuck:
+                break
+        end = result.end
+        if target.is_sealed and end < target.segment.end_offset:
+            break
+    return end
+
+
+async def indexed(broker: Any, end: int, block_bytes: int = 1) -> int:
+    """Make an index up to an offset at least, whose spans may come a little later.
+
+    Returns:
+        Its end. The last span may grow, or be written later: it is in no block.
+    """
+    await until(lambda: make_index(broker, block_bytes) >= end)
+    return make_index(broker, block_bytes)
 
 
 async def put(peer: Peer, *tags: str | None, size: int = 4) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ from hypothesis import given
 
 from metaq.errors import FilterError
 from metaq.filter.conditions import (
+    FIELD_SETS_MAX,
     KEY,
     TERMS_MAX,
     Condition,
@@ -16,7 +17,7 @@ from metaq.filter.conditions import (
 )
 from metaq.filter.grammar import parse_condition
 from metaq.filter.language import parse_filter
-from metaq.record.flags import HAS_PROPERTIES, encode_payload
+from metaq.record.flags import HAS_PROPERTIES, encode_payload, has_field
 from tests.cases import for_each
 from tests.filter.expressions import Message, Tree, messages, says, text_of, trees
 
@@ -89,6 +90,56 @@ def test_needles(text: str, needles: list[bytes] | None) -> None:
     assert parse_condition(text).needles == expected
 
 
+@for_each(
+    "text, fields",
+    [
+        ("tag = 'paid'", [[b"h.tag=paid"]]),
+        ("tag = 'a b'", [[b"h.tag=a%20b"]]),
+        ("tag = ''", [[b"h.tag="]]),
+        ("tag = '\ufffd'", [[b"h.tag=%EF%BF%BD"]]),
+        ("tag IN ('b', 'a', 'b')", [[b"h.tag=a", b"h.tag=b"]]),
+        ("key = 'é'", [[b"key=%C3%A9"]]),
+        ("tag LIKE 'eu-%'", []),
+        ("key > 'a'", []),
+        ("key BETWEEN 'a' AND 'a'", []),
+        ("tag <> 'a'", []),
+        ("amount = 5", []),
+        ("amount IN (5)", []),
+        ("flag = TRUE", []),
+        ("attribute = 'Java'", []),
+        ("\"\ufffd\" = 'a'", []),
+        ("tag IS NULL", []),
+        ("tag IS NOT NULL", []),
+        ("NOT tag = 'paid'", []),
+        ("NOT NOT tag = 'paid'", [[b"h.tag=paid"]]),
+        ("tag = 'a' AND b = 'x'", [[b"h.tag=a"], [b"h.b=x"]]),
+        ("tag = 'a' AND b > 1", [[b"h.tag=a"]]),
+        ("tag = 'a' OR b = 'x'", [[b"h.tag=a", b"h.b=x"]]),
+        ("tag = 'a' OR b > 1", []),
+        ("tag = 'a' OR tag = 'a'", [[b"h.tag=a"]]),
+        (
+            "(tag = 'a' AND b = 'x') OR c = 'y'",
+            [[b"h.tag=a", b"h.c=y"], [b"h.b=x", b"h.c=y"]],
+        ),
+        ("NOT (NOT tag = 'a' OR NOT b = 'x')", [[b"h.tag=a"], [b"h.b=x"]]),
+        ("NOT (NOT tag = 'a' AND NOT b = 'x')", [[b"h.tag=a", b"h.b=x"]]),
+        ("NOT (NOT tag = 'a' AND b = 'x')", []),
+    ],
+)
+def test_fields(text: str, fields: list[list[bytes]]) -> None:
+    """Equality of texts needs a whole field; each set of an AND will do."""
+    assert parse_condition(text).fields == tuple(map(tuple, fields))
+
+
+def test_sets_of_fields_are_bounded() -> None:
+    """By the first ones, of AND and of OR."""
+    both = " AND ".join(f"h{number} = 'a'" for number in range(30))
+    expected = tuple((b"h.h%d=a" % number,) for number in range(FIELD_SETS_MAX))
+    assert parse_condition(both).fields == expected
+    one_of = " OR ".join(["(a = 'x' AND b = 'y')"] * 10)
+    assert len(parse_condition(one_of).fields) == FIELD_SETS_MAX
+
+
 @given(trees, messages)
 def test_any_filter_says_what_sql_says(tree: Tree, message: Message) -> None:
     """Of the message, and of its record; a record without a needle never matches."""
@@ -101,6 +152,8 @@ def test_any_filter_says_what_sql_says(tree: Tree, message: Message) -> None:
     if where.needles is not None and expected:
         text = payload[: -len(b"key=a&h.tag=paid")]
         assert not flag & HAS_PROPERTIES or any(n in text for n in where.needles)
+    for fields in where.fields if expected else ():
+        assert any(has_field(payload, flag, each) for each in fields), fields
 
 
 def test_terms_are_bounded() -> None:

@@ -18,6 +18,7 @@ from metaq.replication.node import ReplicaNode
 from metaq.replication.store import ReplicaStore
 from metaq.storage.commit_owner import CommitOwner
 from metaq.storage.log_dir import LogDir
+from metaq.storage.log_manager import LogManager
 from metaq.testing.embedded import EmbeddedBroker
 
 
@@ -147,3 +148,8 @@ def abort(connection: BrokerConnection) -> None:
 def store_of(node: ReplicaNode) -> ReplicaStore:
     """Return the disk of a replica of a set, as the replica has it."""
     return node._store
+
+
+def log_manager_of(broker: Broker) -> LogManager:
+    """Return the logs of a broker, with what can be done to them."""
+    return broker._logs

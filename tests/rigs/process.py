@@ -48,6 +48,7 @@ class BrokerProcess:
         segment_bytes: int = 1 << 30,
         arguments: Sequence[str] = (),
         more_topics: Sequence[str] = (),
+        index: str = "",
         program: Sequence[str] = ("metaq",),
     ) -> None:
         """Prepare a broker; its settings and its log lie beside the data directory.
@@ -59,6 +60,7 @@ class BrokerProcess:
             segment_bytes: size at which a segment is sealed.
             arguments: more of `metaq broker`: its `--set` wins over the rest.
             more_topics: with as many partitions.
+            index: names that are indexed, of all topics.
             program: the module that is run, and its own arguments.
         """
         self.port: Final = reserve_port(self)
@@ -79,7 +81,10 @@ class BrokerProcess:
                 data=data,
                 segment_bytes=segment_bytes,
             )
-            + "".join(f"[topic={name}]\n" for name in (topic, *more_topics))
+            + "".join(
+                f"[topic={name}]\nindex={index}\n" if index else f"[topic={name}]\n"
+                for name in (topic, *more_topics)
+            )
         )
 
     @property

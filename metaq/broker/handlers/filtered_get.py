@@ -7,14 +7,24 @@ full, the log ends, or the bytes cannot be walked: by damage, or because a recor
 larger than the get. At the offset of the get itself it is answered as without a filter
 then, so that clients deal with that in one way. So is a get which is one too many.
 
+Where the topic has an index of keys, and each match has a field of it, the records that
+may match are looked up there, and the others are passed over unread
+(`metaq/storage/key_hits.py`). What it says counts for one segment object, below the
+high watermark: a cut lowers that first, and then makes other objects, so nothing is
+passed over by an index of other bytes. Known damage ends a get, as it ends a scan.
+
 At the log's end, where nothing matched, it waits for more if it may wait at all, but
 not for long: the client is to learn how far it came.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from metaq.broker.handlers.get import GetAnswerer, count_get, handle_get
 from metaq.broker.handlers.offset import late_failure
@@ -28,14 +38,19 @@ from metaq.errors import (
     WireError,
 )
 from metaq.filter.language import ANY_FILTER, Filter, has_parser, parse_filter
-from metaq.model import Offset, Position
+from metaq.model import Offset, Position, SizeBytes
 from metaq.protocol.commands import Get
 from metaq.protocol.encoding import encode_result, encode_value_line
-from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.record.layout import HEADER, HEADER_BYTES, Record
 from metaq.record.runs import RUN_BYTES, RecordRun, encode_runs
-from metaq.record.scan import Incomplete, scan_records
+from metaq.record.scan import Incomplete, read_record, scan_records
+from metaq.storage.key_hits import KeyHits, find_hits
+from metaq.storage.key_index import field_names
 from metaq.storage.log_state import WaitHandle
 from metaq.storage.partition_log import PartitionLog
+from metaq.storage.segment import Segment
+
+T = TypeVar("T")
 
 SCAN_BYTES: Final = 1 << 20
 """A get looks at so much of the log; then it is answered with what it has."""
@@ -47,6 +62,15 @@ FILTERED_MAX: Final = 10_000
 """Gets with a filter that are not answered yet, but for those that wait as all do."""
 _CLOCK_RECORDS: Final = 16
 """Records that are evaluated before the clock is looked at."""
+
+HITS_MAX: Final = 4096
+"""Records that are looked up at once; steps are up after about so many."""
+_HIT_BYTES: Final = 4096
+"""Read of a record that is looked up, at first; most are shorter."""
+NEAR_BYTES: Final = 32 * 1024
+"""Hits that are no further apart are read at once: that is no slower."""
+_HIT_EFFORT: Final = 1024
+"""Bytes whose walk takes about as long as one hit, beyond its own."""
 
 
 def answer_get(
@@ -112,6 +136,19 @@ class _FilteredGet:
         self._runs = list[tuple[Offset, list[bytes]]]()
         self._run_end = -1
         self._size = 0
+        names = field_names(context.config.topic(command.topic).index)
+        self._names = names
+        self._sets = [
+            fields
+            for fields in where.fields
+            if names and all(field.startswith(names) for field in fields)
+        ]
+        """Sets of fields that are looked up; none where there is no use in it."""
+        self._hits: KeyHits | None = None
+        self._looked_in: Segment | None = None
+        self._hit_size = _HIT_BYTES
+        self._window_size = WINDOW_BYTES
+        self._left_bytes = SCAN_BYTES
         self._left_steps = SCAN_STEPS
         self._turn_end_s = 0.0
         hold_s = min(context.filter_hold_s, command.wait_ms / 1000)
@@ -159,61 +196,167 @@ class _FilteredGet:
             StorageError: the bytes from here on cannot be had.
             ClosedError: the log is closed.
         """
-        left_bytes, size = SCAN_BYTES, WINDOW_BYTES
-        while left_bytes > 0:
-            base = self._offset
-            if base == self._log.high_watermark:
+        goes_on = True
+        while goes_on and self._left_bytes > 0:
+            if self._offset == self._log.high_watermark:
                 if not self._hold():
                     return
                 yield False
                 continue
-            data = read_cached(self._log, base, size)
-            if data is None:
+            if self._wants_look():
                 if self._runs:
                     return  # nothing is held in memory while a disk works
-                reading = self._begin_read(base, size)
-                yield False
-                if reading.cancelled():
-                    return
-                data = reading.result()
-            left_bytes -= len(data)
-            self._context.filter_work.spend(len(data))
-            self._context.counters.filter_scanned_bytes += len(data)
-            starts = list[Position]()
-            found = scan_records(data, starts=starts)
-            if starts:
-                size = WINDOW_BYTES
-                yield from self._evaluate(data, base, [*starts, found.position])
-                if self._offset < base + found.position:
-                    return
-                if self._is_turn_over():
-                    yield True
-            elif (
-                isinstance(found, Incomplete)
-                and size < found.needed_bytes <= self._bytes_max
-            ):
-                size = found.needed_bytes
-            else:
-                return
+                yield from self._look()
+            goes_on = yield from self._follow() if self._knows_hits() else self._walk()
+            if goes_on and self._is_turn_over():
+                yield True
+
+    def _walk(self) -> Generator[bool, None, bool]:
+        """Evaluate the records of a window; return whether more may follow."""
+        base = self._offset
+        data = yield from self._read(base, self._window_size)
+        if data is None:
+            return False
+        self._left_bytes -= len(data)
+        self._spend(len(data))
+        starts = list[Position]()
+        found = scan_records(data, starts=starts)
+        if starts:
+            self._window_size = WINDOW_BYTES
+            return (yield from self._evaluate(data, base, [*starts, found.position]))
+        if not isinstance(found, Incomplete):
+            return False
+        is_longer = self._window_size < found.needed_bytes <= self._bytes_max
+        self._window_size = max(self._window_size, found.needed_bytes)
+        return is_longer
 
     def _evaluate(
         self, data: bytes, base: Offset, bounds: Sequence[Position]
-    ) -> Iterator[bool]:
-        """Evaluate the records of a window; stop at the first that has to wait."""
-        where, unpack = self._where, HEADER.unpack_from
-        for count, index in enumerate(where.candidates(data, bounds)):
+    ) -> Generator[bool, None, bool]:
+        """Evaluate records; return False at the first that has to wait."""
+        for count, index in enumerate(self._where.candidates(data, bounds)):
             start, stop = bounds[index : index + 2]
-            self._offset = Offset(base + start)
             if not count % _CLOCK_RECORDS and self._is_turn_over():
+                self._offset = Offset(base + start)
                 yield True
-            flag = unpack(data, start)[3]
-            try:
-                is_match = where.matches_payload(data, start + HEADER_BYTES, stop, flag)
-            except CorruptRecordError:
-                return
-            if is_match and not self._add(data[start:stop]):
-                return
+            if not self._take(data, base, start, stop):
+                return False
         self._offset = Offset(base + bounds[-1])
+        return True
+
+    def _take(self, data: bytes, base: Offset, start: int, stop: int) -> bool:
+        """Add a record if it matches; return False, and be at it, if it has to wait."""
+        self._offset = Offset(base + start)
+        flag = HEADER.unpack_from(data, start)[3]
+        try:
+            is_match = self._where.matches_payload(
+                data, start + HEADER_BYTES, stop, flag
+            )
+        except CorruptRecordError:
+            return False
+        if is_match and not self._add(data[start:stop]):
+            return False
+        self._offset = Offset(base + stop)
+        return True
+
+    def _spend(self, size: int, effort: int = 0) -> None:
+        self._context.filter_work.spend(size + effort)
+        self._context.counters.filter_scanned_bytes += size
+
+    # -- with an index
+
+    def _wants_look(self) -> bool:
+        """Return whether to ask the index about the records from here on."""
+        if not self._sets or self._knows_hits():
+            return False
+        wanted = self._context.filter_look_bytes
+        return self._sound_bytes(wanted) == wanted
+
+    def _sound_bytes(self, size_max: int) -> int:
+        """Return how many bytes from here on can be read, before known damage."""
+        part = self._log.read(self._offset, size_max)
+        part.release()
+        return part.size_bytes
+
+    def _look(self) -> Iterator[bool]:
+        """Ask the index; if it does not say anything, never again."""
+        log, base, context = self._log, self._offset, self._context
+        segment = log.segments.find(base)
+        assert segment is not None, base
+        end = log.high_watermark
+        if segment is not log.segments.active:
+            end = min(end, segment.end_offset)
+        looking = self._begin(
+            log.log_dir.reader,
+            partial(
+                find_hits,
+                context.fs,
+                replace(segment, size_bytes=SizeBytes(end - segment.base_offset)),
+                self._names,
+                self._sets,
+                base,
+                count_max=min(HITS_MAX, 1 + self._bytes_max // HEADER_BYTES),
+                lists=context.key_lists,
+            ),
+        )
+        yield False
+        hits = KeyHits(base, base)
+        if not looking.cancelled():
+            with suppress(StorageError):  # then the log is read instead
+                hits = looking.result()
+        if hits.is_damaged:
+            key = log.log_id, segment.base_offset, self._names
+            context.key_builder.distrust(key)
+        if hits.end == base:
+            self._sets = []
+        self._hits, self._looked_in = hits, segment
+
+    def _knows_hits(self) -> bool:
+        """Return whether the index has said what is next, of bytes that are there."""
+        hits, log = self._hits, self._log
+        return (
+            hits is not None
+            and hits.start <= self._offset < hits.end <= log.high_watermark
+            and log.segments.find(self._offset) is self._looked_in
+        )
+
+    def _follow(self) -> Generator[bool, None, bool]:
+        """Pass over records up to some hits, evaluate these; return as `_walk`."""
+        assert self._hits is not None
+        offsets, base = self._hits.offsets, self._offset
+        end = base + self._sound_bytes(self._hits.end - base)
+        near = _near(offsets, bisect_left(offsets, base), end)
+        if not near:
+            self._offset = Offset(end)
+            return True
+        first = self._offset = Offset(near[0])
+        last_end = max(first + self._hit_size, near[-1] + _HIT_BYTES)
+        data = yield from self._read(first, min(last_end, end) - first)
+        if data is None:
+            return False
+        for count, offset in enumerate(near):
+            if not count % _CLOCK_RECORDS and self._is_turn_over():
+                self._offset = Offset(offset)
+                yield True
+            found = read_record(data, Position(offset - first))
+            if isinstance(found, Record):
+                start, size = offset - first, found.size_bytes
+                self._hit_size = _HIT_BYTES
+                self._spend(size, _HIT_EFFORT)
+                if not self._take(data, first, start, start + size):
+                    return False
+                continue
+            self._offset = Offset(offset)
+            if not isinstance(found, Incomplete):
+                return False
+            if offset > first:
+                return True  # it is read by itself
+            is_longer = self._hit_size < found.needed_bytes <= self._bytes_max
+            self._hit_size = max(self._hit_size, found.needed_bytes)
+            return is_longer
+        return True
+
+    # -- for both
 
     def _is_turn_over(self) -> bool:
         return self._loop.time() >= self._turn_end_s
@@ -230,17 +373,33 @@ class _FilteredGet:
         self._size, self._run_end = size, self._offset + len(record)
         return True
 
-    def _begin_read(self, offset: Offset, size: int) -> "asyncio.Future[bytes]":
-        """Have bytes read that are not in memory; the scan goes on with them."""
-        part = self._log.read(offset, size)
+    def _read(self, offset: Offset, size: int) -> Generator[bool, None, bytes | None]:
+        """Return bytes, from memory or from the disk; None: the get is to end."""
+        data = read_cached(self._log, offset, size)
+        if data is None and not self._runs:  # none are held while a disk works
+            part = self._log.read(offset, size)
+            try:
+                reading = self._begin(part.reader, part.read)
+            except ClosedError:
+                part.release()
+                raise
+            reading.add_done_callback(lambda _: part.release())
+            yield False
+            data = None if reading.cancelled() else reading.result()
+        return data
+
+    def _begin(self, executor: Executor, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """Have something done that may wait for a disk; the scan goes on then.
+
+        Raises:
+            ClosedError: the log is closed.
+        """
         try:
-            reading = self._loop.run_in_executor(part.reader, part.read)
+            working = self._loop.run_in_executor(executor, work)
         except RuntimeError as error:
-            part.release()
             raise ClosedError(f"partition {self._log.log_id}: {error}") from error
-        reading.add_done_callback(lambda _: part.release())
-        reading.add_done_callback(lambda _: self._context.filter_work.add(self.go_on))
-        return reading
+        working.add_done_callback(lambda _: self._context.filter_work.add(self.go_on))
+        return working
 
     def _hold(self) -> bool:
         """Wait a short time for more; return whether there is a reason for that."""
@@ -271,3 +430,15 @@ class _FilteredGet:
     def _answer(self, reply: bytes) -> None:
         self._context.filtered_count -= 1
         self._answerer.answer(reply, count=1, size_bytes=0)
+
+
+def _near(offsets: Sequence[int], index: int, end: int) -> Sequence[int]:
+    """Return the hits from an index on, and below `end`, that are read at once."""
+    if index == len(offsets) or offsets[index] >= end:
+        return ()
+    last = min(end - 1, offsets[index] + WINDOW_BYTES - _HIT_BYTES)
+    after = bisect_right(offsets, last, lo=index)
+    stop = index + 1
+    while stop < after and offsets[stop] - offsets[stop - 1] <= NEAR_BYTES:
+        stop += 1
+    return offsets[index:stop]
