@@ -232,21 +232,28 @@ class BlockLists:
 
 
 class _Pages:
-    """Pages of a block, some read at once; they prove what rows only hint at."""
+    """Pages of a block, some read at once; they prove what its rows only hint at."""
 
-    def __init__(self, file: ReadFile, block: KeyBlock) -> None:
+    def __init__(self, file: ReadFile, block: KeyBlock, hashed: int) -> None:
         self._file, self._block = file, block
         self._known: dict[int, array[int]] = {}
+        self.first, self.last = _pages_of(file, block, hashed)
 
     def __getitem__(self, number: int) -> "array[int]":
         if number not in self._known:
-            start = number - number % _PAGES_AT_ONCE
-            after = min(start + _PAGES_AT_ONCE, self._block.pages)
+            start, after = self.first, self.last + 1
+            if after - start > _PAGES_AT_ONCE or not start <= number < after:
+                start = number - number % _PAGES_AT_ONCE
+                after = min(start + _PAGES_AT_ONCE, self._block.pages)
             self._known = dict(_read_pages(self._file, self._block, start, after))
         return self._known[number]
 
-    def last_before(self, entry: int, first: int, last: int) -> int:
-        """Return the last one of some pages that begins before an entry, or `first`."""
+    def last_before(self, entry: int) -> int:
+        """Return the last of the hash's pages that begins before an entry, or `first`.
+
+        Rows say which pages are the hash's.
+        """
+        first, last = self.first, self.last
         while first < last:
             middle = (first + last + 1) // 2
             if self[middle][0] < entry:
@@ -269,9 +276,9 @@ def newest_offsets(
     if low >= high or not block.pages:
         return
     lower, upper = _run_of(block, hashed, low, high)
-    pages, (first, last) = _Pages(file, block), _pages_of(file, block, hashed)
-    number = pages.last_before(upper, first, last)
-    if number == last < block.pages - 1 and pages[number][-1] < upper:
+    pages = _Pages(file, block, hashed)
+    number = pages.last_before(upper)
+    if number == pages.last < block.pages - 1 and pages[number][-1] < upper:
         raise DamagedIndexError
     while True:
         entries = pages[number]
@@ -295,8 +302,8 @@ def first_offsets(
     if low >= high or not block.pages:
         return
     lower, upper = _run_of(block, hashed, low, high)
-    pages, (first, last) = _Pages(file, block), _pages_of(file, block, hashed)
-    number = pages.last_before(lower, first, last)
+    pages = _Pages(file, block, hashed)
+    number = pages.last_before(lower)
     if number and pages[number][0] >= lower and pages[number - 1][-1] >= lower:
         raise DamagedIndexError
     while number < block.pages:
@@ -370,10 +377,10 @@ def read_checked(file: ReadFile, block: KeyBlock, first: int, after: int) -> byt
     if len(data) < end - at:
         raise DamagedIndexError
     parts = list[bytes]()
-    for number in range(first, after):
-        page = data[(number - first) * size :][:size]
-        entries = page[:-_CRC_BYTES]
-        if page[-_CRC_BYTES:] != page_crc(entries, block.crc, number):
+    for number, begin in enumerate(range(0, len(data), size), first):
+        stop = min(begin + size, len(data))
+        entries, crc = data[begin : stop - _CRC_BYTES], data[stop - _CRC_BYTES : stop]
+        if crc != page_crc(entries, block.crc, number):
             raise DamagedIndexError
         parts.append(entries)
     return b"".join(parts)
