@@ -179,7 +179,9 @@ def test_a_refusal_that_passes_is_asked_again() -> None:
 
 def test_a_refusal_that_goes_on_is_the_outcome() -> None:
     """In the broker's own words."""
-    (found,), _ = ask_scripted(lambda ask: Result(503, b"busy", ask.opaque))
+    (found,), _ = ask_scripted(
+        lambda ask: Result(503, b"busy", ask.opaque), seconds=2.0
+    )
     assert isinstance(found, UnavailableError)
     assert "busy" in str(found)
 
