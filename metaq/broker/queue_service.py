@@ -181,7 +181,7 @@ class QueueService(Service):
         """
         log = self._journal.find(QUEUES)
         while True:
-            if _is_stored(log) or log is None or log.state is not LogState.OPEN:
+            if log is None or log.state is not LogState.OPEN or _is_stored(log):
                 return
             await asyncio.sleep(SETTLED_POLL_S)
 

@@ -242,13 +242,15 @@ def run_key_step(fs: FileSystem, step: KeyStep) -> KeyStepResult:
         done = segment.end_offset if end == limit else end
         if end == start and not (is_whole and len(blocks) > 1):
             return KeyStepResult(done, 0, is_stuck)
-        kept = 0 if is_whole else _kept_count(blocks, end - start, step.step_bytes)
+        # With one block: of all its bytes, or in a new file.
+        is_one = is_whole or _is_mostly_dead(blocks, step.step_bytes)
+        kept = 0 if is_one else _kept_count(blocks, end - start, step.step_bytes)
         maker = BlockMaker(base, target.names)
         _add(maker, log, segment, start, end)
         merged = blocks[kept:]
         block = maker.encode(merged[0].base if merged else start, end, file, merged)
         try:
-            if blocks and (is_whole or _is_mostly_dead(blocks, step.step_bytes)):
+            if blocks and is_one:
                 _replace(fs, segment.path, path, block)
             else:
                 _append(fs, segment.path, path, blocks, block)
@@ -281,7 +283,7 @@ def _kept_count(blocks: Sequence[KeyBlock], size_bytes: int, step_bytes: int) ->
     while kept and blocks[kept - 1].size_bytes <= max(size_bytes, small):
         kept -= 1
         size_bytes += blocks[kept].size_bytes
-    return 0 if _is_mostly_dead(blocks, step_bytes) else kept
+    return kept
 
 
 def _is_mostly_dead(blocks: Sequence[KeyBlock], step_bytes: int) -> bool:

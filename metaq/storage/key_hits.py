@@ -88,9 +88,11 @@ def find_hits(
         for block in lists.blocks_of(file, base, segment.end_offset, names):
             if block.end <= start:
                 continue
+            if left_fields <= 0 or len(offsets) > count_max:
+                break
             try:
                 wanted = _fewest(file, block, hashes)
-                if not wanted or left_fields <= 0 or len(offsets) > count_max:
+                if not wanted:
                     break
                 left_fields -= sum(map(len, hashes))
                 offsets.extend(_in_block(file, block, wanted, end, count_max + 1))

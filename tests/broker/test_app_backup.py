@@ -9,6 +9,7 @@ import pytest
 
 from metaq.client import Client
 from metaq.testing.embedded import EmbeddedBroker
+from tests.client.queue_user import data_of, handle
 from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {"broker": "MetaQ has no queue groups, and no messages with a time"}
@@ -26,22 +27,6 @@ def broker(tmp_path: Path) -> EmbeddedBroker:
     )
 
 
-def handle(client: Client, count: int) -> list[bytes]:
-    """Acknowledge so many jobs; return their data."""
-    with client.queue("jobs", **OPTIONS) as queue:
-        done = []
-        for _ in range(count):
-            message = queue.receive(20.0)
-            assert message is not None
-            message.ack()
-            done.append(message.data)
-        return done
-
-
-def timed(client: Client) -> list[bytes]:
-    return [each.data for each in client.browse("timed")]
-
-
 def test_a_copy_that_is_put_back_has_what_waited_and_what_was_done_then(
     broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
@@ -54,22 +39,24 @@ def test_a_copy_that_is_put_back_has_what_waited_and_what_was_done_then(
             late = producer.send("timed", b"late", delay="1h")
             gone = producer.send("timed", b"gone", delay=1.0)
             assert producer.cancel(gone)
-        before = handle(client, 3)
+        before = handle(client, "jobs", 3, **OPTIONS)
         broker.stop()
         shutil.copytree(broker.data_path, backup, ignore=LEFT_OUT)
         broker.start()
-        after = handle(client, len(JOBS) - 3)
+        after = handle(client, "jobs", len(JOBS) - 3, **OPTIONS)
         assert Counter(before + after) == Counter(JOBS)
-        wait_until(lambda: timed(client) == [b"soon"])
+        wait_until(lambda: data_of(client, "timed") == [b"soon"])
         with client.producer() as producer:
             assert producer.cancel(late)
         broker.stop()
         shutil.rmtree(broker.data_path)
         shutil.copytree(backup, broker.data_path)
         broker.start()
-        assert Counter(handle(client, len(JOBS) - 3)) == Counter(after)
-        wait_until(lambda: timed(client) == [b"soon"])
+        assert Counter(handle(client, "jobs", len(JOBS) - 3, **OPTIONS)) == Counter(
+            after
+        )
+        wait_until(lambda: data_of(client, "timed") == [b"soon"])
         assert client.admin().scheduled("timed").message_count == 1
         with client.queue("jobs", **OPTIONS) as queue:
             assert queue.receive(0.3) is None
-        assert timed(client) == [b"soon"]
+        assert data_of(client, "timed") == [b"soon"]

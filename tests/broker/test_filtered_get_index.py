@@ -136,6 +136,20 @@ def test_blocks_of_all_segments_are_passed_over(data_dir: Path) -> None:
     run(data_dir, scenario, {"maxSegmentSize": "1000"})
 
 
+def test_a_match_is_answered_before_another_index_is_asked(data_dir: Path) -> None:
+    """Nothing is held in memory while a disk works."""
+
+    async def scenario(broker, peer, reader) -> None:
+        puts = await put_each(peer, "void", "paid", *["void"] * 60, "paid", "void")
+        await indexed(broker, puts[-1][0])
+        reply = value(await reader.get(0, PAID))
+        first = log_of(broker).segments.first
+        assert list(matches_in(reply)) == [puts[1][0]]
+        assert reply.next_offset == first.end_offset
+
+    run(data_dir, scenario, {"maxSegmentSize": "1000"})
+
+
 def test_known_damage_is_not_passed_over(data_dir: Path) -> None:
     """Between two hits, and before the first one: a get ends before it."""
 

@@ -12,6 +12,7 @@ from metaq.model import MessageId
 from metaq.record.layout import encode_record
 from metaq.testing.embedded import EmbeddedBroker
 from tests.cli.runner import run
+from tests.client.queue_user import data_of, handle
 from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {
@@ -31,22 +32,6 @@ def broker(tmp_path: Path) -> EmbeddedBroker:
     )
 
 
-def handle(client: Client, count: int) -> list[bytes]:
-    """Acknowledge so many jobs; return their data."""
-    done = []
-    with client.queue("jobs", **GROUP) as queue:
-        for _ in range(count):
-            message = queue.receive(20.0)
-            assert message is not None
-            message.ack()
-            done.append(message.data)
-    return done
-
-
-def timed(client: Client) -> list[bytes]:
-    return [each.data for each in client.browse("timed")]
-
-
 def put_as_java(directory: Path, data: bytes, message_id: int) -> None:
     """Append a message as another broker does, which knows of no other file."""
     (segment,) = directory.glob("*.meta")
@@ -63,7 +48,7 @@ def test_what_waits_is_delivered_once_after_the_way_back(
             last = producer.send_many("jobs", JOBS)[-1]
             producer.send("timed", b"soon", delay=0.5)
             producer.send("timed", b"late", delay="1h")
-        before = handle(client, 3)
+        before = handle(client, "jobs", 3, **GROUP)
         broker.stop()
         ini = (broker.data_path / "server.ini").rename(tmp_path / "server.ini")
         there = run("hand-over", str(broker.data_path), "--yes")
@@ -77,11 +62,11 @@ def test_what_waits_is_delivered_once_after_the_way_back(
         assert back.exit_code == 0, back.output
         shutil.move(ini, broker.data_path / "server.ini")
         broker.start()
-        after = handle(client, len(JOBS) - 2)
+        after = handle(client, "jobs", len(JOBS) - 2, **GROUP)
         assert Counter(before + after) == Counter([*JOBS, b"java"])
-        wait_until(lambda: timed(client) == [b"soon"])
+        wait_until(lambda: data_of(client, "timed") == [b"soon"])
         assert client.admin().scheduled("timed").message_count == 1
         broker.restart()
         with client.queue("jobs", **GROUP) as queue:
             assert queue.receive(0.3) is None
-        assert timed(client) == [b"soon"]
+        assert data_of(client, "timed") == [b"soon"]

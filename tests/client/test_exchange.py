@@ -21,6 +21,7 @@ from metaq.model import BrokerId
 from metaq.testing.embedded import embedded_broker
 from tests.brokers import StartBroker
 from tests.client.producing import OURS, StandInBroker, producing
+from tests.client.queue_user import data_of
 from tests.client.worlds import QUICK, WORLDS
 from tests.rigs.virtual_time import run_virtually
 from tests.rigs.waiting import wait_until
@@ -43,10 +44,6 @@ def client(request: pytest.FixtureRequest) -> Iterator[Any]:
         admin.bind("events", "orders", key="order.#")
         admin.bind("events", "paid", key="*.paid")
         yield one
-
-
-def data_of(client: Any, topic: str) -> list[bytes]:
-    return [each.data for each in client.browse(topic)]
 
 
 def test_a_message_goes_to_each_topic_with_its_key_and_headers(client: Any) -> None:

@@ -122,7 +122,8 @@ class LookUp:
         try:
             found = search.run(lambda: clock.monotonic_s() >= over_s)
         except CorruptRecordError as error:
-            at, end = search.question.below, search.log.segments[-1].end_offset
+            at = search.question.below if error.offset is None else error.offset
+            end = search.log.segments[-1].end_offset
             text = texts.with_damage(str(error), error, offset=at, end=end)
             raise ServerError(text) from error
         payload = encode_runs(found.records)

@@ -277,7 +277,7 @@ async def _queues_on(
             return await lag_of(context, queue.partition, at, deadline_s=deadline_s)
 
         oldest = unread = await lag_from(queue.floor)
-        if queue.read_offset is not None:
+        if queue.read_offset is not None and queue.read_offset != queue.floor:
             unread = await lag_from(queue.read_offset)
         return replace(queue, oldest_s=oldest.seconds, unread_count=unread.messages)
 

@@ -317,7 +317,11 @@ class Buffer(Generic[S]):
     # -- turns of partitions ----------------------------------------------------------
 
     def begin_turn(self) -> None:
-        """Let messages without a key go to one partition for TURN_S; any thread."""
+        """Let messages without a key go to one partition for TURN_S; any thread.
+
+        Neither this nor `look_at_turn`, on the loop, takes the lock: where they meet, a
+        turn is shorter, and every message has a partition all the same.
+        """
         self._turn_ends_s, self.is_turn_over = self.clock.monotonic_s() + TURN_S, False
 
     def look_at_turn(self, now_s: float) -> None:

@@ -198,9 +198,10 @@ class AsyncProducer:
         self._learn(topic, await self._find(topic, deadline_s))
 
     async def _find(self, topic: str, deadline_s: float) -> ClusterSnapshot:
-        find = self._metadata.topic(topic, deadline_s=deadline_s, takes_puts=True)
         try:
-            return await find
+            return await self._metadata.topic(
+                topic, deadline_s=deadline_s, takes_puts=True
+            )
         except NoTopicError as error:
             if not self._is_of_exchange:
                 raise
