@@ -1,6 +1,7 @@
 """A reader with a filter, byte for byte, against a broker in this process."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -135,6 +136,8 @@ def make_index(broker: Any, block_bytes: int = 1) -> int:
         while (result := run_key_step(context.fs, step)).read_bytes:
             if result.is_stuck:
                 break
+            # As the builder does: what is damaged is made again.
+            step = replace(step, is_new=result.is_damaged)
         end = result.end
         if target.is_sealed and end < target.segment.end_offset:
             break
