@@ -1,4 +1,4 @@
-"""The exchanges of a broker: which it serves, and what stands in the way of others.
+"""The exchanges of a broker: which it serves, and why it does not serve others.
 
 A name is a topic's or an exchange's. Where both are defined the topic stays, because it
 may have messages.

@@ -56,7 +56,7 @@ class Topics:
         self._closed: dict[str, set[int]] = {}
         self._withdrawn: frozenset[str] = frozenset()
         self.exchanges: Mapping[str, ServedExchange] = {}
-        """By name; none of them is a topic, whatever pattern matches it."""
+        """By name; none of them is a topic, also where a pattern matches it."""
         self.refusal: UnavailableError | None = None
         """Why no put is taken; None: they are. Of a replica set."""
         self._config = config

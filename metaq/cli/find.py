@@ -85,7 +85,7 @@ def find(target: Target, options: FindOptions) -> bool:
 
     The newest come first. Brokers look in the index of the topic (--set index=key of
     'metaq topics alter'); without one the log is read. A terminal shows how much of
-    it meanwhile, and the end of the command says it. The exit code is 1 when nothing
+    it so far, and the end of the command says it. The exit code is 1 when nothing
     is found.
     """
     if sum(each is not None for each in (options.key, options.header, options.id)) != 1:

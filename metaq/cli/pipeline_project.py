@@ -146,7 +146,7 @@ def _target_of(configuration: Mapping[str, str]) -> Target:
 class RunOptions:
     """Options of `metaq pipeline run` beside those of a job."""
 
-    is_once: bool = option("--once", is_flag=True, help="End behind one update.")
+    is_once: bool = option("--once", is_flag=True, help="End after one update.")
     interval_s: float = option(
         "--every",
         type=SecondsRange(0, INTERVAL_S_MAX),

@@ -144,7 +144,7 @@ class AsyncBrowsing:
                 where a MetaQ 1.4 broker has messages; more than 10,000 messages of a
                 partition that its broker does not look up, without a limit.
             NoBrokerError, PartitionsAwayError, ExchangeError: as `browse`.
-            ConfigError: not one of `key`, `header` and `id`; an id that tells no time;
+            ConfigError: not one of `key`, `header` and `id`; an id that has no time;
                 a value that means nothing.
             TypeError: a value of another type.
             CorruptRecordError: a damaged record; newer messages were yielded.

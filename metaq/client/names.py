@@ -38,7 +38,7 @@ DEAD_LETTER_SUFFIX: Final = ".dead"
 class TopicPattern:
     """Topics of a consumer by a pattern: `TopicPattern("orders-*")`.
 
-    It matches whole names, upper and lower case apart: `*` stands for any characters,
+    It matches whole names, upper and lower case apart: `*` matches any characters,
     `?` for one, `[ab]` for one of these. Internal topics, which begin with `__`, never
     match. Topics of dead letters, which end with `.dead`, match only a pattern that
     ends so too: else a consumer would read its own.

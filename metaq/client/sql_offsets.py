@@ -184,7 +184,7 @@ class SqlOffsets:
         if found != wanted:
             raise OffsetStoreError(
                 f"{self._name}: expected the row of {wanted}, got that of {found}: the"
-                " names need a collation that tells them apart"
+                " names need a collation that keeps them apart"
             )
         # Tables that others made may have columns of decimals.
         if not isinstance(offset, int | Decimal) or not 0 <= offset <= MAX_OFFSET:

@@ -21,8 +21,8 @@ line as part of the attribute, and any parser of query strings can split it.
     value   = *char                        bytes
     char    = letter / digit / one of "-._~/:@," / "%" two digits 0-9A-F
 
-A byte that stands for itself is never escaped, so a field is written in one way alone,
-and can be searched for without reading the line. The line is ASCII. A newline and the
+A byte that needs no escape has none, so a field is written in one way alone, and can be
+searched for without reading the line. The line is ASCII. A newline and the
 attribute follow it; without a newline there is no attribute, after one it may be empty.
 If the first line does not match this grammar, the whole text is the attribute.
 

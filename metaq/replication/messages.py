@@ -272,7 +272,7 @@ class SumReply:
     """Result of a comparison."""
 
     is_known: bool
-    """Whether the other one can tell, by its span index."""
+    """Whether the other one can compare, by its span index."""
     is_equal: bool
 
 

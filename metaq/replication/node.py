@@ -481,7 +481,7 @@ class ReplicaNode(Service):
             if replica.term is not None:
                 self._term.streams.set_term(replica.term)
             else:
-                # From here on no acknowledgement counts, whatever is done first.
+                # From here on no acknowledgement counts.
                 self._term.close()
 
     async def _perform(self, actions: Sequence[Action]) -> None:

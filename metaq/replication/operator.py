@@ -175,7 +175,7 @@ async def change_set(
             )
         if outcome is Outcome.LANDED:
             return after
-    raise CoordinationError(f"the set changed {TRIES} times meanwhile: try again")
+    raise CoordinationError(f"the set changed {TRIES} times in this call: try again")
 
 
 async def wait_until_leads(

@@ -216,7 +216,7 @@ def answer_join(
         log: the log at the leader.
         copy: the leader's copy.
         follower: the follower's; None where it has none that counts. A log of another
-            number is another log, whatever its name.
+            number is another log, also under the same name.
     """
     is_same = follower is not None and follower.number == copy.number
     point = parting_point(copy, follower) if follower and is_same else copy.start

@@ -249,10 +249,10 @@ class ReplicaStore:
             if directory.state is DirState.ONLINE:
                 done = waits[directory] = asyncio.Event()
 
-                def tell(done: asyncio.Event = done) -> None:
+                def set_later(done: asyncio.Event = done) -> None:
                     loop.call_soon_threadsafe(done.set)
 
-                directory.submit(tell)
+                directory.submit(set_later)
         for directory, done in waits.items():
             while not done.is_set() or self._is_reopening(directory):
                 if directory.state is not DirState.ONLINE:

@@ -51,7 +51,7 @@ READY_PARTS: Final = 16
 """Such a part of it, 1 MiB, is indexed at the next look; less waits for WAIT_S."""
 
 SMALL_PARTS: Final = 64
-"""A block of such a part of it, 256 KiB of the log, is merged with whatever comes."""
+"""A block of such a part of it, 256 KiB of the log, is merged with any that comes."""
 
 DEAD_PARTS: Final = 4
 """A file is written again when it has twice what is in use, and such a part, 4 MiB."""

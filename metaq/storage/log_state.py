@@ -108,10 +108,10 @@ class LogStatistics:
     )
     high_watermark: Offset = gauge(
         "metaq_log_high_watermark_bytes",
-        "High watermark: offset behind the last readable byte.",
+        "High watermark: offset after the last readable byte.",
     )
     log_end: Offset = gauge(
-        "metaq_log_end_bytes", "Log end: offset behind the last byte written."
+        "metaq_log_end_bytes", "Log end: offset after the last byte written."
     )
     append_count: int = counter(
         "metaq_log_appends_total",

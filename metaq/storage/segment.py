@@ -3,7 +3,7 @@
     <dataPath>/<topic>-<partition>/00000000000000004096.meta
                                    base offset, 20 digits
 
-A `Segment` is a value: a roll or a truncation makes another one. The open file behind
+A `Segment` is a value: a roll or a truncation makes another one. The open file of
 the active segment belongs to the storage thread (`log_writer.py`). Offsets and
 positions are converted here and nowhere else.
 

@@ -220,7 +220,7 @@ class PartitionBufferStatistics:
 
     handled: GroupOffset = gauge(
         "metaq_consumer_handled_bytes",
-        "Offset behind the last handled message; `metaq_log_end_bytes` is the end.",
+        "Offset after the last handled message; `metaq_log_end_bytes` is the end.",
         default=MISSING,
         read=lambda handled: handled.offset,
         combine=max,

@@ -249,7 +249,7 @@ async def _by_id(
     time_ms = id_time(MessageId(message_id))
     if time_ms is None:
         raise ConfigError(
-            f"id: {message_id} was given by a Java broker, and tells no time: browse"
+            f"id: {message_id} was given by a Java broker, and has no time: browse"
             " the topic for it"
         )
     batches = browse_topic(

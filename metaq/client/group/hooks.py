@@ -232,7 +232,7 @@ class Hooks:
             if call.name == "on_revoked" and call.is_ours:
                 self._known -= call.partitions
             elif call.name == "on_assigned" and call.has_returned:
-                # Those that were lost meanwhile are not known, and may be held again.
+                # Those that were lost since are not known, and may be held again.
                 ready = call.partitions & self.held & self._known
                 self.held -= ready
                 self._on_ready(ready)

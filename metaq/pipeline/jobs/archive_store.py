@@ -194,7 +194,7 @@ class ArchiveStore:
         What killed jobs have staged of batches that are in the archive is deleted.
 
         Raises:
-            CommitRaceError: Another job has created it meanwhile.
+            CommitRaceError: another job has created it since the look.
         """
         if self._table is None:
             self._table = self._create()

@@ -2,8 +2,8 @@
 
 Each task of a batch prepares its messages in an XA transaction of its own. Which of
 these are committed is one *decision*, kept in a node of ZooKeeper: it names the batch,
-and of each task the one attempt that counts. The same node has a *turn*, a number drawn
-anew by each write to it.
+and of each task the one attempt that counts. The same node has a *turn*, a number that
+each write to it draws again.
 
     {"turn": "5f0c93a1d2b4e687",            drawn by the last writer
      "place": "file:/checkpoint",           of the query, for people
