@@ -1,14 +1,17 @@
 """Decoding finds what is there, and makes the messages that the record says."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.consume.decode import decode_messages
+from metaq.client.consume.decode import decode_joined, decode_messages
 from metaq.errors import CorruptRecordError
 from metaq.model import BrokerId, Message, MessageId, Offset, Position, TopicPartition
 from metaq.record.flags import decode_payload, encode_payload
 from metaq.record.layout import HEADER_BYTES, encode_record
+from metaq.record.runs import RecordRun
 from metaq.record.scan import CleanEnd, Corrupt, Incomplete, read_record, scan_records
 
 PARTITION = TopicPartition("t", BrokerId(3), 1)
@@ -104,3 +107,45 @@ def test_a_bad_attribute_block_is_an_error_behind_what_is_good() -> None:
     assert [m.data for m in messages] == [b"a"]
     assert isinstance(ending, CorruptRecordError)
     assert "length 9, but 1 bytes follow" in str(ending)
+
+
+@given(counts=st.lists(st.integers(1, 3), max_size=6), order=st.randoms())
+def test_runs_agree_with_the_log_that_they_are_of(
+    counts: list[int], order: random.Random
+) -> None:
+    """In any order, with gaps between them."""
+    log, parts = b"", list[tuple[int, int]]()
+    for count in counts:
+        log += record(b"between", 0)
+        start = len(log)
+        for number in range(count):
+            log += record(bytes(number), number + 1, "k=v" if number % 2 else None)
+        parts.append((start, len(log)))
+    order.shuffle(parts)
+    found = decode_joined(
+        [RecordRun(Offset(BASE + start), log[start:end]) for start, end in parts],
+        PARTITION,
+    )
+    by_offset = {message.offset: message for message in expected(log)}
+    assert list(found) == [
+        by_offset[offset]
+        for start, end in parts
+        for offset in sorted(by_offset)
+        if BASE + start <= offset < BASE + end
+    ]
+
+
+@pytest.mark.parametrize("first_bytes", [1, 30, 80])
+def test_a_record_is_not_put_together_of_two_runs(first_bytes: int) -> None:
+    """Joined, the bytes are whole records; the runs are not."""
+    log = record(b"a", 1) + record(bytes(40), 2)
+    halves = log[:first_bytes], log[first_bytes:]
+    assert first_bytes != len(record(b"a", 1))
+    with pytest.raises(CorruptRecordError, match="damaged record at"):
+        decode_joined(
+            [
+                RecordRun(Offset(at), half)
+                for at, half in zip((0, 500), halves, strict=True)
+            ],
+            PARTITION,
+        )

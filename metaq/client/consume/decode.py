@@ -8,6 +8,7 @@ dropped stays in the core's cache.
 Source: docs/metaq-1.4/client.md 3.3 and 3.4.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import Any, Final, overload
@@ -19,11 +20,14 @@ from metaq.record.checksum import CHECKSUM_MASK, crc32
 from metaq.record.expiry import EXPIRES_IN
 from metaq.record.flags import decode_payload
 from metaq.record.layout import HEADER, HEADER_BYTES, ZERO_HEADER
-from metaq.record.runs import decode_runs
-from metaq.record.scan import CleanEnd, ScanResult, scan_records
+from metaq.record.runs import RecordRun, decode_runs
+from metaq.record.scan import ScanResult, scan_records
 
 # `Message._make` without its check of the length: half of the cost of a message.
 MAKE: Final = tuple.__new__
+
+_OFFSETS: Final = Message._fields.index("offset")
+_NEXT_OFFSETS: Final = Message._fields.index("next_offset")
 
 
 class FetchedMessages(Sequence[Message]):
@@ -151,25 +155,50 @@ def decode_messages(
     return messages, ending or scan_records(data, Position(position))
 
 
+def decode_joined(
+    runs: Sequence[RecordRun], partition: TopicPartition
+) -> FetchedMessages:
+    """Return the messages of runs, in their order.
+
+    They are decoded at once: most runs are one record, and a call for each took longer
+    than its record.
+
+    Raises:
+        CorruptRecordError: a record is damaged, or a run is not whole records.
+    """
+    data = b"".join([run.data for run in runs])
+    messages, _ending = decode_messages(data, partition, Offset(0))
+    begins, ends = messages.columns[_OFFSETS], messages.columns[_NEXT_OFFSETS]
+    first = stop = 0
+    for offset, records in runs:
+        shift = offset - stop
+        stop += len(records)
+        after = bisect_right(ends, stop, lo=first)
+        if after == first or ends[after - 1] != stop:
+            raise CorruptRecordError(
+                f"{partition}: damaged record at {offset} or later"
+            )
+        for at in range(first, after):
+            begins[at] += shift
+            ends[at] += shift
+        first = after
+    return messages
+
+
 def decode_matches(
     data: bytes, partition: TopicPartition, start: Offset, end: Offset
 ) -> FetchedMessages | None:
     """Return the messages of runs between two offsets; None: something is damaged."""
-    columns: list[list[Any]] = [[] for _ in Message._fields]
-    may_expire = False
     try:
         runs = decode_runs(data)
+        messages = decode_joined(runs, partition)
     except CorruptRecordError:
         return None
     for offset, records in runs:
-        messages, ending = decode_messages(records, partition, offset)
-        if offset < start or not isinstance(ending, CleanEnd):
+        if offset < start:
             return None
-        for column, more in zip(columns, messages.columns, strict=True):
-            column += more
-        may_expire = may_expire or messages.may_expire
         start = Offset(offset + len(records))
-    return None if start > end else FetchedMessages(columns, may_expire=may_expire)
+    return None if start > end else messages
 
 
 def matching(messages: Sequence[Message], where: Filter | None) -> Sequence[Message]:

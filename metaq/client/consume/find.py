@@ -17,7 +17,7 @@ from metaq.client.cluster.catalog import read_whole
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import LogQueries
 from metaq.client.consume.browse import browse_topic, check_moment, require_known
-from metaq.client.consume.decode import decode_messages
+from metaq.client.consume.decode import decode_joined
 from metaq.client.errors import CannotAnswerError
 from metaq.client.fan_out import all_for
 from metaq.client.names import check_topic, fixed_partitions
@@ -26,7 +26,6 @@ from metaq.client.validation import check_whole, moment_of
 from metaq.errors import (
     BadReplyError,
     ConfigError,
-    CorruptRecordError,
     UnexpectedReplyError,
 )
 from metaq.model import MAX_OFFSET, Message, MessageId, Millis, TopicPartition, id_time
@@ -36,7 +35,6 @@ from metaq.protocol.commands import Find, Reply, Result, Status, Value
 from metaq.protocol.decimals import I64_MAX
 from metaq.record.flags import encode_payload, encode_properties, has_field
 from metaq.record.runs import decode_runs
-from metaq.record.scan import CleanEnd
 
 PAGE_MAX: Final = 1000
 """Messages that are asked for at once; without a limit fewer, see PAGE."""
@@ -178,12 +176,7 @@ def _parse(partition: TopicPartition, below: int, reply: Reply) -> _Page:
         raise UnexpectedReplyError("expected a value, got a result")
     if reply.next_offset >= below:
         raise BadReplyError(f"find below {below} goes on below {reply.next_offset}")
-    messages = list[Message]()
-    for run in decode_runs(reply.payload):
-        found, end = decode_messages(run.data, partition, run.offset)
-        if not isinstance(end, CleanEnd):
-            raise CorruptRecordError(f"{partition}: damaged record at {run.offset}")
-        messages += found
+    messages = list(decode_joined(decode_runs(reply.payload), partition))
     return messages, reply.next_offset, reply.read_bytes
 
 
