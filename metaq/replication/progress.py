@@ -25,7 +25,6 @@ Invariants:
 * acknowledged means: the end of the put is at or below it.
 """
 
-from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
@@ -259,8 +258,3 @@ def may_put(
         and not waited & (stalled | flagged)
         and waited <= present
     )
-
-
-def have_joined(logs: Iterable[LogProgress], replica: int) -> bool:
-    """Return whether a follower has caught up in all logs: it may be taken in."""
-    return all(replica in log.joined for log in logs)

@@ -567,13 +567,6 @@ class SetNodes:
         require_former_life(there, address=shown.address, token=shown.token)
         return DeleteNode(path, node.version), CreateEphemeral(path, data)
 
-    async def hide(self) -> None:
-        """Delete the own `present/K`, if it is of this session."""
-        path = f"{self._presences}/{self._replica}"
-        node = await self._get(path)
-        if node is not None and self._is_mine(node):
-            await self._coordinator.delete(path, deadline_s=self._deadline_s())
-
     async def withdraw(self) -> None:
         """Delete the `leader` node if this replica made it, in whichever session."""
         await self._insist(self._withdrawal)

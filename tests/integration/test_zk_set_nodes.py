@@ -95,8 +95,6 @@ def test_a_set_is_made_led_and_led_on_after_its_session_ended(zookeeper: str) ->
         assert await send(two, 2, force) is Outcome.LANDED
         view = (await one.read(synced=True)).view
         assert (view.record, view.leader) == (force.record, None)
-        await two.hide()
-        assert (await one.read(synced=True)).shown == {}
         cancel()
         for each in (client, other):
             await each.stop(deadline_s=CLOCK.monotonic_s() + PATIENCE_S)

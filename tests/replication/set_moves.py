@@ -32,7 +32,6 @@ from metaq.replication.progress import (
     answer_join,
     begin_progress,
     has_lost,
-    have_joined,
 )
 from metaq.replication.record import (
     LeaderNode,
@@ -408,7 +407,9 @@ class SetMoves(SetModel):
             if m in term.quorum.confirmed:
                 if self.has(w, "shrinks"):
                     yield f"take out {k} {m}", partial(self.take_out, w, k, m)
-            elif self.has(w, "expansions") and have_joined(proc.logs, m):
+            elif self.has(w, "expansions") and all(
+                m in log.joined for log in proc.logs
+            ):
                 yield f"take in {k} {m}", partial(self.take_in, w, k, m)
             if m in replica.record.in_sync and self.has(w, "handovers"):
                 yield f"hand over {k} {m}", partial(self.hand_over, w, k, m)

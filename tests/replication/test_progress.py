@@ -11,7 +11,6 @@ from metaq.replication.progress import (
     answer_join,
     begin_progress,
     has_lost,
-    have_joined,
     may_put,
 )
 
@@ -111,11 +110,10 @@ def test_a_replica_that_joins_is_waited_for_where_it_caught_up() -> None:
     quorum = Quorum(1, PAIR, 2)
     made = log(30, hw=10, begin=20).join(3, Offset(0))
     late = acked(made, r2=30, r3=19)
-    assert not have_joined([late], 3)
+    assert 3 not in late.joined
     assert late.advance(quorum).hw == 30
     joined = acked(made, r3=20, r2=30)
-    assert have_joined([joined], 3)
-    assert not have_joined([joined, late], 3)
+    assert 3 in joined.joined
     assert joined.advance(quorum).hw == 20
     assert joined.leave(3).advance(quorum).hw == 30
 
