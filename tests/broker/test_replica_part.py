@@ -220,12 +220,12 @@ def test_ids_of_a_new_leader_are_above_those_of_the_last() -> None:
 
     async def scenario(rig: Replicas) -> None:
         first = rig.leader()
-        before = (await rig.put(first)).split()[4]
+        before = (await rig.store()).split()[4]
         await rig.equal()
         await rig[first].stop()
         await rig.led()
         await rig.in_sync(*{1, 2, 3} - {first})
-        after = (await rig.put(rig.leader())).split()[4]
+        after = (await rig.store()).split()[4]
         assert int(after) > int(before)
 
     run(scenario)
