@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from metaq.broker.app import Broker
+from metaq.broker.handlers import find
 from metaq.broker.handlers.find import FINDS_MAX, RECORDS_BYTES_MAX
 from metaq.clock import SystemClock
 from metaq.model import Offset
@@ -30,6 +31,12 @@ INDEXED = CONFIG.replace("[topic=test]", "[topic=test]\nindex=key,order-id")
 SEGMENTS = {"maxSegmentSize": "2000"}
 COUNT = 100
 Scenario = Callable[[Broker, Peer], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def _whole_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave a look-up its time: on a busy machine it goes on in a next one."""
+    monkeypatch.setattr(find, "WORK_S", 60.0)
 
 
 def put(number: int, size: int = 60) -> bytes:
