@@ -144,7 +144,12 @@ class Letters:
             sending.topic, topics = topic, self._context.topics
             partition = topics.resolve_put(topic, RANDOM_PARTITION)
             target = topics.log_for_put(topic, partition).log_id
-            payload, flag = self._make(sending, await queue.read(letter.offset, end))
+            data = await queue.read(letter.offset, end)
+            if not self._service.has(queue):
+                # It is read again, and would not know that the message is done.
+                self._end(sending, is_stored=False)
+                return
+            payload, flag = self._make(sending, data)
             if self._context.replica is not None:
                 self._send_by_name(sending, target, payload, flag)
                 return
@@ -165,8 +170,6 @@ class Letters:
     ) -> None:
         """Store a letter unless it is stored, and then that its message is done."""
         queue, letter = sending.queue, sending.letter
-        if not self._service.has(queue):
-            raise ClosedError("the queue is read again")
         done = Done(letter.offset, Offset(letter.offset + letter.size_bytes))
 
         def stored(error: MetaqError | None) -> None:

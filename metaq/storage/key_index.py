@@ -199,8 +199,8 @@ def read_blocks(
 class BlockLists:
     """The blocks of files that were read before, for any thread.
 
-    They are read again when a file has changed. One that changed unnoticed is found
-    out: the checksum of a page is one of the header as well.
+    They are read again when a file has changed, by its size, its time, or the header of
+    its last block: after a cut, blocks of other bytes may be as long.
     """
 
     def __init__(self, lists_max: int = LISTS_MAX) -> None:
@@ -216,7 +216,7 @@ class BlockLists:
         """Return what `read_blocks` does."""
         state, key = (file.size(), file.mtime_ms()), (file.path, names)
         known = self._lists.get(key)
-        if known is None or known[0] != state:
+        if known is None or known[0] != state or not _ends_with(file, known[1]):
             blocks = read_blocks(file, base, _FAR, names)
             if len(self._lists) >= self._lists_max:
                 self._lists.clear()
@@ -226,6 +226,14 @@ class BlockLists:
             # It is newer than the question.
             return read_blocks(file, base, end, names)
         return blocks
+
+
+def _ends_with(file: ReadFile, blocks: Sequence[KeyBlock]) -> bool:
+    """Return whether the last of some blocks is still where it was."""
+    if not blocks:
+        return True
+    head = file.read_at(blocks[-1].position, SizeBytes(HEAD.size))
+    return head[-_CRC_BYTES:] == _CRC.pack(blocks[-1].crc) and has_crc(head)
 
 
 # -- entries --------------------------------------------------------------------------

@@ -1,8 +1,14 @@
 """Dead letters: there, and the end of the message here, or neither."""
 
+import asyncio
 from pathlib import Path
 
+import pytest
+
 from metaq.broker.app import Broker
+from metaq.broker.queue_part import ServedQueue
+from metaq.errors import ClosedError, UnavailableError
+from metaq.model import Offset
 from metaq.protocol.queue_frames import SettleVerb, Word
 from metaq.record.flags import decode_payload
 from metaq.record.layout import Record
@@ -160,3 +166,50 @@ def test_a_letter_whose_message_retention_took_is_given_up(tmp_path: Path) -> No
         broker={"maxSegmentSize": "1000"},
         dead_letter_topic="meta-test",
     )
+
+
+def test_a_message_that_is_read_for_its_letter_while_queues_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is given out again, and has no letter beside that."""
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+    read = ServedQueue.read
+
+    async def read_late(queue: ServedQueue, start: Offset, end: Offset) -> bytes:
+        data = await read(queue, start, end)
+        begun.set()
+        await goes_on.wait()
+        return data
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await put(peer, b"bad")
+        worker = Worker(peer)
+        (bad,) = await worker.take(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(ServedQueue, "read", read_late)
+            reject = worker.settling(0, [bad.says(SettleVerb.REJECT)])
+            rejecting = asyncio.create_task(worker.ask(reject))
+            await begun.wait()
+        queues = broker.context.queues
+        assert queues is not None
+        queues.fail(ClosedError("a test"))
+        async with Peer(broker) as other:
+            second = Worker(other, "w2")
+            await until(lambda: is_read(broker))
+            goes_on.set()
+            await rejecting
+            (again,) = await second.take(1, wait_ms=20_000)
+            assert await second.ack(again) is Word.OK
+        letters = [await stored(broker, "meta-test", number) for number in range(4)]
+        assert letters == [[]] * 4
+
+    run(tmp_path, scenario, dead_letter_topic="meta-test")
+
+
+def is_read(broker: Broker) -> bool:
+    """Return whether the queues are in memory again."""
+    try:
+        queue_of(broker)
+    except UnavailableError:
+        return False
+    return True

@@ -713,6 +713,7 @@ def test_a_partition_that_stands_still_with_data_is_an_error(
     """Whatever stopped the fetcher: a worker waits, there is data, nothing comes."""
     with client.consumer("g", ["test"], watchdog_s=0.1, **IDLE) as consumer:
         assert consumer.receive(0.3) is None  # silence without data is no error
+        wait_until(lambda: ZERO in fetchers_of(async_of(consumer)))
         fetchers_of(async_of(consumer))[ZERO].stop()
         broker.put(b"m")
         with pytest.raises(MetaqError, match=r"test/0-0: no progress .*bound 0\.1 s"):

@@ -26,7 +26,8 @@ STEPS: Final = 200
 WALKS: Final = 600 if IS_WHOLE else 12 if IS_QUICK else 25
 FIRST_SEED: Final = 1
 """Of walks with a broken rule: always the same."""
-BROKEN_WALKS: Final = 40
+BROKEN_WALKS: Final = 200
+"""One of seven finds the rule that is found least often; the order of sets differs."""
 
 
 def test_nothing_is_skipped_and_nothing_comes_again_that_may_not() -> None:

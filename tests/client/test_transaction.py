@@ -231,7 +231,7 @@ def test_a_list_is_on_its_way_together(broker: Any, producer: Any) -> None:
         tx.send("audit", b"first")
         broker.inject(FaultKind.SWALLOW, count=100)
         with pytest.raises(RequestTimeoutError):
-            tx.send_many("audit", data, timeout=0.1)
+            tx.send_many("audit", data, timeout=2.0)
         wait_until(lambda: broker.statistics().commands["put"] == 101)
         tx.rollback()
     with producer.transaction() as tx:

@@ -13,7 +13,7 @@ import pytest
 
 from metaq.errors import MetaqError
 from metaq.testing.proxy import Direction, Proxy
-from tests.cluster.ledger import Ledger, load
+from tests.cluster.ledger import SEND_S, Ledger, load
 from tests.cluster.rig import CALM_MS, SESSION_S, SETTLE_S, TOPIC, Cluster
 from tests.cluster.test_failover import CHAOS_S, wait_acked
 from tests.rigs.waiting import wait_until
@@ -100,7 +100,7 @@ def test_clients_that_are_cut_off_from_their_leader_go_on_when_they_are_back(
         front = calm.replicas[leader].front
         assert front is not None
         with client.producer(timeout_s=2.0) as producer:
-            ledger.ack(b"short:1", producer.send(TOPIC, b"short:1"))
+            ledger.ack(b"short:1", producer.send(TOPIC, b"short:1", timeout=SEND_S))
             ledger.note(f"no byte between clients and {leader}")
             front.stall()
             with pytest.raises(MetaqError) as failure:

@@ -6,12 +6,13 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 from metaq.record.layout import HEADER, HEADER_BYTES
 from tests.rigs.process import BrokerProcess
+from tests.rigs.waiting import wait_until
 
 REPLY = re.compile(rb"result (\d+) (\d+) (-?\d+)\r\n")
 
@@ -170,12 +171,19 @@ def seed_from_environment() -> int:
 
 
 def kill_under(
-    broker: BrokerProcess, users: Sequence[BrokerUser], after_s: float
+    broker: BrokerProcess,
+    users: Sequence[BrokerUser],
+    after_s: float,
+    is_enough: Callable[[], object] = lambda: True,
 ) -> None:
-    """Kill a broker while others use it, and wait until they have noticed."""
+    """Kill a broker while others use it, and wait until they have noticed.
+
+    It is used for so long at least, and until that is enough.
+    """
     for user in users:
         user.start()
     time.sleep(after_s)
+    wait_until(is_enough)
     broker.kill()
     for user in users:
         user.stopping.set()

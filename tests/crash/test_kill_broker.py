@@ -56,7 +56,12 @@ def test_nothing_acknowledged_is_lost_when_the_broker_is_killed(
                 Putter(broker.port, f"r{round_number}p{n}", Random(random.random()))
                 for n in range(3)
             ]
-            kill_under(broker, putters, random.uniform(0.05, 0.8))
+
+            def is_enough(number: int = round_number) -> bool:
+                # The others may be killed before anything is acknowledged.
+                return number < ROUNDS - 1 or any(p.accounts.acked for p in putters)  # noqa: B023
+
+            kill_under(broker, putters, random.uniform(0.05, 0.8), is_enough)
             for putter in putters:
                 assert not putter.accounts.refused
                 acked.update(putter.accounts.acked)
@@ -70,7 +75,7 @@ def test_nothing_acknowledged_is_lost_when_the_broker_is_killed(
             found = check(broker.port, acked, tried)
             acked = found  # what a consumer has read may never go away either
         assert broker.stop() == 0
-    assert acked, "no put was ever acknowledged"
+    assert acked
 
 
 def test_sigterm_under_load_loses_nothing_and_exits_with_0(tmp_path: Path) -> None:

@@ -1,9 +1,14 @@
-"""`metaq queues redrive` in processes that are killed and interrupted in the middle."""
+"""`metaq queues redrive` in processes that are killed and interrupted in the middle.
+
+A process that is to be ended stops itself a moment after its first batch is stored: it
+would send all the others while this one is held up.
+"""
 
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -17,11 +22,33 @@ from tests.rigs.waiting import wait_until
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(300)]
 
-LETTERS = 20_000
-"""Many batches: the first is seen long before the last is sent."""
+LETTERS = 10_000
+"""Many batches: it stops in the second one or a little later."""
+MOMENT_S = 0.05
 PATIENCE_S = 60.0
 TRIES = 20
 """A member that was killed is one until its session ends."""
+
+STOPS = """
+import os, signal, sys
+from metaq.__main__ import main
+from metaq.client.produce.producer import AsyncProducer
+
+moment_s, begin, begun = float(sys.argv.pop(1)), AsyncProducer.exactly_once, []
+
+def stop(*_):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+def count(producer, batch):
+    begun.append(batch)
+    if len(begun) == 2:
+        signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, moment_s)
+    return begin(producer, batch)
+
+AsyncProducer.exactly_once = count
+main()
+"""
 
 
 @pytest.fixture
@@ -43,10 +70,10 @@ def bury(client: Client) -> list[bytes]:
     return data
 
 
-def redrive(zookeeper: str) -> "subprocess.Popen[str]":
-    words = ("-m", "metaq", "queues", "redrive", "workers", "--yes")
+def redrive(zookeeper: str, *program: str) -> "subprocess.Popen[str]":
+    words = ("queues", "redrive", "workers", "--yes", "--zookeeper", zookeeper)
     return subprocess.Popen(
-        [executable(), *words, "--zookeeper", zookeeper, "--timeout", "3"],
+        [executable(), *(program or ("-m", "metaq")), *words, "--timeout", "5"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -57,24 +84,22 @@ def sent_back(client: Client) -> list[bytes]:
     return [each.data for each in client.browse("orders")]
 
 
-def end_of(client: Client) -> int:
-    ends = [one.log_end for one in client.admin().describe_partitions(["orders"])]
-    return sum(end or 0 for end in ends)
+def has_stopped(process: "subprocess.Popen[str]") -> bool:
+    """Return whether it has stopped itself; after its end it has not."""
+    stat = Path(f"/proc/{process.pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] == "T"
 
 
-def begin(client: Client, zookeeper: str) -> "subprocess.Popen[str]":
-    """Start the command, and return it when it has sent something."""
-    before = end_of(client)
+def begin(zookeeper: str, moment_s: float) -> "subprocess.Popen[str]":
+    """Start the command, and return it when it has stopped after a part of its work."""
     for _ in range(TRIES):
-        process = redrive(zookeeper)
+        process = redrive(zookeeper, "-c", STOPS, str(moment_s))
         wait_until(
-            lambda process=process: (
-                end_of(client) > before or process.poll() is not None
-            )
+            lambda process=process: has_stopped(process) or process.poll() is not None
         )
         if process.poll() is None:
             return process
-        require_end(process)
+        assert not require_end(process)
     raise AssertionError(f"nothing was sent in {TRIES} tries")
 
 
@@ -87,13 +112,14 @@ def require_end(process: "subprocess.Popen[str]") -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_each_letter_goes_back_once_whatever_ends_the_command(
-    client: Client, zookeeper: str, number: signal.Signals
+    client: Client, zookeeper: str, number: signal.Signals, rng: Random
 ) -> None:
     """The next call goes on; Ctrl-C says that in one sentence."""
     data = bury(client)
     for _ in range(2):
-        process = begin(client, zookeeper)
+        process = begin(zookeeper, rng.uniform(0.001, MOMENT_S))
         process.send_signal(number)
+        process.send_signal(signal.SIGCONT)
         _, text = process.communicate(timeout=PATIENCE_S)
         if number == signal.SIGINT:
             assert process.returncode == 130

@@ -141,7 +141,7 @@ def test_a_broker_that_is_killed_while_it_deletes_serves_nothing_half(
             killer.start()
             begun.set()
             with contextlib.suppress(RequestTimeoutError):
-                client.admin().delete_topic("orders", timeout=3)
+                client.admin().delete_topic("orders", timeout=6)
             killer.join()
         is_begun = is_deleting(broker)
         left = len(list(broker.data.glob("orders-*")))

@@ -88,7 +88,7 @@ class Consumer:
             status = self.coordinator.status
             return (
                 status.state is SessionState.CONNECTED
-                and status.session_version == session_version
+                and status.session_version >= session_version
             )
 
         await until(is_there)

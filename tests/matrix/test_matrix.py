@@ -19,7 +19,12 @@ from tests.client.worlds import parts_of
 from tests.integration.conftest import ZooKeeperServer, expire_session
 from tests.matrix.child_member import ChildMember
 from tests.matrix.ledger import readers
-from tests.matrix.scene import Member, Scene, broker_arguments
+from tests.matrix.scene import (
+    SESSION_TIMEOUT_S,
+    Member,
+    Scene,
+    broker_arguments,
+)
 from tests.rigs.inside import kazoo_session
 from tests.rigs.process import BrokerProcess
 from tests.rigs.waiting import wait_until
@@ -27,7 +32,6 @@ from tests.rigs.waiting import wait_until
 ROUNDS = int(os.environ.get("METAQ_MATRIX_ROUNDS", "1"))
 PARTITION_COUNT = 3
 """On each of the brokers."""
-CHILD_SESSION_TIMEOUT_S = 2.0
 
 pytestmark = [
     pytest.mark.crash,
@@ -114,7 +118,7 @@ def join_child(scene: Scene, name: str) -> ChildMember:
         scene.group,
         scene.topic,
         scene.ledger,
-        session_timeout_s=CHILD_SESSION_TIMEOUT_S,
+        session_timeout_s=SESSION_TIMEOUT_S,
     )
     scene.members[name] = child  # type: ignore[assignment]
     child.start()

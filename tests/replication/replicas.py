@@ -351,8 +351,12 @@ class Replicas:
 
     async def store(
         self, payload: bytes = b"hello", place: str = "test 0", flag: int = 0
-    ) -> None:
-        """Put a record; a busy machine may take a follower for one that is late."""
+    ) -> bytes:
+        """Put a record; a busy machine may take a follower for one that is late.
+
+        Returns:
+            The answer of the leader that has it.
+        """
         until_s = asyncio.get_running_loop().time() + SOON_S
         while b" 200 " not in (
             answer := await self.put(self.leader(), payload, place, flag)
@@ -360,6 +364,7 @@ class Replicas:
             assert b" 503 " in answer, answer
             assert asyncio.get_running_loop().time() < until_s, answer
             await asyncio.sleep(0.05)
+        return answer
 
     async def equal(self) -> None:
         """Wait until all running replicas have the same bytes."""

@@ -341,7 +341,7 @@ def test_a_get_at_the_end_of_a_follower_waits() -> None:
     """And is answered when the leader's high watermark comes by."""
 
     async def scenario(rig: Replicas) -> None:
-        leader, other = rig.leader(), rig.follower()
+        other = rig.follower()
         await rig.store()
         await rig.equal()
         broker = rig[other].broker
@@ -349,7 +349,7 @@ def test_a_get_at_the_end_of_a_follower_waits() -> None:
         get = b"get test g 0 25 1000 7 wait=30000\r\n"
         asking = asyncio.create_task(rig.ask(other, get))
         await soon(lambda: broker.context.waiters.count)
-        await rig.put(leader, b"more!")
+        await rig.store(b"more!")
         assert b"more!" in await asking
 
     run(scenario)
@@ -397,14 +397,14 @@ def test_a_directory_from_some_seconds_ago_is_incomplete() -> None:
     """Its version is older than the one that ZooKeeper has: it begins again."""
 
     async def scenario(rig: Replicas) -> None:
-        leader, other = rig.leader(), rig.follower()
+        other = rig.follower()
         copy = rig[other].disk.snapshot()
 
         def version() -> int:
             return decode_member(rig.zookeeper.nodes[f"{MEMBER}/{other}"].data).version
 
         before = version()
-        await rig.put(leader)
+        await rig.store()
         await soon(lambda: version() > before)
         await rig[other].stop()
         rig[other].disk = copy
@@ -422,8 +422,8 @@ def test_a_follower_without_its_disk_joins_as_a_newcomer() -> None:
     """It leaves the set before it says a word, and comes in with all bytes."""
 
     async def scenario(rig: Replicas) -> None:
-        leader, other = rig.leader(), rig.follower()
-        await rig.put(leader)
+        other = rig.follower()
+        await rig.store()
         await rig[other].stop()
         rig[other].disk = FaultyFileSystem(has_loop_syncs=True)
         rig[other].saved.clear()

@@ -48,7 +48,7 @@ def test_a_leader_whose_disk_fails_gives_up() -> None:
     async def scenario(rig: Replicas) -> None:
         first = rig.leader()
         epoch = rig[first].node.epoch
-        await rig.put(first)
+        await rig.store()
         break_disk(rig[first])
         await rig.put(first)
         broker = rig[first].broker
@@ -162,7 +162,7 @@ def test_a_leader_whose_disk_hangs_gives_up(monkeypatch: pytest.MonkeyPatch) -> 
     async def scenario(rig: Replicas) -> None:
         first = rig.leader()
         epoch = rig[first].node.epoch
-        await rig.put(first)
+        await rig.store()
         log = rig[first].log()
         assert log is not None
         directory = log.log_dir

@@ -200,7 +200,7 @@ def test_a_merged_block_takes_the_place_of_those_before_it() -> None:
 
 
 def test_lists_of_blocks_are_read_again_when_a_file_has_changed() -> None:
-    """Unless it has the same size and time; then its pages are not believed."""
+    """Also to one of the same size and time; pages of the former are not believed."""
     fs, middle, end = two_blocks()
     lists = BlockLists(2)
 
@@ -227,7 +227,9 @@ def test_lists_of_blocks_are_read_again_when_a_file_has_changed() -> None:
     maker.add(encode_record(payload, id=MessageId(-1), flag=flag), Offset(0))
     put_index(fs, b"".join(maker.encode(Offset(0), Offset(end))))
     with fs.open_read(DIRECTORY / NAME) as file:
-        assert lists.blocks_of(file, Offset(0), Offset(end), NAMES) == [old]
+        (new,) = lists.blocks_of(file, Offset(0), Offset(end), NAMES)
+        assert (new.end, new.after, new.crc != old.crc) == (end, old.after, True)
+        assert read_positions(file, new, 1 << 20) == [0]
         assert read_positions(file, old, 1 << 20) is None
 
 

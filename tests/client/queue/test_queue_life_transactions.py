@@ -18,6 +18,8 @@ from tests.client.worlds import QUICK, WORLDS
 from tests.rigs.waiting import wait_until
 
 DROP: dict[str, Any] = {"group": "g", "then": "drop"}
+SHORT: dict[str, Any] = {**DROP, "lease_s": 1.0, "handle_s_max": 0.1, "prefetch": 1}
+"""Of a worker that loses its message; one that takes more may have it once more."""
 WAIT_S = 20.0
 
 
@@ -67,11 +69,11 @@ def test_after_a_rollback_the_message_is_here_again(how: str, client: Any) -> No
     send(client, "single", b"a")
     with (
         client.producer() as producer,
-        client.queue("single", lease_s=3.0, **DROP) as queue,
+        client.queue("single", lease_s=5.0, **DROP) as queue,
     ):
         message = queue.receive(WAIT_S)
         before = message.lease_until
-        tx = producer.transaction(timeout=1 if how == "time" else 30)
+        tx = producer.transaction(timeout=3 if how == "time" else 30)
         if how == "exception":
             with pytest.raises(ZeroDivisionError), tx:
                 tx.send("dead", b"%d" % (tx.ack(message) or 1 // 0))
@@ -79,7 +81,7 @@ def test_after_a_rollback_the_message_is_here_again(how: str, client: Any) -> No
             tx.send("dead", b"x")
             tx.ack(message)
             if how == "time":
-                threading.Event().wait(1.8)  # the time of the transaction
+                threading.Event().wait(3.8)  # the time of the transaction
                 with pytest.raises(TransactionRolledBackError):
                     tx.commit()
             else:
@@ -101,7 +103,7 @@ def test_a_message_that_is_lost_fails_the_transaction(client: Any) -> None:
     send(client, "single", b"a")
     with (
         client.producer() as producer,
-        client.queue("single", lease_s=1.0, handle_s_max=0.1, **DROP) as queue,
+        client.queue("single", **SHORT) as queue,
     ):
         message = queue.receive(WAIT_S)
         with client.queue("single", group="g") as other:
