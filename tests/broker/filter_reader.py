@@ -16,8 +16,8 @@ from metaq.record.flags import decode_payload, encode_payload
 from metaq.record.layout import HEADER_BYTES, Record
 from metaq.record.runs import decode_runs, records_of
 from metaq.record.scan import read_record
-from metaq.storage.key_builder import KeyStep, run_key_step
-from metaq.storage.log_snapshots import key_targets
+from metaq.storage.key_builder import KeyStep, KeyTarget, run_key_step
+from metaq.storage.log_snapshots import key_logs
 from tests.rigs.broker import CONFIG, Peer, running_broker
 from tests.rigs.waiting import until
 
@@ -133,8 +133,10 @@ def make_index(broker: Any, block_bytes: int = 1) -> int:
     """Make the blocks of an index that can be made; return where those end."""
     context, end = broker.context, 0
     log = context.topics.find_log("test", 0)
-    targets = key_targets({log.log_id: log}, context.config)
-    for target in sorted(targets, key=lambda each: each.segment.base_offset):
+    ((log_id, names, segments, durable),) = key_logs({log.log_id: log}, context.config)
+    for segment in (*segments.settled(durable), segments.readable_active(durable)):
+        is_sealed = segment.base_offset < segments.active.base_offset
+        target = KeyTarget(log_id, segment, is_sealed, names)
         step = KeyStep(target, block_bytes, False)
         while (result := run_key_step(context.fs, step)).read_bytes:
             if result.is_stuck:
