@@ -93,7 +93,7 @@ from metaq.retry import wait_set
 from metaq.storage.inventory import TRANSACTIONS
 from metaq.storage.key_builder import KeyBuilder, run_key_step
 from metaq.storage.log_manager import LogManager
-from metaq.storage.log_snapshots import ScrubbedLogs, key_targets
+from metaq.storage.log_snapshots import ScrubbedLogs, key_logs
 from metaq.storage.opening import data_paths
 from metaq.storage.retention_run import RetentionReport
 from metaq.storage.scrub import Scrub, run_step
@@ -655,8 +655,8 @@ class Broker(Service):
     def _begin_key_step(self) -> Work | None:
         """Return the next piece of an index of keys, if it is due."""
         builder, clock, logs = self.context.key_builder, self._clock, self._logs
-        targets = key_targets(logs.logs(), self.context.config)
-        step = builder.take_step(targets, clock.monotonic_s())
+        wanted = key_logs(logs.logs(), self.context.config)
+        step = builder.take_step(wanted, clock.monotonic_s())
         if step is None:
             return None
 

@@ -2,7 +2,7 @@
 
 Work is cut into steps, as that of the scrub is:
 
-    step = builder.take_step(targets, monotonic_s)     the owner's thread
+    step = builder.take_step(logs, monotonic_s)        the owner's thread
     end = run_key_step(fs, step)                       a helper thread, blocking
     builder.finish_step(step, end, monotonic_s)        the owner's thread
 
@@ -17,14 +17,17 @@ does (`_kept_count`): there are about as many as the number of bytes has binary 
 and each entry is merged so often. A sealed segment has one.
 
 The end of each index is remembered, and looked up again from time to time: a log may
-be cut, and a file removed. While a step runs no log is cut (`Retention.hold`).
+be cut, and a file removed. While a step runs no log is cut (`Retention.hold`). A look
+goes through the logs, and through the segments of those only that have others than
+before: sealed ones wait for their time in a heap. Steps of both kinds take turns.
 """
 
+import itertools
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -39,7 +42,7 @@ from metaq.storage.key_index import (
     read_blocks,
 )
 from metaq.storage.key_merge import BlockMaker
-from metaq.storage.segment import Segment
+from metaq.storage.segment import Segment, Segments
 from metaq.storage.span_index import Span
 from metaq.storage.span_lookup import open_spans
 from metaq.storage.walk import damaged_spans
@@ -73,7 +76,10 @@ IDLE_S: Final = 1.0
 """Time between two looks for something to do,"""
 
 SCAN_S: Final = 0.25
-"""and between two where there was: each goes through all segments."""
+"""and between two where there was, and so much more"""
+
+LOG_S: Final = 0.0002
+"""for each log: a hundred times what a look at one takes."""
 
 STEP_S_MIN: Final = 0.005
 """A step takes its turn of so long, however little it reads: opening files costs half a
@@ -81,7 +87,9 @@ millisecond."""
 
 TEMPORARY_SUFFIX: Final = ".tmp"
 
-_Key = tuple[LogId, Offset, tuple[bytes, ...]]
+_Names = tuple[bytes, ...]
+_LogKey = tuple[LogId, _Names]
+_Key = tuple[LogId, Offset, _Names]
 
 
 class KeyTarget(NamedTuple):
@@ -91,13 +99,29 @@ class KeyTarget(NamedTuple):
     segment: Segment
     """With the size of its durable bytes."""
     is_sealed: bool
-    names: tuple[bytes, ...]
+    names: _Names
     """Names that are indexed, as fields begin."""
 
     @property
     def key(self) -> _Key:
-        """Its key in the memory of the builder."""
+        """Its name for `KeyBuilder.distrust`."""
         return self.log_id, self.segment.base_offset, self.names
+
+
+class KeyLog(NamedTuple):
+    """One log that is to have an index, as it is now."""
+
+    log_id: LogId
+    names: _Names
+    """Names that are indexed, as fields begin."""
+    segments: Segments
+    end: Offset
+    """Of its durable bytes."""
+
+    def active(self) -> KeyTarget:
+        """Return its active segment."""
+        active = self.segments.readable_active(self.end)
+        return KeyTarget(self.log_id, active, False, self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +146,25 @@ class KeyStepResult(NamedTuple):
     """A part of the index is damaged; all of it is to be made again."""
 
 
-class _Known(NamedTuple):
-    """Knowledge of an index."""
+_NOWHERE: Final = Offset(-1)
 
-    end: Offset
-    look_s: float
-    """When its end is looked up again,"""
-    wait_s: float
+
+@dataclass(slots=True)
+class _Known:
+    """Knowledge of a log and its indexes."""
+
+    segments: Segments | None = None
+    """Those of the last look."""
+    active: Offset = _NOWHERE
+    """Base offset of the active one:"""
+    end: Offset = _NOWHERE
+    """its index reaches so far."""
+    look_s: float = 0.0
+    """When that is looked up again,"""
+    wait_s: float = 0.0
     """and from when on a few bytes are enough for a step."""
-
-
-_UNKNOWN: Final = _Known(Offset(-1), 0.0, 0.0)
+    sealed: dict[Offset, KeyTarget] = field(default_factory=dict)
+    """The sealed ones. What else the heap has of the log is void."""
 
 
 class KeyBuilder:
@@ -144,72 +176,128 @@ class KeyBuilder:
         self._step_bytes = step_bytes
         self._due_s = 0.0 if bytes_per_s else math.inf
         self._scan_s = 0.0
-        self._due = deque[KeyTarget]()
-        """Those of the last look that have not had their step."""
-        self._known: dict[_Key, _Known] = {}
-        self._distrusted: set[_Key] = set()
+        self._known = dict[_LogKey, _Known]()
+        self._active = dict[_LogKey, KeyTarget]()
+        """Active segments that are due, the next one first."""
+        self._is_turn_of_sealed = False
+        self._sealed = list[tuple[float, int, KeyTarget]]()
+        """A heap of sealed segments, by when they are due."""
+        self._numbers = itertools.count()
+        self._distrusted = set[_Key]()
 
     def distrust(self, key: _Key) -> None:
         """Have an index made again of which a part was damaged."""
         self._distrusted.add(key)
+        log_id, base, names = key
+        known = self._known.get((log_id, names), _Known())
+        if base in known.sealed:
+            self._plan(known, known.sealed[base], 0.0)
+        elif base == known.active:
+            known.end, known.wait_s = base, 0.0
 
     def delay_s(self, monotonic_s: float) -> float:
         """Return when to ask for a step, in seconds from now."""
         return max(0.0, self._due_s - monotonic_s)
 
-    def take_step(
-        self, targets: Iterable[KeyTarget], monotonic_s: float
-    ) -> KeyStep | None:
+    def take_step(self, logs: Iterable[KeyLog], monotonic_s: float) -> KeyStep | None:
         """Return the next step; None: there is nothing to do now.
 
         Args:
-            targets: all segments, as they are now; looked at now and then.
+            logs: all of them, as they are now; looked at now and then.
             monotonic_s: the time.
         """
         if monotonic_s < self._due_s:
             return None
-        if not self._due:
-            if monotonic_s < self._scan_s:
-                self._due_s = self._scan_s
-                return None
-            self._scan_s = monotonic_s + SCAN_S
-            self._look(targets, monotonic_s)
-        self._due_s = monotonic_s + IDLE_S
-        if not self._due:
+        self._due_s = self._scan_s
+        if monotonic_s >= self._scan_s:
+            self._look(logs, monotonic_s)
+            self._scan_s = monotonic_s + SCAN_S + LOG_S * len(self._known)
+            self._due_s = monotonic_s + IDLE_S
+        target = self._take_target(monotonic_s)
+        if target is None:
             return None
-        target = self._due.popleft()
-        # A step that fails is made again after a while.
-        again_s = monotonic_s + RETRY_S
-        self._known[target.key] = _Known(target.segment.end_offset, again_s, again_s)
+        self._due_s = monotonic_s + IDLE_S
         return KeyStep(target, self._step_bytes, target.key in self._distrusted)
 
-    def _look(self, targets: Iterable[KeyTarget], monotonic_s: float) -> None:
-        seen: dict[_Key, _Known] = {}
-        for target in targets:
-            known = seen[target.key] = self._known.get(target.key, _UNKNOWN)
-            left = target.segment.end_offset - known.end
-            if (
-                monotonic_s >= known.look_s
-                or left >= self._step_bytes // READY_PARTS
-                or (left > 0 and (target.is_sealed or monotonic_s >= known.wait_s))
-                or target.key in self._distrusted
-            ):
-                self._due.append(target)
+    def _look(self, logs: Iterable[KeyLog], monotonic_s: float) -> None:
+        # Flat on purpose: there may be thousands.
+        seen, ready_bytes = dict[_LogKey, _Known](), self._step_bytes // READY_PARTS
+        for log in logs:
+            log_id, names, segments, end = log
+            known = self._known.get(key := (log_id, names)) or _Known()
+            if known.segments is not segments or len(known.sealed) + 1 < len(segments):
+                self._take_over(log, known, monotonic_s)
+            seen[key] = known
+            left = end - known.end
+            due_s = known.wait_s if left > 0 else known.look_s
+            if left >= ready_bytes or monotonic_s >= due_s:
+                self._active[key] = log.active()
         self._known = seen
+
+    def _take_over(self, log: KeyLog, known: _Known, monotonic_s: float) -> None:
+        """Compare the segments of a log with those that it had."""
+        before, known.sealed = known.sealed, {}
+        for segment in reversed(log.segments.settled(log.end)):
+            base = segment.base_offset
+            planned = before.get(base)
+            if planned is not None and planned.segment is segment:
+                known.sealed[base] = planned
+            else:
+                target = KeyTarget(log.log_id, segment, True, log.names)
+                self._plan(known, target, monotonic_s)
+        if known.segments is not log.segments:
+            known.segments = log.segments
+            known.active = known.end = log.segments.active.base_offset
+            known.look_s, known.wait_s = monotonic_s + LOOK_S, 0.0
+
+    def _plan(self, known: _Known, target: KeyTarget, due_s: float) -> None:
+        """Have a sealed segment taken then, and not when it was to be before."""
+        target = known.sealed[target.segment.base_offset] = target._replace()
+        heappush(self._sealed, (due_s, next(self._numbers), target))
+
+    def _take_target(self, monotonic_s: float) -> KeyTarget | None:
+        if self._is_turn_of_sealed or not self._active:
+            self._is_turn_of_sealed = False
+            target = self._take_sealed(monotonic_s)
+            if target is not None or not self._active:
+                return target
+        self._is_turn_of_sealed = True
+        key = next(iter(self._active))
+        target, known = self._active.pop(key), self._known.get(key, _Known())
+        # A step that fails is made again after a while.
+        known.end = target.segment.end_offset
+        known.look_s = known.wait_s = monotonic_s + RETRY_S
+        return target
+
+    def _take_sealed(self, monotonic_s: float) -> KeyTarget | None:
+        while self._sealed and self._sealed[0][0] <= monotonic_s:
+            target = heappop(self._sealed)[2]
+            known = self._known.get((target.log_id, target.names), _Known())
+            if known.sealed.get(target.segment.base_offset) is target:
+                self._plan(known, target, monotonic_s + RETRY_S)
+                return target
+        return None
 
     def finish_step(
         self, step: KeyStep, result: KeyStepResult, monotonic_s: float
     ) -> None:
         """Take over the result of a step."""
-        key = step.target.key
+        target, segment = step.target, step.target.segment
         turn_s = max(STEP_S_MIN, result.read_bytes / self._bytes_per_s)
         self._due_s = monotonic_s + turn_s
-        self._distrusted.discard(key)
+        self._distrusted.discard(target.key)
         if result.is_damaged:
-            self._distrusted.add(key)
-        if not result.is_stuck:
-            look_s, wait_s = monotonic_s + LOOK_S, monotonic_s + WAIT_S
-            self._known[key] = _Known(result.end, look_s, wait_s)
+            self.distrust(target.key)
+        if result.is_damaged or result.is_stuck:
+            return
+        known = self._known.get((target.log_id, target.names), _Known())
+        planned = known.sealed.get(segment.base_offset)
+        if planned is not None and planned.segment is segment:
+            is_done = result.end >= segment.end_offset
+            self._plan(known, planned, monotonic_s + LOOK_S * is_done)
+        elif segment.base_offset == known.active:
+            known.end = result.end
+            known.look_s, known.wait_s = monotonic_s + LOOK_S, monotonic_s + WAIT_S
 
 
 def run_key_step(fs: FileSystem, step: KeyStep) -> KeyStepResult:

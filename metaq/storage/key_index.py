@@ -31,6 +31,7 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
@@ -128,7 +129,8 @@ def keys_path(segment_path: Path, base: Offset) -> Path:
     return segment_path.with_name(f"{base:020d}{KEYS_SUFFIX}")
 
 
-def field_names(names: Sequence[str]) -> tuple[bytes, ...]:
+@lru_cache
+def field_names(names: tuple[str, ...]) -> tuple[bytes, ...]:
     """Return how fields begin, of a key or headers by name."""
     return tuple(
         b"key=" if name == KEY_NAME else encode_properties(None, [(name, b"")]).encode()

@@ -15,19 +15,20 @@ from typing import Final
 from metaq.config.settings import BrokerConfig, DeleteKind, LimitsConfig
 from metaq.model import LogId, is_internal
 from metaq.storage.holdings import Extent, Holdings
-from metaq.storage.key_builder import KeyTarget
+from metaq.storage.key_builder import KeyLog
 from metaq.storage.key_index import field_names
 from metaq.storage.log_dir import LogDir
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.retention_run import DirectorySnapshot, LogSnapshot
 from metaq.storage.scrub import ScrubTarget
-from metaq.storage.segment import Segment
 
 _FOR_EVER_MS: Final = 2**62
 """An age that nothing has: such segments go by size only."""
 
 _SCRUBBED: Final = frozenset({LogState.OPEN, LogState.STOPPED, LogState.FOLLOWING})
+
+_INDEXED: Final = frozenset({LogState.OPEN, LogState.FOLLOWING})
 
 _AT_ONCE_MS: Final = -(2**70)
 """An age that everything has."""
@@ -54,7 +55,7 @@ def take_directory_snapshot(
     snapshots = []
     for log in logs:
         policy = config.topic(log.log_id.topic).delete_policy
-        sealed, active = _settled(log), log.readable_active()
+        sealed, active = log.segments.settled(log.high_watermark), log.readable_active()
         keeping = _KEEPING
         if is_internal(log.log_id.topic):
             policy = replace(policy, kind=DeleteKind.DELETE, age_ms=_AT_ONCE_MS)
@@ -120,29 +121,18 @@ def _is_stopped(log: PartitionLog, keeping: AbstractSet[LogState]) -> bool:
     return log.state in keeping
 
 
-def _settled(log: PartitionLog) -> tuple[Segment, ...]:
-    """Return the sealed segments of which no byte may be cut any more."""
-    end = log.high_watermark
-    return tuple(each for each in log.segments.sealed if each.end_offset <= end)
-
-
-def key_targets(
+def key_logs(
     logs: Mapping[LogId, PartitionLog], config: BrokerConfig
-) -> Iterator[KeyTarget]:
-    """Yield the segments of topics with an index of keys, of each the newest first.
-
-    Used on the loop's thread.
-    """
+) -> Iterator[KeyLog]:
+    """Yield the logs of topics with an index of keys. Used on the loop's thread."""
     topics = {**config.defined, **config.topics}
     wanted = {
         name: field_names(topic.index) for name, topic in topics.items() if topic.index
     }
     for log_id, log in logs.items() if wanted else ():
         names = wanted.get(log_id.topic)
-        if names and log.state in {LogState.OPEN, LogState.FOLLOWING}:
-            yield KeyTarget(log_id, log.readable_active(), False, names)
-            for each in reversed(_settled(log)):
-                yield KeyTarget(log_id, each, True, names)
+        if names and log.state in _INDEXED:
+            yield KeyLog(log_id, names, log.segments, log.high_watermark)
 
 
 class ScrubbedLogs:
@@ -169,8 +159,9 @@ class ScrubbedLogs:
         if log is None or log.state not in _SCRUBBED:
             return ()
         is_open = log.state is LogState.OPEN
+        settled = log.segments.settled(log.high_watermark)
         targets = [
-            ScrubTarget(log_id, each, True, may_write=is_open) for each in _settled(log)
+            ScrubTarget(log_id, each, True, may_write=is_open) for each in settled
         ]
         active = log.readable_active()
         if active.size_bytes:

@@ -19,7 +19,6 @@ of them changes. `partition_log.py` moves them. Source: docs/metaq-1.4/broker.md
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 from metaq.errors import ClosedError, LogOfflineError, OffsetOutOfRangeError
@@ -99,9 +98,7 @@ class ReadableLog:
 
     def readable_active(self) -> Segment:
         """Return the active segment with the size that is readable now."""
-        active = self.segments.active
-        size = max(0, self.high_watermark - active.base_offset)
-        return replace(active, size_bytes=SizeBytes(size))
+        return self.segments.readable_active(self.high_watermark)
 
     # -- gets
 

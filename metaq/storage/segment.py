@@ -16,7 +16,7 @@ hole finds nothing. Source: docs/metaq-1.4/broker.md 2.1, 2.4.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -105,6 +105,18 @@ class Segments:
         """Return the first segment that starts after `offset`, or None."""
         index = bisect_right(self._bases, offset)
         return self._items[index] if index < len(self._items) else None
+
+    def settled(self, end: Offset) -> tuple[Segment, ...]:
+        """Return the sealed segments that end at `end` or before, oldest first."""
+        count = min(bisect_right(self._bases, end), len(self.sealed))
+        if count and self._items[count - 1].end_offset > end:
+            count -= 1
+        return self.sealed[:count]
+
+    def readable_active(self, end: Offset) -> Segment:
+        """Return the active segment as a log has it that is readable up to `end`."""
+        size = max(0, end - self.active.base_offset)
+        return replace(self.active, size_bytes=SizeBytes(size))
 
     def rolled(self, sealed: Segment, active: Segment) -> "Segments":
         """Return the list after a roll: the active one sealed, then a new one."""

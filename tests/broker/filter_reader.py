@@ -1,11 +1,14 @@
 """A reader with a filter, byte for byte, against a broker in this process."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from metaq.filter.language import parse_filter
+from metaq.fs import FileSystem
 from metaq.protocol.commands import NO_NEXT, Get, Put, Result, Value
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.encoding import encode
@@ -13,9 +16,9 @@ from metaq.record.flags import decode_payload, encode_payload
 from metaq.record.layout import HEADER_BYTES, Record
 from metaq.record.runs import decode_runs, records_of
 from metaq.record.scan import read_record
-from metaq.storage.key_builder import KeyStep, run_key_step
-from metaq.storage.log_snapshots import key_targets
-from tests.rigs.broker import Peer
+from metaq.storage.key_builder import KeyStep, KeyTarget, run_key_step
+from metaq.storage.log_snapshots import key_logs
+from tests.rigs.broker import CONFIG, Peer, running_broker
 from tests.rigs.waiting import until
 
 # A broker in this process has its parser.
@@ -130,8 +133,10 @@ def make_index(broker: Any, block_bytes: int = 1) -> int:
     """Make the blocks of an index that can be made; return where those end."""
     context, end = broker.context, 0
     log = context.topics.find_log("test", 0)
-    targets = key_targets({log.log_id: log}, context.config)
-    for target in sorted(targets, key=lambda each: each.segment.base_offset):
+    ((log_id, names, segments, durable),) = key_logs({log.log_id: log}, context.config)
+    for segment in (*segments.settled(durable), segments.readable_active(durable)):
+        is_sealed = segment.base_offset < segments.active.base_offset
+        target = KeyTarget(log_id, segment, is_sealed, names)
         step = KeyStep(target, block_bytes, False)
         while (result := run_key_step(context.fs, step)).read_bytes:
             if result.is_stuck:
@@ -142,6 +147,34 @@ def make_index(broker: Any, block_bytes: int = 1) -> int:
         if target.is_sealed and end < target.segment.end_offset:
             break
     return end
+
+
+Scenario = Callable[[Any, Peer, FilterReader], Awaitable[None]]
+
+
+def run(
+    data: Path,
+    scenario: Scenario,
+    overrides: dict[str, str] | None = None,
+    fs: FileSystem | None = None,
+    *,
+    index: str = "",
+) -> None:
+    """Run a scenario with a broker; with `index` its filters look these names up."""
+
+    async def main() -> None:
+        settings, text = overrides or {}, CONFIG
+        if index:
+            text = text.replace("[topic=test]", f"[topic=test]\nindex={index}")
+            settings = INDEX_SETTINGS | settings
+        started = running_broker(data, settings, text=text, fs=fs)
+        async with started as broker, Peer(broker) as peer:
+            if index:
+                broker.context.filter_look_bytes = 1
+            await scenario(broker, peer, FilterReader(peer))
+            assert broker.context.filtered_count == 0
+
+    asyncio.run(main())
 
 
 async def indexed(broker: Any, end: int, block_bytes: int = 1) -> int:

@@ -1,41 +1,23 @@
 """Gets with a filter: what is sent, where to go on, and when it is answered plainly."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from metaq.broker.handlers.filtered_get import SCAN_BYTES, WINDOW_BYTES
 from metaq.filter.language import has_parser, parse_filter
-from metaq.fs import FileSystem, ReadFile, SystemFileSystem
+from metaq.fs import ReadFile, SystemFileSystem
 from metaq.model import Offset
 from metaq.protocol.commands import NO_NEXT, Result, Value
 from metaq.protocol.encoding import encode
 from metaq.protocol.version import decode_version_body
 from metaq.storage.segment import Damage
-from tests.broker.filter_reader import FilterReader, matches_in, put
+from tests.broker.filter_reader import FilterReader, matches_in, put, run
 from tests.rigs.broker import Peer, running_broker
 from tests.rigs.waiting import until
 
 PAID = "tag = 'paid'"
-Scenario = Callable[[Any, Peer, FilterReader], Awaitable[None]]
-
-
-def run(
-    data: Path,
-    scenario: Scenario,
-    overrides: dict[str, str] | None = None,
-    fs: FileSystem | None = None,
-) -> None:
-    async def main() -> None:
-        started = running_broker(data, overrides, fs=fs)
-        async with started as broker, Peer(broker) as peer:
-            await scenario(broker, peer, FilterReader(peer))
-            assert broker.context.filtered_count == 0
-
-    asyncio.run(main())
 
 
 def value(reply: Value | Result) -> Value:

@@ -1,8 +1,8 @@
 """Gets with a filter that look records up: what is passed over, and what never is."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,16 @@ from metaq.storage.key_index import KEYS_SUFFIX, field_names, keys_path
 from metaq.storage.key_merge import BlockMaker
 from metaq.storage.segment import Damage, Segments
 from tests.broker.filter_reader import (
-    INDEX_SETTINGS,
-    FilterReader,
     indexed,
     matches_in,
     put,
 )
+from tests.broker.filter_reader import run as run_with
 from tests.broker.test_filtered_get import ColdDisk, value
-from tests.rigs.broker import CONFIG, Peer, running_broker
+from tests.rigs.broker import Peer
 
 PAID = "tag = 'paid'"
-INDEXED = CONFIG.replace("[topic=test]", "[topic=test]\nindex=tag")
-Scenario = Callable[[Any, Peer, FilterReader], Awaitable[None]]
+run = partial(run_with, index="tag")
 Puts = list[tuple[int, int]]
 
 
@@ -59,23 +57,6 @@ class WatchedFile(ReadFile):
     def is_cached(self, *range_: Any) -> bool:
         self.disk.on_read()
         return super().is_cached(*range_)
-
-
-def run(
-    data: Path,
-    scenario: Scenario,
-    overrides: dict[str, str] | None = None,
-    fs: FileSystem | None = None,
-) -> None:
-    async def main() -> None:
-        settings = INDEX_SETTINGS | (overrides or {})
-        started = running_broker(data, settings, text=INDEXED, fs=fs)
-        async with started as broker, Peer(broker) as peer:
-            broker.context.filter_look_bytes = 1
-            await scenario(broker, peer, FilterReader(peer))
-            assert broker.context.filtered_count == 0
-
-    asyncio.run(main())
 
 
 async def put_each(peer: Peer, *tags: str | None, size: int = 4) -> Puts:
@@ -219,7 +200,7 @@ def test_a_damaged_index_is_made_again_and_the_log_walked(data_dir: Path) -> Non
 
 def claim(log: Any, hits: Puts) -> None:
     """Write an index that names no other records: that of other bytes."""
-    maker, end = BlockMaker(Offset(0), field_names(["tag"])), log.high_watermark
+    maker, end = BlockMaker(Offset(0), field_names(("tag",))), log.high_watermark
     record = encode_record(b"\0\0\0\x0ah.tag=paid", flag=3, id=1)
     for at, _end in hits:
         maker.add(record, Offset(at))

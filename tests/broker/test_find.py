@@ -218,6 +218,7 @@ def test_look_ups_are_bounded_and_others_overtake_them(data_dir: Path) -> None:
             reply = await peer.read_some()
             assert reply.startswith(b"result 503 ")
             assert b" 8\r\n" in reply
+            assert context.load.in_flight_bytes == RECORDS_BYTES_MAX, "as it may have"
             gate.set()
             assert (await peer.read_some()).startswith(b"value ")
             assert context.find_count == FINDS_MAX - 1

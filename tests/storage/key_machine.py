@@ -24,7 +24,7 @@ from metaq.storage.cut import cut_log
 from metaq.storage.key_builder import KeyBuilder, KeyStep, run_key_step
 from metaq.storage.key_index import KEYS_SUFFIX, BlockLists, field_names, keys_path
 from metaq.storage.key_lookup import NO_MORE, KeyQuestion, KeySearch
-from metaq.storage.log_snapshots import key_targets
+from metaq.storage.log_snapshots import key_logs
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.retention_run import remove_segment
 from metaq.storage.span_queries import SpanQueries
@@ -183,8 +183,8 @@ class KeyMachine:
 
     def _take_step(self) -> KeyStep | None:
         self.time_s += 2.0
-        targets = key_targets(self.bench.manager.logs(), self.config)
-        return self.builder.take_step(targets, self.time_s)
+        logs = key_logs(self.bench.manager.logs(), self.config)
+        return self.builder.take_step(logs, self.time_s)
 
     def trim(self) -> None:
         """Remove some of the oldest segments, as retention does."""

@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -22,12 +23,14 @@ from metaq.storage.key_builder import (
     STEP_S_MIN,
     WAIT_S,
     KeyBuilder,
+    KeyLog,
     KeyStep,
+    KeyStepResult,
     KeyTarget,
     run_key_step,
 )
 from metaq.storage.key_index import keys_path, read_blocks
-from metaq.storage.segment import Segment
+from metaq.storage.segment import Segment, Segments
 from metaq.storage.span_index import Span, SpanIndex, write_index
 from tests.rigs.fs import FaultyFileSystem, Operation
 from tests.sampling import failures
@@ -46,6 +49,14 @@ RECORDS = [encode_payload(b"x" * 50, None, b"k%d" % number) for number in range(
 def target_of(segment: Segment, *, is_sealed: bool = True) -> KeyTarget:
     """Return a segment that is to have an index."""
     return KeyTarget(LOG, segment, is_sealed, NAMES)
+
+
+def log_of(target: KeyTarget) -> KeyLog:
+    """Return the log of a segment; a sealed one has an active one after it, empty."""
+    one, names = target.segment, target.names
+    after = Segment(one.path.with_name("next"), one.end_offset, SizeBytes(0))
+    segments = Segments((one, after) if target.is_sealed else (one,))
+    return KeyLog(target.log_id, names, segments, one.end_offset)
 
 
 def block_ends(fs: FaultyFileSystem, segment: Segment) -> list[int]:
@@ -154,15 +165,16 @@ def test_a_damaged_block_is_not_merged_but_made_again() -> None:
     before = fs.read_file(path, SizeBytes(10**6))
     for is_sealed in (False, True):
         target = target_of(segment, is_sealed=is_sealed)
+        log = log_of(target)
         result = run_key_step(fs, KeyStep(target, 1 << 20, is_new=False))
         assert result.is_damaged
         assert fs.read_file(path, SizeBytes(10**6))[: len(before)] == before
     names = fs.names_in(path.parent)
     assert not any(each.endswith(".tmp") for each in names)
-    step = builder.take_step([target], 1.0)
+    step = builder.take_step([log], 1.0)
     assert step is not None
     builder.finish_step(step, result, 1.0)
-    step = builder.take_step([target], 2.0)
+    step = builder.take_step([log], 2.0)
     assert step is not None
     assert step.is_new
     builder.finish_step(step, run_key_step(fs, step), 2.0)
@@ -195,18 +207,18 @@ def test_a_segment_that_is_gone_gets_no_index() -> None:
 def test_work_has_a_rate_and_what_is_done_is_not_looked_at_again() -> None:
     """Until the next look; idle in between."""
     fs, segment = small_log(*RECORDS)
-    builder, target = KeyBuilder(100, step_bytes=10**6), target_of(segment)
-    step = builder.take_step([target], 5.0)
+    builder, log = KeyBuilder(100, step_bytes=10**6), log_of(target_of(segment))
+    step = builder.take_step([log], 5.0)
     assert step is not None
     builder.finish_step(step, run_key_step(fs, step), 5.0)
     due_s = 5.0 + segment.size_bytes / 100
     assert builder.delay_s(5.0) == due_s - 5.0
-    assert builder.take_step([target], due_s - 0.1) is None
-    assert builder.take_step([target], due_s) is None
+    assert builder.take_step([log], due_s - 0.1) is None
+    assert builder.take_step([log], due_s) is None
     assert builder.delay_s(due_s) == IDLE_S
-    assert builder.take_step([target], due_s + LOOK_S) is not None
+    assert builder.take_step([log], due_s + LOOK_S) is not None
     never = KeyBuilder(0)
-    assert never.take_step([target], 0.0) is None
+    assert never.take_step([log], 0.0) is None
     assert never.delay_s(0.0) == math.inf
 
 
@@ -214,12 +226,13 @@ def test_many_bytes_are_indexed_at_once_and_few_after_a_while() -> None:
     """A log to which nothing more is written is indexed to its end."""
     fs, segment = small_log(*RECORDS)
     size = segment.size_bytes // 10
-    builder = KeyBuilder(1 << 40, step_bytes=READY_PARTS * 3 * size)
+    builder, scan_s = KeyBuilder(1 << 40, step_bytes=READY_PARTS * 3 * size), 2 * SCAN_S
+    active = log_of(target_of(segment, is_sealed=False))
+    sealed = log_of(target_of(replace(segment, size_bytes=SizeBytes(9 * size))))
 
-    def steps(count: int, time_s: float, *, is_sealed: bool = False) -> bool:
-        part = replace(segment, size_bytes=SizeBytes(count * size))
-        target = target_of(part, is_sealed=is_sealed)
-        step = builder.take_step([target], time_s)
+    def steps(count: int, time_s: float, *, log: KeyLog = active) -> bool:
+        log = log._replace(end=Offset(count * size))
+        step = builder.take_step([log], time_s)
         if step is None:
             return False
         builder.finish_step(step, run_key_step(fs, step), time_s)
@@ -230,51 +243,113 @@ def test_many_bytes_are_indexed_at_once_and_few_after_a_while() -> None:
 
     assert steps(1, 1.0)
     assert not steps(5, 1.0 + STEP_S_MIN), "looks cost something, too"
-    assert steps(5, 1.0 + SCAN_S)
-    assert not steps(7, 1.0 + 2 * SCAN_S)
-    assert steps(7, 1.0 + SCAN_S + WAIT_S + IDLE_S)
+    assert steps(5, 1.0 + scan_s)
+    assert not steps(7, 1.0 + 2 * scan_s)
+    assert steps(7, 1.0 + scan_s + WAIT_S + IDLE_S)
     assert steps(8, 5.0)
-    assert steps(9, 5.0 + SCAN_S, is_sealed=True)
-    assert not steps(9, 99.0)
+    assert steps(9, 5.0 + scan_s, log=sealed)
+    assert not steps(9, 99.0, log=sealed)
 
 
 def test_a_step_that_fails_holds_up_no_other() -> None:
     """It is tried again after a while."""
     fs, segment = small_log(*RECORDS)
     builder = KeyBuilder(1 << 40, step_bytes=10**6)
-    targets = [target_of(segment), target_of(segment)]
-    targets[0] = targets[0]._replace(log_id=OTHER)
-    step = builder.take_step(targets, 0.0)
+    logs = [log_of(target_of(segment)), log_of(target_of(segment))]
+    logs[0] = logs[0]._replace(log_id=OTHER)
+    step = builder.take_step(logs, 0.0)
     assert step is not None
-    assert step.target is targets[0]
+    assert step.target.log_id == OTHER
     assert builder.delay_s(0.0) == IDLE_S
-    step = builder.take_step(targets, IDLE_S)
+    step = builder.take_step(logs, IDLE_S)
     assert step is not None
-    assert step.target is targets[1]
+    assert step.target.log_id == LOG
     builder.finish_step(step, run_key_step(fs, step), IDLE_S)
-    assert builder.take_step(targets, 2 * IDLE_S) is None
-    step = builder.take_step(targets, LOOK_S)
+    assert builder.take_step(logs, 2 * IDLE_S) is None
+    step = builder.take_step(logs, LOOK_S)
     assert step is not None
-    assert step.target is targets[0]
+    assert step.target.log_id == OTHER
+
+
+class CountedSegments(Segments):
+    """Segments that count how often they are gone through."""
+
+    count = 0
+
+    def settled(self, end: Offset) -> tuple[Segment, ...]:
+        self.count += 1
+        return super().settled(end)
+
+
+def test_a_look_goes_through_the_segments_that_are_new() -> None:
+    """Of a log with thousands it is many times a second; those that are gone go."""
+    segments = CountedSegments(
+        Segment(Path(f"/d/{base}.meta"), Offset(base), SizeBytes(10))
+        for base in range(0, 90, 10)
+    )
+    builder, now_s = KeyBuilder(1 << 40), 0.0
+
+    def finish_all(segments: Segments, end: int) -> list[int]:
+        """Return the base offsets of all steps until there is nothing to do."""
+        nonlocal now_s
+        bases, log = list[int](), KeyLog(LOG, NAMES, segments, Offset(end))
+        while (step := builder.take_step([log], now_s)) is not None:
+            segment = step.target.segment
+            bases.append(segment.base_offset)
+            result = KeyStepResult(segment.end_offset, 0)
+            builder.finish_step(step, result, now_s)
+            now_s += 2 * SCAN_S
+        now_s += IDLE_S
+        return bases
+
+    assert finish_all(segments, 75) == [60, 50, 40, 30, 20, 10, 0], "newest first"
+    assert finish_all(segments, 85) == [80, 70]
+    looks = segments.count
+    assert finish_all(segments, 88) == [80]
+    assert segments.count == looks
+    after = replace(segments.active, base_offset=Offset(90))
+    later = segments.rolled(segments.active, after).without(segments.first)
+    assert finish_all(later, 90) == [80]
+    now_s += LOOK_S
+    assert sorted(finish_all(later, 90)) == list(range(10, 100, 10))
+
+
+def test_new_bytes_and_sealed_segments_take_turns() -> None:
+    """Those of a topic that has had no index so far do not hold up what comes now."""
+    segments = Segments(
+        Segment(Path(f"/d/{base}.meta"), Offset(base), SizeBytes(1000))
+        for base in range(0, 5000, 1000)
+    )
+    builder, kinds = KeyBuilder(1 << 40, step_bytes=READY_PARTS), list[bool]()
+    for number in range(8):
+        log = KeyLog(LOG, NAMES, segments, Offset(4010 + number))
+        step = builder.take_step([log], number * 2 * SCAN_S)
+        assert step is not None
+        kinds.append(step.target.is_sealed)
+        end = step.target.segment.end_offset
+        end = Offset(end - 500 * (number == 3))
+        builder.finish_step(step, KeyStepResult(end, 0), number * 2 * SCAN_S)
+    assert kinds == [False, True] * 4
 
 
 def test_an_index_that_is_distrusted_is_made_again() -> None:
     """All of it, at once."""
     fs, segment = small_log(*RECORDS)
     builder, target = KeyBuilder(1 << 40, step_bytes=10**6), target_of(segment)
-    step = builder.take_step([target], 0.0)
+    log = log_of(target)
+    step = builder.take_step([log], 0.0)
     assert step is not None
     builder.finish_step(step, run_key_step(fs, step), 0.0)
     path = keys_path(segment.path, segment.base_offset)
     good = fs.read_file(path, SizeBytes(10**6))
     fs.flip_bit(path, 8 * (len(good) - 1))
-    assert builder.take_step([target], 1.0) is None
+    assert builder.take_step([log], 1.0) is None
     builder.distrust(target.key)
-    step = builder.take_step([target], 3.0)
+    step = builder.take_step([log], 3.0)
     assert step is not None
     builder.finish_step(step, run_key_step(fs, step), 3.0)
     assert fs.read_file(path, SizeBytes(10**6)) == good
-    assert builder.take_step([target], 4.0) is None
+    assert builder.take_step([log], 4.0) is None
 
 
 def test_a_log_is_not_cut_while_a_block_is_written() -> None:

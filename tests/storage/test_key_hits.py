@@ -17,7 +17,7 @@ from metaq.storage.segment import Segment
 from tests.sampling import SEED, examples
 from tests.storage.logs import DIRECTORY, disk_with_directory, put_file
 
-NAMES = field_names(["tag", "key"])
+NAMES = field_names(("tag", "key"))
 BASE = Offset(5000)
 SEGMENT = DIRECTORY / f"{BASE:020d}.meta"
 NAME = keys_path(SEGMENT, BASE).name

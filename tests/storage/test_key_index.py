@@ -30,7 +30,7 @@ from tests.rigs.fs import FaultyFileSystem
 from tests.sampling import SEED, examples
 from tests.storage.logs import DIRECTORY, disk_with_directory, put_file
 
-NAMES = field_names(["key"])
+NAMES = field_names(("key",))
 SEGMENT = DIRECTORY / f"{0:020d}.meta"
 NAME = keys_path(SEGMENT, Offset(0)).name
 
@@ -258,7 +258,7 @@ def test_blocks_are_believed_from_the_front() -> None:
         assert ends(0, end - 1, NAMES) == [middle]
         assert ends(0, middle - 1, NAMES) == []
         assert ends(1, end, NAMES) == []
-        assert ends(0, end, field_names(["key", "a"])) == []
+        assert ends(0, end, field_names(("key", "a"))) == []
 
 
 def test_an_index_is_cut_with_its_segment() -> None:
@@ -278,7 +278,7 @@ def test_an_index_is_cut_with_its_segment() -> None:
 
 def test_names_are_written_as_their_fields_begin() -> None:
     """A header may be named like the word for the key, in its escaped form only."""
-    assert field_names(["key", "order-id", "a=b", "é"]) == (
+    assert field_names(("key", "order-id", "a=b", "é")) == (
         b"key=",
         b"h.order-id=",
         b"h.a%3Db=",

@@ -133,3 +133,18 @@ def test_damage_covers_up_to_the_next_good_offset() -> None:
     assert endless.covers(Offset(1 << 60))
     assert not endless.covers(Offset(9))
     assert str(endless).endswith("next_good_offset=none")
+
+
+@pytest.mark.parametrize(
+    ("end", "count"), [(0, 0), (1023, 0), (1024, 1), (3071, 2), (3072, 3), (9999, 3)]
+)
+def test_settled_segments_end_below(end: int, count: int) -> None:
+    """The active one is never among them; what there is of it ends there."""
+    assert FOUR.settled(Offset(end)) == FOUR.sealed[:count]
+    assert FOUR.readable_active(Offset(end)).size_bytes == max(0, end - 3072)
+
+
+def test_a_hole_settles_no_segment() -> None:
+    """One that has bytes above is not settled by a segment that begins above."""
+    broken = Segments([segment(0, 10), segment(100, 10), segment(200, 0)])
+    assert broken.settled(Offset(105)) == broken.sealed[:1]

@@ -50,12 +50,12 @@ LIMIT_MAX: Final = 1000
 """Most records of a reply,"""
 
 RECORDS_BYTES_MAX: Final = 1 << 20
-"""and most bytes of them, but for a first one that is larger."""
-
+"""and most bytes of them, but for a first one that is larger. So many are counted as in
+flight in the broker until the answer, which counts as a reply until it has left;"""
 
 HELD_BYTES: Final = 32 << 10
-"""Bytes counted for a look-up in the in-flight bounds: most replies have fewer, and all
-that wait are FINDS_MAX."""
+"""and so many in its connection: most replies have fewer, and a connection that counts
+all of them would have the partitions of a topic looked up one after the other."""
 
 
 def handle_find(command: Find, answerer: Answerer) -> None:
@@ -102,6 +102,7 @@ def handle_find(command: Find, answerer: Answerer) -> None:
     )
     context.find_count += 1
     answerer.hold(count=1, size_bytes=HELD_BYTES)
+    context.load.hold(RECORDS_BYTES_MAX - HELD_BYTES)
     context.finds.append(LookUp(command, answerer, search, log.log_id))
     if len(context.finds) == 1:
         asyncio.get_running_loop().call_soon(_begin_all, context)
@@ -139,6 +140,7 @@ class LookUp:
         """Answer the command, on the loop's thread."""
         context = self.answerer.context
         context.find_count -= 1
+        context.load.release(RECORDS_BYTES_MAX - HELD_BYTES)
         for base in self.search.damaged:
             context.key_builder.distrust((self.log_id, base, self.search.names))
         if isinstance(reply, Exception):

@@ -332,20 +332,14 @@ async def browse_topic(
     check_topic(topic)
     deadline_s = context.deadline_s(timeout)
     source = None
-    if partitions is None:
-        snapshot = await context.metadata.topic(topic, deadline_s=deadline_s)
-        refuse_exchanges(snapshot, [topic])
-        if not partial:
-            snapshot = await read_whole(context, [topic], deadline_s=deadline_s)
-        chosen = tuple(sorted(snapshot.get_partitions(topic)))
-        if not stop_at_end:
-            source = topic_source(context.metadata, [topic], clock=context.clock)
-    else:
-        chosen = fixed_partitions([topic], partitions)
-        await read_cluster(context, (), deadline_s=deadline_s)
-        if not stop_at_end:
-            await require_known(context, chosen, deadline_s)
-            source = listed_source(chosen, clock=context.clock)
+    chosen = await readable_partitions(
+        context, topic, partitions, deadline_s, partial=partial
+    )
+    if not stop_at_end and partitions is None:
+        source = topic_source(context.metadata, [topic], clock=context.clock)
+    elif not stop_at_end:
+        await require_known(context, chosen, deadline_s)
+        source = listed_source(chosen, clock=context.clock)
     if source is not None and last is None:
         batches = _follow(context, source, start, where)
     else:
@@ -361,6 +355,31 @@ async def browse_topic(
         while batch := await within(left_s, anext(batches, None), what):
             yield batch
             left_s = timeout
+
+
+async def readable_partitions(
+    context: ClientContext,
+    topic: str,
+    partitions: Collection[str | TopicPartition] | None,
+    deadline_s: float,
+    *,
+    partial: bool = False,
+) -> tuple[TopicPartition, ...]:
+    """Return those that are named, served or not, or all of a topic, sorted.
+
+    Raises:
+        PartitionsAwayError: all are asked for, and not `partial`; some are away.
+        NoBrokerError, ExchangeError, ConfigError: as `AsyncClient.browse`.
+    """
+    if partitions is not None:
+        chosen = fixed_partitions([topic], partitions)
+        await read_cluster(context, (), deadline_s=deadline_s)
+        return chosen
+    snapshot = await context.metadata.topic(topic, deadline_s=deadline_s)
+    refuse_exchanges(snapshot, [topic])
+    if not partial:
+        snapshot = await read_whole(context, [topic], deadline_s=deadline_s)
+    return tuple(sorted(snapshot.get_partitions(topic)))
 
 
 def _check_range(

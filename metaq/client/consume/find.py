@@ -13,14 +13,18 @@ from datetime import datetime
 from functools import partial
 from typing import Final
 
-from metaq.client.cluster.catalog import read_whole
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import LogQueries
-from metaq.client.consume.browse import browse_topic, check_moment, require_known
+from metaq.client.consume.browse import (
+    browse_topic,
+    check_moment,
+    readable_partitions,
+    require_known,
+)
 from metaq.client.consume.decode import decode_joined
 from metaq.client.errors import CannotAnswerError
 from metaq.client.fan_out import all_for
-from metaq.client.names import check_topic, fixed_partitions
+from metaq.client.names import check_topic
 from metaq.client.options import check_plain_function
 from metaq.client.validation import check_whole, moment_of
 from metaq.errors import (
@@ -206,16 +210,20 @@ async def find_messages(
     if sum(each is not None for each in (key, header, id)) != 1:
         raise ConfigError("find: expected one of key, header and id")
     if id is not None:
-        batches = _by_id(context, topic, id, partitions, timeout)
+        since, until = _times_of(id)
+        batches = browse_topic(
+            context,
+            topic,
+            partitions=partitions,
+            since=since,
+            until=until,
+            timeout=timeout,
+        )
     else:
         field = encode_properties(key, () if header is None else [header]).encode()
         deadline_s = context.deadline_s(timeout)
-        if partitions is None:
-            await context.metadata.topic(topic, deadline_s=deadline_s)
-            snapshot = await read_whole(context, [topic], deadline_s=deadline_s)
-            chosen = tuple(sorted(snapshot.get_partitions(topic)))
-        else:
-            chosen = fixed_partitions([topic], partitions)
+        chosen = await readable_partitions(context, topic, partitions, deadline_s)
+        if partitions is not None:
             await require_known(context, chosen, deadline_s)
         search = Search(
             context, topic, field, *times, limit, read_bytes_max, on_read, timeout
@@ -223,7 +231,11 @@ async def find_messages(
         batches = search.newest_first(chosen)
     async with aclosing(batches):
         async for batch in batches:
-            yield batch
+            found = batch if id is None else [one for one in batch if one.id == id]
+            if found:
+                yield found
+            if found and id is not None:
+                return
 
 
 def _time(name: str, moment: datetime | None, otherwise: int) -> int:
@@ -231,13 +243,8 @@ def _time(name: str, moment: datetime | None, otherwise: int) -> int:
     return otherwise if moment is None else max(0, int(moment.timestamp() * 1000))
 
 
-async def _by_id(
-    context: ClientContext,
-    topic: str,
-    message_id: int,
-    partitions: Collection[str | TopicPartition] | None,
-    timeout: float | None,
-) -> AsyncGenerator[list[Message], None]:
+def _times_of(message_id: int) -> tuple[datetime, datetime]:
+    """Return between which times a message with an id is."""
     check_whole("id", message_id, -(1 << 63), MAX_OFFSET)
     time_ms = id_time(MessageId(message_id))
     if time_ms is None:
@@ -245,18 +252,5 @@ async def _by_id(
             f"id: {message_id} was given by a Java broker, and has no time: browse"
             " the topic for it"
         )
-    batches = browse_topic(
-        context,
-        topic,
-        partitions=partitions,
-        since=moment_of(time_ms),
-        # A float of seconds may be a millisecond short.
-        until=moment_of(Millis(time_ms + 2)),
-        timeout=timeout,
-    )
-    async with aclosing(batches):
-        async for batch in batches:
-            found = [each for each in batch if each.id == message_id]
-            if found:
-                yield found
-                return
+    # A float of seconds may be a millisecond short.
+    return moment_of(time_ms), moment_of(Millis(time_ms + 2))
