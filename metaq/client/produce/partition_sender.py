@@ -201,8 +201,8 @@ class PartitionSender:
             there is.
         """
         buffer = self._buffer
-        buffer.look_at_turn(now_s)
         with buffer.lock:
+            buffer.look_at_turn(now_s)
             if not self._sealed:
                 batch = self.open
                 if batch is None:
