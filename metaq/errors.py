@@ -97,6 +97,8 @@ class ServerError(WireError):
     """500: the broker could not do it; the body says why."""
 
     status = 500
+    messages: tuple[int, ...] = ()
+    """Numbers of the messages of a batch that are the reason, where they are known."""
 
 
 class NoRoomError(ServerError):

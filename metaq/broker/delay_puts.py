@@ -9,7 +9,7 @@ digest of producer, topic and partition.
 
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -34,7 +34,8 @@ from metaq.errors import (
     ServerError,
     StorageError,
 )
-from metaq.model import LogId, MessageId, SizeBytes, span_text
+from metaq.model import LogId, MessageId, SizeBytes
+from metaq.protocol import texts
 from metaq.protocol.commands import NO_CHECKSUM, OWN_TIMES, Mput, Put, Status
 from metaq.protocol.encoding import encode, encode_result
 from metaq.record.batch import CheckedRecords
@@ -186,17 +187,16 @@ def is_due_later(
     """
     limits, now_ms = context.config.limits, delays.now_ms()
     times = [each.due_ms for each in timed]
-    latest_ms = max(times)
-    if min(times) < 0 or latest_ms > now_ms + limits.delay_max:
-        number = 0
-        for due_ms, count, _ in timed:
-            if not 0 <= due_ms <= now_ms + limits.delay_max:
-                break
-            number += count
-        wanted_s = -((now_ms - due_ms) // 1000)
+    latest_ms, limit_ms = max(times), now_ms + limits.delay_max
+    if min(times) < 0 or latest_ms > limit_ms:
+        counts = (each.messages for each in timed)
+        every = chain.from_iterable(map(repeat, times, counts))
+        numbers = [at for at, due in enumerate(every) if not 0 <= due <= limit_ms]
+        wrong_ms = next(due for due in times if not 0 <= due <= limit_ms)
+        wanted_s = -((now_ms - wrong_ms) // 1000)
+        count = sum(each.messages for each in timed) if len(timed) > 1 else 1
         raise ServerError(
-            f"mput: message {number}: expected a time within"
-            f" {span_text(limits.delay_max)}, got one in {span_text(wanted_s * 1000)}"
+            texts.too_far(numbers, count, limits.delay_max, wanted_s * 1000)
         )
     if latest_ms <= now_ms:
         return False

@@ -344,7 +344,10 @@ def _refusal(reply: Result) -> WireError | UnexpectedReplyError:
         kind = by_code
     elif kind is ServerError:
         kind = _kind_by_text(reply.text)
-    return kind(shown)
+    error = kind(shown)
+    if code and isinstance(error, ServerError):
+        error.messages = code.messages
+    return error
 
 
 def _kind_by_text(text: str) -> type[WireError]:

@@ -15,12 +15,12 @@ Source: docs/metaq-1.4/broker.md 1.2 (rule 9), 1.4, 1.5.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from metaq.errors import CorruptRecordError
-from metaq.model import MAX_OFFSET, LogId, printable
+from metaq.model import MAX_OFFSET, LogId, printable, span_text
 
 CHECKSUM_FAILURE: Final = (
     "Checksum failure,message may be corrupted when transfering on networking."
@@ -169,11 +169,39 @@ def no_exchange(name: str) -> str:
     return f"'{name}' is no exchange on this broker"
 
 
-def unroutable(exchange: str, routing_key: str) -> str:
-    """Return our text for a mandatory message that no binding matches (500)."""
+def unroutable(
+    exchange: str, routing_key: str, numbers: Sequence[int], count: int
+) -> str:
+    """Return our text for mandatory messages that no binding matches (500).
+
+    Args:
+        exchange: its name.
+        routing_key: of the first of them.
+        numbers: theirs in their batch.
+        count: messages of the batch.
+    """
     key = printable(routing_key)
     text = f"no binding of exchange '{exchange}' matches routing key '{key}'"
-    return with_code(text, UNROUTABLE, {})
+    if len(numbers) > 1:
+        text += f", nor those of {len(numbers) - 1} other messages"
+    return with_code(text, UNROUTABLE, refused(numbers, count))
+
+
+def too_far(numbers: Sequence[int], count: int, limit_ms: int, wanted_ms: int) -> str:
+    """Return our text for messages with times that are too far away (500).
+
+    Args:
+        numbers: theirs in their batch.
+        count: messages of the batch.
+        limit_ms: the longest delay.
+        wanted_ms: that of the first of them.
+    """
+    others = f" and {len(numbers) - 1} others" if len(numbers) > 1 else ""
+    text = (
+        f"mput: message {numbers[0]}{others}: expected a time within"
+        f" {span_text(limit_ms)}, got one in {span_text(wanted_ms)}"
+    )
+    return with_code(text, TOO_FAR, refused(numbers, count))
 
 
 def too_many_checks(count_max: int) -> str:
@@ -220,7 +248,11 @@ IN_DOUBT: Final = "in-doubt"
 UNROUTED: Final = "no binding of the exchange matches the message: it is not stored"
 """Of a client, for a put that an exchange has dropped."""
 UNROUTABLE: Final = "unroutable"
-"""A mandatory put to an exchange is not stored: no binding matches a message of it."""
+"""A mandatory put to an exchange is not stored: no binding matches a message of it.
+`messages` are the numbers of such messages in their batch, as of `too-far`."""
+TOO_FAR: Final = "too-far"
+"""A put with a time is not stored: times of some of its messages are too far away.
+`messages` are the numbers of these, the first NAMED_MAX, in a batch of several."""
 SEQUENCE_USED: Final = "sequence-used"
 """A batch is not stored: its producer has used its sequence before."""
 NO_RECORD: Final = "no-record"
@@ -237,10 +269,14 @@ set has, or about damaged bytes until another replica's have replaced them."""
 NOT_DEFINED: Final = "not-defined"
 """No such queue group is known to this broker; its definition may be on its way."""
 
+NAMED_MAX: Final = 256
+"""Most messages that a code names; they take less than the longest value."""
+
 _TAIL_CHARS_MAX: Final = 4096
 """Longest code; longer text is ignored."""
 _NAME: Final = "[a-z][a-z0-9-]{0,31}"
 _CODE: Final = re.compile(rf" \[({_NAME})((?: {_NAME}=[!-Z\\^-~]*)*)\]")
+_NUMBERS: Final = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9})*")
 _UNSAFE: Final = re.compile(rb"[^0-9A-Za-z/:,()._~-]")
 """Written as a percent sign and two hexadecimal digits."""
 _ESCAPED: Final = re.compile(rb"%([0-9A-Fa-f]{2})")
@@ -263,6 +299,24 @@ class ReplyCode:
             return None
         number = int(text)
         return number if number <= MAX_OFFSET else None
+
+    @property
+    def messages(self) -> tuple[int, ...]:
+        """Return the numbers of the messages that it names; (): it names none."""
+        text = self.values.get("messages", "")
+        return tuple(map(int, text.split(","))) if _NUMBERS.fullmatch(text) else ()
+
+
+def refused(numbers: Sequence[int], count: int) -> Mapping[str, object]:
+    """Return the values of a code that names messages; none: there is but one.
+
+    Args:
+        numbers: of the messages in their batch.
+        count: messages of the batch.
+    """
+    if count == 1:
+        return {}
+    return {"messages": ",".join(map(str, numbers[:NAMED_MAX]))}
 
 
 def with_code(text: str, word: str, values: Mapping[str, object]) -> str:

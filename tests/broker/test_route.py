@@ -101,12 +101,20 @@ def test_what_matches_nothing_is_unroutable_or_goes_to_the_alternate_or_nowhere(
     reply = rig.send(mixed)
     assert reply.status == 500
     assert reply.text.endswith(
-        f"no binding of exchange '{EXCHANGE}' matches routing key 'x' [unroutable]"
+        f"no binding of exchange '{EXCHANGE}' matches routing key 'x'"
+        " [unroutable messages=1]"
     )
+    many = batch_of(("x", b"|a"), ("order.a", b"|b"), ("y", b"|c"), is_mandatory=True)
+    assert rig.send(many).text.endswith(
+        "matches routing key 'x', nor those of 1 other messages"
+        " [unroutable messages=0,2]"
+    )
+    alone = batch_of(("x", b"|b"), is_mandatory=True)
+    assert rig.send(alone).text.endswith("matches routing key 'x' [unroutable]")
     assert rig.payloads("t0") == []
     optional, plain = (replace(mixed, is_mandatory=each) for each in (False, None))
     assert rig.send(optional).text.endswith(" routed=1")
-    assert rig.send(plain).text.endswith("[unroutable]")
+    assert rig.send(plain).text.endswith("[unroutable messages=1]")
     assert rig.payloads("t0") == [b"|a"]
     rig.bind(ORDERS, alternate="other")
     assert rig.send(optional).text.endswith(" routed=2")
@@ -114,7 +122,7 @@ def test_what_matches_nothing_is_unroutable_or_goes_to_the_alternate_or_nowhere(
     assert rig.payloads("other") == [b"|b"] * 2
     assert rig.send(mixed).status == 500
     assert rig.context.counters.routed == {
-        "routed": 6, "unroutable": 3, "dropped": 1, "alternate": 2
+        "routed": 7, "unroutable": 6, "dropped": 1, "alternate": 2
     }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from metaq.errors import (
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.peer.connection import PutListener
 from metaq.peer.replies import ReceiptColumns, parse_receipt
+from metaq.protocol import texts
 from metaq.protocol.commands import OWN_TIMES, Mput, Put, Reply, Result
 from metaq.protocol.connection import Connection, Role, WireLimits
 from metaq.protocol.version import Capabilities
@@ -81,6 +82,7 @@ class StandInBroker:
         self.capabilities = capabilities
         self.acts: deque[Act] = deque()
         self.default = Act.STORE
+        self.delay_ms_max = 1 << 62
         self.payloads: dict[int, list[bytes]] = {}
         self.ends: dict[int, int] = {}
         self.scheduled: list[tuple[int, int, list[bytes]]] = []
@@ -108,6 +110,18 @@ class StandInBroker:
 
     def come_back(self) -> None:
         self.is_up = True
+
+    def refuse_far(self, command: Put | Mput) -> str | None:
+        """Return the refusal of messages with times, if some are too far."""
+        times, limit_ms = list[int](), self.delay_ms_max
+        if not isinstance(command, Mput) or command.deliver_ms is None:
+            return None
+        if command.deliver_ms == OWN_TIMES:
+            split_records(command.payload, times)
+        times = times or [command.deliver_ms]
+        now_ms = VirtualClock().wall_ms()
+        far = [n for n, time_ms in enumerate(times) if time_ms > now_ms + limit_ms]
+        return texts.too_far(far, len(times), limit_ms, 0) if far else None
 
     def carry_out(self, command: Put | Mput) -> bytes | None:
         """Store or recognise a command; return the receipt, None for a wrong number."""
@@ -252,6 +266,10 @@ class StandInConnection:
         broker = self.broker
         broker.commands.append(command)
         act = broker.acts.popleft() if broker.acts else broker.default
+        refusal = broker.refuse_far(command)
+        if refusal is not None:
+            self._answer(Result(500, refusal.encode(), command.opaque))
+            return
         if act in (Act.STORE, Act.SWALLOW_STORED, Act.CUT_STORED):
             receipt = broker.carry_out(command)
             if receipt is None:

@@ -1,6 +1,7 @@
 """The buffer: deadlines of batches, their senders, and waiters for memory."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from metaq.client.errors import BufferFullError
 from metaq.client.options import ProducerOptions
 from metaq.client.produce.batches import BatchOutcome, SendResult
-from metaq.client.produce.buffer import Buffer
+from metaq.client.produce.buffer import TURN_S, Buffer
 from metaq.clock import SystemClock
 from metaq.errors import ClosedError
 from metaq.model import MessageId, Offset
@@ -37,6 +38,35 @@ def test_due_are_all_senders_that_have_messages_of_a_batch() -> None:
         assert buffer.take_due(batch.deadline_s + 1.0, 1.0) == ["one", "other"]
         buffer.resolve(batch, [STORED])
         assert buffer.take_due(batch.deadline_s + 9.0, 1.0) == []
+
+    run_virtually(main())
+
+
+def test_a_turn_begins_once_and_ends_under_the_lock() -> None:
+    """Of threads that see that it is over, one begins the next; with the lock alone."""
+
+    async def main() -> None:
+        buffer = made()
+        began = list[bool]()
+        with buffer.lock:
+            threads = [
+                threading.Thread(target=lambda: began.append(buffer.begin_turn()))
+                for _ in range(2)
+            ]
+            for thread in threads:
+                thread.start()
+                thread.join(0.01)
+            assert began == []
+            assert buffer.is_turn_over
+        for thread in threads:
+            thread.join()
+        assert sorted(began) == [False, True]
+        assert not buffer.is_turn_over
+        now_s = buffer.clock.monotonic_s()
+        buffer.take_due(now_s, 1.0)
+        assert not buffer.is_turn_over
+        buffer.take_due(now_s + TURN_S, 1.0)
+        assert buffer.is_turn_over
 
     run_virtually(main())
 

@@ -115,6 +115,8 @@ def test_what_goes_nowhere_keeps_no_neighbour_from_its_topics(client: Any) -> No
         futures[0].result()
     expected = [b"%d" % n for n in range(100) if n % 7]
     assert sorted(data_of(client, "orders"), key=int) == expected
+    # One refusal names all: then each run of the others is a request.
+    assert events.statistics().retried_count == 15
     ids = {future.result().message_id for n, future in enumerate(futures) if n % 7}
     assert ids == {message.id for message in client.browse("orders")}
 

@@ -1,12 +1,15 @@
 """Exchanges as an administrator sees them, over a broker and ZooKeeper."""
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from metaq.client import (
+    AsyncClient,
     Binding,
     Client,
     ConfigError,
@@ -17,7 +20,9 @@ from metaq.client import (
     TopicExistsError,
     UnroutableError,
 )
+from metaq.client.admin.topic_admin import AsyncAdmin
 from metaq.client.errors import TopicRefusedError
+from metaq.errors import ClientError
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.servers import reserve_port
 from metaq.zk.exchange_definitions import binding_name, encode_binding
@@ -151,6 +156,66 @@ def test_a_topic_is_not_deleted_under_an_exchange(rig: Rig) -> None:
     admin.delete_topic("made")
     admin.delete_exchange("events")
     admin.delete_topic("left")
+
+
+class Interrupted:
+    """A coordinator; before the first request of a kind, something else is done."""
+
+    def __init__(
+        self, coordinator: Any, kind: str, work: Callable[[], Awaitable[object]]
+    ) -> None:
+        self.coordinator, self.kind, self.left = coordinator, kind, [work]
+
+    def __getattr__(self, name: str) -> Any:
+        request = getattr(self.coordinator, name)
+
+        async def ask(*args: Any, **keywords: Any) -> Any:
+            if self.left:
+                await self.left.pop()()
+            return await request(*args, **keywords)
+
+        return ask if name == self.kind else request
+
+
+async def bind(admin: AsyncAdmin, topic: str) -> None:
+    await admin.bind("events", topic)
+
+
+async def send_the_rest(admin: AsyncAdmin, topic: str) -> None:
+    await admin.create_exchange(f"else-{topic}", alternate=topic)
+
+
+@pytest.mark.parametrize("send_to", [bind, send_the_rest])
+def test_a_topic_is_sent_to_or_deleted_but_not_both(
+    rig: Rig, send_to: Callable[[AsyncAdmin, str], Awaitable[None]]
+) -> None:
+    """Each comes between what the other reads and what it writes."""
+
+    async def main() -> None:
+        async with AsyncClient(**rig[0].client_options) as client:
+            admin, context = client.admin(), parts_of(client)
+
+            def interrupted(kind: str, work: Any) -> AsyncAdmin:
+                coordinator: Any = Interrupted(context.coordinator, kind, work)
+                return AsyncAdmin(replace(context, coordinator=coordinator))
+
+            await admin.create_exchange("events", "fanout")
+            for name in ("first", "second"):
+                await admin.create_topic(name, partitions=1)
+            deleting = interrupted("replace", lambda: send_to(admin, "first"))
+            with pytest.raises(ClientError, match="'first' was altered or bound by"):
+                await deleting.delete_topic("first")
+            with pytest.raises(TopicRefusedError, match="unbind it"):
+                await admin.delete_topic("first")
+            sending = interrupted("transact", lambda: admin.delete_topic("second"))
+            with pytest.raises(ConfigError, match="there is no topic 'second'"):
+                await send_to(sending, "second")
+            found = await admin.exchanges()
+            used = str([(each.alternate, each.bindings) for each in found.values()])
+            assert "first" in used
+            assert "second" not in used
+
+    asyncio.run(main())
 
 
 def test_a_deleted_exchange_takes_nothing_and_begins_anew(rig: Rig) -> None:

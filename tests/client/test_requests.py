@@ -46,6 +46,28 @@ def test_failed_puts_are_cut_out_and_the_stored_ones_have_outcomes() -> None:
     assert found == [(0, [7], [0]), (4, [9], [84])]
 
 
+@pytest.mark.parametrize(
+    ("refused", "failed", "others"),
+    [
+        ((1, 2, 6), [(11, 13), (16, 17)], [(10, 11), (13, 16)]),
+        (range(7), [(10, 17)], []),
+        ((), [], [(10, 13), (13, 17)]),
+        ((7, 8), [], [(10, 13), (13, 17)]),
+    ],
+)
+def test_what_is_refused_leaves_a_request_or_halves_it(
+    refused: tuple[int, ...],
+    failed: list[tuple[int, int]],
+    others: list[tuple[int, int]],
+) -> None:
+    """Its messages are counted from its first one; numbers of others count for none."""
+    request = request_of(20, is_mput=True)
+    request.span = BatchSpan(10, 17, is_mput=True)
+    for found, spans in zip(request.split(refused), (failed, others), strict=True):
+        assert [one.span[:2] for one in found] == spans
+    assert request.batch.requests_left == len(failed) + len(others)
+
+
 def test_receipts_of_a_run_that_was_given_up_are_ignored() -> None:
     """Its messages have their outcome."""
     request, calls = request_of(1), list[int]()

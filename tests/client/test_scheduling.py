@@ -2,7 +2,7 @@
 
 import datetime as dt
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +257,55 @@ def test_a_message_with_a_time_never_leaves_without_it() -> None:
             await world.producer.send("test", bytes(400), delay=60)
         assert broker.commands == []
         assert [len(one.payload) for one in other.commands] == [600, 420]
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize(
+    ("far", "count"), [(range(1000), 4), ([200, 201, 900], 4), (range(0, 512, 2), 257)]
+)
+def test_messages_that_are_too_far_cost_few_requests(
+    far: Sequence[int], count: int
+) -> None:
+    """A broker names them, 256 at most: those fail, and each run between goes on."""
+
+    async def main() -> None:
+        broker = StandInBroker(capabilities=TIMED)
+        broker.delay_ms_max = 10 * HOUR_MS  # with those that wait in one batch
+        async with producing(broker) as world:
+            futures = [
+                await world.producer.send_nowait(
+                    "test", b"%d" % n, delay=7200 + n + 40_000 * (n in far)
+                )
+                for n in range(1000)
+            ]
+            await world.producer.flush()
+        errors = [each.exception() for each in futures]
+        assert [n for n, error in enumerate(errors) if error] == list(far)
+        stored = [data for _, _, datas in broker.scheduled for data in datas]
+        expected = [b"%d" % n for n in range(1000) if n not in far]
+        assert sorted(stored, key=int) == expected
+        assert len(broker.commands) == count
+
+    run_virtually(main())
+
+
+def test_a_refusal_that_names_no_message_halves_its_batch() -> None:
+    """Down to the one that it is for."""
+
+    async def main() -> None:
+        broker = StandInBroker(capabilities=TIMED)
+        broker.acts += [Act.BROKEN, Act.BROKEN, Act.STORE, Act.BROKEN, Act.STORE]
+        async with producing(broker) as world:
+            futures = [
+                await world.producer.send_nowait("test", b"x", delay=60 + n)
+                for n in range(4)
+            ]
+            await world.producer.flush()
+        kinds = [type(each.exception()) for each in futures]
+        assert kinds == [ServerError] + 3 * [type(None)]
+        mputs = [one for one in broker.commands if isinstance(one, Mput)]
+        assert [one.count for one in mputs] == [4, 2, 2, 1, 1]
 
     run_virtually(main())
 

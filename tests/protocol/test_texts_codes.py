@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.protocol.texts import ReplyCode, split_code, with_code
+from metaq.protocol.texts import (
+    NAMED_MAX,
+    ReplyCode,
+    refused,
+    split_code,
+    with_code,
+)
 
 NAMES = st.from_regex("[a-z][a-z0-9-]{0,31}", fullmatch=True)
 
@@ -53,6 +59,25 @@ def test_the_form_is_that_of_the_page() -> None:
 def test_what_is_no_code_is_text(body: str) -> None:
     """A sentence that ends in brackets stays whole."""
     assert split_code(body) == (body, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "numbers"),
+    [("0", (0,)), ("2,5,65535", (2, 5, 65535)), ("", ()), ("1,", ()), ("-1", ())],
+)
+def test_a_code_names_messages(value: str, numbers: tuple[int, ...]) -> None:
+    """Or none, where it cannot be read."""
+    assert ReplyCode("too-far", {"messages": value}).messages == numbers
+
+
+def test_the_first_of_many_messages_are_named() -> None:
+    """The code is read all the same; of a batch of one, none is."""
+    code = split_code(
+        with_code("", "too-far", refused(range(65_536 - 1000, 65_536), 9))
+    )[1]
+    assert code is not None
+    assert code.messages == tuple(range(64_536, 64_536 + NAMED_MAX))
+    assert refused([0], 1) == {}
 
 
 def test_a_long_value_is_cut() -> None:

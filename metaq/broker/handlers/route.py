@@ -270,6 +270,7 @@ class _Routing:
         """
         topics, number = self._context.topics, 0
         logs: dict[str, list[LogId]] = {}
+        nowhere: dict[int, str] = {}
         if topics.refusal is not None:
             raise topics.refusal
         for part, (records, positions) in enumerate(self._parts):
@@ -277,7 +278,10 @@ class _Routing:
             for start, end in zip(positions, ends, strict=True):
                 routing_key, key, headers = read_address(records, start)
                 at = self._unkeyed if key is None else crc32(key)
-                for topic in self._topics_of(routing_key, headers):
+                found = self._topics_of(routing_key, headers)
+                if found is None:
+                    nowhere[number] = routing_key
+                for topic in found or ():
                     if topic not in logs:
                         count = topics.count_of(topic)
                         logs[topic] = [LogId(topic, each) for each in range(count)]
@@ -290,8 +294,14 @@ class _Routing:
                 number += 1
                 if not number % STEP_COUNT:
                     yield
+        if nowhere:
+            first_key, name = next(iter(nowhere.values())), self._exchange.name
+            raise ServerError(texts.unroutable(name, first_key, [*nowhere], number))
 
-    def _topics_of(self, routing_key: str, headers: HeaderPairs) -> tuple[str, ...]:
+    def _topics_of(
+        self, routing_key: str, headers: HeaderPairs
+    ) -> tuple[str, ...] | None:
+        """Return where a message goes; None: nowhere, and it may not be dropped."""
         exchange, counters = self._exchange, self._context.counters
         if exchange.matcher.has_keys and len(routing_key) > KEY_BYTES_MAX:
             raise ServerError(
@@ -311,7 +321,7 @@ class _Routing:
         may_drop = command.is_mandatory is False and command.deliver_ms is None
         if command.is_mandatory or (exchange.alternate is None and not may_drop):
             counters.routed["unroutable"] += 1
-            raise ServerError(texts.unroutable(exchange.name, routing_key))
+            return None
         if exchange.alternate is None:
             counters.routed["dropped"] += 1
             return ()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, Literal, TypeAlias
@@ -25,7 +26,8 @@ from metaq.routing.match import (
     names_checksum,
 )
 from metaq.zk.children import read_values
-from metaq.zk.definitions import decode_definition
+from metaq.zk.definitions import TopicState, decode_definition
+from metaq.zk.errors import NodeChangedError, NoNodeError
 from metaq.zk.exchange_definitions import (
     ExchangeDefinition,
     binding_name,
@@ -34,7 +36,8 @@ from metaq.zk.exchange_definitions import (
     encode_binding,
     encode_exchange,
 )
-from metaq.zk.session import Coordinator
+from metaq.zk.session import Coordinator, WriteNode
+from metaq.zk.znodes import Node
 
 Kind: TypeAlias = Literal["direct", "fanout", "topic", "headers"]
 ASK_S_MAX: Final = 1.0
@@ -120,7 +123,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
             await here.require_served(alternate)
         await here.unbind_all(exchange)  # its deletion may have ended half-way
         path, data = here.paths.exchange(exchange), encode_exchange(definition)
-        await here.write(path, data, version=version)
+        await here.write_with(alternate, path, data, version)
         await here.wait_in_effect(exchange)
         return definition
 
@@ -193,11 +196,13 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         await here.require_served(topic)
         known = await here.children(here.paths.bindings(exchange))
         path = here.paths.binding(exchange, binding_name(binding))
-        if len(known) >= BINDINGS_MAX and binding_name(binding) not in known:
-            raise ExchangeError(
-                f"exchange '{exchange}': expected at most {BINDINGS_MAX} bindings"
-            )
-        await here.put(path, encode_binding(binding))
+        if binding_name(binding) not in known:
+            if len(known) >= BINDINGS_MAX:
+                raise ExchangeError(
+                    f"exchange '{exchange}': expected at most {BINDINGS_MAX} bindings"
+                )
+            with suppress(NodeChangedError):  # another client has just bound it
+                await here.write_with(topic, path, encode_binding(binding), None)
         await here.wait_in_effect(exchange)
         return binding
 
@@ -302,6 +307,7 @@ class _Exchanges:
         self.get = partial(coordinator.get, deadline_s=deadline_s)
         self.children = partial(coordinator.children, deadline_s=deadline_s)
         self.write = partial(coordinator.replace, deadline_s=deadline_s)
+        self.transact = partial(coordinator.transact, deadline_s=deadline_s)
         self.put = partial(coordinator.set_or_create, deadline_s=deadline_s)
         self.delete = partial(coordinator.delete, deadline_s=deadline_s)
 
@@ -344,8 +350,15 @@ class _Exchanges:
             return found or None
         return found.union(filter(decode_definition(node.data).names, self.there))
 
-    async def require_served(self, topic: str) -> None:
-        """Refuse a topic that is not there, or not on all brokers."""
+    async def require_served(self, topic: str) -> Node | None:
+        """Refuse a topic that is not there, or not on all brokers.
+
+        Returns:
+            The node of its definition; None: it has none.
+        """
+        node = await self.get(self.paths.topic_definition(topic))
+        if node and decode_definition(node.data).state is TopicState.DELETING:
+            raise ConfigError(f"topic '{topic}' is being deleted")
         serving = await self.brokers_of(topic)
         if serving is None:
             raise ConfigError(f"there is no topic '{topic}'")
@@ -354,6 +367,34 @@ class _Exchanges:
                 f"topic '{topic}' is not on all brokers: not on"
                 f" {', '.join(map(str, missing))}"
             )
+        return node
+
+    async def write_with(
+        self, topic: str | None, path: str, data: bytes, version: int | None
+    ) -> None:
+        """Write a node that sends messages to a topic, if the topic stays.
+
+        In one transaction the topic's definition is written as it was read: so its
+        deletion, which writes that in the place of what it read before it looked for
+        bindings, comes before this, which is refused then, or is refused itself. A
+        topic without a definition is of a `server.ini`, which forbids its deletion.
+        """
+        while True:
+            node = await self.require_served(topic) if topic is not None else None
+            if topic is None or node is None:
+                await self.write(path, data, version=version)
+                return
+            definition = self.paths.topic_definition(topic)
+            kept = WriteNode(definition, node.data, node.version)
+            try:
+                await self.transact([WriteNode(path, data, version), kept])
+            except NoNodeError:
+                await self.put(path.rpartition("/")[0], b"")
+            except NodeChangedError:
+                if await self.get(definition) == node:
+                    raise
+            else:
+                return
 
     async def wait_in_effect(self, exchange: str, *, is_deleted: bool = False) -> None:
         """Wait until the brokers that are there have what ZooKeeper has."""

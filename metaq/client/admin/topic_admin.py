@@ -454,7 +454,7 @@ class _Topic:
             await self.write(definition, old)
         except NodeChangedError as error:
             raise ClientError(
-                f"topic '{self._topic}' was altered by another client since: look"
+                f"topic '{self._topic}' was altered or bound by another client: look"
                 " at it, and try again"
             ) from error
 

@@ -95,8 +95,7 @@ class Accumulator:
         may_move = key is None and partition is None and routes.is_default
         if may_move and topic in routes.by_topic:
             senders = routes.by_topic[topic]
-            if buffer.is_turn_over:
-                buffer.begin_turn()
+            if buffer.is_turn_over and buffer.begin_turn():
                 routes.place = next(routes.turn)
             sender = senders[routes.place % len(senders)]
         else:

@@ -82,7 +82,11 @@ class Buffer(Generic[S]):
         self.announced: list[S] | None = None
         """The list in `ready` that the loop was notified of last."""
         self.is_turn_over = True
-        """Whether the next message without a key goes to another partition."""
+        """Whether the next message without a key goes to another partition.
+
+        It changes under the lock; messages look at it without: one that sees the former
+        value goes to the partition before it, or asks under the lock.
+        """
         self._turn_ends_s = 0.0
         self._on_ready = on_ready
         self._free_bytes = options.buffer_bytes_max
@@ -262,8 +266,8 @@ class Buffer(Generic[S]):
             again_s: after so long those past their deadline are returned again, as
                 long as they have no outcome.
         """
-        self.look_at_turn(now_s)
         with self.lock:
+            self.look_at_turn(now_s)
             found: dict[S, None] = {}
             for batch in self._due.take_due(now_s):
                 is_late = batch.deadline_s <= now_s
@@ -316,16 +320,24 @@ class Buffer(Generic[S]):
 
     # -- turns of partitions ----------------------------------------------------------
 
-    def begin_turn(self) -> None:
+    def begin_turn(self) -> bool:
         """Let messages without a key go to one partition for TURN_S; any thread.
 
-        Neither this nor `look_at_turn`, on the loop, takes the lock: where they meet, a
-        turn is shorter, and every message has a partition all the same.
+        Returns:
+            False when another thread has just done so.
         """
-        self._turn_ends_s, self.is_turn_over = self.clock.monotonic_s() + TURN_S, False
+        with self.lock:
+            if not self.is_turn_over:
+                return False
+            self._turn_ends_s = self.clock.monotonic_s() + TURN_S
+            self.is_turn_over = False
+            return True
 
     def look_at_turn(self, now_s: float) -> None:
-        """End it if it is time; as batches leave, so that no message reads a clock."""
+        """End it if it is time; as batches leave, so that no message reads a clock.
+
+        Under the lock.
+        """
         if now_s >= self._turn_ends_s:
             self.is_turn_over = True
 

@@ -5,7 +5,7 @@
 
 It is a producer that sends to the exchange alone. The routing key is a header of the
 message, and the exchange of a broker finds the topics. Another message in a batch that
-goes nowhere keeps none from its topics: the batch is sent again in halves.
+goes nowhere keeps none from its topics: what is before and after it is sent again.
 """
 
 import datetime as dt

@@ -201,8 +201,8 @@ class PartitionSender:
             there is.
         """
         buffer = self._buffer
-        buffer.look_at_turn(now_s)
         with buffer.lock:
+            buffer.look_at_turn(now_s)
             if not self._sealed:
                 batch = self.open
                 if batch is None:
@@ -569,7 +569,11 @@ class PartitionSender:
         )
         if is_for_one and is_shared and not outcomes.is_over:
             # One message that goes nowhere, or too far, keeps back no other.
-            self._returned += request.halves()
+            assert isinstance(error, ServerError)
+            failed, others = request.split(error.messages)
+            self._returned += others
+            for each in failed:
+                outcomes.fail(each, error)
             return
         request.error = error
         decision, request.is_in_doubt = on_failure(

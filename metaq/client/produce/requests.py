@@ -5,7 +5,7 @@ belongs to one partition sender at a time, which sends it, perhaps several times
 its messages have their outcome.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
 
 from metaq.client.produce.attempts import WRAPPER_BYTES, BatchSpan
@@ -69,13 +69,28 @@ class Request:
         made.is_in_doubt = self.is_in_doubt
         return made
 
-    def halves(self) -> list["Request"]:
-        """Return two requests for its messages; the batch waits for both."""
+    def split(
+        self, messages: Collection[int]
+    ) -> tuple[list["Request"], list["Request"]]:
+        """Return requests for messages that are refused, and for all others.
+
+        The batch waits for each request.
+
+        Args:
+            messages: numbers of those that are refused, from its first one on; it is
+                halved where there are none.
+        """
         first, end, _ = self.span
         middle = (first + end) // 2
-        self.batch.requests_left += 1
-        cuts = (first, middle), (middle, end)
-        return [self.like(BatchSpan(*cut, is_mput=True)) for cut in cuts]
+        refused = {first + number for number in messages} & {*range(first, end)}
+        found: tuple[list[Request], list[Request]] = ([], [])
+        cut_of = refused.__contains__ if refused else middle.__le__
+        for key, group in groupby(range(first, end), cut_of):
+            numbers = list(group)
+            span = BatchSpan(numbers[0], numbers[-1] + 1, is_mput=True)
+            found[not (refused and key)].append(self.like(span))
+        self.batch.requests_left += len(found[0]) + len(found[1]) - 1
+        return found
 
     def use_spare_name(self) -> bool:
         """Go on under the spare name; False when there is none."""
