@@ -45,9 +45,8 @@ from metaq.storage.partition_log import PartitionLog
 WINDOW_BYTES: Final = 256 * 1024
 """Most bytes that a scan reads at once, but for one larger message."""
 WINDOW_BYTES_MIN: Final = 4 * 1024
-FILTER_WINDOW_BYTES: Final = 64 * 1024
-"""The same of a group with a filter, whose messages may be few: evaluated in a turn or
-two of the loop."""
+LONG_WINDOW_BYTES: Final = 64 * 1024
+"""The same of a scan that passes many: evaluated in a turn or two of the loop."""
 RECORD_BYTES: Final = 512
 """Bytes that are read for each message that is wanted."""
 SNAPSHOT_CHANGES: Final = 8192
@@ -66,11 +65,10 @@ class ServedQueue:
         *,
         queue_id: int,
         where: Filter | None,
-        given_from_ms: int,
         on_failed: Callable[[MetaqError], None],
         on_freed: Callable[[], None],
     ) -> None:
-        """Serve a queue from `given_from_ms` on, on the monotonic clock.
+        """Serve a queue, once `open` is stored.
 
         `on_failed` is called when a record of it is not stored, before who waits.
         `on_freed` is called when messages can be given out that waited for another one
@@ -82,7 +80,6 @@ class ServedQueue:
         self.state: Final = state
         self.queue_id: Final = queue_id
         self.where = where
-        self.given_from_ms: Final = given_from_ms
         self.is_open = False
         """Whether its incarnation is stored."""
         self.is_reading = False
@@ -171,6 +168,13 @@ class ServedQueue:
         for each in asking:
             each(error)
 
+    def end(self) -> None:
+        """Write that no worker has anything, where that is so: this life ends."""
+        state = self.state
+        is_known = self.is_open and state.reclaim is None
+        if is_known and not (state.holders() or state.held_count):
+            self._append(self.encode(()), lambda _error: None)
+
     def note_done(self, done: Sequence[Done], on_stored: OnStored) -> None:
         """Write that messages are done; their state hears of it by another way."""
         self._append(self.encode(done), on_stored)
@@ -245,14 +249,14 @@ class ServedQueue:
                 break
             data = self._window_at(offset)
             if data is None:
-                # Others have their turn between the windows of a filter.
+                # Others have their turn between the windows.
                 if not is_later:
                     data = read_cached(self.log, offset, self._wanted_bytes(count))
                 if data is None:
                     return False
                 self._window = (offset, data)
             self._walk(offset, data, count, through, now)
-            is_later = self.where is not None
+            is_later = self._is_long
             if state.scan_offset > offset:
                 self._scale = 1
             else:
@@ -287,9 +291,14 @@ class ServedQueue:
 
     def _wanted_bytes(self, count: int) -> SizeBytes:
         wanted = max(WINDOW_BYTES_MIN, min(count * RECORD_BYTES, WINDOW_BYTES))
-        if self.where is not None:
-            wanted = FILTER_WINDOW_BYTES
+        if self._is_long:
+            wanted = LONG_WINDOW_BYTES
         return SizeBytes(self._scale * wanted)
+
+    @property
+    def _is_long(self) -> bool:
+        """Whether a scan may pass many messages for the few that are given out."""
+        return self.where is not None or self.state.reclaim is not None
 
     def _walk(
         self, base: Offset, data: bytes, count: int, through: Offset | None, now: Now

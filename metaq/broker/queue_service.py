@@ -6,8 +6,8 @@ this broker, made when it is needed first (`queue_part.py`), and takers that wai
 Everything happens on the loop's thread.
 
     load      `__queues` is read; takes and settles are refused
-    reclaim   for queueReclaimMs after that nothing of an older queue is given out:
-              workers that were cut off come back, and extend what they hold
+    reclaim   for queueReclaimMs after that nothing is given out that an earlier life
+              may have: workers that were cut off come back, and extend what they hold
     serve
     away      an append to `__queues` failed: the queues are dropped from memory, and
               read again until it works
@@ -55,6 +55,7 @@ from metaq.lifecycle import Service
 from metaq.model import LogId, Offset
 from metaq.protocol import texts
 from metaq.protocol.commands import Settle, Take
+from metaq.queues.leases import Reclaim
 from metaq.queues.rules import Now, QueueRules
 from metaq.queues.state import OpenBound, QueueState
 from metaq.queues.state_log import (
@@ -120,6 +121,8 @@ class QueueService(Service):
         self._timer: asyncio.TimerHandle | None = None
         self._load_due = asyncio.Event()
         self._reclaims_until_ms = 0
+        self._reclaim_ends: dict[LogId, Offset] = {}
+        """Ends of the logs when the states were read: nothing was given out above."""
         self._bound = OpenBound(context.config.limits.queue_open_broker_max)
         self._is_leading = context.config.replication is None
         self._is_found = False
@@ -132,8 +135,8 @@ class QueueService(Service):
     # -- the start
 
     async def on_start(self) -> None:
-        """Read the states; nothing is given out before the reclaim time is over."""
-        self.on_way_down("takers", self._end_takers)
+        """Read the states; what an earlier life may have given out waits."""
+        self.on_way_down("queues", self._end_queues)
         await self._load()
         self.spawn(self._run(), name="load")
 
@@ -168,6 +171,8 @@ class QueueService(Service):
             if term != self._term:
                 return
             self._failure, self._content = "", _Content(*found)
+            logs = self._context.topics.logs()
+            self._reclaim_ends = {log.log_id: log.next_offset for log in logs}
             self.restart_reclaim()
         self._delete(self._is_over)
         for group in self._groups.values():
@@ -228,12 +233,19 @@ class QueueService(Service):
     def restart_reclaim(self) -> None:
         """Give workers their time from now on: clients can find this broker."""
         reclaim_ms = self._context.config.limits.queue_reclaim_ms
-        self._reclaims_until_ms = self.now().mono_ms + reclaim_ms
-        asyncio.get_running_loop().call_later(reclaim_ms / 1000, self._pump_all)
+        until_ms = self._reclaims_until_ms = self.now().mono_ms + reclaim_ms
+        for group in self._groups.values():
+            for queue in group.queues.values():
+                if queue.state.reclaim is not None:
+                    queue.state.reclaim = queue.state.reclaim._replace(
+                        until_ms=until_ms
+                    )
 
-    async def _end_takers(self) -> None:
+    async def _end_queues(self) -> None:
         for group in self._groups.values():
             self.takers.end_all(group)
+            for queue in [*group.queues.values()]:
+                queue.end()  # no connection is left
         if self._timer is not None:
             self._timer.cancel()
 
@@ -423,8 +435,17 @@ class QueueService(Service):
         rules = rules_of(group.definition)
         if queue is not None:
             queue.state.leave_bound()
+        reclaim = None
+        is_known, image.is_idle = is_new or image.is_idle, False
+        if not is_known and self.now().mono_ms < self._reclaims_until_ms:
+            end = self._reclaim_ends.get(log.log_id, log.next_offset)
+            reclaim = Reclaim(end, self._reclaims_until_ms)
         state = QueueState(
-            rules, image, open_max=limits.queue_open_max, bound=self._bound
+            rules,
+            image,
+            open_max=limits.queue_open_max,
+            bound=self._bound,
+            reclaim=reclaim,
         )
         queue = ServedQueue(
             name,
@@ -433,7 +454,6 @@ class QueueService(Service):
             self._journal,
             queue_id=queue_id,
             where=filter_of(group.definition),
-            given_from_ms=0 if is_new else self._reclaims_until_ms,
             on_failed=self.fail,
             on_freed=partial(self.takers.pump, group),
         )
@@ -446,6 +466,7 @@ class QueueService(Service):
             if error is None:
                 self.takers.pump(group)
 
+        self.watch(queue)
         queue.open(opened)
         if buried:
             queue.note_done(buried, lambda _error: None)

@@ -171,7 +171,7 @@ class Takers:
     def _serve(self, group: QueueGroup, queue: ServedQueue, taker: Taker) -> bool:
         """Give a taker what a queue has; return whether that changed anything."""
         now = self._service.now()
-        if not queue.is_open or queue.is_reading or now.mono_ms < queue.given_from_ms:
+        if queue.is_busy:
             return False
         count = min(taker.command.count, TAKE_COUNT_MAX)
         try:

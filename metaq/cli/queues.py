@@ -89,6 +89,12 @@ def show(target: Target, group: str, *, as_json: bool) -> bool:
         render.print_rows(WORKER_COLUMNS, held, as_json=False)
     for problem in found.problems:
         render.say(problem)
+    if not found.queues and not found.problems:
+        topic = found.definition.topic
+        render.say(
+            f"no partition of it yet: topic {topic} has had no message, or the group"
+            " was made within the last second"
+        )
     return not found.problems
 
 

@@ -207,7 +207,7 @@ class LimitsConfig:
     """The same, of all queue groups and partitions together."""
     queue_reclaim_ms: int = 2_000
     """A worker without a connection keeps its messages for so long; for as long after a
-    start nothing of an older queue is given out."""
+    start nothing is given out that an earlier life may have given out."""
     log_bytes_max: int = 0
     """Size of one partition above which sealed segments go; 0: no limit."""
     data_dir_bytes_max: int = 0

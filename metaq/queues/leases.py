@@ -1,7 +1,7 @@
 """Open messages of a queue, and the leases that workers have of them. Pure."""
 
 import enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from metaq.model import Offset, SizeBytes
 
@@ -90,3 +90,12 @@ class Lease:
         """Return those that are leased by it, as they were given."""
         # One that was given back, and taken again in its millisecond, is there twice.
         return [*dict.fromkeys(each for each in self.given if each.lease is self)]
+
+
+class Reclaim(NamedTuple):
+    """Messages that workers of earlier lives may have, until these are back."""
+
+    end: Offset
+    """End of the log when this life began: what is above was given out by none."""
+    until_ms: int
+    """Monotonic."""

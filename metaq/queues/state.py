@@ -18,6 +18,10 @@ is given out again. While it is HELD it stays open and is its transaction's alon
 lease ends, and no settle has an effect. What a commit changes is a record among the
 puts of the transaction, none of the state.
 
+What was in the log at a restart is READY, and not *queued* to be given out, until the
+`reclaim` time is over: workers come back, and extend what they have. What was appended
+since was given out by no earlier life, and waits for nothing.
+
 With order by key a message is READY, and not *queued* to be given out, while an earlier
 one has its key that is open, or done and not stored as that. A message whose lease
 ended twice goes out alone: it may kill its workers. A nack is the word of a living one.
@@ -35,7 +39,7 @@ from typing import Final, NamedTuple
 from metaq.deadlines import Deadlines
 from metaq.model import Offset, SizeBytes
 from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, SettleVerb, Word
-from metaq.queues.leases import At, Lease, OpenMessage
+from metaq.queues.leases import At, Lease, OpenMessage, Reclaim
 from metaq.queues.rules import INCARNATION_SHIFT, Now, QueueRules
 from metaq.queues.state_log import Change, Done, DoneRanges, QueueImage, Returned
 
@@ -103,6 +107,7 @@ class QueueState:
         *,
         open_max: int,
         bound: OpenBound | None = None,
+        reclaim: Reclaim | None = None,
     ) -> None:
         """Begin a life of a queue.
 
@@ -111,6 +116,7 @@ class QueueState:
             image: what earlier lives left, with the incarnation of this one; owned.
             open_max: nothing more is found while so many messages are open.
             bound: of all queues together; None: there is none.
+            reclaim: what workers of earlier lives may have; None: nothing.
         """
         self.rules = rules
         self.floor = image.floor
@@ -135,6 +141,9 @@ class QueueState:
         """Bytes that retention took before they were looked at."""
         self._open_max = open_max
         self.bound = bound or OpenBound()
+        self.reclaim = reclaim
+        """None when its time is over."""
+        self._reclaim_end = Offset(0) if reclaim is None else reclaim.end
         self.incarnation: Final = image.incarnation
         """Number of this life, 1 or more."""
         self._counter = 0
@@ -223,8 +232,9 @@ class QueueState:
         return offset < self.floor or self._done.end_at(offset) is not None
 
     def next_due_ms(self) -> int | None:
-        """Return a time before which no lease and no delay ends; None: never."""
-        firsts = self._leases.first_s, self._delays.first_s
+        """Return a time before which `on_time` has nothing to do; None: never."""
+        until_ms = None if self.reclaim is None else self.reclaim.until_ms
+        firsts = self._leases.first_s, self._delays.first_s, until_ms
         return min((int(each) for each in firsts if each is not None), default=None)
 
     # -- finding
@@ -277,7 +287,7 @@ class QueueState:
             if before.delivery:
                 left_ms = min(left_ms, before.left_ms)
             self._delays.set(offset, now.mono_ms + left_ms)
-        elif lock is None and not count:
+        elif lock is None and not count and offset >= self._reclaim_end:
             # Nearly always. As `_queue` does it.
             message.heap = self._queued
             heapq.heappush(message.heap, offset)
@@ -592,7 +602,12 @@ class QueueState:
     # -- time, workers
 
     def on_time(self, now: Now) -> None:
-        """End the leases and delays that are over."""
+        """End the leases, the delays and the reclaim time that are over."""
+        if self.reclaim is not None and self.reclaim.until_ms <= now.mono_ms:
+            self.reclaim, self._reclaim_end = None, Offset(0)
+            for message in self._open.values():
+                if message.at is At.READY:
+                    self._queue(message)
         for lease in self._leases.take_due(now.mono_ms):
             for message in lease.messages():
                 self.expired_count += 1
@@ -642,8 +657,12 @@ class QueueState:
     # -- changes of one message
 
     def _queue(self, message: OpenMessage) -> None:
-        """Have a message that is ready given out, unless an earlier one has its key."""
-        if self._is_first(message) and message.heap is None:
+        """Have a message that is ready given out, unless an earlier one has its key.
+
+        One that a worker of an earlier life may have is, when the reclaim time is over.
+        """
+        is_free = message.offset >= self._reclaim_end and message.heap is None
+        if is_free and self._is_first(message):
             is_alone = message.silent_count >= ALONE_COUNT
             message.heap = self._alone if is_alone else self._queued
             heapq.heappush(message.heap, message.offset)

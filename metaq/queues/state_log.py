@@ -21,9 +21,11 @@ The payload of a record, all numbers big-endian:
 | 3 snapshot | all | yes | the whole state, in place of what was known |
 | 4 deleted | none | yes | the queue is gone |
 
-Every message below the floor is done. `due` is the wall clock in milliseconds, 0 for at
-once, and `left` how long that was when the record was made: a wall clock that was set
-back since holds a message for no longer. Neighbours among done ranges are one range.
+Changes without an entry are the last record of a life that ended in peace while no
+worker had anything. Every message below the floor is done. `due` is the wall clock in
+milliseconds, 0 for at once, and `left` how long that was when the record was made: a
+wall clock that was set back since holds a message for no longer. Neighbours among done
+ranges are one range.
 """
 
 import enum
@@ -150,6 +152,8 @@ class QueueImage:
     """By offset; some may be done since, see `open_returned`."""
     incarnation: int = 0
     """Of the last life; 0: it had none."""
+    is_idle: bool = False
+    """The last life ended in peace, and no worker had anything."""
 
     def apply(self, changes: Iterable[Change]) -> None:
         """Apply changes in their order."""
@@ -354,6 +358,7 @@ class Images:
         if image is None or record.is_whole:
             image = self.by_name[name] = QueueImage(record.floor)
         image.incarnation = record.incarnation
+        image.is_idle = record.kind is StateKind.CHANGES and not record.entries
         image.apply(record.entries)
         image.rise(record.floor)
         return name

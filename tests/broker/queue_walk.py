@@ -145,6 +145,9 @@ class QueueWalk:
     async def _step(self) -> None:
         step = self.random.choice(self.steps())
         self.counts[step.__name__] = self.counts.get(step.__name__, 0) + 1
+        if self.random.random() < 0.01:
+            await self._stop()
+            return
         if self.random.random() < 0.93:
             await step()
             return
@@ -168,6 +171,14 @@ class QueueWalk:
             self.set_clock,
             self.tend,
         ]
+
+    async def _stop(self) -> None:
+        """Stop the broker in peace, and start it again."""
+        for worker in [*self.sessions]:
+            self._leave(worker)
+        await self.rig.play(self.rig.service.stop())
+        await self.rig.run_all()
+        await self._begin_again(self.rig.fs.snapshot(), self.book)
 
     async def _begin_again(self, fs: FaultyFileSystem, book: Book) -> None:
         self.book = book

@@ -67,6 +67,73 @@ def test_a_restart_knows_what_is_done_and_how_often_the_rest_was_given(
     asyncio.run(after(b, d))
 
 
+def test_what_is_put_after_a_start_waits_for_no_worker_of_before(
+    tmp_path: Path,
+) -> None:
+    """Also before a worker asks. The others wait until the reclaim time is over."""
+    hours = {"queueReclaimMs": "7200000"}
+
+    async def before() -> None:
+        async with running_broker(tmp_path, QUICK) as broker, Peer(broker) as peer:
+            define(broker)
+            await put(peer, b"a")
+            await Worker(peer).take(1)
+
+    async def after() -> None:
+        async with running_broker(tmp_path, hours) as broker, Peer(broker) as peer:
+            define(broker)
+            await put(peer, b"b")
+            worker = Worker(peer, "w2")
+            got = await worker.take(9, wait_ms=20_000)
+            assert [each.data for each in got] == [b"b"]
+            assert await worker.take(9) == []
+            queues: Any = broker.context.queues
+            state, now = queue_of(broker).state, queues.now()
+            begun = state.reclaim
+            await until(lambda: queues.now().mono_ms > now.mono_ms)
+            queues.restart_reclaim()  # clients find the broker from now on
+            assert state.reclaim.until_ms > begun.until_ms
+            assert state.reclaim.end == begun.end == got[0].offset
+
+    async def at_last() -> None:
+        async with running_broker(tmp_path, QUICK) as broker, Peer(broker) as peer:
+            define(broker)
+            got = await Worker(peer).take(9, wait_ms=20_000)
+            assert [each.data for each in got] == [b"a", b"b"]
+
+    asyncio.run(before())
+    asyncio.run(after())
+    asyncio.run(at_last())
+
+
+def test_a_backlog_waits_for_no_worker_where_a_stop_left_none_with_anything(
+    tmp_path: Path,
+) -> None:
+    """All that was there waits for one message that a worker has."""
+    hours = {"queueReclaimMs": "7200000"}
+
+    async def live(*wanted: bytes, acked: int) -> None:
+        async with running_broker(tmp_path, hours) as broker, Peer(broker) as peer:
+            define(broker)
+            await put(peer, *wanted)
+            worker = Worker(peer, f"w{acked}")
+            got = await worker.take(2, wait_ms=20_000)
+            assert len(got) == 2
+            for each in got[:acked]:
+                assert await worker.ack(each) is Word.OK
+            for each in got[acked + 1 :]:
+                assert await worker.say(each, SettleVerb.RELEASE) is Word.OK
+
+    async def after() -> None:
+        async with running_broker(tmp_path, hours) as broker, Peer(broker) as peer:
+            define(broker)
+            assert await Worker(peer).take(9) == []
+
+    asyncio.run(live(b"a", b"b", b"c", b"d", acked=2))
+    asyncio.run(live(acked=0))
+    asyncio.run(after())
+
+
 class JumpingClock(SystemClock):
     """The machine's, and its wall clock is set forward or back."""
 

@@ -77,13 +77,24 @@ class NoReclaim(SteppedQueues):
         pass
 
 
+class SaysThatNothingIsHeld(SteppedQueues):
+    """Ends with the word that no worker has anything, where some have."""
+
+    async def _end_queues(self) -> None:
+        for _, queue in self.parts():
+            queue.note_done((), lambda _error: None)
+
+
 def test_each_message_is_done_once(rng: random.Random) -> None:
     """Whatever happens to disk, connections and clock."""
     for _ in range(examples(60)):
         run_virtually(QueueWalk(rng.randrange(1 << 32)).play(150))
 
 
-@pytest.mark.parametrize("make", [AnswersBeforeTheSync, LettersBeside, NoReclaim])
+@pytest.mark.parametrize(
+    "make",
+    [AnswersBeforeTheSync, LettersBeside, NoReclaim, SaysThatNothingIsHeld],
+)
 def test_a_broken_rule_is_found(rng: random.Random, make: type[SteppedQueues]) -> None:
     """So a walk that finds nothing says something."""
     for _ in range(FOUND_WITHIN):

@@ -35,7 +35,7 @@ ONE_BROKER = {
 
 @pytest.fixture
 def broker() -> Iterator[EmbeddedBroker]:
-    with embedded_broker(topics={"orders": 1}) as one:
+    with embedded_broker(topics={"orders": 1, "empty": 1}) as one:
         with Client(**one.client_options) as client:
             with client.producer() as producer:
                 for number in range(3):
@@ -87,6 +87,17 @@ def test_a_group_shows_how_far_it_is(
     assert workers == "worker\tpartition\tmessages\n"
     with pytest.raises(ClientError, match="no queue group other; groups there are: w"):
         show(target, "other", as_json=False)
+
+
+def test_a_group_without_a_partition_says_why(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is no fault; the topic has had no message."""
+    target.ask(lambda admin: admin.create_queue_group("idle", "empty", then="drop"))
+    assert show(target, "idle", as_json=True)
+    out, error = capsys.readouterr()
+    assert json.loads(out)["queues"] == []
+    assert "no partition of it yet: topic empty has had no message" in error
 
 
 def test_the_rate_is_what_was_done_between_two_looks() -> None:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from metaq.model import Offset, SizeBytes
 from metaq.protocol.queue_frames import Settlement, SettleVerb, Word
+from metaq.queues.leases import Reclaim
 from metaq.queues.rules import Now, QueueRules
 from metaq.queues.state import Letter, QueueState, Taken
 from metaq.queues.state_log import (
@@ -165,7 +166,7 @@ class Rig:
         self._record(StateKind.CHANGES, [Done(letter.offset, end)])
         self.state.letter_stored(letter.offset)
 
-    def crash(self) -> None:
+    def crash(self, reclaim_ms: int = 0) -> None:
         """Begin another life with what is stored."""
         images = Images()
         for each in self.records:
@@ -173,7 +174,13 @@ class Rig:
         image = images.by_name[NAME]
         image.incarnation += 1
         self.letters = []
-        self.state = self.make_state(self.rules, image, open_max=self.open_max)
+        reclaim = Reclaim(self.end, self.now.mono_ms + reclaim_ms)
+        self.state = self.make_state(
+            self.rules,
+            image,
+            open_max=self.open_max,
+            reclaim=reclaim if reclaim_ms else None,
+        )
         self._begin()
 
     def _begin(self) -> None:

@@ -61,6 +61,36 @@ def test_an_ack_after_the_lease_is_good_while_nobody_else_has_the_message() -> N
     assert rig.ack(again) is Word.OK
 
 
+def test_what_was_appended_since_a_restart_waits_for_no_worker_of_before() -> None:
+    """The others may be with a worker: they wait until the reclaim time is over."""
+    rig = Rig()
+    rig.put(3)
+    a, b, _ = rig.take(3)
+    rig.crash(RECLAIM_MS)
+    rig.put(2)
+    assert numbers(rig.take(9, "other")) == [3, 4]
+    assert rig.settle(a, SettleVerb.EXTEND, 2 * RECLAIM_MS) is Word.OK
+    assert rig.settle(b, SettleVerb.NACK) is Word.OK
+    rig.pass_time(RECLAIM_MS - 1)
+    assert rig.take(9, "other") == []
+    rig.pass_time(1)
+    assert numbers(rig.take(9, "other")) == [1, 2]
+    assert rig.ack(a) is Word.OK
+
+
+def test_a_key_waits_for_what_a_worker_of_before_may_have_of_it() -> None:
+    """Other keys do not."""
+    rig = Rig(QueueRules(is_ordered=True))
+    rig.put(key=b"a")
+    (first,) = rig.take()
+    rig.crash(RECLAIM_MS)
+    rig.put(key=b"a")
+    rig.put(key=b"b")
+    assert numbers(rig.take(9, "other")) == [2]
+    assert rig.ack(first) is Word.OK
+    assert numbers(rig.take(9, "other")) == [1]
+
+
 @pytest.mark.parametrize("takes_letters", [True, False])
 def test_an_expired_message_is_given_up_where_it_would_be_handed_out(
     takes_letters: bool,

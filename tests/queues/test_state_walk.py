@@ -44,6 +44,8 @@ class Walk:
         """The latest delivery of each message."""
         self.held: dict[Offset, tuple[Taken, int]] = {}
         """Deliveries that nobody else may get, and until when."""
+        self.unheard: set[Offset] = set()
+        """Of these, messages whose workers this life has not heard of."""
         self.done: set[Offset] = set()
         """Acknowledged to a worker, or ended by a letter, a drop or retention."""
         self.present = set(WORKERS)
@@ -94,7 +96,7 @@ class Walk:
             self._check_order(at)
             self.given.append((worker, taken))
             self.last[at] = taken
-            self.held[at] = taken, now_ms + LEASE_MS
+            self._note_held(taken, now_ms + LEASE_MS)
         self.rig.store()
 
     def settle(self) -> None:
@@ -126,8 +128,7 @@ class Walk:
         if verb is SettleVerb.ACK or self.rig.state.dropped_count > before:
             self.done.add(taken.offset)
         elif verb is SettleVerb.EXTEND:
-            until_ms = self.rig.now.mono_ms + LEASE_MS
-            self.held[taken.offset] = taken, until_ms
+            self._note_held(taken, self.rig.now.mono_ms + LEASE_MS)
 
     def hold(self) -> None:
         """Ack in a new transaction, or in one that is open."""
@@ -141,7 +142,7 @@ class Walk:
         assert taken.offset not in self.done, f"{taken.offset} was done before"
         later = self.last[taken.offset].delivery > taken.delivery
         assert not (later and self.held_by_other(taken)), f"{taken.offset} was taken"
-        self.held[taken.offset] = taken, FOREVER_MS
+        self._note_held(taken, FOREVER_MS)
         if not self.open_tx or self.rng.random() < 0.5:
             self.open_tx.append([])
         self.rng.choice(self.open_tx).append(taken)
@@ -169,9 +170,14 @@ class Walk:
         self.commit()
         self.crash()
 
+    def _note_held(self, taken: Taken, until_ms: int) -> None:
+        self.held[taken.offset] = taken, until_ms
+        self.unheard.discard(taken.offset)
+
     def held_by_other(self, taken: Taken) -> bool:
         held = self.held.get(taken.offset)
-        return held is not None and held[0].delivery > taken.delivery
+        is_known = held is not None and taken.offset not in self.unheard
+        return is_known and held[0].delivery > taken.delivery
 
     def pass_time(self) -> None:
         before = self.rig.state.dropped_count
@@ -233,8 +239,14 @@ class Walk:
         self.crash()
 
     def crash(self) -> None:
-        self.rig.crash()
-        self.held.clear()
+        reclaim_ms = self.rng.choice((0, RECLAIM_MS))
+        self.rig.crash(reclaim_ms)
+        soon_ms = self.rig.now.mono_ms + reclaim_ms
+        self.held = {
+            at: (taken, min(until_ms, soon_ms))
+            for at, (taken, until_ms) in self.held.items()
+        }
+        self.unheard = set(self.held)
         self.open_tx.clear()  # a start rolls them back
         self.present = set(WORKERS)
 
@@ -330,9 +342,17 @@ class LeasesEndInTransactions(QueueState):
         return word
 
 
+class ReclaimsNothing(QueueState):
+    """Messages of workers of an earlier life are given out as they are found."""
+
+    def __init__(self, *args: Any, reclaim: object = None, **more: Any) -> None:
+        super().__init__(*args, **more)
+
+
 @pytest.mark.parametrize(
     "broken",
     [
+        ReclaimsNothing,
         TakesFromOthers,
         PassesOpenOnes,
         FreesKeysEarly,

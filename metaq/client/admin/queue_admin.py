@@ -64,7 +64,8 @@ class QueueGroupDescription:
     group: str
     definition: QueueGroupDefinition
     queues: tuple[QueueDescription, ...]
-    """By partition."""
+    """By partition, those that have had a message; a broker may not have heard of a new
+    group for a second."""
     problems: tuple[str, ...]
     """One sentence for each broker, or partition, that is away."""
 
