@@ -83,7 +83,7 @@ def test_zookeeper_that_goes_away_is_not_an_unknown_topic(world: str) -> None:
     server.put("/meta/brokers/ids/0/master", b"meta://127.0.0.1:1")
     options: dict[str, Any] = {"request_timeout_s": SHORT_S}
     with WORLDS[world](coordinator=server.coordinator, **options) as client:
-        assert client.topics() == ()
+        assert client.topics(timeout=30) == ()
         server.stop()
         producer = client.producer(timeout_s=SHORT_S)
         admin = client.admin()
