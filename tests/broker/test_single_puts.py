@@ -183,8 +183,8 @@ def test_without_memory_for_a_refusal_each_connection_ends(
     """Nothing stays in flight."""
 
     async def scenario(rig: Rig) -> None:
-        monkeypatch.setattr(single_puts, "count_puts", lack)
-        monkeypatch.setattr(single_puts, "refuse_put", lack)
+        for name in ("count_puts", "refuse_put"):
+            monkeypatch.setattr(single_puts, name, lack)
         sessions = [rig.put(7), rig.put(8)]
         rig.end_pass()
         assert all(session.is_out for session in sessions)

@@ -37,10 +37,9 @@ def test_what_is_missing_is_said_to_those_who_want_it(
     text: str,
 ) -> None:
     """And to no other."""
-    monkeypatch.setattr(versions, mark, True)
-    report(True)
-    monkeypatch.setattr(versions, mark, False)
-    report(False)
+    for has_it in (True, False):
+        monkeypatch.setattr(versions, mark, has_it)
+        report(has_it)
     assert not caplog.records
     report(True)
     (record,) = caplog.records
