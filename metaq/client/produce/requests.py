@@ -81,16 +81,20 @@ class Request:
                 halved where there are none.
         """
         first, end, _ = self.span
-        middle = (first + end) // 2
         refused = {first + number for number in messages} & {*range(first, end)}
-        found: tuple[list[Request], list[Request]] = ([], [])
-        cut_of = refused.__contains__ if refused else middle.__le__
-        for key, group in groupby(range(first, end), cut_of):
-            numbers = list(group)
-            span = BatchSpan(numbers[0], numbers[-1] + 1, is_mput=True)
-            found[not (refused and key)].append(self.like(span))
-        self.batch.requests_left += len(found[0]) + len(found[1]) - 1
-        return found
+        parts = [
+            (is_refused, list(part))
+            for is_refused, part in groupby(range(first, end), refused.__contains__)
+        ]
+        if not refused:
+            middle = (first + end) // 2
+            parts = [(False, [first, middle - 1]), (False, [middle, end - 1])]
+        failed, others = list[Request](), list[Request]()
+        for is_refused, part in parts:
+            made = self.like(BatchSpan(part[0], part[-1] + 1, is_mput=True))
+            (failed if is_refused else others).append(made)
+        self.batch.requests_left += len(parts) - 1
+        return failed, others
 
     def use_spare_name(self) -> bool:
         """Go on under the spare name; False when there is none."""
