@@ -46,9 +46,10 @@ class Holder(Protocol):
 class Load:
     """Bytes that all connections hold in memory, under one bound.
 
-    Three things count: puts that were read and not yet answered, frames that have not
-    arrived in full, and replies that have not left. Puts wait for the disk; the rest
-    waits for peers, which may never send or read. So the bound has three steps:
+    Three things count: puts and look-ups that were read and not yet answered, frames
+    that have not arrived in full, and replies that have not left. The first wait for
+    the disk; the rest waits for peers, which may never send or read. So the bound has
+    three steps:
 
     * full: sessions stop reading, and are called when bytes are free again;
     * replies take half of it: a session goes on when its own have left;
@@ -87,11 +88,11 @@ class Load:
         self._holders.discard(holder)
 
     def hold(self, size_bytes: int) -> None:
-        """Count bytes of puts as in flight."""
+        """Count bytes of puts, or of an answer, as in flight."""
         self.in_flight_bytes += size_bytes
 
     def release(self, size_bytes: int) -> None:
-        """Count bytes of puts as answered; wake sleepers when there is room."""
+        """Count bytes as answered; wake sleepers when there is room."""
         self.in_flight_bytes -= size_bytes
         if self._sleepers:
             self._wake()

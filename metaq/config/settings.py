@@ -184,8 +184,8 @@ class LimitsConfig:
     put may find so much queued before it by another connection to the same partition;
     less keeps the disk busy."""
     in_flight_bytes_max: int = 256 * MIB
-    """Bytes of puts in flight, half frames and unread replies of all connections; at
-    least the puts of one."""
+    """Bytes of puts and look-ups in flight, half frames and unread replies of all
+    connections; at least the puts of one."""
     idle_timeout_ms: int = 300_000
     """A connection silent for so long is closed; 0: never. The default is MetaQ's own
     threshold (docs/metaq-1.4/broker.md 4.6)."""

@@ -25,6 +25,7 @@ from metaq.record.runs import decode_runs
 from metaq.storage.key_index import keys_path
 from metaq.storage.segment import Damage
 from tests.rigs.broker import CONFIG, TIMEOUT_S, Peer, running_broker
+from tests.rigs.waiting import until
 from tests.sampling import SEED
 
 INDEXED = CONFIG.replace("[topic=test]", "[topic=test]\nindex=key,order-id")
@@ -226,6 +227,31 @@ def test_look_ups_are_bounded_and_others_overtake_them(data_dir: Path) -> None:
         assert context.load.in_flight_bytes == 0
 
     run(data_dir, scenario, count=10)
+
+
+def test_answers_that_are_not_read_count_as_replies(data_dir: Path) -> None:
+    """Those under way exceed the bound of a connection: it gets no more then."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        context, transport = broker.context, peer.writer.transport
+        await peer.ask(b"".join(put(7 * n, RECORDS_BYTES_MAX // 3) for n in range(3)))
+        finds = [Find("test", 0, b"key=k0", n, 9) for n in range(FINDS_MAX // 2)]
+        transport.pause_reading()
+        peer.write(b"".join(map(encode, finds)))
+        await until(lambda: context.counters.cmd_get == len(finds))
+        await until(lambda: not context.find_count)
+        held_bytes = context.load.reply_bytes
+        assert context.load.in_flight_bytes == 0
+        assert held_bytes == peer.session.held_bytes > 8 << 20, "the bound"
+        peer.write(encode(finds[0]))
+        await until(lambda: peer.session.is_paused)
+        assert context.find_count == 0
+        transport.resume_reading()
+        replies = await peer.ask(b"")
+        assert replies.count(b"value ") == len(finds) + 1
+        assert context.load.reply_bytes == 0
+
+    run(data_dir, scenario, count=0)
 
 
 class SlowThreads(SystemClock):

@@ -18,7 +18,7 @@ from metaq.client.cluster.metadata_queries import LogQueries
 from metaq.client.consume.browse import (
     browse_topic,
     check_moment,
-    readable_partitions,
+    chosen_of,
     require_known,
 )
 from metaq.client.consume.decode import decode_joined
@@ -222,7 +222,7 @@ async def find_messages(
     else:
         field = encode_properties(key, () if header is None else [header]).encode()
         deadline_s = context.deadline_s(timeout)
-        chosen = await readable_partitions(context, topic, partitions, deadline_s)
+        chosen = await chosen_of(context, topic, partitions, deadline_s)
         if partitions is not None:
             await require_known(context, chosen, deadline_s)
         search = Search(
