@@ -2,11 +2,9 @@
 
 import asyncio
 from pathlib import Path
-
-import pytest
+from typing import Any
 
 from metaq.broker.app import Broker
-from metaq.broker.queue_part import ServedQueue
 from metaq.errors import ClosedError, UnavailableError
 from metaq.model import Offset
 from metaq.protocol.queue_frames import SettleVerb, Word
@@ -169,27 +167,28 @@ def test_a_letter_whose_message_retention_took_is_given_up(tmp_path: Path) -> No
 
 
 def test_a_message_that_is_read_for_its_letter_while_queues_are_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """It is given out again, and has no letter beside that."""
     begun, goes_on = asyncio.Event(), asyncio.Event()
-    read = ServedQueue.read
-
-    async def read_late(queue: ServedQueue, start: Offset, end: Offset) -> bytes:
-        data = await read(queue, start, end)
-        begun.set()
-        await goes_on.wait()
-        return data
 
     async def scenario(broker: Broker, peer: Peer) -> None:
         await put(peer, b"bad")
         worker = Worker(peer)
         (bad,) = await worker.take(1)
-        with monkeypatch.context() as patch:
-            patch.setattr(ServedQueue, "read", read_late)
-            reject = worker.settling(0, [bad.says(SettleVerb.REJECT)])
-            rejecting = asyncio.create_task(worker.ask(reject))
-            await begun.wait()
+        queue: Any = queue_of(broker)
+        read = queue.read
+
+        async def read_late(start: Offset, end: Offset) -> bytes:
+            data = await read(start, end)
+            begun.set()
+            await goes_on.wait()
+            return bytes(data)
+
+        queue.read = read_late
+        reject = worker.settling(0, [bad.says(SettleVerb.REJECT)])
+        rejecting = asyncio.create_task(worker.ask(reject))
+        await begun.wait()
         queues = broker.context.queues
         assert queues is not None
         queues.fail(ClosedError("a test"))

@@ -279,7 +279,7 @@ def test_no_more_batches_are_in_flight_than_a_broker_remembers() -> None:
 @pytest.mark.slow
 def test_a_silent_broker_is_asked_again_and_then_given_up() -> None:
     """The rounds are bounded, and the error says that the outcome is unknown."""
-    with MemoryBroker() as broker, sender_to(broker, timeout_s=0.3) as sender:
+    with MemoryBroker() as broker, sender_to(broker, timeout_s=1.0) as sender:
         broker.stay_silent = lambda command: isinstance(command, Mput)
         with pytest.raises(RequestTimeoutError, match="outcome unknown"):
             send_all(sender, 2)
