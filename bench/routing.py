@@ -6,19 +6,30 @@ one for each of eight. RabbitMQ has quorum queues.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kazoo.client import KazooClient
+
 from bench.committing import cluster
-from bench.figures import Turns, WithLines
+from bench.figures import MIB, Figure, Turns, WithLines
 from bench.lines import Payloads
+from bench.processes import resident_bytes
 from bench.queue_load import Side
 from bench.rabbit import QUORUM, find_pika, rabbit
 from metaq.client import Client
+from metaq.routing.match import Binding, ExchangeKind
+from metaq.zk.exchange_definitions import (
+    ExchangeDefinition,
+    binding_name,
+    encode_binding,
+    encode_exchange,
+)
+from metaq.zk.paths import NodePaths
 
 BINDINGS = 1000
 TARGETS = 8
@@ -27,6 +38,9 @@ IN_FLIGHT = 1000
 BINDERS = 32
 TIMEOUT_S = 120.0
 EXCHANGE = "bench-events"
+HELD = 10_000
+SETTLE_S = 3.0
+KINDS = (ExchangeKind.TOPIC, ExchangeKind.DIRECT, ExchangeKind.HEADERS)
 KEYS = {1: "order.7.new", TARGETS: "all.x.y"}
 
 
@@ -140,7 +154,75 @@ def _rate(targets: int, at_least: str, aim: str) -> WithLines:
     )
 
 
-FIGURES = {
+def held(directory: Path, rounds: int, *, is_start: bool) -> Figure:
+    """Have a broker hold bindings of three kinds; memory of them, or a start.
+
+    A start ends when the broker has in effect what ZooKeeper has. It takes that from
+    its copy, so memory is looked at later, when all nodes are watched.
+    """
+    name = f"{HELD:,} bindings of exchanges, topic, direct, headers: "
+    figure = Figure(
+        name + ("a start until they are in effect" if is_start else "memory"),
+        "s" if is_start else "MiB",
+        [],
+        at_least="5" if is_start else "64",
+        is_ratio=False,
+    )
+    topics, paths = ["routed-0"], NodePaths("/meta")
+    with cluster(directory, 1, topics) as (address, broker):
+        idle = resident_bytes(broker.pid)
+        zookeeper = KazooClient(address)
+        zookeeper.start()
+        for kind in KINDS:
+            parent = paths.bindings(kind.value)
+            zookeeper.ensure_path(parent)
+            definition = encode_exchange(ExchangeDefinition(kind=kind))
+            zookeeper.create(paths.exchange(kind.value), definition, makepath=True)
+            every = [held_binding(kind, n) for n in range(HELD // len(KINDS))]
+            for at in range(0, len(every), 500):
+                transaction = zookeeper.transaction()
+                for each in every[at : at + 500]:
+                    path = paths.binding(kind.value, binding_name(each))
+                    transaction.create(path, encode_binding(each))
+                transaction.commit()
+        zookeeper.stop()
+        zookeeper.close()
+        for _ in range(rounds):
+            broker.stop()
+            start_s = time.perf_counter()
+            broker.start()
+            with Client(address, request_timeout_s=TIMEOUT_S) as client:
+                while not client.partitions(topics[0]):
+                    time.sleep(0.01)
+                for kind in KINDS:
+                    wait_in_effect(client, kind)
+            if is_start:
+                figure.broker.append(time.perf_counter() - start_s)
+            else:
+                time.sleep(SETTLE_S)
+                figure.broker.append((resident_bytes(broker.pid) - idle) / MIB)
+    return figure
+
+
+def held_binding(kind: ExchangeKind, number: int) -> Binding:
+    if kind is ExchangeKind.HEADERS:
+        headers = (("customer", str(number)), ("region", "eu"))
+        return Binding("routed-0", headers=headers)
+    rest = ".*" if kind is ExchangeKind.TOPIC else ""
+    return Binding("routed-0", f"order.{number}{rest}")
+
+
+def wait_in_effect(client: Client, kind: ExchangeKind) -> None:
+    """Take a binding back that is not there: done when the others are in effect."""
+    if kind is ExchangeKind.HEADERS:
+        client.admin().unbind(kind.value, "routed-0", headers={"none": None})
+    else:
+        client.admin().unbind(kind.value, "routed-0", key="none")
+
+
+FIGURES: dict[str, Callable[[Path, int], Figure] | WithLines] = {
+    "route-memory": partial(held, is_start=False),
+    "route-start": partial(held, is_start=True),
     "route-one-rabbit": _rate(1, "3", "8"),
     "route-eight-rabbit": _rate(TARGETS, "2", "5"),
 }

@@ -10,7 +10,7 @@ from typing import Final
 
 from metaq.broker.topics import ServedExchange, Topics
 from metaq.model import is_internal
-from metaq.routing.match import Matcher
+from metaq.routing.match import Matcher, remembered
 from metaq.zk.exchange_definitions import ExchangeDefinition
 
 _log = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ class Exchanges:
         self._applied, self._taken = {**defined}, taken
         before = self._topics.exchanges
         if served != before:
+            remembered.cache_clear()  # of those that have gone
             self._topics.set_exchanges(served)
             if served.keys() != before.keys():
                 self._on_change()

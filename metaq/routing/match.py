@@ -15,7 +15,7 @@ header each. What was found is remembered by key, as long as no binding changes.
 import enum
 import zlib
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -32,7 +32,8 @@ KEY_BYTES_MAX: Final = 255
 HEADERS_MAX: Final = 16
 """Headers of a binding."""
 RESULTS_REMEMBERED_MAX: Final = 10_000
-"""Routing keys, last asked for, for which the topics are remembered."""
+"""Routing keys, last asked for, for which the topics are remembered: of all exchanges
+together, so that no number of them takes more."""
 ONE: Final = "*"
 ANY: Final = "#"
 
@@ -247,13 +248,18 @@ class Matcher:
         """Return the topics that a message goes to, each once, ascending."""
         if self.kind is ExchangeKind.HEADERS:
             return _topics(self._index.find(key, headers))
-        return self._topics_of(key if self.has_keys else "")
+        return remembered(self._find, key if self.has_keys else "")
 
     def _remember(self) -> None:
-        """Forget what was found before a change."""
-        self._topics_of = lru_cache(RESULTS_REMEMBERED_MAX)(
-            lambda key: _topics(self._index.find(key, ()))
-        )
+        """Forget what was found before a change: this function is another one."""
+        index = self._index
+        self._find = lambda key: index.find(key, ())
+
+
+@lru_cache(RESULTS_REMEMBERED_MAX)
+def remembered(find: Callable[[str], Iterable[Binding]], key: str) -> tuple[str, ...]:
+    """Return the topics of what `find` finds for a key."""
+    return _topics(find(key))
 
 
 def _topics(bindings: Iterable[Binding]) -> tuple[str, ...]:

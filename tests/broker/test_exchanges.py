@@ -1,13 +1,26 @@
 """Exchanges of a broker: which it serves, and which not."""
 
+import gc
+import tracemalloc
+
 import pytest
 
 from metaq.broker import exchanges
 from metaq.errors import ServerError
-from metaq.routing.match import Binding, ExchangeKind
+from metaq.routing.match import (
+    RESULTS_REMEMBERED_MAX,
+    Binding,
+    ExchangeKind,
+    remembered,
+)
 from tests.broker.route_rig import EXCHANGE, TOPICS, RouteRig, exchange_of
 
 ALL = Binding("t0", "#")
+BINDINGS = 2000
+BINDING_BYTES_MAX = 1400
+"""Memory of a binding, in definition and index."""
+KEYS_BYTES_MAX = 4 << 20
+"""Memory of RESULTS_REMEMBERED_MAX short routing keys with their topics."""
 
 
 def test_an_exchange_is_no_topic_whatever_pattern_matches_it() -> None:
@@ -72,3 +85,41 @@ def test_bindings_that_cannot_be_are_left_out_and_too_many_of_all_refused() -> N
         "exchange 'e5' is not served: expected at most 50000 bindings on a broker, got"
         " 60000"
     )
+
+
+def many_bindings(kind: ExchangeKind, turn: int) -> list[Binding]:
+    """Return bindings that no other turn has."""
+    numbers = range(turn * BINDINGS, (turn + 1) * BINDINGS)
+    if kind is ExchangeKind.HEADERS:
+        return [Binding("t0", headers=(("id", str(n)), ("kind", "a"))) for n in numbers]
+    return [Binding("t0", f"order.{n}") for n in numbers]
+
+
+def test_memory_is_that_of_the_bindings_and_of_so_many_keys() -> None:
+    """Bindings that go leave nothing, and neither do exchanges, nor keys asked for."""
+    rig, kinds = RouteRig(), (*ExchangeKind,)
+    kept = [kind for kind in kinds if kind is not ExchangeKind.FANOUT]
+    held = list[int]()
+    tracemalloc.start()
+    try:
+        for turn in range(4):
+            defined = {
+                f"{kind.value}-{turn % 2}": exchange_of(
+                    *many_bindings(kind, turn), kind=kind
+                )
+                for kind in kept
+            }
+            rig.exchanges.apply(defined, TOPICS)
+            for each in rig.context.topics.exchanges.values():
+                for number in range(RESULTS_REMEMBERED_MAX):
+                    each.matcher.topics(f"order.{number}.{turn}")
+            del defined
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert remembered.cache_info().currsize == RESULTS_REMEMBERED_MAX
+    assert max(held) <= BINDING_BYTES_MAX * len(kept) * BINDINGS + KEYS_BYTES_MAX
+    assert max(held[1:]) <= 1.05 * held[0]
+    rig.exchanges.apply({}, TOPICS)
+    assert not remembered.cache_info().currsize
