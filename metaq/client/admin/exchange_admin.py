@@ -377,7 +377,8 @@ class _Exchanges:
         In one transaction the topic's definition is written as it was read: so its
         deletion, which writes that in the place of what it read before it looked for
         bindings, comes before this, which is refused then, or is refused itself. A
-        topic without a definition is of a `server.ini`, which forbids its deletion.
+        topic without a definition is of a `server.ini`, and not deleted while that has
+        it.
         """
         while True:
             node = await self.require_served(topic) if topic is not None else None
