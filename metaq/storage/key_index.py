@@ -201,8 +201,8 @@ def read_blocks(
 class BlockLists:
     """The blocks of files that were read before, for any thread.
 
-    They are read again when a file has changed, by its size, its time, or the header of
-    its last block: after a cut, blocks of other bytes may be as long.
+    They are read again when a file has changed, by its size, its time, or the checksum
+    of its last block: after a cut, blocks of other bytes may be as long.
     """
 
     def __init__(self, lists_max: int = LISTS_MAX) -> None:
@@ -234,8 +234,8 @@ def _ends_with(file: ReadFile, blocks: Sequence[KeyBlock]) -> bool:
     """Return whether the last of some blocks is still where it was."""
     if not blocks:
         return True
-    head = file.read_at(blocks[-1].position, SizeBytes(HEAD.size))
-    return head[-_CRC_BYTES:] == _CRC.pack(blocks[-1].crc) and has_crc(head)
+    at = Position(blocks[-1].position + HEAD.size - _CRC_BYTES)
+    return file.read_at(at, SizeBytes(_CRC_BYTES)) == _CRC.pack(blocks[-1].crc)
 
 
 # -- entries --------------------------------------------------------------------------
