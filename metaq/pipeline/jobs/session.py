@@ -91,6 +91,9 @@ DEFAULTS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
+    # A query that is killed as it writes the first file of its checkpoint leaves a
+    # temporary one, and Spark 4.3 would refuse every start after that.
+    "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
 }
 JAVA_END_S: Final = 10.0
 """Longest wait for the end of a Java process, seconds."""

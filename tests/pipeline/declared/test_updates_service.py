@@ -140,6 +140,12 @@ def die_once(place: Path, directory: Path) -> None:
     logs.write_text(text)
 
 
+def leave_half_written(checkpoint: Path) -> None:
+    """Leave of a checkpoint what a kill leaves that comes in its first file."""
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "offsets" / ".0.9f1c.tmp").write_text("v1")
+
+
 def test_a_project_runs_as_it_is_written_through_a_kill_a_stop_and_a_refresh(
     broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
@@ -154,6 +160,8 @@ def test_a_project_runs_as_it_is_written_through_a_kill_a_stop_and_a_refresh(
 
     publish(broker, SECOND + LAST)
     (place / "transformations" / "warnings.sql").write_text(WARNINGS)
+    versions = place / "storage/_checkpoints/spark_catalog/default/warnings/warnings"
+    leave_half_written(versions / "0")
     service = Service(place)
     # A micro-batch that was begun comes again, with the lines that it had.
     while service.rows_in["lines"] < len(SECOND + LAST):
@@ -171,6 +179,7 @@ def test_a_project_runs_as_it_is_written_through_a_kill_a_stop_and_a_refresh(
     assert service.end() == 0
     assert service.errors.read_text() == ""
     service.wait_gone()
+    assert (versions / "0" / "offsets" / "0").exists()
 
     check_counts(broker, place, FIRST + SECOND)
     assert 0 < wrote["row_out_count"] <= len(alerts_of(broker))
@@ -211,5 +220,4 @@ def test_a_project_runs_as_it_is_written_through_a_kill_a_stop_and_a_refresh(
     check_lines(broker, place, FIRST + SECOND + LAST + LATE, {STRAY: [cause]})
     warned += sum(level[0] == "W" for _minute, level in levels_of(LATE))
     assert len(rows_of(place, "warnings")) == warned
-    versions = place / "storage/_checkpoints/spark_catalog/default/warnings/warnings"
     assert {path.name for path in versions.iterdir()} == {"0", "1"}
