@@ -44,7 +44,7 @@ class QueueGroupStatus:
     )
     done_count: int = counter(
         "metaq_queue_done_messages_total",
-        "Messages that are done: handled, passed over or dead.",
+        "Messages that are done: handled, passed over, dropped or dead.",
     )
     passed_count: int = counter(
         "metaq_queue_passed_messages_total",

@@ -183,7 +183,7 @@ def unroutable(
     key = printable(routing_key)
     text = f"no binding of exchange '{exchange}' matches routing key '{key}'"
     if len(numbers) > 1:
-        text += f", nor those of {len(numbers) - 1} other messages"
+        text += f" (and {len(numbers) - 1} more)"
     return with_code(text, UNROUTABLE, refused(numbers, count))
 
 
@@ -196,7 +196,7 @@ def too_far(numbers: Sequence[int], count: int, limit_ms: int, wanted_ms: int) -
         limit_ms: the longest delay.
         wanted_ms: that of the first of them.
     """
-    others = f" and {len(numbers) - 1} others" if len(numbers) > 1 else ""
+    others = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
     text = (
         f"mput: message {numbers[0]}{others}: expected a time within"
         f" {span_text(limit_ms)}, got one in {span_text(wanted_ms)}"

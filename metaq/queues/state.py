@@ -126,7 +126,7 @@ class QueueState:
         self.ready_count = 0
         """Messages that can be given out now."""
         self.done_count = 0
-        """Messages that were done in this life: handled, dropped or dead."""
+        """Messages done in this life: handled, passed over, dropped or dead."""
         self.expired_count = 0
         """Leases that ended before their messages were settled."""
         self.letter_count = 0

@@ -139,8 +139,8 @@ class PartitionLog(ReadableLog):
         self.leader_start = self.log_start_offset
         """Log start of the leader: while this log follows, retention goes to there."""
         self.trim_offset: Offset | None = None
-        """Nothing below it is needed, by no policy of its topic; None: its topic has a
-        policy. Of a log of the broker's own."""
+        """Nothing below it is needed, and the policy of its topic does not count; None:
+        that counts. Of a log of the broker's own."""
         self.on_moved: Callable[[PartitionLog], None] | None = None
         """Called after log end, synced end or high watermark has moved, and when no
         more will."""

@@ -46,7 +46,8 @@ COMMAND_TIMEOUT_S: Final = 1.0
 START_TRIES: Final = 3
 # Java's words for it, in the log of the server.
 PORT_TAKEN: Final = "Address already in use"
-LOG_TAIL_LINES: Final = 15
+# Java's traces of a port that is taken have 13 lines, and what follows them varies.
+LOG_TAIL_LINES: Final = 40
 LOOPBACK: Final = "127.0.0.1"
 
 # PySpark's class path logs through log4j 2, ZooKeeper's own distribution through

@@ -273,7 +273,7 @@ def test_a_batch_with_times_of_its_own_is_stored_once_or_not_at_all() -> None:
             assert reply.text.endswith(" [too-far messages=2]")
         far = now + 401 * DAY_MS
         reply = await rig.send(mput_of(*datas, times=[far, now + 5, far + DAY_MS]))
-        assert "mput: message 0 and 1 others: expected" in reply.text
+        assert "mput: message 0 and 1 more: expected" in reply.text
         assert reply.text.endswith(" got one in 401d [too-far messages=0,2]")
         assert all(tier.log is None for tier in rig.service.tiers)
         times = [now + 500, now + 4_000_000, now + 100]

@@ -165,6 +165,25 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(
             server.start()
 
 
+def test_a_port_that_is_taken_while_java_starts_is_left_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Java's trace names the reason first, and the end of its log may be long."""
+    trace = "java.net.BindException: Address already in use"
+    lines = [trace, *(f"at frame.number{n}" for n in range(25))]
+    log = "\\n".join(lines)
+    use_server(
+        monkeypatch,
+        tmp_path,
+        f"echo start >> starts\nprintf '{log}\\n' > zookeeper.log\nexit 1",
+    )
+    server = EmbeddedZooKeeper(tmp_path / "data")
+    with pytest.raises(EmbeddedZooKeeperError, match="ended with code 1"):
+        server.start()
+    starts = (tmp_path / "data" / "starts").read_text().splitlines()
+    assert len(starts) == embedded.START_TRIES
+
+
 def test_a_start_on_another_thread_is_refused(tmp_path: Path) -> None:
     """The kernel would kill the server with that thread."""
     with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="main"):

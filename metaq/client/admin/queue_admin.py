@@ -43,7 +43,7 @@ class QueueDescription:
     delayed_count: int = 0
     """Of these, messages that wait for the end of their delay."""
     done_count: int = 0
-    """Messages that are done: handled, passed over or dead."""
+    """Messages that are done: handled, passed over, dropped or dead."""
     passed_count: int = 0
     """Of these, messages that are not the group's, by its filter."""
     expired_count: int = 0
