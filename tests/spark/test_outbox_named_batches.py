@@ -266,9 +266,10 @@ def test_a_connection_that_is_lost_between_batches_is_made_again() -> None:
         assert sender.statistics().acknowledged_count == 20
 
 
+@pytest.mark.slow
 def test_no_more_batches_are_in_flight_than_a_broker_remembers() -> None:
     """Per partition; the sixth waits for an answer to the first."""
-    with MemoryBroker() as broker, sender_to(broker, timeout_s=0.3) as sender:
+    with MemoryBroker() as broker, sender_to(broker, timeout_s=1.0) as sender:
         broker.stay_silent = lambda command: isinstance(command, Mput)
         with pytest.raises(RequestTimeoutError):
             send_batches(sender, 20, 10)
