@@ -198,13 +198,14 @@ class Client(SyncObject[AsyncClient]):
         self, batches: AsyncGenerator[list[Message], None]
     ) -> Generator[Message, None, None]:
         thread = self._require_thread()
-        taking: set[asyncio.Task[list[Message] | None]] = set()
+        taking: set[asyncio.Task[Any]] = set()
 
         async def take() -> list[Message] | None:
-            task = asyncio.ensure_future(anext(batches, None))
+            task = asyncio.current_task()
+            assert task is not None
             taking.add(task)
             task.add_done_callback(taking.discard)
-            return await task
+            return await anext(batches, None)
 
         async def stop() -> None:
             # An interrupt of the caller may leave a step under way.
