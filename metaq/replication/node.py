@@ -482,7 +482,7 @@ class ReplicaNode(Service):
                 self._term.streams.set_term(replica.term)
             else:
                 # From here on no acknowledgement counts.
-                self._term.close()
+                self._term.streams.close()
 
     async def _perform(self, actions: Sequence[Action]) -> None:
         for number, action in enumerate(actions, 1):
@@ -529,8 +529,6 @@ class ReplicaNode(Service):
                 self._served.refuse_puts(self.refusal())
             case Act.FAIL_IN_FLIGHT:
                 self._store.stop_leading()
-            case Act.END_WAITS:
-                pass  # with the role of each log
             case Act.WITHDRAW:
                 self._end_term()
                 with suppress(CoordinationError):
@@ -575,7 +573,7 @@ class ReplicaNode(Service):
         if term is None:
             term = self._term = Term(self, self._store, lag_s=self._lag_s)
             tables, epoch = self._store.tables, self.replica.epoch
-            term.begin()
+            term.streams.begin()
             self._logs.births = lambda log_id, directory, first: tables.begin_log(
                 log_id, directory, first, epoch
             )
@@ -588,7 +586,7 @@ class ReplicaNode(Service):
         term, self._term = self._term, None
         self._logs.births = self._logs.on_born = self._store.tables.on_gone = None
         if term is not None:
-            term.close()
+            term.streams.close()
             self._served.end_term()
 
     def _open_or_refuse(self, term: Term) -> None:
@@ -611,7 +609,7 @@ class ReplicaNode(Service):
     async def _while_away(self, state: SessionState) -> None:
         """Step down where the session is over, and the followers are gone, too."""
         is_over = state is SessionState.LOST
-        if is_over and self._term is not None and self._term.is_stalled():
+        if is_over and self._term is not None and self._term.streams.stalled():
             _log.warning("replica %d steps down: no session, and no followers", self.id)
             await self.take(step_down(self.replica))
 
