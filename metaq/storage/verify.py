@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from metaq.errors import DiskError
+from metaq.errors import DiskError, MissingFileError
 from metaq.fs import FileSystem, ReadFile
 from metaq.model import LogId, Offset, SizeBytes
 from metaq.storage.damage import Part, apart, check_parts, check_tail
@@ -285,7 +285,7 @@ class _Look:
                     # Name it, and go on with the readable rest.
                     start, end = segment.base_offset, segment.end_offset
                     self._damage.append(Damage(segment.path, start, end, str(error)))
-                elif not (self.in_use and error.errno_name == "ENOENT"):
+                elif not (self.in_use and isinstance(error, MissingFileError)):
                     raise
         self.damage = apart(self._damage)
         return self

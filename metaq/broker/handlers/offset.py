@@ -16,7 +16,7 @@ from typing import Final, assert_never
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
 from metaq.errors import (
-    DiskError,
+    MissingFileError,
     NotFoundError,
     ServerError,
     StorageError,
@@ -179,7 +179,7 @@ def late_failure(
 ) -> WireError:
     """Return the answer to a command with which another thread had no success."""
     match error:
-        case DiskError(errno_name="ENOENT"):
+        case MissingFileError():
             # Retention was faster than the question; the next one finds the new start.
             return UnavailableError(texts.LOG_START_MOVED)
         case WireError() | StorageError():
