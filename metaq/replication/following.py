@@ -30,24 +30,13 @@ from functools import partial
 from typing import Final, Protocol
 
 from metaq.clock import Clock
-from metaq.errors import (
-    ClosedError,
-    MetaqError,
-    StorageError,
-    UnexpectedReplyError,
-)
+from metaq.errors import ClosedError, MetaqError, StorageError, UnexpectedReplyError
 from metaq.model import LogId, MessageId, Offset
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Follow, Reply, Value
 from metaq.protocol.encoding import encode
-from metaq.replication.epochs import (
-    NO_EPOCH,
-    CopyFacts,
-    Epoch,
-    EpochTable,
-    adopt_table,
-)
+from metaq.replication.epochs import NO_EPOCH, CopyFacts, Epoch, EpochTable, adopt_table
 from metaq.replication.joins import LogPlan, plan_log
 from metaq.replication.messages import (
     JOIN,

@@ -37,21 +37,10 @@ from metaq.errors import (
 )
 from metaq.fs import FileSystem
 from metaq.lifecycle import Service
-from metaq.model import (
-    BrokerAddress,
-    LogId,
-    MessageId,
-    Offset,
-    parse_broker_address,
-)
+from metaq.model import BrokerAddress, LogId, MessageId, Offset, parse_broker_address
 from metaq.replication.answers import Answers
 from metaq.replication.claims import Claims
-from metaq.replication.election import (
-    Flag,
-    Presence,
-    PresenceState,
-    unflagged,
-)
+from metaq.replication.election import Flag, Presence, PresenceState, unflagged
 from metaq.replication.epochs import Epoch
 from metaq.replication.facts import ReplicaFacts, ReplicaStatus, logs_of
 from metaq.replication.follow_task import FollowTask

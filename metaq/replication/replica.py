@@ -493,12 +493,7 @@ def freeze(replica: Replica, reason: str) -> Moved:
         replica, stopped = step_down(replica)
     role = next_role(replica.role, E.FREEZE)
     frozen = replace(
-        replica,
-        role=role,
-        reason=reason,
-        stream=NO_EPOCH,
-        pending=None,
-        is_sure=False,
+        replica, role=role, reason=reason, stream=NO_EPOCH, pending=None, is_sure=False
     )
     return frozen, (*stopped, Act.STOP_PULLING)
 

@@ -660,8 +660,7 @@ class Journal:
 
     def _figures(self) -> JournalFigures:
         return JournalFigures(
-            sum(file.end for file in self._files.values()),
-            self._sync_count,
+            sum(file.end for file in self._files.values()), self._sync_count
         )
 
 
