@@ -204,6 +204,10 @@ class DiskError(StorageError):
         return self.operation == "open" and self.errno_name in {"EMFILE", "ENFILE"}
 
 
+class MissingFileError(DiskError):
+    """There is no such file or directory ("ENOENT")."""
+
+
 class CorruptRecordError(StorageError):
     """Bytes contradict a checksum or an invariant where no crash can explain it."""
 

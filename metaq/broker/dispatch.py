@@ -49,7 +49,7 @@ from metaq.protocol.commands import (
     Version,
 )
 from metaq.protocol.connection import InPieces, Oversized
-from metaq.protocol.encoding import encode_result
+from metaq.protocol.encoding import encode_refusal, encode_result
 
 _log = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ def encode_failure(
 ) -> bytes:
     """Return the reply to a command that failed: what is no WireError is a bug."""
     if isinstance(error, WireError):
-        return encode_result(error.status, str(error).encode(), command.opaque)
+        return encode_refusal(error, command.opaque)
     context.counters.error_count += 1
     _log.error("command failed: command=%s", type(command).__name__, exc_info=error)
     text = texts.INTERNAL_ERROR.encode()

@@ -41,9 +41,7 @@ class JoinedRecord(NamedTuple):
 
 
 def run_of_one(
-    context: BrokerContext,
-    record: JoinedRecord,
-    transaction: TransactionId | None,
+    context: BrokerContext, record: JoinedRecord, transaction: TransactionId | None
 ) -> PutRun:
     """Return the put of one record in a transaction, with an id of its own."""
     log_id, payload, flag = record

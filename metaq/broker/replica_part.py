@@ -35,11 +35,7 @@ from metaq.retry import wait_set
 from metaq.storage.log_manager import LogManager
 from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.plan import BrokerSnapshot
-from metaq.zk.registry import (
-    BrokerRegistry,
-    RegistrationState,
-    RegistrationStatistics,
-)
+from metaq.zk.registry import BrokerRegistry, RegistrationState, RegistrationStatistics
 from metaq.zk.session import Coordinator, SessionState
 
 _log = logging.getLogger(__name__)

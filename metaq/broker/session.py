@@ -122,6 +122,11 @@ class Session:
             self.abort("no memory")
         self._drop_partial()
         self.channel.pause_reading()
+        self._let_go()
+        self._close_if_settled()
+
+    def _let_go(self) -> None:
+        """End what other parts of the broker hold for the connection."""
         self.context.waiters.end_all(self._waiters)
         self.context.transactions.end_owner(self)
         if self.context.replica is not None:
@@ -129,7 +134,6 @@ class Session:
         if self.context.queues is not None:
             self.context.queues.drop(self)
         self.context.mailboxes.drop(self)
-        self._close_if_settled()
 
     def abort(self, reason: str) -> None:
         """Close at once; replies that were not sent are lost."""
@@ -468,13 +472,7 @@ class Session:
         self._drop_steps()
         self._drop_partial()
         self.context.load.leave(self)
-        self.context.waiters.end_all(self._waiters)
-        self.context.transactions.end_owner(self)
-        if self.context.replica is not None:
-            self.context.replica.drop(self)
-        if self.context.queues is not None:
-            self.context.queues.drop(self)
-        self.context.mailboxes.drop(self)
+        self._let_go()
         self.context.connection_count -= 1
         _log.debug("connection closed: peer=%s reason=%s", self.channel.peer, reason)
         self._on_closed(self)

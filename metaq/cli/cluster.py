@@ -101,9 +101,7 @@ class Target:
 
 @asynccontextmanager
 async def open_session(
-    zookeeper: str,
-    clock: Clock,
-    make: Callable[[Clock], Coordinator] | None = None,
+    zookeeper: str, clock: Clock, make: Callable[[Clock], Coordinator] | None = None
 ) -> AsyncIterator[Coordinator]:
     """Hold a session with ZooKeeper, which may not have answered yet.
 

@@ -63,8 +63,7 @@ class BindingWishes:
 
 
 @command(
-    "exchanges list",
-    examples=("metaq exchanges list", "metaq exchanges list --json"),
+    "exchanges list", examples=("metaq exchanges list", "metaq exchanges list --json")
 )
 def list_exchanges(target: Target, *, as_json: bool) -> None:
     """List exchanges, with a row for each binding."""

@@ -255,7 +255,7 @@ def check(
             directory,
             in_use=in_use,
             unsynced_bytes_max=UNSYNCED_BYTES_MAX,
-            on_progress=lambda progress: advance(progress.checked_bytes),
+            on_progress=advance,
         )
 
 

@@ -27,10 +27,7 @@ from metaq.config.load import load_config
 from metaq.config.settings import BrokerConfig
 from metaq.errors import ConfigError, CoordinationError
 from metaq.replication.election import PresenceState
-from metaq.replication.record import (
-    NO_REPLICA,
-    make_record,
-)
+from metaq.replication.record import NO_REPLICA, make_record
 from metaq.replication.set_nodes import SetNodes, SetView
 from metaq.retry import Backoff, retry, wait_set
 from metaq.storage.opening import data_paths

@@ -368,10 +368,7 @@ def partitions_option(verb: str) -> Callable[[F], F]:
 
 GROUP: Final = ReadWord(check_group_name)
 group_option = click.option(
-    "--group",
-    required=True,
-    type=GROUP,
-    help="Read as a member of this group.",
+    "--group", required=True, type=GROUP, help="Read as a member of this group."
 )
 
 

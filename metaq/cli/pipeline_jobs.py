@@ -5,7 +5,9 @@ Spark is imported inside of functions: it is optional, and slow to load.
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import astuple
+from itertools import islice
 from typing import Any, Final
 
 import click
@@ -23,9 +25,12 @@ from metaq.cli.options import (
 )
 from metaq.cli.pipeline import JobRun, Wire, task_progress
 from metaq.cli.tree import command
+from metaq.client import Client, Start
 
 WINDOW_S: Final = 60
 SAMPLE_COUNT: Final = 1000
+SAMPLE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Bytes of the messages that are looked at, exceeded by less than one of them."""
 
 topics_argument = click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
 every_option = click.option(
@@ -410,7 +415,6 @@ def schema(
 
     require_spark()
     from metaq.pipeline.decode import proposal
-    from metaq.pipeline.decode.sample import read_sample
 
     cluster = find_topic(target, topic, (), kind="gets")
     partitions = [partition.name for partition in cluster.partitions]
@@ -442,3 +446,32 @@ def schema(
     for error, times in found.errors:
         render.say(f"{render.count_text(times, 'message')}: {error}")
     return True
+
+
+def read_sample(
+    client: Client, topic: str, partitions: Sequence[str], *, count: int, start: Start
+) -> list[bytes]:
+    """Return the data of some messages of a topic, as many of each partition.
+
+    Args:
+        client: of its cluster.
+        topic: its name.
+        partitions: names of those that are read.
+        count: most messages; `SAMPLE_BYTES_MAX` bounds their bytes.
+        start: the first of them.
+    """
+    values: list[bytes] = []
+    size_bytes = 0
+    for number, partition in enumerate(partitions):
+        # What a partition lacks, later ones may have.
+        share = -(-(count - len(values)) // (len(partitions) - number))
+        messages = client.browse(
+            topic, partitions=[partition], start=start, stop_at_end=True
+        )
+        with closing(messages):
+            for message in islice(messages, share):
+                values.append(message.data)
+                size_bytes += len(message.data)
+                if size_bytes >= SAMPLE_BYTES_MAX:
+                    return values
+    return values

@@ -36,10 +36,7 @@ group("queues", "List and show queue groups; make, change or delete one.")
 group_argument = click.argument("group", type=GROUP)
 
 
-@command(
-    "queues list",
-    examples=("metaq queues list", "metaq queues list --json"),
-)
+@command("queues list", examples=("metaq queues list", "metaq queues list --json"))
 def list_queues(target: Target, *, as_json: bool) -> None:
     """List queue groups with their options."""
     _print_groups(target.ask(lambda admin: admin.queue_groups()), as_json=as_json)
@@ -121,9 +118,7 @@ class GroupWishes:
         help="An existing topic that takes messages that are given up.",
     )
     then: Literal["drop"] | None = option(
-        "--then",
-        type=click.Choice(["drop"]),
-        help="Drop messages that are given up.",
+        "--then", type=click.Choice(["drop"]), help="Drop messages that are given up."
     )
     retry_delays_s: tuple[float, ...] = option(
         "--retry-delay",

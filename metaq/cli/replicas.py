@@ -8,14 +8,7 @@ import asyncio
 import contextlib
 import secrets
 import uuid
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -510,11 +503,7 @@ def init(
 
 
 async def make_set(
-    nodes: SetNodes,
-    clock: Clock,
-    paths: Sequence[Path],
-    drawn: SetRecord,
-    replica: int,
+    nodes: SetNodes, clock: Clock, paths: Sequence[Path], drawn: SetRecord, replica: int
 ) -> SetRecord:
     """Make a set of the data directories of one replica, which are locked.
 

@@ -48,12 +48,7 @@ class DueRange:
     ),
 )
 def list_scheduled(
-    target: Target,
-    topic: str | None,
-    due: DueRange,
-    count_max: int,
-    *,
-    as_json: bool,
+    target: Target, topic: str | None, due: DueRange, count_max: int, *, as_json: bool
 ) -> bool:
     """List messages that wait: how many are due in each hour, and the soonest ones.
 

@@ -52,7 +52,7 @@ from metaq.config.settings import BrokerConfig
 from metaq.errors import ConfigError, MetaqError
 from metaq.fs import DIRECTORY_MODE, SystemFileSystem
 from metaq.replication.record import REPLICA_MAX
-from metaq.zk.embedded import EmbeddedZooKeeper, EmbeddedZooKeeperError
+from metaq.zk.embedded import EmbeddedZooKeeper, EmbeddedZooKeeperError, free_port
 from metaq.zk.registry import RegistrationState
 
 if TYPE_CHECKING:
@@ -339,14 +339,6 @@ def last_port(memory: Path) -> int:
     except (OSError, ValueError, OverflowError):
         return 0
     return port
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def local_config(options: LocalOptions, data_dir: Path, connect: str) -> BrokerConfig:

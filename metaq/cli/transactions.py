@@ -129,7 +129,7 @@ def settle(target: Target, key: str) -> None:
         _settle_group(target, group_name)
         return
     from metaq.spark.sink.decisions import Decision
-    from metaq.spark.sink.settling import settle_write
+    from metaq.spark.sink.exactly_once import settle_write
 
     async def work(client: AsyncClient) -> Decision | None:
         await target.find_brokers(client.admin())

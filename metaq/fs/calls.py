@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from metaq.errors import DiskError, NoSpaceError
+from metaq.errors import DiskError, MissingFileError, NoSpaceError
 
 BUFFERS_PER_CALL_MAX: Final = 1024
 """Buffers handed to one writev: IOV_MAX of Linux, which refuses more."""
@@ -185,7 +185,8 @@ class Translated:
             raise NoSpaceError(
                 f"{operation} found no free space: path={self._path} error={name}"
             ) from error
-        raise DiskError(operation, str(self._path), name) from error
+        kind = MissingFileError if number == errno.ENOENT else DiskError
+        raise kind(operation, str(self._path), name) from error
 
 
 def write_fully(calls: SystemCalls, fd: int, buffers: Sequence[Buffer]) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from metaq.errors import DiskError, LogDirLockedError, NoSpaceError, StorageError
+from metaq.errors import LogDirLockedError, MissingFileError, NoSpaceError, StorageError
 from metaq.fs.calls import (
     LOCK_OR_REFUSE,
     Buffer,
@@ -38,7 +38,7 @@ class FileSystem:
     """Disk operations.
 
     Every method raises `NoSpaceError` when the disk is full and `DiskError` for any
-    other failure (a missing file is "ENOENT"); any other exception is a bug.
+    other failure (`MissingFileError` for a missing file); any other exception is a bug.
     """
 
     def __init__(self, calls: SystemCalls) -> None:
@@ -102,9 +102,7 @@ class FileSystem:
         """Open a file as `open_read` does; return None if there is none."""
         try:
             return self.open_read(path)
-        except DiskError as error:
-            if error.errno_name != "ENOENT":
-                raise
+        except MissingFileError:
             return None
 
     def mtime_ms(self, path: Path) -> Millis:

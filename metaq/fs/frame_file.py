@@ -82,7 +82,8 @@ def read_frames(fs: FileSystem, path: Path, magic: bytes) -> Iterator[StoredFram
 
     Raises:
         CorruptRecordError: the header is damaged, or a frame before a whole one is.
-        DiskError: there is no such file ("ENOENT"), or the disk refuses.
+        MissingFileError: there is no such file.
+        DiskError: the disk refuses.
     """
     with fs.open_read(path) as file:
         yield from _frames(file, path, magic)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, assert_never
 
-from metaq.errors import LocalProtocolError, RemoteProtocolError
+from metaq.errors import LocalProtocolError, RemoteProtocolError, WireError
 from metaq.model import TransactionId
 from metaq.protocol.commands import (
     NO_NEXT,
@@ -181,6 +181,11 @@ def encode_puts(
 def encode_result(status: int, body: bytes, opaque: int) -> bytes:
     """Return the bytes of a `result`; an empty body has length 0."""
     return b"result %d %d %d\r\n%b" % (status, len(body), opaque, body)
+
+
+def encode_refusal(error: WireError, opaque: int) -> bytes:
+    """Return the bytes of the `result` that an error is on the wire."""
+    return encode_result(error.status, str(error).encode(), opaque)
 
 
 def encode_value_line(

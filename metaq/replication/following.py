@@ -15,6 +15,7 @@ join finds how much of it counts. There is no other way back.
 Invariants:
 
 * nothing is cut before every log is known to part at its high watermark or above;
+* a log is deleted because its number is gone, never because the leader lacks it;
 * no high watermark of the leader counts before all cuts and tables are durable;
 * an acknowledgement says what is synced; the last one of a flag's targets comes after
   the flag is off.
@@ -29,25 +30,14 @@ from functools import partial
 from typing import Final, Protocol
 
 from metaq.clock import Clock
-from metaq.errors import (
-    ClosedError,
-    MetaqError,
-    StorageError,
-    UnexpectedReplyError,
-)
+from metaq.errors import ClosedError, MetaqError, StorageError, UnexpectedReplyError
 from metaq.model import LogId, MessageId, Offset
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Follow, Reply, Value
 from metaq.protocol.encoding import encode
-from metaq.replication.epochs import (
-    NO_EPOCH,
-    CopyFacts,
-    Epoch,
-    EpochTable,
-    adopt_table,
-)
-from metaq.replication.joins import LogFate, LogPlan, fate_of, plan_log
+from metaq.replication.epochs import NO_EPOCH, CopyFacts, Epoch, EpochTable, adopt_table
+from metaq.replication.joins import LogPlan, plan_log
 from metaq.replication.messages import (
     JOIN,
     PULL,
@@ -266,7 +256,7 @@ class Follower:
         for log_id, log in logs.items():
             if log_id in theirs:
                 continue
-            if fate_of(log.number, None, numbers) is LogFate.GONE:
+            if log.number in numbers:
                 gone.append(log_id)
             else:
                 _log.warning("leader has no such log, it is kept: partition=%s", log_id)

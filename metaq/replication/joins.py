@@ -3,12 +3,9 @@
 Invariants:
 
 * nothing is cut below a high watermark that the follower knows, but for a forced set;
-* a log is deleted because its number is gone, never because the leader lacks it;
 * a copy that is not known to equal the leader's below its log start begins there.
 """
 
-import enum
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from metaq.model import Offset
@@ -56,31 +53,6 @@ def plan_log(replica: Replica, own: CopyFacts, answer: JoinAnswer) -> LogPlan | 
     return LogPlan(answer.point, hw, adopt_table(own.table, answer.copy, answer.point))
 
 
-class LogFate(enum.Enum):
-    """Fate of a follower's log at a join."""
-
-    JOIN = "is joined"
-    NEW = "is made, as the leader has it"
-    ASIDE = "is moved aside as deleted, and made as the leader has it"
-    GONE = "is moved aside as deleted"
-    REPORTED = "is kept and reported: absence deletes nothing"
-
-
-def fate_of(own: int | None, leader: int | None, gone: AbstractSet[int]) -> LogFate:
-    """Return what a join does with the log of one name.
-
-    Args:
-        own: number of the follower's log; None where it has none.
-        leader: number of the leader's.
-        gone: numbers of logs that were deleted, by the leader's journal.
-    """
-    if own == leader:
-        return LogFate.JOIN
-    if leader is not None:
-        return LogFate.NEW if own is None else LogFate.ASIDE
-    return LogFate.GONE if own in gone else LogFate.REPORTED
-
-
 def refuse(
     replica: Replica, log_id: object, own: CopyFacts, answer: JoinAnswer
 ) -> Moved:
@@ -91,11 +63,6 @@ def refuse(
     )
     frozen, actions = freeze(replica, reason)
     return replace(frozen, refused=replica.record.epoch), actions
-
-
-def watermark(own: Offset, leader: Offset, end: Offset) -> Offset:
-    """Return a follower's high watermark after data, the cuts of its join over."""
-    return max(own, min(leader, end))
 
 
 def check_newcomer(

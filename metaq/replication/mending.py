@@ -26,18 +26,8 @@ from metaq.replication.comparing import Comparison
 from metaq.replication.election import Flag, unflagged
 from metaq.replication.follow_task import connected
 from metaq.replication.following import ask
-from metaq.replication.messages import (
-    TAIL,
-    TailRequest,
-    decode_tail_reply,
-    encode_tail,
-)
-from metaq.replication.replica import (
-    Moved,
-    Replica,
-    ReplicaRole,
-    declare_incomplete,
-)
+from metaq.replication.messages import TAIL, TailRequest, decode_tail_reply, encode_tail
+from metaq.replication.replica import Moved, Replica, ReplicaRole, declare_incomplete
 from metaq.replication.serving import CHUNK_BYTES_MAX, facts_of, read_unchecked
 from metaq.replication.set_nodes import SetView
 from metaq.replication.store import ReplicaStore
@@ -62,12 +52,7 @@ ANSWER_S: Final = 5.0
 
 
 MENDS: Final = frozenset(
-    {
-        ReplicaRole.IDLE,
-        ReplicaRole.FOLLOWING,
-        ReplicaRole.LEADING,
-        ReplicaRole.DRAINING,
-    }
+    {ReplicaRole.IDLE, ReplicaRole.FOLLOWING, ReplicaRole.LEADING, ReplicaRole.DRAINING}
 )
 """Roles in which damage is mended: in others ends are fixed for a claim."""
 

@@ -59,8 +59,6 @@ class Merged:
 
     last_id: MessageId
     """Greatest id that the member knows."""
-    taken_bytes: int
-    """Bytes that this replica lacked."""
     is_short: bool
     """A high watermark is above the own end: acknowledged bytes are missing here."""
 
@@ -118,10 +116,9 @@ class Merging:
         answer = await self._ask(connection, TABLES, encode_tables(request))
         reply = decode_tables_reply(answer)
         points = await self._cut(reply)
-        taken_bytes = 0
         for log_id, (point, other) in points.items():
-            taken_bytes += await self._take(connection, log_id, point, other)
-        return Merged(reply.last_id, taken_bytes, self._raise_watermarks(reply))
+            await self._take(connection, log_id, point, other)
+        return Merged(reply.last_id, self._raise_watermarks(reply))
 
     async def _cut(self, reply: TablesReply) -> dict[LogId, tuple[Offset, CopyFacts]]:
         """Cut every log of which the member has more; return where its bytes go on."""
@@ -162,8 +159,8 @@ class Merging:
         log_id: LogId,
         point: Offset,
         other: CopyFacts,
-    ) -> int:
-        """Append the member's bytes from a point on; return how many these were."""
+    ) -> None:
+        """Append the member's bytes from a point on."""
         log, offset = self._logs.logs()[log_id], point
         while offset < other.end:
             request = TailRequest(
@@ -188,7 +185,6 @@ class Merging:
                 f"partition {log_id} takes no tail: expected end {other.end},"
                 f" got {log.synced_end}"
             )
-        return offset - point
 
     def _raise_watermarks(self, reply: TablesReply) -> bool:
         """Take the high watermarks; return whether one is above the own end."""

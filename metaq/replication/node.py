@@ -37,21 +37,10 @@ from metaq.errors import (
 )
 from metaq.fs import FileSystem
 from metaq.lifecycle import Service
-from metaq.model import (
-    BrokerAddress,
-    LogId,
-    MessageId,
-    Offset,
-    parse_broker_address,
-)
+from metaq.model import BrokerAddress, LogId, MessageId, Offset, parse_broker_address
 from metaq.replication.answers import Answers
 from metaq.replication.claims import Claims
-from metaq.replication.election import (
-    Flag,
-    Presence,
-    PresenceState,
-    unflagged,
-)
+from metaq.replication.election import Flag, Presence, PresenceState, unflagged
 from metaq.replication.epochs import Epoch
 from metaq.replication.facts import ReplicaFacts, ReplicaStatus, logs_of
 from metaq.replication.follow_task import FollowTask
@@ -482,7 +471,7 @@ class ReplicaNode(Service):
                 self._term.streams.set_term(replica.term)
             else:
                 # From here on no acknowledgement counts.
-                self._term.close()
+                self._term.streams.close()
 
     async def _perform(self, actions: Sequence[Action]) -> None:
         for number, action in enumerate(actions, 1):
@@ -529,8 +518,6 @@ class ReplicaNode(Service):
                 self._served.refuse_puts(self.refusal())
             case Act.FAIL_IN_FLIGHT:
                 self._store.stop_leading()
-            case Act.END_WAITS:
-                pass  # with the role of each log
             case Act.WITHDRAW:
                 self._end_term()
                 with suppress(CoordinationError):
@@ -575,7 +562,7 @@ class ReplicaNode(Service):
         if term is None:
             term = self._term = Term(self, self._store, lag_s=self._lag_s)
             tables, epoch = self._store.tables, self.replica.epoch
-            term.begin()
+            term.streams.begin()
             self._logs.births = lambda log_id, directory, first: tables.begin_log(
                 log_id, directory, first, epoch
             )
@@ -588,7 +575,7 @@ class ReplicaNode(Service):
         term, self._term = self._term, None
         self._logs.births = self._logs.on_born = self._store.tables.on_gone = None
         if term is not None:
-            term.close()
+            term.streams.close()
             self._served.end_term()
 
     def _open_or_refuse(self, term: Term) -> None:
@@ -611,7 +598,7 @@ class ReplicaNode(Service):
     async def _while_away(self, state: SessionState) -> None:
         """Step down where the session is over, and the followers are gone, too."""
         is_over = state is SessionState.LOST
-        if is_over and self._term is not None and self._term.is_stalled():
+        if is_over and self._term is not None and self._term.streams.stalled():
             _log.warning("replica %d steps down: no session, and no followers", self.id)
             await self.take(step_down(self.replica))
 

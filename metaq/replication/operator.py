@@ -33,12 +33,7 @@ from metaq.replication.epoch_journal import (
 )
 from metaq.replication.epochs import Epoch
 from metaq.replication.facts import ITEM, HeldLog, ReplicaFacts, decode_facts
-from metaq.replication.record import (
-    SET_FILE,
-    Change,
-    ReplicaSetError,
-    SetRecord,
-)
+from metaq.replication.record import SET_FILE, Change, ReplicaSetError, SetRecord
 from metaq.replication.replica import SetFile
 from metaq.replication.set_file import read_set_file, write_set_file
 from metaq.replication.set_nodes import Member, Outcome, SetNodes, SetView

@@ -18,7 +18,8 @@ its match to what both copies are known to share.
 
 Invariants:
 
-* the high watermark is an append's end or the epoch start, and never goes down;
+* the high watermark is an append's end or the epoch start, and never goes down: the log
+  itself moves it (`PartitionLog`), within the bound that this module gives it;
 * it first moves to the epoch start, in one step: bytes of former epochs are committed
   by the first byte of this one that is, or by the epoch's beginning itself;
 * it moves only while the confirmed in-sync set has `min` members;
@@ -27,6 +28,7 @@ Invariants:
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from typing import Self
 
 from metaq.model import MAX_OFFSET, Offset
 from metaq.replication.epochs import CopyFacts, Epoch, parting_point
@@ -75,41 +77,27 @@ class LogProgress:
     epoch_start: Offset
     """Its end when this replica began to lead."""
     hw: Offset
-    end: Offset
-    """Synced end of the leader's own copy."""
-    ends: tuple[Offset, ...] = ()
-    """Ends of own appends above the high watermark, ascending; some not synced yet."""
     match: tuple[tuple[int, Offset], ...] = ()
     """Replica → synced end, of those that joined in this epoch."""
     joined: frozenset[int] = frozenset()
     """Replicas that have caught up once since they joined."""
-    held: Offset | None = None
-    """Begin of an append that is not whole yet: the high watermark stops there."""
 
     def match_of(self, replica: int) -> Offset:
         """Return how far a follower's copy is known to be equal and synced."""
         return dict(self.match).get(replica, NOTHING)
 
-    def append(self, end: Offset) -> "LogProgress":
-        """Return the progress with an append on its way to the disk."""
-        return replace(self, ends=(*self.ends, end))
-
-    def sync(self, end: Offset) -> "LogProgress":
-        """Return the progress after the leader's own sync of everything below `end`."""
-        return replace(self, end=max(self.end, end))
-
-    def join(self, replica: int, point: Offset) -> "LogProgress":
+    def join(self, replica: int, point: Offset) -> Self:
         """Return the progress after a follower joined, equal up to a point."""
         match = {**dict(self.match), replica: point}
         return replace(
             self, match=tuple(sorted(match.items())), joined=self.joined - {replica}
         )
 
-    def leave(self, replica: int) -> "LogProgress":
+    def leave(self, replica: int) -> Self:
         """Return the progress when a follower is out: it may catch up again."""
         return replace(self, joined=self.joined - {replica})
 
-    def acknowledge(self, replica: int, end: Offset) -> "LogProgress":
+    def acknowledge(self, replica: int, end: Offset) -> Self:
         """Return the progress after a follower's sync.
 
         Args:
@@ -137,25 +125,10 @@ class LogProgress:
         limit = min((match.get(each, NOTHING) for each in others), default=MAX_OFFSET)
         return limit if limit >= self.epoch_start else None
 
-    def advance(self, quorum: Quorum) -> "LogProgress":
-        """Return the progress with the high watermark where it may be now."""
-        bound = self.bound(quorum)
-        if bound is None:
-            return self
-        limit = min(bound, self.end)
-        if self.held is not None:
-            limit = min(limit, self.held)
-        if limit < self.epoch_start:
-            return self
-        hw = max([self.hw, self.epoch_start, *(e for e in self.ends if e <= limit)])
-        if hw == self.hw:
-            return self
-        return replace(self, hw=hw, ends=tuple(e for e in self.ends if e > hw))
-
 
 def begin_progress(copy: CopyFacts) -> LogProgress:
     """Return the progress of a log at the begin of an epoch: all followers reset."""
-    return LogProgress(copy.number, copy.end, copy.hw, copy.end)
+    return LogProgress(copy.number, copy.end, copy.hw)
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,7 +293,6 @@ class Act(enum.Enum):
     REFUSE_PUTS = "refuse puts before they are appended"
     FAIL_IN_FLIGHT = "answer puts in flight as in doubt, and keep their bytes and notes"
     STOP_WRITER = "drop what is queued, and wait for what is being written"
-    END_WAITS = "end long polls"
     WITHDRAW = "delete the nodes of a leader"
 
 
@@ -307,7 +306,6 @@ STEP_DOWN: Final = (
     Act.REFUSE_PUTS,
     Act.FAIL_IN_FLIGHT,
     Act.STOP_WRITER,
-    Act.END_WAITS,
     Act.WITHDRAW,
 )
 """In this order: what is still in flight when this copy follows would be answered by
@@ -495,12 +493,7 @@ def freeze(replica: Replica, reason: str) -> Moved:
         replica, stopped = step_down(replica)
     role = next_role(replica.role, E.FREEZE)
     frozen = replace(
-        replica,
-        role=role,
-        reason=reason,
-        stream=NO_EPOCH,
-        pending=None,
-        is_sure=False,
+        replica, role=role, reason=reason, stream=NO_EPOCH, pending=None, is_sure=False
     )
     return frozen, (*stopped, Act.STOP_PULLING)
 

@@ -15,7 +15,7 @@ what this replica has promised.
 from pathlib import Path
 from typing import Final
 
-from metaq.errors import DiskError, StorageError
+from metaq.errors import MissingFileError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import SizeBytes
 from metaq.record.checksum import body_after_crc_line, with_crc_line
@@ -58,10 +58,8 @@ def read_set_file(fs: FileSystem, directory: Path) -> SetFile | None:
     path = directory / SET_FILE
     try:
         data = fs.read_file(path, SET_BYTES_MAX)
-    except DiskError as error:
-        if error.errno_name == "ENOENT":
-            return None
-        raise
+    except MissingFileError:
+        return None
     try:
         return decode_set_file(data)
     except StorageError as error:

@@ -61,11 +61,7 @@ from metaq.replication.record import (
     encode_record,
 )
 from metaq.replication.replica import LeaderSeen, View
-from metaq.zk.errors import (
-    CoordinationTimeoutError,
-    NodeChangedError,
-    NoNodeError,
-)
+from metaq.zk.errors import CoordinationTimeoutError, NodeChangedError, NoNodeError
 from metaq.zk.paths import NodePaths
 from metaq.zk.session import (
     Cancel,

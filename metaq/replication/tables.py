@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from metaq.errors import CorruptRecordError, DiskError, NoSpaceError
+from metaq.errors import CorruptRecordError, MissingFileError, NoSpaceError
 from metaq.fs import FileSystem
 from metaq.fs.frame_file import FrameFile, StoredFrame, read_frames
 from metaq.model import LogId, Offset
@@ -332,9 +332,8 @@ class _JournalFile:
         except CorruptRecordError as error:
             _log.error("epochs not believed: %s", error)
             journal.is_damaged = True
-        except DiskError as error:
-            if error.errno_name != "ENOENT":
-                raise
+        except MissingFileError:
+            pass  # of a new directory
         return journal
 
     def write(self) -> None:

@@ -67,14 +67,6 @@ class Term:
         )
         """Streams to the followers."""
 
-    def begin(self) -> None:
-        """Lead all logs."""
-        self.streams.begin()
-
-    def close(self) -> None:
-        """End the streams; the logs are made to follow by others."""
-        self.streams.close()
-
     # -- what is due ------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
@@ -126,10 +118,6 @@ class Term:
             and now_s - self._contact_s > ALONE_S
             and can_others_lead(self._node.replica, presences)
         )
-
-    def is_stalled(self) -> bool:
-        """Return whether a replica that is waited for does not pull any more."""
-        return bool(self.streams.stalled())
 
     # -- of the streams (TermOwner) ---------------------------------------------------
 

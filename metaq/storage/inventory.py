@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import Final
 
 from metaq.clock import Clock
-from metaq.errors import DataMissingError, DiskError, NoSpaceError, StorageError
+from metaq.errors import (
+    DataMissingError,
+    DiskError,
+    MissingFileError,
+    NoSpaceError,
+    StorageError,
+)
 from metaq.fs import FileSystem
 from metaq.model import LogId, Millis
 from metaq.storage.holdings import (
@@ -60,9 +66,9 @@ def read_holdings(fs: FileSystem, directory: Path) -> Holdings | None:
     path = directory / HOLDINGS_FILE
     try:
         data = fs.read_file(path, HOLDINGS_BYTES_MAX)
+    except MissingFileError:
+        return None
     except DiskError as error:
-        if error.errno_name == "ENOENT":
-            return None
         if not is_unreadable(error):
             raise
         _log.error("going on without the record of a data directory: %s", error)

@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from metaq.errors import DiskError
+from metaq.errors import DiskError, MissingFileError
 from metaq.fs import FileSystem
 from metaq.model import Offset, Position, SizeBytes
 from metaq.storage.damage import Tail, apart, check_tail
@@ -92,12 +92,12 @@ def _look(fs: FileSystem, directory: Path) -> Names:
                 return Names(bad_name=text)
             try:
                 segments[base] = Segment(path, base, fs.size_of_file(path))
+            except MissingFileError:
+                pass  # retention took it between the list and this line
             except DiskError as error:
-                if error.errno_name == "EINVAL":
-                    return Names(bad_name=f"segment is not a file: name={name}")
-                if error.errno_name != "ENOENT":
+                if error.errno_name != "EINVAL":
                     raise
-                # Retention took it between the list and this line.
+                return Names(bad_name=f"segment is not a file: name={name}")
     leftovers += [path for path, base in keyed.items() if base not in segments]
     in_order = [segments[base] for base in sorted(segments)]
     orphans = [

@@ -109,20 +109,24 @@ class LogRemoval:
             on_done: takes, on the loop's thread, the error, or None when no data
                 directory has a partition of the topic any more.
         """
+        self._end_logs(lambda each: each.topic == topic, DELETED_DIRECTORY, on_done)
+
+    def _end_logs(
+        self, is_wanted: Callable[[LogId], bool], holding: str, on_done: OnDone
+    ) -> None:
+        """Close logs, and move what the data directories have of them to `holding`."""
 
         def on_forgotten(error: Exception | None) -> None:
             if error is not None:
                 on_done(error)
                 return
             # A run works on the files that it was shown.
-            move = partial(self._set_aside, lambda each: each.topic == topic, on_done)
+            move = partial(self._set_aside, is_wanted, holding, on_done)
             self._retention.call_when_idle(move)
 
         try:
             # Also without any: an earlier try may have left them in the records.
-            self.forget(
-                [each for each in self._logs if each.topic == topic], on_forgotten
-            )
+            self.forget(list(filter(is_wanted, self._logs)), on_forgotten)
         except (StorageError, ClosedError) as error:
             on_done(error)
 
@@ -202,27 +206,10 @@ class LogRemoval:
             log_ids: which partitions.
             on_done: takes, on the loop's thread, the error, or None.
         """
-        wanted = frozenset(log_ids)
-
-        def on_forgotten(error: Exception | None) -> None:
-            if error is not None:
-                on_done(error)
-                return
-            is_wanted, holding = wanted.__contains__, ASIDE_DIRECTORY
-            move = partial(self._set_aside, is_wanted, on_done, holding=holding)
-            self._retention.call_when_idle(move)
-
-        try:
-            self.forget([each for each in self._logs if each in wanted], on_forgotten)
-        except (StorageError, ClosedError) as error:
-            on_done(error)
+        self._end_logs(frozenset(log_ids).__contains__, ASIDE_DIRECTORY, on_done)
 
     def _set_aside(
-        self,
-        is_wanted: Callable[[LogId], bool],
-        on_done: OnDone,
-        *,
-        holding: str = DELETED_DIRECTORY,
+        self, is_wanted: Callable[[LogId], bool], holding: str, on_done: OnDone
     ) -> None:
         def begin(directory: LogDir, on_done: OnDone) -> None:
             path, wall_ms = directory.path, self._clock.wall_ms()
@@ -289,11 +276,7 @@ class LogRemoval:
 
     def _make_records(self) -> dict[Path, Holdings]:
         extents = (
-            (
-                log.log_dir.path,
-                log_id,
-                Extent(log.log_start_offset, log.high_watermark),
-            )
+            (log.log_dir.path, log_id, Extent(log.log_start_offset, log.high_watermark))
             for log_id, log in self._logs.items()
             if log_id not in self._forgotten
         )

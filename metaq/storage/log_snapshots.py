@@ -94,11 +94,7 @@ def is_over_size_limit(logs: Iterable[PartitionLog], limits: LimitsConfig) -> bo
 
 
 def sealed(
-    record: Holdings,
-    logs: Iterable[PartitionLog],
-    *,
-    is_exact: bool,
-    is_replica: bool,
+    record: Holdings, logs: Iterable[PartitionLog], *, is_exact: bool, is_replica: bool
 ) -> Holdings:
     """Return the last record of a directory whose logs are closed.
 

@@ -121,12 +121,7 @@ class PartitionLoader:
     """Called before a torn tail is cut, on any thread."""
 
     def new_writer(
-        self,
-        settings: TopicConfig,
-        path: Path,
-        sync_latency: Histogram,
-        *,
-        end: Offset,
+        self, settings: TopicConfig, path: Path, sync_latency: Histogram, *, end: Offset
     ) -> LogWriter:
         """Return the writer of a partition directory, configured and without files."""
         limits = self.config.limits

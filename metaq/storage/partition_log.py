@@ -27,12 +27,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
-from metaq.errors import (
-    ClosedError,
-    MayBeStoredError,
-    NoSpaceError,
-    StorageError,
-)
+from metaq.errors import ClosedError, MayBeStoredError, NoSpaceError, StorageError
 from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.storage.append_request import (

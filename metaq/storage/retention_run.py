@@ -205,9 +205,7 @@ class Retention:
         try:
             assert self._trusted is not None, "started"
             look = look_at_clocks(
-                self._trusted,
-                wall_ms=self._clock.wall_ms(),
-                boot_ms=self._boot_ms(),
+                self._trusted, wall_ms=self._clock.wall_ms(), boot_ms=self._boot_ms()
             )
             self._trusted, clock_fault = look.trusted, look.clock_fault
             if clock_fault is not None:

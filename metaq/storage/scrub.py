@@ -31,7 +31,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from metaq.errors import DiskError, NoSpaceError
+from metaq.errors import DiskError, MissingFileError, NoSpaceError
 from metaq.fs import FileSystem
 from metaq.model import LogId, Offset, SizeBytes
 from metaq.stats import counter, gauge
@@ -298,14 +298,13 @@ def run_step(fs: FileSystem, step: ScrubStep) -> StepResult:
     named = _check_names(fs, step)
     try:
         result = _check(fs, step)
+    except MissingFileError:
+        result = StepResult(segment.end_offset, SizeBytes(0), (), None, ())
     except DiskError as error:
-        damage: tuple[Damage, ...] = ()
-        size = SizeBytes(0)
-        if error.errno_name != "ENOENT":
-            if not is_unreadable(error):
-                raise
-            damage = (Damage(segment.path, step.start, segment.end_offset, str(error)),)
-            size = SizeBytes(segment.end_offset - step.start)
+        if not is_unreadable(error):
+            raise
+        damage = (Damage(segment.path, step.start, segment.end_offset, str(error)),)
+        size = SizeBytes(segment.end_offset - step.start)
         result = StepResult(segment.end_offset, size, damage, None, ())
     if result.end >= segment.end_offset and not result.damage:
         _complete_index(fs, step, result)
@@ -319,9 +318,7 @@ def _check_names(fs: FileSystem, step: ScrubStep) -> tuple[Damage, ...]:
         return ()
     try:
         names = check_names(fs, segment.path.parent, in_use=True)
-    except DiskError as error:
-        if error.errno_name != "ENOENT":
-            raise
+    except MissingFileError as error:
         return (Damage(segment.path.parent, step.start, None, str(error)),)
     if names.bad_name:
         path = segment.path.parent

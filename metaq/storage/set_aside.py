@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from metaq.errors import DiskError
+from metaq.errors import MissingFileError
 from metaq.fs import FileSystem
 from metaq.model import LogId, Millis
 from metaq.storage.opening import find_logs
@@ -98,7 +98,5 @@ def _remove(fs: FileSystem, path: Path) -> None:
         for name in fs.list_directory(path):
             _remove(fs, path / name)
         fs.remove_directory(path)
-    except DiskError as error:
-        # An operator removes it too.
-        if error.errno_name != "ENOENT":
-            raise
+    except MissingFileError:
+        pass  # an operator removes it too

@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, TypeVar
 
-from metaq.errors import ClosedError, DiskError
+from metaq.errors import ClosedError, DiskError, MissingFileError
 from metaq.fs import FileSystem, ReadFile
 from metaq.fs.helper_threads import HelperThreads
 from metaq.model import Offset, Position, SizeBytes
@@ -154,9 +154,7 @@ class OpenFile:
         try:
             if self.open().size() >= segment.position_of(end):
                 return
-        except DiskError as error:
-            if error.errno_name != "ENOENT":
-                raise
+        except MissingFileError as error:
             cause = error
         damage = find_lost(self.fs, segment, end, is_sealed=is_sealed)
         if damage is not None:

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from metaq.errors import DiskError
+from metaq.errors import DiskError, MissingFileError
 from metaq.fs import FileSystem, ReadFile
 from metaq.model import LogId, Offset, SizeBytes
 from metaq.storage.damage import Part, apart, check_parts, check_tail
@@ -100,16 +100,6 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckProgress:
-    """Progress of a check."""
-
-    log_id: LogId
-    path: Path
-    checked_bytes: SizeBytes
-    """Bytes checked so far, of all segments."""
-
-
-@dataclass(frozen=True, slots=True)
 class VerifyReport:
     """Result of checking one data directory."""
 
@@ -127,7 +117,7 @@ def verify_directory(
     *,
     in_use: bool,
     unsynced_bytes_max: SizeBytes,
-    on_progress: Callable[[CheckProgress], None] = lambda _progress: None,
+    on_progress: Callable[[int], None] = lambda _checked_bytes: None,
 ) -> VerifyReport:
     """Check a data directory, or the one partition that the directory is.
 
@@ -136,7 +126,8 @@ def verify_directory(
         directory: Holds partition directories, or is one.
         in_use: A broker is working in it at this moment.
         unsynced_bytes_max: How much a crash may tear: the bound of one group commit.
-        on_progress: Called after every `PART_BYTES` or segment, whichever is less.
+        on_progress: Takes the bytes checked so far, of all segments, after every
+            `PART_BYTES` or segment, whichever is less.
 
     Raises:
         StorageError: The disk refused to list, open or size a file. A refused read is
@@ -240,7 +231,7 @@ class _Look:
     directory: Path
     in_use: bool
     unsynced_bytes_max: SizeBytes
-    on_progress: Callable[[CheckProgress], None] = lambda _progress: None
+    on_progress: Callable[[int], None] = lambda _checked_bytes: None
     """Called after every part."""
     before_bytes: int = 0
     """Checked in other partitions."""
@@ -294,7 +285,7 @@ class _Look:
                     # Name it, and go on with the readable rest.
                     start, end = segment.base_offset, segment.end_offset
                     self._damage.append(Damage(segment.path, start, end, str(error)))
-                elif not (self.in_use and error.errno_name == "ENOENT"):
+                elif not (self.in_use and isinstance(error, MissingFileError)):
                     raise
         self.damage = apart(self._damage)
         return self
@@ -325,7 +316,7 @@ class _Look:
             self._add(FindingKind.INDEX, path, text)
         self.record_count += part.record_count
         self.checked_bytes += part.end - start
-        self._tell(segment.path)
+        self.on_progress(self.before_bytes + self.checked_bytes)
 
     def _check_tail(self, file: ReadFile, segment: Segment, start: Offset) -> None:
         """Check the bytes after the active segment's index, as a start would."""
@@ -348,7 +339,7 @@ class _Look:
             self._add(FindingKind.TORN_TAIL, segment.path, text, tail.end)
         self.record_count += sum(span.record_count for span in tail.spans)
         self.checked_bytes += segment.end_offset - start
-        self._tell(segment.path)
+        self.on_progress(self.before_bytes + self.checked_bytes)
 
     def _read_index(self, segment: Segment, *, is_settled: bool) -> SpanIndex:
         """Return the valid part of an index; a settled file must have no more."""
@@ -381,10 +372,6 @@ class _Look:
                 f"entries are damaged: {believed} bytes are good, the file has {size}"
             )
             self._add(FindingKind.INDEX, path, text)
-
-    def _tell(self, path: Path) -> None:
-        checked = SizeBytes(self.before_bytes + self.checked_bytes)
-        self.on_progress(CheckProgress(self.log_id, path, checked))
 
     def _add(
         self, kind: FindingKind, path: Path, text: str, offset: Offset | None = None

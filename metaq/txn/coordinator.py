@@ -480,7 +480,6 @@ class TransactionCoordinator:
             outcome_count=len(self._outcomes.by_key),
             held_bytes=self._open.held_bytes,
             journal_bytes=journal.size_bytes,
-            journal_file_count=journal.file_count,
             journal_sync_count=journal.sync_count,
             oldest_in_doubt_ms=max(0, now_ms - min(prepared)) if prepared else 0,
             sync_latency=self._journal.sync_latency.snapshot(),

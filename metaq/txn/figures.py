@@ -107,7 +107,6 @@ class TransactionFigures:
     journal_sync_count: int = counter(
         "metaq_transaction_journal_syncs_total", "Syncs of the transaction journal."
     )
-    journal_file_count: int
     sync_latency: HistogramSnapshot = histogram(
         "metaq_transaction_journal_sync_latency_seconds",
         "Time that one sync of the transaction journal took.",

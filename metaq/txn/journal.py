@@ -142,7 +142,6 @@ class JournalFigures:
     """Counts of the journal; a snapshot."""
 
     size_bytes: int = 0
-    file_count: int = 0
     sync_count: int = 0
 
 
@@ -661,9 +660,7 @@ class Journal:
 
     def _figures(self) -> JournalFigures:
         return JournalFigures(
-            sum(file.end for file in self._files.values()),
-            len(self._files),
-            self._sync_count,
+            sum(file.end for file in self._files.values()), self._sync_count
         )
 
 

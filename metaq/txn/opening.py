@@ -25,7 +25,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple
 
-from metaq.errors import ClosedError, DiskError, NoSpaceError
+from metaq.errors import ClosedError, MissingFileError, NoSpaceError
 from metaq.fs import FileSystem
 from metaq.model import MessageId
 from metaq.record.ids import id_after
@@ -306,9 +306,7 @@ def _read_sums(fs: FileSystem, directory: Path, number: int) -> Sums:
     try:
         sums = decode_sums(_read_file(fs, path), number)
         changed_ms = fs.mtime_ms(path)
-    except DiskError as error:
-        if error.errno_name != "ENOENT":
-            raise
+    except MissingFileError:
         return Sums()
     java = directory / JAVA_OUTCOMES_FILE
     if fs.exists(java) and fs.mtime_ms(java) > changed_ms:

@@ -51,7 +51,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
-from metaq.errors import DiskError, NoSpaceError, StorageError
+from metaq.errors import MissingFileError, NoSpaceError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import MessageId, Millis, SizeBytes
 from metaq.record.checksum import crc32
@@ -125,9 +125,7 @@ class SideFile(Generic[T]):
         path = directory / self.name
         try:
             data = fs.read_file(path, _BYTES_MAX)
-        except DiskError as error:
-            if error.errno_name != "ENOENT":
-                raise
+        except MissingFileError:
             data = self.empty
         try:
             return self.decode(data)

@@ -50,12 +50,19 @@ async def read_values(
     values = {}
     for name, node in await in_batches(lambda name: get(f"{path}/{name}"), names):
         if node is not None:
-            try:
-                values[name] = decode(node.data)
-            except PayloadError as error:
-                where = printable(f"{path}/{name}")
-                _log.warning("node left out: path=%s error=%s", where, error)
+            value = _value_of(f"{path}/{name}", node.data, decode)
+            if value is not None:
+                values[name] = value
     return values
+
+
+def _value_of(path: str, data: bytes, decode: Callable[[bytes], T]) -> T | None:
+    """Return the value of a child; None: it is left out, and logged."""
+    try:
+        return decode(data)
+    except PayloadError as error:
+        _log.warning("node left out: path=%s error=%s", printable(path), error)
+        return None
 
 
 async def in_batches(
@@ -136,13 +143,8 @@ class ValuesWatch(Generic[T]):
         self._on_change()
 
     def _on_data(self, name: str, data: bytes | None) -> None:
-        value = None
-        if data is not None:
-            try:
-                value = self._decode(data)
-            except PayloadError as error:
-                where = printable(f"{self._path}/{name}")
-                _log.warning("node left out: path=%s error=%s", where, error)
+        path = f"{self._path}/{name}"
+        value = None if data is None else _value_of(path, data, self._decode)
         self._values[name] = value
         self._on_change()
 

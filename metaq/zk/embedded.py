@@ -145,7 +145,8 @@ def find_java() -> str:
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]
@@ -215,7 +216,7 @@ class EmbeddedZooKeeper:
         deadline_s = time.monotonic() + timeout_s
         for attempt in range(START_TRIES):
             if self._port_wanted == 0 and (self.port == 0 or attempt):
-                self.port = _free_port()
+                self.port = free_port()
             try:
                 self._require_free_port()
                 self._spawn(java, classpath)

@@ -246,12 +246,6 @@ class GroupMembership:
         path = self._paths.member(self.group, self.member)
         return await self._is_ours(path, self._payloads, deadline_s)
 
-    async def members(self, *, deadline_s: float) -> Members:
-        """Return who is in the group now, and with which topics."""
-        return await read_members(
-            self._coordinator, self._paths, self.group, deadline_s=deadline_s
-        )
-
     def watch_members(self, on_members: MembersCallback) -> Cancel:
         """Call `on_members` on the loop with the group's members, now and on change.
 

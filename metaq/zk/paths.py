@@ -320,17 +320,9 @@ class NodePaths:
         """Return the parent of what the replicas have registered of their data."""
         return self._fill(NodeKind.SET_MEMBER, broker=broker_id)
 
-    def set_member(self, broker_id: BrokerId, replica: int) -> str:
-        """Return the node with the data directories of a replica."""
-        return self._fill(NodeKind.SET_MEMBER, broker=broker_id, replica=replica)
-
     def set_presences(self, broker_id: BrokerId) -> str:
         """Return the parent of the nodes of the replicas that are there."""
         return self._fill(NodeKind.SET_PRESENT, broker=broker_id)
-
-    def set_present(self, broker_id: BrokerId, replica: int) -> str:
-        """Return the ephemeral node that a replica shows itself by."""
-        return self._fill(NodeKind.SET_PRESENT, broker=broker_id, replica=replica)
 
     # -- the catalog ------------------------------------------------------------------
 

@@ -85,7 +85,6 @@ TRANSACTIONS = TransactionFigures(
     outcome_count=0,
     held_bytes=700,
     journal_bytes=900,
-    journal_file_count=1,
     journal_sync_count=4,
     oldest_in_doubt_ms=0,
     sync_latency=HISTOGRAM,

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from metaq.pipeline.decode.sample import SAMPLE_BYTES_MAX
+from metaq.cli.pipeline_jobs import SAMPLE_BYTES_MAX, read_sample
+from metaq.client import Client
 from tests.brokers import AnyBroker, StartBroker
 from tests.cli.runner import run
 
@@ -57,6 +58,19 @@ def test_each_partition_has_its_share(
         fill(broker, count, partition=partition)
     words = ("pipeline", "schema", "t", "--count", str(asked), "--json")
     assert json.loads(run(*words, broker=broker).stdout)["messages"] == expected
+
+
+@pytest.mark.parametrize(("count", "wanted"), [(4, [2, 2]), (6, [2, 4]), (99, [2, 9])])
+def test_a_later_partition_has_what_an_earlier_one_lacks(
+    broker: AnyBroker, count: int, wanted: list[int]
+) -> None:
+    """The first messages of each."""
+    texts = [[b"%d" % number for number in range(some)] for some in (2, 9)]
+    for partition, some in enumerate(texts):
+        broker.put(*some, topic="t", partition=partition)
+    with Client(**broker.client_options) as client:
+        found = read_sample(client, "t", ["7-0", "7-1"], count=count, start="earliest")
+    assert found == texts[0][: wanted[0]] + texts[1][: wanted[1]]
 
 
 def test_bytes_are_bounded(broker: AnyBroker) -> None:

@@ -87,7 +87,8 @@ class Scene:
         broker.refuse = answer
         seen = Presence(replica, 5, PresenceState.READY, LED.revision, 7)
         shown = Shown(replace(seen, **presence), str(broker.address), "t")
-        self.zookeeper.write(PATHS.set_present(ID, replica), encode_present(shown))
+        path = f"{PATHS.set_presences(ID)}/{replica}"
+        self.zookeeper.write(path, encode_present(shown))
 
 
 @pytest.fixture
@@ -315,7 +316,7 @@ def test_copies_of_two_histories_are_not_mixed(scene: Scene) -> None:
     frozen(scene, facts(1, record=one), facts(2, record=other))
     with pytest.raises(ReplicaSetError, match="two histories"):
         replicas.restore(scene.target, 0, (3,), is_dry=False, is_sure=True)
-    scene.zookeeper.remove(PATHS.set_present(ID, 1))
+    scene.zookeeper.remove(f"{PATHS.set_presences(ID)}/1")
     replicas.restore(scene.target, 0, (1, 3), is_dry=False, is_sure=True)
     assert [claim.epoch.nonce for claim in scene.record.claims[:2]] == ["n1", "b"]
 
@@ -390,7 +391,7 @@ def test_a_set_is_made_from_the_data_of_one_broker(
     file = read_set_file(SystemFileSystem(), data_of_a_broker)
     assert file is not None
     assert file.record == record
-    registered = scene.zookeeper.tree()[PATHS.set_member(ID, 1)].data
+    registered = scene.zookeeper.tree()[f"{PATHS.set_members(ID)}/1"].data
     member = decode_member(registered)
     assert list(member.directories.values()) == [1]
     init(scene, path)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.errors import DiskError, LogDirLockedError, StorageError
+from metaq.errors import DiskError, LogDirLockedError, MissingFileError, StorageError
 from metaq.fs import LOCK_FILE, FileSystem, SystemFileSystem
 from metaq.fs.calls import LinuxCalls
 from metaq.fs.files import UpdateFile
@@ -94,7 +94,8 @@ def test_a_missing_file_is_an_error_unless_it_may_be_created(place: Place) -> No
         lambda: place.disk.sync_directory(absent),
         lambda: place.disk.make_directory(absent / "below"),
     ):
-        assert errno_name(call) == "ENOENT"
+        with pytest.raises(MissingFileError, match="ENOENT"):
+            call()
     assert not place.disk.exists(absent)
 
 

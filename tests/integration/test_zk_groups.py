@@ -23,7 +23,7 @@ from metaq.model import (
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.cluster import ClusterWatch
 from metaq.zk.errors import MemberTakenError, NodeChangedError
-from metaq.zk.groups import GroupMembership, Members, read_owners
+from metaq.zk.groups import GroupMembership, Members, read_members, read_owners
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import BrokerRole, NodePaths
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
@@ -293,7 +293,7 @@ def test_a_session_that_lives_on_is_waited_for(
 
             await until(is_back)
             assert not await one.coordinator.exists("/old", deadline_s=in_s())
-            members = await one.group.members(deadline_s=in_s())
+            members = await read_members(one.coordinator, PATHS, "g", deadline_s=in_s())
             assert dict(members) == {"g_c1": ("test",)}
             owners = await read_owners(
                 one.coordinator, PATHS, "g", "test", deadline_s=in_s()

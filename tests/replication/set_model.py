@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from metaq.replication.election import Flag, Presence
 from metaq.replication.epochs import CopyFacts, Epoch, EpochTable, begin_epoch
-from metaq.replication.progress import LogProgress, begin_progress
 from metaq.replication.record import Change, SetRecord, make_record
 from metaq.replication.replica import (
     Act,
@@ -30,6 +29,7 @@ from metaq.replication.replica import (
     SetFile,
     View,
 )
+from tests.replication.model_log import ModelLog, begin_model_log
 
 R = ReplicaRole
 SET = "set"
@@ -161,7 +161,7 @@ class Proc(NamedTuple):
 
     replica: Replica
     hws: tuple[int, ...]
-    logs: tuple[LogProgress, ...] = ()
+    logs: tuple[ModelLog, ...] = ()
     targets: tuple[int, ...] = ()
     tickets: frozenset[Ticket] = frozenset()
     is_flying: bool = False
@@ -359,7 +359,7 @@ class SetModel:
         proc = self.proc(w, k)
         logs = []
         for i, copy in enumerate(w.disks[k - 1].logs):
-            log = begin_progress(self.facts(w, k, i))
+            log = begin_model_log(self.facts(w, k, i))
             if self.config.breaks("e"):
                 log = replace(log, epoch_start=min(log.hw, log.epoch_start))
             logs.append(log)

@@ -17,20 +17,11 @@ from metaq.replication.epochs import (
     entries_within,
     load_table,
 )
-from metaq.replication.joins import (
-    LogFate,
-    LogPlan,
-    fate_of,
-    plan_log,
-    refuse,
-    watermark,
-)
+from metaq.replication.joins import LogPlan, plan_log, refuse
 from metaq.replication.progress import (
     NOTHING,
     JoinAnswer,
-    LogProgress,
     answer_join,
-    begin_progress,
     has_lost,
 )
 from metaq.replication.record import (
@@ -68,6 +59,7 @@ from metaq.replication.replica import (
     take_out,
     takes_data,
 )
+from tests.replication.model_log import ModelLog, begin_model_log
 from tests.replication.set_model import (
     NO_LOG,
     SET,
@@ -636,10 +628,9 @@ class SetMoves(SetModel):
                     old_table=before if self.config.breaks("n") else None,
                 )
                 w = self.with_copy(w, k, i, copy)
-            hw = watermark(
-                *map(int, (self.proc(w, k).hws[i], self.proc(w, n).hws[i], copy.end))  # type: ignore[arg-type]
-            )
-            if hw != self.proc(w, k).hws[i]:
+            own_hw = self.proc(w, k).hws[i]
+            hw = max(own_hw, min(self.proc(w, n).hws[i], copy.end))
+            if hw != own_hw:
                 w = self.set_hw(w, k, i, hw)
         return self._told(w, k, n)
 
@@ -686,7 +677,7 @@ class SetMoves(SetModel):
             return w
         if not term.takes(ack.follower, ack.incarnation, ack.epoch):
             return w
-        logs: list[LogProgress] = list(proc.logs)
+        logs: list[ModelLog] = list(proc.logs)
         for i, end in enumerate(ack.ends):
             logs[i] = logs[i].acknowledge(ack.follower, end)  # type: ignore[arg-type]
         w = self.with_proc(w, ack.leader, proc._replace(logs=tuple(logs)))
@@ -720,8 +711,7 @@ class SetMoves(SetModel):
         for i, log in enumerate(logs):
             is_nothing = replica.file.flag is Flag.INCOMPLETE
             number = w.disks[k - 1].logs[i].number
-            fate = fate_of(number or None, log.number or None, frozenset())
-            if fate is LogFate.REPORTED and self.config.breaks("l"):
+            if number and not log.number and self.config.breaks("l"):
                 raise Violation(f"log {number} of {k} is deleted: {n} lacks it")
             own = None if is_nothing else self.facts(w, k, i)
             answer = answer_join(log, self.facts(w, n, i), own)
@@ -1066,6 +1056,6 @@ class SetMoves(SetModel):
         table = (EpochStart(epoch, NOTHING),)
         w = self.with_copy(w, k, i, Copy(10 * epoch.number + k, table=table))
         proc = self.proc(w, k)
-        log = begin_progress(self.facts(w, k, i))
+        log = begin_model_log(self.facts(w, k, i))
         w = self.with_proc(w, k, proc._replace(logs=at(proc.logs, i, log)))
         return self.done(w)

@@ -5,18 +5,10 @@ from dataclasses import replace
 from metaq.model import Offset
 from metaq.replication.election import Flag
 from metaq.replication.epochs import CopyFacts, Epoch, EpochStart, EpochTable
-from metaq.replication.joins import (
-    LogFate,
-    LogPlan,
-    fate_of,
-    plan_log,
-    refuse,
-    watermark,
-)
+from metaq.replication.joins import LogPlan, plan_log, refuse
 from metaq.replication.progress import JoinAnswer
 from metaq.replication.record import make_record, plan_force
 from metaq.replication.replica import Replica, ReplicaRole, SetFile
-from tests.cases import for_each
 
 RECORD = make_record("s", 1, frozenset({1, 2, 3}), min_in_sync=2, nonce="init")
 FILE = SetFile("s", 2, RECORD, epoch=1, completed=1)
@@ -68,26 +60,3 @@ def test_copies_that_are_not_known_to_be_equal_begin_at_the_log_start() -> None:
     flagged = replace(FOLLOWER, file=replace(FILE, flag=Flag.INCOMPLETE))
     answer = JoinAnswer(leader, Offset(9), leader.end)
     assert plan_log(flagged, copy(9, (2, 0), hw=7), answer) == begun
-
-
-@for_each(
-    "own, leader, fate",
-    [
-        (1, 1, LogFate.JOIN),
-        (None, 1, LogFate.NEW),
-        (2, 1, LogFate.ASIDE),
-        (3, None, LogFate.GONE),
-        (2, None, LogFate.REPORTED),
-    ],
-)
-def test_a_log_is_deleted_by_its_number_alone(
-    own: int | None, leader: int | None, fate: LogFate
-) -> None:
-    """One that the leader lacks stays, and is reported."""
-    assert fate_of(own, leader, frozenset({3})) is fate
-
-
-def test_a_followers_high_watermark_is_below_its_end_and_never_goes_down() -> None:
-    """The leader's may be above what is synced here, or be heard of late."""
-    assert watermark(Offset(3), Offset(9), Offset(7)) == 7
-    assert watermark(Offset(3), Offset(2), Offset(7)) == 3

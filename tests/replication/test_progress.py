@@ -1,18 +1,15 @@
 """Quorums, matches, and the place where the high watermark may be."""
 
-from dataclasses import replace
-
 from metaq.model import MAX_OFFSET, Offset
 from metaq.replication.epochs import CopyFacts, Epoch, EpochStart
 from metaq.replication.progress import (
     Leadership,
-    LogProgress,
     Quorum,
     answer_join,
-    begin_progress,
     has_lost,
     may_put,
 )
+from tests.replication.model_log import ModelLog, begin_model_log
 
 ALL = frozenset({1, 2, 3})
 PAIR = frozenset({1, 2})
@@ -25,15 +22,15 @@ def copy(end: int, *, hw: int = 0, number: int = 1, start: int = 0) -> CopyFacts
     return CopyFacts(number, Offset(start), Offset(end), Offset(hw), entries)
 
 
-def log(*ends: int, hw: int = 0, begin: int = 0) -> LogProgress:
+def log(*ends: int, hw: int = 0, begin: int = 0) -> ModelLog:
     """Return a log whose leader has appended and synced up to the last end."""
-    made = begin_progress(copy(begin, hw=hw))
+    made = begin_model_log(copy(begin, hw=hw))
     for end in ends:
         made = made.append(Offset(end)).sync(Offset(end))
     return made
 
 
-def acked(made: LogProgress, **ends: int) -> LogProgress:
+def acked(made: ModelLog, **ends: int) -> ModelLog:
     for name, end in ends.items():
         made = made.acknowledge(int(name[1:]), Offset(end))
     return made
@@ -78,12 +75,6 @@ def test_nothing_is_committed_below_the_minimum() -> None:
     alone = Quorum(1, frozenset({1}), 2)
     assert made.advance(alone).hw == 0
     assert made.advance(alone.settle(PAIR, min_in_sync=2)).hw == 10
-
-
-def test_an_append_that_is_not_whole_stops_it() -> None:
-    """Readers see all of it or nothing."""
-    made = replace(acked(log(10, 20), r2=20, r3=20), held=Offset(10))
-    assert made.advance(QUORUM).hw == 10
 
 
 def test_both_sets_of_an_open_change_are_waited_for() -> None:

@@ -87,7 +87,7 @@ async def begun(
     node = Node(in_sync, minimum)
     store = ReplicaStore(copy.fs, DATA, copy.logs, copy.tables, clock=LoopClock())
     node.term = term = Term(node, store, lag_s=LAG_S)
-    term.begin()
+    term.streams.begin()
     # The rig serves, ticks and ends what its leader has.
     stage.leader.streams = term.streams
     copy.logs.births = lambda log_id, directory, start: copy.tables.begin_log(
@@ -183,7 +183,7 @@ def test_puts_are_refused_while_a_member_is_silent_and_end_in_doubt() -> None:
         await act.pass_s(LAG_S / 2)
         assert not act.term.refusal(present(1, 2, 3))
         await act.pass_s(LAG_S * 0.75)
-        assert act.term.is_stalled()
+        assert act.term.streams.stalled()
         assert act.term.refusal(present(1, 2, 3))
         assert act.due(1, 2, 3) == (Purpose.TAKE_OUT, frozenset({1, 2}))
         await act.pass_s(LAG_S)
@@ -245,7 +245,7 @@ def test_the_end_of_a_term_ends_its_streams() -> None:
         follower = act.follow()
         await stage.until(lambda: act.term.streams.has_caught_up(2))
         await act.pass_s(1)
-        act.term.close()
+        act.term.streams.close()
         await stage.until(follower.task.done)
         assert "leads no more" in str(follower.error)
 
@@ -277,7 +277,7 @@ def test_a_rest_keeps_the_lag_time_of_a_silent_member() -> None:
         assert (pauses.count(REST_S) > 5) == may_rest
         three.wire.is_stalled = True
         began_s = loop.time()
-        while not act.term.is_stalled():
+        while not act.term.streams.stalled():
             await look()
         found.append(loop.time() - began_s)
         assert pauses[-10:] == [STEP_S] * 10

@@ -245,7 +245,7 @@ def test_a_server_lives_through_all_that_can_be_done_to_it(
     directory = tmp_path / "a $directory with ünusual\\name"
     with reserved_port() as number:
         # It is picked once, and no other program is given it between two starts.
-        monkeypatch.setattr(embedded, "_free_port", iter([number]).__next__)
+        monkeypatch.setattr(embedded, "free_port", iter([number]).__next__)
         live_through_everything(HandledZooKeeper(directory))
 
 

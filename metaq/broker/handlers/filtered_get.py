@@ -40,7 +40,7 @@ from metaq.errors import (
 from metaq.filter.language import ANY_FILTER, Filter, has_parser, parse_filter
 from metaq.model import Offset, Position, SizeBytes
 from metaq.protocol.commands import Get
-from metaq.protocol.encoding import encode_result, encode_value_line
+from metaq.protocol.encoding import encode_refusal, encode_value_line
 from metaq.record.layout import HEADER, HEADER_BYTES, Record
 from metaq.record.runs import RUN_BYTES, RecordRun, encode_runs
 from metaq.record.scan import Incomplete, read_record, scan_records
@@ -169,8 +169,7 @@ class _FilteredGet:
         except Exception as error:  # noqa: BLE001  # logged and answered
             if not isinstance(error, WireError):
                 error = late_failure(error, self._command, self._context)
-            body = str(error).encode()
-            self._answer(encode_result(error.status, body, self._command.opaque))
+            self._answer(encode_refusal(error, self._command.opaque))
         return False
 
     def _step(self) -> bool:

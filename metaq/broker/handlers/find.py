@@ -29,7 +29,7 @@ from metaq.errors import (
 from metaq.model import LogId, Offset
 from metaq.protocol import texts
 from metaq.protocol.commands import Find
-from metaq.protocol.encoding import encode_result, encode_value_line
+from metaq.protocol.encoding import encode_refusal, encode_value_line
 from metaq.record.runs import encode_runs
 from metaq.storage.key_index import field_names
 from metaq.storage.key_lookup import KeyQuestion, KeySearch
@@ -145,8 +145,7 @@ class LookUp:
             context.key_builder.distrust((self.log_id, base, self.search.names))
         if isinstance(reply, Exception):
             failure = late_failure(reply, self.command, context)
-            text = str(failure).encode()
-            reply = encode_result(failure.status, text, self.command.opaque)
+            reply = encode_refusal(failure, self.command.opaque)
         self.answerer.answer(reply, count=1, size_bytes=HELD_BYTES)
 
 

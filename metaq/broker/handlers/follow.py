@@ -4,7 +4,7 @@ from metaq.broker.acks import Answerer
 from metaq.errors import UnavailableError, WireError
 from metaq.protocol import texts
 from metaq.protocol.commands import Follow
-from metaq.protocol.encoding import encode_result, encode_value_line
+from metaq.protocol.encoding import encode_refusal, encode_value_line
 
 
 def handle_follow(command: Follow, answerer: Answerer) -> None:
@@ -22,7 +22,7 @@ def handle_follow(command: Follow, answerer: Answerer) -> None:
         if isinstance(reply, bytes):
             data = encode_value_line(len(reply), command.opaque) + reply
         else:
-            data = encode_result(reply.status, str(reply).encode(), command.opaque)
+            data = encode_refusal(reply, command.opaque)
         answerer.answer(data, count=1, size_bytes=0, is_alone=True)
 
     replica.handle(command, answerer, answer)

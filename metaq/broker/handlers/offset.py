@@ -16,7 +16,7 @@ from typing import Final, assert_never
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
 from metaq.errors import (
-    DiskError,
+    MissingFileError,
     NotFoundError,
     ServerError,
     StorageError,
@@ -36,7 +36,7 @@ from metaq.protocol.commands import (
     Status,
     TimeQuestion,
 )
-from metaq.protocol.encoding import encode_result
+from metaq.protocol.encoding import encode_refusal, encode_result
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import DamagedSegmentError
@@ -114,8 +114,7 @@ def _begin_answer(
             reply = encode_result(Status.OK, done.result().encode(), command.opaque)
         else:
             failure = late_failure(error, command, context)
-            text = str(failure).encode()
-            reply = encode_result(failure.status, text, command.opaque)
+            reply = encode_refusal(failure, command.opaque)
         answerer.answer(reply, count=1, size_bytes=ANSWER_BYTES_MAX)
 
     future.add_done_callback(send)
@@ -180,7 +179,7 @@ def late_failure(
 ) -> WireError:
     """Return the answer to a command with which another thread had no success."""
     match error:
-        case DiskError(errno_name="ENOENT"):
+        case MissingFileError():
             # Retention was faster than the question; the next one finds the new start.
             return UnavailableError(texts.LOG_START_MOVED)
         case WireError() | StorageError():

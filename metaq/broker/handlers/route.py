@@ -48,7 +48,7 @@ from metaq.errors import (
 from metaq.model import RANDOM_PARTITION, HeaderPairs, LogId, MessageId, SizeBytes
 from metaq.protocol import texts
 from metaq.protocol.commands import Mput, Status
-from metaq.protocol.encoding import encode_result
+from metaq.protocol.encoding import encode_refusal, encode_result
 from metaq.protocol.transaction_ids import format_key
 from metaq.record.batch import CheckedRecords, stamp_in_steps
 from metaq.record.flags import HAS_PROPERTIES, decode_text, text_of
@@ -185,7 +185,7 @@ class RouteTicket:
         if self._is_stored:
             error = MayBeStoredError(f"in some of the bound topics, and: {error}")
         refusal = _refuse(self._answerer, self._command, error)
-        return encode_result(refusal.status, str(refusal).encode(), opaque)
+        return encode_refusal(refusal, opaque)
 
 
 def route(
@@ -495,10 +495,7 @@ class _Routing:
 
 
 def _refuse(
-    answerer: Answerer,
-    command: Mput,
-    error: MetaqError,
-    log_id: LogId | None = None,
+    answerer: Answerer, command: Mput, error: MetaqError, log_id: LogId | None = None
 ) -> WireError:
     """Return the answer to a command that is not stored; it names the target."""
     return refuse_put(

@@ -28,7 +28,7 @@ from struct import Struct
 from typing import Final, TypeAlias
 
 from metaq.client.names import name_few
-from metaq.errors import CorruptRecordError, DiskError, StorageError
+from metaq.errors import CorruptRecordError, DiskError, MissingFileError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import (
     BrokerId,
@@ -212,9 +212,9 @@ def _list_segments(fs: FileSystem, directory: Path) -> list[SegmentFile]:
             size = unpacked_size(fs, path, is_zip=kind is FileKind.ZIPPED)
         except CorruptRecordError as error:
             flaw = str(error)
+        except MissingFileError:
+            continue  # retention took it between the list and this line
         except DiskError as error:
-            if error.errno_name == "ENOENT":
-                continue  # retention took it between the list and this line
             if error.operation != "read":
                 raise
             flaw = str(error)

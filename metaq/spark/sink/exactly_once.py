@@ -35,6 +35,7 @@ from metaq.client.produce.branch_endings import (
 )
 from metaq.client.produce.branch_fates import Placed, Recovery
 from metaq.client.produce.xa_commands import COMMIT, ROLLBACK, key_of
+from metaq.client.session import AsyncClient, context_of
 from metaq.errors import MetaqError, WireError
 from metaq.model import BrokerId, Millis
 from metaq.spark.errors import IncompleteError, NoTransactionsError, TakenOverError
@@ -340,3 +341,31 @@ class TransactionManager:
             " query again with its checkpoint) commits them, or `metaq txn commit`"
             f" for each key: {keys}"
         ) from failed[named[0]]
+
+
+async def settle_write(
+    client: AsyncClient,
+    name: str,
+    *,
+    is_batch_write: bool,
+    draw_turn: Callable[[], str],
+) -> Decision | None:
+    """Settle by hand: commit what was decided at all brokers, roll back the rest.
+
+    Args:
+        client: started.
+        name: of the write's nodes, and its qualifier at brokers.
+        is_batch_write: no later batch needs its decision, which is forgotten.
+        draw_turn: returns a text that it never returned before.
+
+    Returns:
+        What was decided; None for nothing.
+    """
+    context = context_of(client)
+    manager = TransactionManager(
+        context, context.deadline_s(), name=name, place="", draw_turn=draw_turn
+    )
+    decision = await manager.settle()
+    if is_batch_write and decision is not None:
+        await manager.forget()
+    return decision

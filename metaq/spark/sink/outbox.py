@@ -70,13 +70,7 @@ from metaq.loop_thread import LoopThread
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.peer.pool import ConnectionPool
 from metaq.record.layout import HEADER_BYTES
-from metaq.spark.leaders import (
-    LOOK_S,
-    FindLeaders,
-    follow_leaders,
-    leaders_of,
-    look,
-)
+from metaq.spark.leaders import LOOK_S, FindLeaders, follow_leaders, leaders_of, look
 from metaq.spark.options import WireOptions
 from metaq.spark.sink.decisions import ATTEMPT_MAX
 from metaq.spark.sink.sink_rows import Payloads, Router

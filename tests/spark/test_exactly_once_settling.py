@@ -8,7 +8,7 @@ from metaq.client import AsyncClient
 from metaq.model import BrokerId
 from metaq.spark.sink.decisions import TaskBranch, branch_xid
 from metaq.spark.sink.exact_sink import BranchSender
-from metaq.spark.sink.settling import settle_write
+from metaq.spark.sink.exactly_once import settle_write
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryZooKeeper
 from tests.spark.brokers import tp
