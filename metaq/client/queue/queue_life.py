@@ -8,7 +8,6 @@ what is said about messages on its way to the loop.
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Final, Self
@@ -94,7 +93,7 @@ class QueueLife:
         """Take from each broker."""
         self._is_refused = False
         """The topic became an exchange."""
-        self._said: deque[Settling] = deque()
+        self._said = list[Settling]()
         self._is_draining = False
         self._said_since_s: float | None = None
         self._said_count = 0
@@ -343,18 +342,24 @@ class QueueLife:
         now_s, count = self._context.clock.monotonic_s(), len(self._said)
         if self._said_since_s is None:
             self._said_since_s, self._said_count = now_s, 0
-        if count > self._said_count and now_s - self._said_since_s < GATHER_S:
+        if (
+            self._said_count < count < self.held_count
+            and now_s - self._said_since_s < GATHER_S
+        ):
             self._said_count = count
             self.loop.call_soon(self._gather)
         else:
             self._drain()
 
     def _drain(self) -> None:
-        self._is_draining, self._said_since_s = False, None
-        while self._said:
-            entry = self._said.popleft()
-            self._link(entry.held).settle(entry)
-        for link in self._links.values():
+        with self.prefetch.lock:
+            said, self._said = self._said, []
+            self._is_draining, self._said_since_s = False, None
+        by_link = dict[BrokerLink, list[Settling]]()
+        for entry in said:
+            by_link.setdefault(self._link(entry.held), []).append(entry)
+        for link, entries in by_link.items():
+            link.settle(entries)
             link.flush()
 
     def _link(self, held: HeldMessage) -> BrokerLink:
@@ -367,7 +372,11 @@ class QueueLife:
             for link in self._links.values():
                 link.keep_up(now_s)
 
+    @property
+    def held_count(self) -> int:
+        """Return how many messages are here and not settled."""
+        return sum([len(link.held) for link in tuple(self._links.values())])
+
     def statistics(self) -> QueueStatistics:
         """Return a snapshot of the counters; from any thread."""
-        held_count = sum(len(link.held) for link in tuple(self._links.values()))
-        return replace(self.counts, held_count=held_count)
+        return replace(self.counts, held_count=self.held_count)
