@@ -1,9 +1,11 @@
 """When requests reach the thread that writes in groups."""
 
+import asyncio
 from collections.abc import Sequence
 from queue import SimpleQueue
+from typing import Any
 
-from metaq.fs.group_thread import GroupThread
+from metaq.fs.group_thread import GroupThread, post_to
 
 TIMEOUT_S = 30.0
 
@@ -54,3 +56,32 @@ def test_a_stop_lets_everything_before_it_run_and_reports_nothing() -> None:
     rig.thread.join(TIMEOUT_S)
     assert rig.taken() == [[1, 2], [], []]
     assert rig.idle.empty()
+
+
+def test_tasks_of_all_threads_run_on_the_loop_in_their_order() -> None:
+    """Those of its own thread wake nobody: that is a call of the system for each."""
+
+    async def scenario() -> tuple[list[str], int]:
+        loop: Any = asyncio.get_running_loop()
+        woken, wake = list[None](), loop._write_to_self
+        loop._write_to_self = lambda: (woken.append(None), wake())
+        post, done, ended = post_to(loop), list[str](), asyncio.Event()
+
+        def post_both() -> None:
+            post(lambda: done.append("first of the thread"))
+            post(lambda: done.append("second of the thread"))
+            post(ended.set)
+
+        post(lambda: done.append("first of the loop"))
+        post(lambda: done.append("second of the loop"))
+        woken_by_own = len(woken)
+        await asyncio.sleep(0)
+        await asyncio.to_thread(post_both)
+        await asyncio.wait_for(ended.wait(), TIMEOUT_S)
+        return done, woken_by_own
+
+    done, woken_by_own = asyncio.run(scenario())
+    assert done == [
+        f"{n} of the {who}" for who in ("loop", "thread") for n in ("first", "second")
+    ]
+    assert woken_by_own == 0
