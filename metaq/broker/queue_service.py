@@ -516,7 +516,9 @@ class QueueService(Service):
 
     def note_worker(self, name: str, answerer: Answerer) -> None:
         """Note that a worker is connected."""
-        worker = self._workers.setdefault(name, _Worker())
+        worker = self._workers.get(name)
+        if worker is None:
+            worker = self._workers[name] = _Worker()
         if answerer not in worker.answerers:
             worker.answerers.add(answerer)
             self._names.setdefault(answerer, set()).add(name)

@@ -80,9 +80,12 @@ class Lease:
         self.given.append(message)
 
     def leave(self, message: OpenMessage) -> None:
-        """Lease a message no more."""
+        """Lease a message no more; `tidy` follows."""
         message.lease = None
         self.count -= 1
+
+    def tidy(self) -> None:
+        """Forget the messages that have left, where these are many."""
         if len(self.given) > 2 * self.count + SPARE_MAX:
             self.given = self.messages()
 

@@ -233,9 +233,11 @@ class QueueState:
 
     def next_due_ms(self) -> int | None:
         """Return a time before which `on_time` has nothing to do; None: never."""
-        until_ms = None if self.reclaim is None else self.reclaim.until_ms
-        firsts = self._leases.first_s, self._delays.first_s, until_ms
-        return min((int(each) for each in firsts if each is not None), default=None)
+        firsts = [self._leases.first_s, self._delays.first_s]
+        if self.reclaim is not None:
+            firsts.append(self.reclaim.until_ms)
+        known = [int(each) for each in firsts if each is not None]
+        return min(known) if known else None
 
     # -- finding
 
@@ -418,35 +420,41 @@ class QueueState:
 
         Nearly all are acks of messages that their workers have: these are settled here.
         """
-        words, messages = list[Word](), self._open
+        words, messages, left = list[Word](), self._open, list[Lease]()
+        ack, ok, count = SettleVerb.ACK, Word.OK, 0
         start = end = Offset(-1)  # of those that are done and not noted yet
         for entry in entries:
             offset, delivery, verb, _, _ = entry
             message = messages.get(offset)
             if (
                 message is None
-                or verb is not SettleVerb.ACK
-                or message.lease is None
+                or verb is not ack
+                or (lease := message.lease) is None
                 or message.delivery != delivery
                 or message.key is not None
             ):
                 if start != end:
                     self._note_done(start, end)
                     start = end
+                self._tidy(left)
                 words.append(self.settle(worker, entry, now))
                 continue
             if offset != end:
                 if start != end:
                     self._note_done(start, end)
                 start = offset
-            end = message.end
-            self._leave_lease(message, message.lease)
+            end = Offset(offset + message.size_bytes)
+            lease.leave(message)
+            if not left or lease is not left[-1]:
+                left.append(lease)
             del messages[offset]
-            self.bound.count -= 1
-            self.done_count += 1
-            words.append(Word.OK)
+            count += 1
+            words.append(ok)
         if start != end:
             self._note_done(start, end)
+        self.bound.count -= count
+        self.done_count += count
+        self._tidy(left)
         return words
 
     def _note_done(self, start: Offset, end: Offset) -> None:
@@ -683,7 +691,9 @@ class QueueState:
         """Take a message from where it is: heap, deadline, worker."""
         self._unqueue(message)
         if message.lease is not None:
-            self._leave_lease(message, message.lease)
+            lease = message.lease
+            lease.leave(message)
+            self._tidy([lease])
         elif message.at is At.DELAYED:
             self._delays.clear(message.offset)
         elif message.at is At.HELD:
@@ -702,10 +712,14 @@ class QueueState:
             self._leases.set(lease, end_ms)
         return lease
 
-    def _leave_lease(self, message: OpenMessage, lease: Lease) -> None:
-        lease.leave(message)
-        if not lease.count:
-            self._drop(lease)
+    def _tidy(self, left: list[Lease]) -> None:
+        """Look at leases that messages have left, and take them off the list."""
+        for lease in {*left} if len(left) > 1 else left:
+            if lease.count:
+                lease.tidy()
+            else:
+                self._drop(lease)
+        left.clear()
 
     def _drop(self, lease: Lease) -> None:
         """Forget a lease of nothing."""
