@@ -8,6 +8,7 @@ what is said about messages on its way to the loop.
 import asyncio
 import contextlib
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Final, Self
@@ -283,12 +284,14 @@ class QueueLife:
             AlreadySettledError, LeaseLostError, ClosedError: of one of them, and
                 nothing is said.
         """
+        begun, settled = HeldState.BEGUN, HeldState.SETTLED
         with self.prefetch.lock:
             for one in entries:
-                self._require_begun(one.held)
+                if self.is_closed or one.held.state is not begun:
+                    self._require_begun(one.held)
             for one in entries:
                 if one.verb is not SettleVerb.EXTEND:
-                    one.held.state = HeldState.SETTLED
+                    one.held.state = settled
             self._said.extend(entries)
             if not self._is_draining:
                 self._is_draining = True
@@ -355,10 +358,11 @@ class QueueLife:
         with self.prefetch.lock:
             said, self._said = self._said, []
             self._is_draining, self._said_since_s = False, None
-        by_link = dict[BrokerLink, list[Settling]]()
+        by_broker = defaultdict[BrokerId, list[Settling]](list)
         for entry in said:
-            by_link.setdefault(self._link(entry.held), []).append(entry)
-        for link, entries in by_link.items():
+            by_broker[entry.held.partition.broker_id].append(entry)
+        for broker_id, entries in by_broker.items():
+            link = self._links[broker_id]
             link.settle(entries)
             link.flush()
 

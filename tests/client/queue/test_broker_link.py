@@ -208,6 +208,22 @@ def test_a_worker_with_a_prefetch_of_one_has_one_message() -> None:
     run(scenario, prefetch=1)
 
 
+def test_a_settle_leaves_with_the_next_take() -> None:
+    """The broker has both at once: nothing that comes is waited for with no take."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.give(await rig.take(0), [0])
+        await until(lambda: bool(rig.taken))
+        connection = rig.link._connection
+        assert connection is not None
+        assert not connection.in_flight_count
+        rig.link.settle([Settling(rig.taken[0], SettleVerb.ACK)])
+        rig.link.flush()
+        assert connection.in_flight_count == 2
+
+    run(scenario, prefetch=1)
+
+
 @pytest.mark.parametrize("is_own", [True, False])
 def test_settles_without_an_answer_hold_up_takes_from_their_broker_alone(
     *, is_own: bool

@@ -122,6 +122,27 @@ def test_what_each_turn_of_a_loop_says_is_one_request() -> None:
     run(scenario)
 
 
+def test_what_is_said_of_all_that_is_here_waits_for_nothing() -> None:
+    """No turn of the loop can bring more: the broker hears of it in the next one."""
+
+    async def scenario(rig: Rig) -> None:
+        async with scripted_queue(rig, 4) as queue:
+            take_count = len(rig.script.takes)
+            rig.give(await rig.take(take_count), [0, SIZE])
+            first, second = await queue.receive(), await queue.receive()
+            assert first is not None
+            assert second is not None
+            acks = [first.ack_nowait()]
+            await asyncio.sleep(0)
+            assert not queue._parts.unanswered_count
+            acks.append(second.ack_nowait())
+            await asyncio.sleep(0)
+            assert queue._parts.unanswered_count == 2
+            await asyncio.gather(*acks)
+
+    run(scenario)
+
+
 def test_a_worker_whose_topic_became_an_exchange_asks_for_no_more() -> None:
     """Its take is ended, what it has is settled, and no other broker is asked."""
 
