@@ -42,8 +42,8 @@ _log = logging.getLogger(__name__)
 def post_to(loop: asyncio.AbstractEventLoop) -> Post:
     """Return what runs tasks on a loop, for any thread; called on the loop's own.
 
-    That one wakes nobody: with `call_soon_threadsafe` each turn of the loop that a
-    group of puts waits for was a send to itself.
+    From there it sends nothing: with `call_soon_threadsafe` each turn of the loop that
+    a group of puts waits for was a send to itself.
     """
     own = get_ident()
 

@@ -59,7 +59,7 @@ def test_a_stop_lets_everything_before_it_run_and_reports_nothing() -> None:
 
 
 def test_tasks_of_all_threads_run_on_the_loop_in_their_order() -> None:
-    """Those of its own thread wake nobody: that is a call of the system for each."""
+    """Those of its own thread are no sends to itself."""
 
     async def scenario() -> tuple[list[str], int]:
         loop: Any = asyncio.get_running_loop()

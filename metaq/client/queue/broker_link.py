@@ -127,7 +127,8 @@ class BrokerLink:
                         self._parts.fail(error)
                         return
                     self._note_failure(error)
-                    self._wake.clear()
+                    if self._open_connection() is not None:
+                        self._wake.clear()  # a lost one is made again at once
                     await wait_set(self._wake, RECLAIM_BACKOFF.delay_s(self._failures))
         finally:
             self._taking = _Taking.ENDED
@@ -465,6 +466,8 @@ class BrokerLink:
 
     def _extend(self, messages: Iterable[HeldMessage]) -> None:
         due = [held for held in messages if not held.is_renewing]
+        if not due:
+            return
         for held in due:
             held.is_renewing = True
         self.settle(
