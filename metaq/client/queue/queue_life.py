@@ -346,7 +346,7 @@ class QueueLife:
         if self._said_since_s is None:
             self._said_since_s, self._said_count = now_s, 0
         if (
-            self._said_count < count < self.held_count
+            self._said_count < count < self._count_held()
             and now_s - self._said_since_s < GATHER_S
         ):
             self._said_count = count
@@ -376,11 +376,10 @@ class QueueLife:
             for link in self._links.values():
                 link.keep_up(now_s)
 
-    @property
-    def held_count(self) -> int:
+    def _count_held(self) -> int:
         """Return how many messages are here and not settled."""
         return sum([len(link.held) for link in tuple(self._links.values())])
 
     def statistics(self) -> QueueStatistics:
         """Return a snapshot of the counters; from any thread."""
-        return replace(self.counts, held_count=self.held_count)
+        return replace(self.counts, held_count=self._count_held())
