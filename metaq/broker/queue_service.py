@@ -55,9 +55,9 @@ from metaq.lifecycle import Service
 from metaq.model import LogId, Offset
 from metaq.protocol import texts
 from metaq.protocol.commands import Settle, Take
-from metaq.queues.leases import Reclaim
+from metaq.queues.leases import OpenBound, Reclaim
 from metaq.queues.rules import Now, QueueRules
-from metaq.queues.state import OpenBound, QueueState
+from metaq.queues.state import QueueState
 from metaq.queues.state_log import (
     Images,
     QueueImage,

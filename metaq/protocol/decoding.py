@@ -353,7 +353,7 @@ def _number(extra: Sequence[bytes], name: bytes, otherwise: int) -> int:
 
 
 class _WorkerWords(NamedTuple):
-    """What a worker says of itself in a take or settle."""
+    """Words that a worker has in its takes and settles."""
 
     worker: str | None
     """Its name; None: there is none, or a wrong one."""

@@ -1,6 +1,7 @@
 """Open messages of a queue, and the leases that workers have of them. Pure."""
 
 import enum
+import sys
 from typing import Final, NamedTuple
 
 from metaq.model import Offset, SizeBytes
@@ -57,6 +58,15 @@ class OpenMessage:
     def end(self) -> Offset:
         """Return the offset after it."""
         return Offset(self.offset + self.size_bytes)
+
+
+class OpenBound:
+    """Open messages of all queues of a broker, and how many there may be."""
+
+    def __init__(self, count_max: int = sys.maxsize) -> None:
+        """Begin with none."""
+        self.count = 0
+        self.count_max: Final = count_max
 
 
 class Lease:

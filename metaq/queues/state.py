@@ -31,7 +31,6 @@ ended twice goes out alone: it may kill its workers. A nack is the word of a liv
 """
 
 import heapq
-import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
@@ -39,7 +38,7 @@ from typing import Final, NamedTuple
 from metaq.deadlines import Deadlines
 from metaq.model import Offset, SizeBytes
 from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, SettleVerb, Word
-from metaq.queues.leases import At, Lease, OpenMessage, Reclaim
+from metaq.queues.leases import At, Lease, OpenBound, OpenMessage, Reclaim
 from metaq.queues.rules import INCARNATION_SHIFT, Now, QueueRules
 from metaq.queues.state_log import Change, Done, DoneRanges, QueueImage, Returned
 
@@ -78,15 +77,6 @@ class HotKey(NamedTuple):
     """Of the first one; the others wait for it."""
     worker: str
     """That has it; "" for none."""
-
-
-class OpenBound:
-    """Open messages of all queues of a broker, and how many there may be."""
-
-    def __init__(self, count_max: int = sys.maxsize) -> None:
-        """Begin with none."""
-        self.count = 0
-        self.count_max: Final = count_max
 
 
 _GIVEN: Final = frozenset({At.LEASED, At.HELD})
@@ -233,11 +223,9 @@ class QueueState:
 
     def next_due_ms(self) -> int | None:
         """Return a time before which `on_time` has nothing to do; None: never."""
-        firsts = [self._leases.first_s, self._delays.first_s]
-        if self.reclaim is not None:
-            firsts.append(self.reclaim.until_ms)
-        known = [int(each) for each in firsts if each is not None]
-        return min(known) if known else None
+        until_ms = None if self.reclaim is None else self.reclaim.until_ms
+        firsts = self._leases.first_s, self._delays.first_s, until_ms
+        return min((int(each) for each in firsts if each is not None), default=None)
 
     # -- finding
 

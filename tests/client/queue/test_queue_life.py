@@ -135,10 +135,10 @@ def test_what_is_said_of_all_that_is_here_waits_for_nothing() -> None:
             assert second is not None
             acks = [first.ack_nowait()]
             await asyncio.sleep(0)
-            assert not queue._parts.unanswered_count
+            assert queue.statistics().held_count == 2
             acks.append(second.ack_nowait())
             await asyncio.sleep(0)
-            assert queue._parts.unanswered_count == 2
+            assert queue.statistics().held_count == 0
             await asyncio.gather(*acks)
 
     run(scenario)
