@@ -63,6 +63,8 @@ async def wait_set(event: asyncio.Event, timeout_s: float | None) -> bool:
         event: what ends the wait early.
         timeout_s: in seconds, 0 or more; None, `math.inf`: as long as it takes.
     """
+    if event.is_set():
+        return True  # without a timer
     limit_s = None if timeout_s == math.inf else timeout_s
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):

@@ -112,3 +112,15 @@ def test_waiting_for_an_event_ends_with_it_or_with_the_time() -> None:
         return [*found, await wait_set(event, 0.0)]
 
     assert run_virtually(scenario()) == [False, True, True, True, True]
+
+
+def test_an_event_that_is_set_takes_no_timer() -> None:
+    """Requests ask for ones that nearly always are."""
+
+    async def scenario() -> bool:
+        event, loop = asyncio.Event(), asyncio.get_running_loop()
+        event.set()
+        loop.call_at = loop.call_later = None  # type: ignore[method-assign,assignment]
+        return await wait_set(event, 3.0)
+
+    assert asyncio.run(scenario())

@@ -80,6 +80,7 @@ from metaq.errors import (
     StorageError,
 )
 from metaq.fs import FileSystem, SystemFileSystem
+from metaq.fs.group_thread import post_to
 from metaq.fs.helper_threads import HelperThreads, start_call
 from metaq.fs.kernel_syncs import KernelSyncs
 from metaq.lifecycle import Service
@@ -244,13 +245,8 @@ class Broker(Service):
         )
         # Which topics have data is known after recovery, which needs settings.
         self._add_defined_topics(has_log=lambda _topic: True)
-        self._logs = LogManager(
-            self._fs,
-            self._clock,
-            self._loop.call_soon_threadsafe,
-            self._config,
-            syncs=self._open_syncs(),
-        )
+        post, syncs = post_to(self._loop), self._open_syncs()
+        self._logs = LogManager(self._fs, self._clock, post, self._config, syncs=syncs)
         self.on_way_down("logs", self._close_logs)
         opening = asyncio.wrap_future(start_call("metaq-opening", self._read_logs))
         try:

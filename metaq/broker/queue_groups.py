@@ -24,7 +24,7 @@ class Taker:
 
     command: Take
     answerer: Answerer
-    timer: asyncio.TimerHandle | None = None
+    group: "QueueGroup"
 
 
 class Kept(NamedTuple):

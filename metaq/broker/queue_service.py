@@ -55,9 +55,9 @@ from metaq.lifecycle import Service
 from metaq.model import LogId, Offset
 from metaq.protocol import texts
 from metaq.protocol.commands import Settle, Take
-from metaq.queues.leases import Reclaim
+from metaq.queues.leases import OpenBound, Reclaim
 from metaq.queues.rules import Now, QueueRules
-from metaq.queues.state import OpenBound, QueueState
+from metaq.queues.state import QueueState
 from metaq.queues.state_log import (
     Images,
     QueueImage,
@@ -516,7 +516,9 @@ class QueueService(Service):
 
     def note_worker(self, name: str, answerer: Answerer) -> None:
         """Note that a worker is connected."""
-        worker = self._workers.setdefault(name, _Worker())
+        worker = self._workers.get(name)
+        if worker is None:
+            worker = self._workers[name] = _Worker()
         if answerer not in worker.answerers:
             worker.answerers.add(answerer)
             self._names.setdefault(answerer, set()).add(name)

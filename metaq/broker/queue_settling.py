@@ -47,9 +47,7 @@ def settle(service: QueueOwner, command: Settle, answerer: Answerer) -> None:
         entries = decode_settlements(command.payload, command.count)
     except RemoteProtocolError as error:
         raise ServerError(str(error)) from error
-    for each in entries:
-        if not each.argument:
-            continue
+    for each in [each for each in entries if each.argument]:
         ms_max = _MS_MAX.get(each.verb)
         if ms_max is not None and each.argument > ms_max:
             raise ServerError(
@@ -90,9 +88,9 @@ class _Settling:
             # Its state is read again, and would not have what is settled here.
             self._end(ClosedError("the queue is read again"))
             return
-        last = max(each.offset for each in self._entries)
+        last, now = max(self._entries).offset, service.now()
         try:
-            is_found = queue.scan(0, service.now(), through=last)
+            is_found = queue.scan(0, now, through=last)
         except (StorageError, ClosedError) as error:
             self._end(error)
             return
@@ -104,7 +102,7 @@ class _Settling:
             self._hold()
             return
         worker = self._command.worker
-        self._words = queue.state.settle_all(worker, self._entries, service.now())
+        self._words = queue.state.settle_all(worker, self._entries, now)
         service.note_taken(worker, queue)
         self._waits += service.send_letters(queue, self._on_letter)
         queue.store(self._end)

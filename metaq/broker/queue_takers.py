@@ -6,6 +6,7 @@ page cache are read by the reader threads; the pump goes on when they are there.
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
@@ -15,6 +16,7 @@ from metaq.broker.context import BrokerContext
 from metaq.broker.load import TURN_S
 from metaq.broker.queue_groups import Kept, QueueGroup, QueueOwner, Taker
 from metaq.broker.queue_part import ServedQueue
+from metaq.deadlines import Deadlines
 from metaq.errors import (
     ClosedError,
     ForbiddenError,
@@ -41,6 +43,8 @@ REPLIES_MAX: Final = 8
 it, and with all of them in one the workers would wait for the last."""
 BUSY_MS_MAX: Final = 5_000
 """Longest wait of a `take` without one, for a queue that is being opened or read."""
+TIMER_S: Final = 0.005
+"""Waits that end within this end together."""
 
 
 class Takers:
@@ -51,6 +55,10 @@ class Takers:
         self._context = context
         self.count = 0
         """Takes that wait."""
+        self._ends: Deadlines[Taker] = Deadlines()
+        """When their waits are over: a timer for each would cost as much as its put."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._wake_s = math.inf
         self._replies: dict[Answerer, list[bytes]] = {}
         """To the takers of each connection, of the pump that is at work."""
         self._reply_count = 0
@@ -73,7 +81,7 @@ class Takers:
             raise ForbiddenError(texts.get_closed(broker_id, partition))
         self._service.queues_of(group, partition)
         self._service.note_worker(command.worker, answerer)
-        taker = Taker(command, answerer)
+        taker = Taker(command, answerer, group)
         answerer.hold(count=1, size_bytes=0)
         answerer.taker_count += 1
         group.takers[taker] = None
@@ -94,8 +102,25 @@ class Takers:
         if wait_ms <= 0:
             # The pump answers it, as soon as no queue is being opened or read.
             wait_ms = BUSY_MS_MAX
+        end_s = self._context.clock.monotonic_s() + wait_ms / 1000
+        self._ends.set(taker, end_s)
+        if end_s < self._wake_s:
+            self._wake_at(end_s)
+
+    def _wake_at(self, time_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wake_s = time_s
+        wait_s = max(TIMER_S, time_s - self._context.clock.monotonic_s())
         loop = asyncio.get_running_loop()
-        taker.timer = loop.call_later(wait_ms / 1000, self._answer_empty, group, taker)
+        self._timer = loop.call_later(wait_s, self._end_waits)
+
+    def _end_waits(self) -> None:
+        self._timer, self._wake_s = None, math.inf
+        for taker in self._ends.take_due(self._context.clock.monotonic_s()):
+            self._answer_empty(taker.group, taker)
+        if self._ends.first_s is not None:
+            self._wake_at(self._ends.first_s)
 
     def end_all(self, group: QueueGroup) -> None:
         """Answer all takers of a group with nothing."""
@@ -399,8 +424,7 @@ class Takers:
         taker.answerer.taker_count -= 1
         del group.takers[taker]
         self.count -= 1
-        if taker.timer is not None:
-            taker.timer.cancel()
+        self._ends.clear(taker)
 
 
 def _first_for(group: QueueGroup, partition: int) -> Taker | None:

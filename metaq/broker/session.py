@@ -41,11 +41,10 @@ from metaq.net.file_range import Explain, FileRange
 from metaq.protocol.commands import (
     Mput,
     Quit,
-    Result,
+    Reply,
     Stats,
     TransactionCommand,
     TransactionType,
-    Value,
 )
 from metaq.protocol.connection import NEED_DATA, Connection, InPieces, Role, WireLimits
 
@@ -278,8 +277,8 @@ class Session:
         if isinstance(event, Quit):
             self.end("quit")
             return False
-        assert not isinstance(event, Result | Value), "no replies are heard"
-        if isinstance(event, Mput | Stats | InPieces):
+        assert not isinstance(event, Reply), "no replies are heard"
+        if isinstance(event, Large):
             self._steps = dispatch_in_steps(event, self)
             self._steps_bytes = _payload_bytes(event)
             self.context.load.hold(self._steps_bytes)

@@ -8,11 +8,12 @@ A slow sync is logged when it ends. For one that does not end, the loop sends th
 a question and waits for the answer: one question at a time, so that none pile up.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Thread, get_ident
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 R = TypeVar("R")
@@ -22,8 +23,7 @@ Task: TypeAlias = Callable[[], None]
 """Work of the thread between two groups, or of the loop; it handles its own errors."""
 
 Post: TypeAlias = Callable[[Task], object]
-"""Runs a task on the loop's thread, in the order of the calls, as
-`loop.call_soon_threadsafe` does."""
+"""Runs a task on the loop's thread, in the order of the calls; see `post_to`."""
 
 RunRequests: TypeAlias = Callable[[Sequence[R]], bool]
 """Adds requests to those that wait and does one piece of work; raises nothing. Returns
@@ -37,6 +37,23 @@ SET_SILENCE_S_MAX: Final = 10.0
 """The same where another copy goes on at once."""
 
 _log = logging.getLogger(__name__)
+
+
+def post_to(loop: asyncio.AbstractEventLoop) -> Post:
+    """Return what runs tasks on a loop, for any thread; called on the loop's own.
+
+    From there it sends nothing: with `call_soon_threadsafe` each turn of the loop that
+    a group of puts waits for was a send to itself.
+    """
+    own = get_ident()
+
+    def post(task: Task) -> None:
+        if get_ident() == own:
+            loop.call_soon(task)
+        else:
+            loop.call_soon_threadsafe(task)
+
+    return post
 
 
 class Worker(Protocol[R_contra]):

@@ -49,7 +49,7 @@ from metaq.model import BrokerAddress
 from metaq.net.channel import Channel
 from metaq.peer.options import ConnectionOptions
 from metaq.peer.replies import ReceiptColumns, take_receipts, take_results
-from metaq.protocol.commands import Command, Quit, Reply, Result, Value, Version
+from metaq.protocol.commands import Command, Quit, Reply, Version
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.encoding import encode
 from metaq.protocol.version import Capabilities
@@ -450,7 +450,7 @@ class BrokerConnection:
                 reply = protocol.next_event()
                 if reply is NEED_DATA:
                     return
-                assert isinstance(reply, Result | Value), "brokers send no commands"
+                assert isinstance(reply, Reply), "brokers send no commands"
                 self._on_replies((reply,))
         except RemoteProtocolError as error:
             self.close_for(error)

@@ -5,6 +5,9 @@ in the ranges of the wire (i32, or i64 for offsets, ids and sequences); the hand
 interpret them. In all of them `opaque` pairs a reply with its command, `topic` is any
 text without space, CR and LF, `partition` is one on this broker (-1 in a put leaves the
 choice to the broker), a checksum may be NO_CHECKSUM, and the flag is stored as sent.
+
+Those that are made for each message of a worker are not frozen: that takes three times
+as long, 1.0 µs in place of 0.4 for a `Take`. They are not changed all the same.
 """
 
 import enum
@@ -163,7 +166,7 @@ class Check:
     opaque: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Take:
     """Ask for messages of a queue group, each to be settled (our extension)."""
 
@@ -187,7 +190,7 @@ class Take:
     """Of the group: one that was deleted and made again is another; None: any."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Settle:
     """Say what became of deliveries of one partition (our extension)."""
 
@@ -365,7 +368,7 @@ class Status(enum.IntEnum):
     now."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Result:
     """A reply with a status and a text."""
 
@@ -381,7 +384,7 @@ class Result:
         return self.body.decode(errors="replace")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Value:
     """A reply with bytes of the log."""
 

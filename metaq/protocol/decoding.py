@@ -11,9 +11,10 @@ rules raises `RemoteProtocolError`, and no other error is raised.
 Keep the table in README.md in step. Source: docs/metaq-1.4/broker.md 1.2 to 1.11, 11.1.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from functools import lru_cache
+from typing import Final, NamedTuple, TypeAlias
 
 from metaq.errors import RemoteProtocolError
 from metaq.protocol.commands import (
@@ -64,6 +65,7 @@ from metaq.protocol.names import (
     NO_PRODUCER,
     PRODUCER,
     TOGETHER,
+    WORDS_REMEMBERED_MAX,
     parse_producer,
 )
 from metaq.protocol.transaction_ids import parse_key
@@ -82,7 +84,7 @@ _ROUTES: Final = {b"mandatory": True, b"optional": False}
 _TYPES: Final = {kind.value.encode(): kind for kind in TransactionType}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # as `Result`
 class Frame:
     """A line whose payload is still to come."""
 
@@ -259,7 +261,8 @@ def _decode_settle(tokens: Tokens, payload: bytes) -> Settle:
     count = parse_i32(tokens[4], "count")
     if count < 1:
         raise _bad_line(f"count: expected 1 or more, got {count}", tokens)
-    key = _extra(tokens[7:], _TRANSACTION)
+    extra = tuple(tokens[7:])
+    key, asked = _extra(extra, _TRANSACTION), _worker_words(extra)
     return Settle(
         topic=_text(tokens[1]),
         group=_text(tokens[2]),
@@ -267,9 +270,9 @@ def _decode_settle(tokens: Tokens, payload: bytes) -> Settle:
         count=count,
         payload=payload,
         opaque=parse_i32(tokens[6], "opaque"),
-        worker=_worker(tokens[7:], tokens),
+        worker=_named(asked.worker, tokens),
         transaction=None if key is None else parse_key(_text(key)),
-        generation=_generation(tokens[7:]),
+        generation=asked.generation,
     )
 
 
@@ -326,7 +329,7 @@ def _decode_get(tokens: Tokens) -> Get:
     )
 
 
-def _wait_ms(extra: Tokens) -> int:
+def _wait_ms(extra: Sequence[bytes]) -> int:
     """Return the first valid wait; extra tokens are ignored, as in MetaQ."""
     for token in extra:
         number = token.removeprefix(_WAIT)
@@ -336,7 +339,7 @@ def _wait_ms(extra: Tokens) -> int:
     return 0
 
 
-def _extra(extra: Tokens, name: bytes) -> bytes | None:
+def _extra(extra: Sequence[bytes], name: bytes) -> bytes | None:
     """Return the value of the first extra token of that name; None without one."""
     for token in extra:
         if token.startswith(name):
@@ -344,21 +347,42 @@ def _extra(extra: Tokens, name: bytes) -> bytes | None:
     return None
 
 
-def _number(extra: Tokens, name: bytes, otherwise: int) -> int:
+def _number(extra: Sequence[bytes], name: bytes, otherwise: int) -> int:
     digits = _extra(extra, name)
     return capped(digits) if digits is not None and digits.isdigit() else otherwise
 
 
-def _worker(extra: Tokens, tokens: Tokens) -> str:
-    word = _extra(extra, _WORKER) or b""
-    name = parse_producer(word)
-    if name is None:
+class _WorkerWords(NamedTuple):
+    """Words that a worker has in its takes and settles."""
+
+    worker: str | None
+    """Its name; None: there is none, or a wrong one."""
+    lease_ms: int
+    wait_ms: int
+    generation: int | None
+
+
+# Nearly all that a worker sends has the same.
+@lru_cache(WORDS_REMEMBERED_MAX)
+def _worker_words(extra: tuple[bytes, ...]) -> _WorkerWords:
+    word = _extra(extra, _GENERATION)
+    return _WorkerWords(
+        parse_producer(_extra(extra, _WORKER) or b""),
+        min(_number(extra, b"lease=", 0), I32_MAX),
+        _wait_ms(extra),
+        capped(word) if word is not None and word.isdigit() else None,
+    )
+
+
+def _named(worker: str | None, tokens: Tokens) -> str:
+    if worker is None:
         raise _bad_line("expected worker=NAME", tokens)
-    return name
+    return worker
 
 
 def _decode_take(tokens: Tokens) -> Take:
     _need(tokens, 7)
+    asked = _worker_words(tuple(tokens[7:]))
     return Take(
         topic=_text(tokens[1]),
         group=_text(tokens[2]),
@@ -366,16 +390,11 @@ def _decode_take(tokens: Tokens) -> Take:
         count=parse_i32(tokens[4], "count"),
         max_size=parse_i32(tokens[5], "max size"),
         opaque=parse_i32(tokens[6], "opaque"),
-        worker=_worker(tokens[7:], tokens),
-        lease_ms=min(_number(tokens[7:], b"lease=", 0), I32_MAX),
-        wait_ms=_wait_ms(tokens[7:]),
-        generation=_generation(tokens[7:]),
+        worker=_named(asked.worker, tokens),
+        lease_ms=asked.lease_ms,
+        wait_ms=asked.wait_ms,
+        generation=asked.generation,
     )
-
-
-def _generation(extra: Tokens) -> int | None:
-    word = _extra(extra, _GENERATION)
-    return capped(word) if word is not None and word.isdigit() else None
 
 
 def _decode_offset(tokens: Tokens) -> OffsetQuery:

@@ -52,13 +52,16 @@ from metaq.protocol.decimals import (
     I64_MIN,
 )
 from metaq.protocol.escapes import escape
-from metaq.protocol.names import MAILBOX, NO_PRODUCER, PRODUCER, TOGETHER
+from metaq.protocol.names import (
+    MAILBOX,
+    NO_PRODUCER,
+    PRODUCER,
+    TOGETHER,
+    WORDS_REMEMBERED_MAX,
+)
 from metaq.protocol.transaction_ids import format_key, parse_key
 
 QUIT: Final = b"quit\r\n"
-
-WORDS_REMEMBERED_MAX: Final = 1024
-"""Partitions, and producers, whose words in an `mput` are remembered."""
 
 
 def encode(event: Command | Reply) -> bytes:
@@ -276,11 +279,17 @@ def _producer_word(producer: str | None) -> bytes:
     return producer.encode()
 
 
-def _worker_words(command: Take | Settle) -> list[str]:
-    words = [f"worker={_producer_word(command.worker).decode()}"]
-    if command.generation is not None:
-        words.append(f"generation={_in_range(command.generation, 0, I64_MAX)}")
-    return words
+@lru_cache(WORDS_REMEMBERED_MAX)
+def _worker_words(worker: str, generation: int | None) -> bytes:
+    line = b" worker=%b" % _producer_word(worker)
+    if generation is not None:
+        line += b" generation=%d" % _in_range(generation, 0, I64_MAX)
+    return line
+
+
+@lru_cache(WORDS_REMEMBERED_MAX)
+def _queue_words(word: str, topic: str, group: str, partition: int) -> bytes:
+    return _words([word, topic, group, _i32(partition)])
 
 
 def _mailbox_word(mailbox: str) -> str:
@@ -290,21 +299,33 @@ def _mailbox_word(mailbox: str) -> str:
 
 
 def _encode_settle(settle: Settle) -> bytes:
-    tokens = ["settle", settle.topic, settle.group, _i32(settle.partition)]
-    tokens += [str(_in_range(settle.count, 1, I32_MAX)), _length(settle.payload)]
-    tokens += [_i32(settle.opaque), *_worker_words(settle)]
+    line = b"%b %d %d %d%b" % (
+        _queue_words("settle", settle.topic, settle.group, settle.partition),
+        _in_range(settle.count, 1, I32_MAX),
+        _in_range(len(settle.payload), 0, I32_MAX),
+        _in_range(settle.opaque, I32_MIN, I32_MAX),
+        _worker_words(settle.worker, settle.generation),
+    )
     if settle.transaction is not None:
-        tokens.append(f"tx={_key(settle.transaction)}")
-    return _line(tokens) + settle.payload
+        line += b" " + _words([f"tx={_key(settle.transaction)}"])
+    return line + b"\r\n" + settle.payload
 
 
 def _encode_take(take: Take) -> bytes:
-    tokens = ["take", take.topic, take.group, _i32(take.partition)]
-    tokens += [_i32(take.count), _i32(take.max_size), _i32(take.opaque)]
+    lease = wait = b""
     if take.lease_ms:
-        tokens.append(f"lease={_in_range(take.lease_ms, 1, I32_MAX)}")
-    tokens += _worker_words(take)
-    return _line(tokens + _wait_words(take.wait_ms))
+        lease = b" lease=%d" % _in_range(take.lease_ms, 1, I32_MAX)
+    if take.wait_ms:
+        wait = b" wait=%d" % _in_range(take.wait_ms, 0, I32_MAX)
+    return b"%b %d %d %d%b%b%b\r\n" % (
+        _queue_words("take", take.topic, take.group, take.partition),
+        _in_range(take.count, I32_MIN, I32_MAX),
+        _in_range(take.max_size, I32_MIN, I32_MAX),
+        _in_range(take.opaque, I32_MIN, I32_MAX),
+        lease,
+        _worker_words(take.worker, take.generation),
+        wait,
+    )
 
 
 def _encode_find(find: Find) -> bytes:

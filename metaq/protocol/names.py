@@ -14,6 +14,9 @@ MAILBOX: Final = re.compile(r"[0-9a-f]{32}")
 TOGETHER: Final = b"COMMIT_TOGETHER"
 """Type of the command that commits several transactions."""
 
+WORDS_REMEMBERED_MAX: Final = 1024
+"""Partitions, producers and workers whose words in a command are remembered."""
+
 
 def parse_producer(word: bytes) -> str | None:
     """Return the name of a producer in an `mput`; None where the word is none."""

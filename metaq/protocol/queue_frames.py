@@ -133,8 +133,14 @@ def decode_taken(payload: bytes) -> TakenReply:
     )
 
 
-def encode_settlements(entries: Sequence[Settlement]) -> bytes:
-    """Return the payload of a `settle`; a reason is cut at REASON_BYTES_MAX."""
+def encode_settlements(
+    entries: Sequence[tuple[Offset, int, SettleVerb, int, str]],
+) -> bytes:
+    """Return the payload of a `settle`; a reason is cut at REASON_BYTES_MAX.
+
+    Args:
+        entries: each a `Settlement`, or a tuple of its fields.
+    """
     heads, texts = list[bytes](), list[bytes]()
     for offset, delivery, verb, argument, text in entries:
         if verb is SettleVerb.REJECT:

@@ -1,6 +1,7 @@
 """Open messages of a queue, and the leases that workers have of them. Pure."""
 
 import enum
+import sys
 from typing import Final, NamedTuple
 
 from metaq.model import Offset, SizeBytes
@@ -59,6 +60,15 @@ class OpenMessage:
         return Offset(self.offset + self.size_bytes)
 
 
+class OpenBound:
+    """Open messages of all queues of a broker, and how many there may be."""
+
+    def __init__(self, count_max: int = sys.maxsize) -> None:
+        """Begin with none."""
+        self.count = 0
+        self.count_max: Final = count_max
+
+
 class Lease:
     """Messages that a worker has until one moment: of one take. Owner: the state."""
 
@@ -80,9 +90,12 @@ class Lease:
         self.given.append(message)
 
     def leave(self, message: OpenMessage) -> None:
-        """Lease a message no more."""
+        """Lease a message no more; `tidy` follows."""
         message.lease = None
         self.count -= 1
+
+    def tidy(self) -> None:
+        """Forget the messages that have left, where these are many."""
         if len(self.given) > 2 * self.count + SPARE_MAX:
             self.given = self.messages()
 

@@ -31,7 +31,6 @@ ended twice goes out alone: it may kill its workers. A nack is the word of a liv
 """
 
 import heapq
-import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
@@ -39,7 +38,7 @@ from typing import Final, NamedTuple
 from metaq.deadlines import Deadlines
 from metaq.model import Offset, SizeBytes
 from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, SettleVerb, Word
-from metaq.queues.leases import At, Lease, OpenMessage, Reclaim
+from metaq.queues.leases import At, Lease, OpenBound, OpenMessage, Reclaim
 from metaq.queues.rules import INCARNATION_SHIFT, Now, QueueRules
 from metaq.queues.state_log import Change, Done, DoneRanges, QueueImage, Returned
 
@@ -78,15 +77,6 @@ class HotKey(NamedTuple):
     """Of the first one; the others wait for it."""
     worker: str
     """That has it; "" for none."""
-
-
-class OpenBound:
-    """Open messages of all queues of a broker, and how many there may be."""
-
-    def __init__(self, count_max: int = sys.maxsize) -> None:
-        """Begin with none."""
-        self.count = 0
-        self.count_max: Final = count_max
 
 
 _GIVEN: Final = frozenset({At.LEASED, At.HELD})
@@ -418,35 +408,41 @@ class QueueState:
 
         Nearly all are acks of messages that their workers have: these are settled here.
         """
-        words, messages = list[Word](), self._open
+        words, messages, left = list[Word](), self._open, list[Lease]()
+        ack, ok, count = SettleVerb.ACK, Word.OK, 0
         start = end = Offset(-1)  # of those that are done and not noted yet
         for entry in entries:
             offset, delivery, verb, _, _ = entry
             message = messages.get(offset)
             if (
                 message is None
-                or verb is not SettleVerb.ACK
-                or message.lease is None
+                or verb is not ack
+                or (lease := message.lease) is None
                 or message.delivery != delivery
                 or message.key is not None
             ):
                 if start != end:
                     self._note_done(start, end)
                     start = end
+                self._tidy(left)
                 words.append(self.settle(worker, entry, now))
                 continue
             if offset != end:
                 if start != end:
                     self._note_done(start, end)
                 start = offset
-            end = message.end
-            self._leave_lease(message, message.lease)
+            end = Offset(offset + message.size_bytes)
+            lease.leave(message)
+            if not left or lease is not left[-1]:
+                left.append(lease)
             del messages[offset]
-            self.bound.count -= 1
-            self.done_count += 1
-            words.append(Word.OK)
+            count += 1
+            words.append(ok)
         if start != end:
             self._note_done(start, end)
+        self.bound.count -= count
+        self.done_count += count
+        self._tidy(left)
         return words
 
     def _note_done(self, start: Offset, end: Offset) -> None:
@@ -683,7 +679,9 @@ class QueueState:
         """Take a message from where it is: heap, deadline, worker."""
         self._unqueue(message)
         if message.lease is not None:
-            self._leave_lease(message, message.lease)
+            lease = message.lease
+            lease.leave(message)
+            self._tidy([lease])
         elif message.at is At.DELAYED:
             self._delays.clear(message.offset)
         elif message.at is At.HELD:
@@ -702,10 +700,14 @@ class QueueState:
             self._leases.set(lease, end_ms)
         return lease
 
-    def _leave_lease(self, message: OpenMessage, lease: Lease) -> None:
-        lease.leave(message)
-        if not lease.count:
-            self._drop(lease)
+    def _tidy(self, left: list[Lease]) -> None:
+        """Look at leases that messages have left, and take them off the list."""
+        for lease in {*left} if len(left) > 1 else left:
+            if lease.count:
+                lease.tidy()
+            else:
+                self._drop(lease)
+        left.clear()
 
     def _drop(self, lease: Lease) -> None:
         """Forget a lease of nothing."""

@@ -68,7 +68,7 @@ HELD_UP_S: Final = 0.02
 is written through, or was frozen, or has no memory left."""
 
 GATHER_TURNS: Final = 8
-"""Most turns of the loop, some 10 µs each, that a group waits for the next puts."""
+"""Most turns of the loop that a group waits for the next puts: each takes what came."""
 
 
 class Owner(enum.Enum):

@@ -92,7 +92,7 @@ class LogManager(LogRemoval):
         Args:
             fs: the disk.
             clock: time.
-            post: runs a callback on the loop's thread (`loop.call_soon_threadsafe`).
+            post: runs a callback on the loop's thread (`post_to(loop)`).
             config: data paths, sizes, durability mode, limits.
             start_worker: makes the storage thread of a directory.
             syncs: on the loop's thread; see `LogDir`.

@@ -53,6 +53,23 @@ def test_a_wait_that_is_over_is_answered_with_nothing(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_each_wait_ends_by_itself(tmp_path: Path) -> None:
+    """Also a short one that began while a longer one was under way."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await put(peer, b"a")
+        async with Peer(broker) as other:
+            worker, second = Worker(peer), Worker(other, "w2")
+            await worker.take(1)
+            long = asyncio.create_task(worker.take(1, wait_ms=3_000))
+            await until(lambda: broker.context.queues.takers.count == 1)
+            assert await second.take(1, wait_ms=30) == []
+            assert broker.context.queues.takers.count == 1
+            long.cancel()
+
+    run(tmp_path, scenario)
+
+
 def test_a_take_that_waits_keeps_no_other_reply(tmp_path: Path) -> None:
     """A begin joins the next reply, which may come in a long time."""
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from queue import SimpleQueue
+from threading import Thread
+from typing import Any
 
-from metaq.fs.group_thread import GroupThread
+from metaq.fs.group_thread import GroupThread, post_to
 
 TIMEOUT_S = 30.0
 
@@ -54,3 +56,27 @@ def test_a_stop_lets_everything_before_it_run_and_reports_nothing() -> None:
     rig.thread.join(TIMEOUT_S)
     assert rig.taken() == [[1, 2], [], []]
     assert rig.idle.empty()
+
+
+class Loop:
+    """A loop that notes how it was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def call_soon(self, _task: object) -> None:
+        self.calls.append("soon")
+
+    def call_soon_threadsafe(self, _task: object) -> None:
+        self.calls.append("from another thread")
+
+
+def test_a_task_of_the_loops_own_thread_is_no_send_to_itself() -> None:
+    """Those of other threads wake it."""
+    loop: Any = Loop()
+    post = post_to(loop)
+    post(lambda: None)
+    other = Thread(target=post, args=[lambda: None])
+    other.start()
+    other.join(TIMEOUT_S)
+    assert loop.calls == ["soon", "from another thread"]

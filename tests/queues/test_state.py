@@ -700,6 +700,20 @@ def test_settles_of_one_request_are_taken_in_their_order() -> None:
     assert (rig.state.done_count, rig.state.holders()) == (5, {})
 
 
+def test_acks_of_one_request_end_their_leases() -> None:
+    """Of each take that they are of, in any order: the worker has nothing then."""
+    rig = Rig()
+    rig.put(4)
+    first = rig.take(2)
+    rig.pass_time(1)
+    second = rig.take(2)
+    acks = [_ack(each) for pair in zip(first, second, strict=True) for each in pair]
+    assert rig.state.settle_all("w", acks[:3], rig.now) == [Word.OK] * 3
+    assert rig.state.holders() == {"w": 1}
+    assert rig.state.settle_all("w", acks[3:], rig.now) == [Word.OK]
+    assert rig.state.holders() == {}
+
+
 def test_an_open_message_takes_little_memory() -> None:
     """Twenty thousand of them are some megabytes."""
     rig = Rig(open_max=20_000)

@@ -1,9 +1,10 @@
 """One broker of a queue's topic: takes, renewals, and what this worker holds of it.
 
-Theory of operation. One task per broker keeps a connection and sends takes, one after
-the other, while there is room for half of the prefetch. A broker holds a take until it
-has messages. A message is held from the answer on until its settle is on its way; as
-long as it is held its lease is renewed when a third of it is over.
+Theory of operation. One task per broker keeps a connection, over which takes are sent
+one after the other, while there is room for half of the prefetch: the first by the
+task, the next where the answer of the last or a settle leaves room. A broker holds a
+take until it has messages. A message is held from the answer on until its settle is on
+its way; as long as it is held its lease is renewed when a third of it is over.
 
     Invariant: over a new connection the first thing sent is an `extend` of everything
     that is held: so the broker knows that this worker is there, before the leases of
@@ -12,6 +13,7 @@ long as it is held its lease is renewed when a third of it is over.
 
 import asyncio
 import contextlib
+import enum
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -35,7 +37,7 @@ from metaq.errors import (
     UnexpectedReplyError,
 )
 from metaq.model import BrokerId, Offset, TopicPartition
-from metaq.peer.connection import BrokerConnection, ignore, settling
+from metaq.peer.connection import BrokerConnection, ignore
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Reply, Take, Value
 from metaq.protocol.queue_frames import (
@@ -63,6 +65,17 @@ RENEWED_AT: Final = 2 / 3
 """Part of a lease that is left when it is renewed."""
 
 
+class _Taking(enum.Enum):
+    """State of the takes of a link."""
+
+    IDLE = "idle"
+    """None is on its way: there was no room, or no connection."""
+    UNDER_WAY = "under way"
+    """One is; or it failed, and the task has not seen that."""
+    ENDED = "ended"
+    """No more are sent."""
+
+
 class BrokerLink:
     """The messages of one broker. Owner: the queue; on the loop.
 
@@ -82,8 +95,15 @@ class BrokerLink:
         """Monotonic times of the last two `keep_up`. What had come by the earlier one
         was read: the later one may be the first event after a stop of the process."""
         self._settlers: dict[int, PartitionSettler] = {}
+        self._unsent: dict[PartitionSettler, None] = {}
+        """Those that were given something since the last `flush`."""
         self._wake = asyncio.Event()
         self._connection: BrokerConnection | None = None
+        self._taking = _Taking.IDLE
+        self._failure: MetaqError | None = None
+        """Of the last take, until the task has seen it."""
+        self._failures = 0
+        """Takes in a row that failed, or brought nothing too soon."""
         self._undefined_since_s: float | None = None
         self.last_error: MetaqError | None = None
         """Error of the last take; None after one that was answered."""
@@ -92,35 +112,40 @@ class BrokerLink:
 
     async def run(self) -> None:
         """Take messages until it is cancelled, or the broker refuses for good."""
-        failures = 0
-        while True:
-            self._wake.clear()
-            try:
-                connection = await self._connect()
-                if not self._has_room():
+        try:
+            while True:
+                self._wake.clear()
+                try:
+                    self._take(await self._connect())
                     await self._wake.wait()
-                    continue
-                pause_s = await self._take(connection)
-                self.last_error = self._undefined_since_s = None
-                failures = failures + 1 if pause_s else 0
-            except MetaqError as error:
-                if self._is_final(error):
-                    self._parts.fail(error)
-                    return
-                if not isinstance(error, NotDefinedError | type(self.last_error)):
-                    _log.warning(
-                        "no messages from broker, trying again: broker=%d topic=%s"
-                        " group=%s error=%s",
-                        self.broker_id,
-                        self._parts.topic,
-                        self._parts.group,
-                        error,
-                    )
-                self.last_error = error
-                self._context.metadata.request_refresh()
-                failures += 1
-            if failures:
-                await wait_set(self._wake, RECLAIM_BACKOFF.delay_s(failures))
+                    if self._failure is not None:
+                        raise self._failure
+                except MetaqError as error:
+                    if self._failure is not None:
+                        self._failure, self._taking = None, _Taking.IDLE
+                    if self._is_final(error):
+                        self._parts.fail(error)
+                        return
+                    self._note_failure(error)
+                    if self._open_connection() is not None:
+                        self._wake.clear()  # a lost one is made again at once
+                    await wait_set(self._wake, RECLAIM_BACKOFF.delay_s(self._failures))
+        finally:
+            self._taking = _Taking.ENDED
+
+    def _note_failure(self, error: MetaqError) -> None:
+        if not isinstance(error, NotDefinedError | type(self.last_error)):
+            _log.warning(
+                "no messages from broker, trying again: broker=%d topic=%s"
+                " group=%s error=%s",
+                self.broker_id,
+                self._parts.topic,
+                self._parts.group,
+                error,
+            )
+        self.last_error = error
+        self._failures += 1
+        self._context.metadata.request_refresh()
 
     def wake(self) -> None:
         """Look again: the cluster has changed, or there is room."""
@@ -149,6 +174,8 @@ class BrokerLink:
             self._connection = connection
             connection.on_closed(lambda _reason: self.wake())
             self._extend(self.held)
+            for settler in self._settlers.values():
+                settler.flush()  # what could not be sent over the last one
         return connection
 
     def _open_connection(self) -> BrokerConnection | None:
@@ -163,32 +190,62 @@ class BrokerLink:
             and self._unanswered_count < UNANSWERED_MAX
         )
 
-    async def _take(self, connection: BrokerConnection) -> float:
-        """Take once; return the pause after it, 0 for none."""
-        options, clock = self._parts.options, self._context.clock
+    def _take(self, connection: BrokerConnection) -> None:
+        """Take, unless a take is on its way, or there is no room."""
+        if self._taking is not _Taking.IDLE or not self._has_room():
+            return
+        self._taking = _Taking.UNDER_WAY
+        options, sent_s = self._parts.options, self._context.clock.monotonic_s()
         # After an error, ask for an answer at once: it shows that the error is over.
         announced_s = connection.capabilities.wait_ms_max / 1000
         wait_s = min(WAIT_S, announced_s) if self.last_error is None else 0.0
-        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        settle, sent_s = settling(answer), clock.monotonic_s()
         ask(
             connection,
-            self._taking(
+            self._command(
                 connection,
                 self._parts.held_max - len(self.held),
                 min(max(1, options.prefetch_bytes - self._held_bytes), TAKE_BYTES_MAX),
                 wait_s,
             ),
-            on_reply=lambda reply: settle(self._on_reply(reply, sent_s)),
-            on_error=settle,
+            on_reply=lambda reply: self._on_taken(reply, sent_s, wait_s),
+            on_error=self._on_failure,
             deadline_s=self._context.deadline_s() + wait_s + GET_SLACK_S,
         )
-        count = await answer
-        is_early = clock.monotonic_s() - sent_s < wait_s / 2 or not wait_s
-        # An empty answer that comes sooner than requested must not make this spin.
-        return float(not count and is_early and self.last_error is None)
 
-    def _taking(
+    def _on_taken(self, reply: Reply, sent_s: float, wait_s: float) -> None:
+        """Hold what a take brought, and send the next."""
+        count = self._on_reply(reply, sent_s)
+        had_failed, self.last_error = self.last_error is not None, None
+        self._undefined_since_s = None
+        if self._taking is _Taking.ENDED:
+            return
+        self._taking = _Taking.IDLE
+        passed_s = self._context.clock.monotonic_s() - sent_s
+        if count or had_failed or passed_s >= wait_s / 2 > 0:
+            self._failures = 0
+            self._take_if_room()
+        else:
+            # An empty answer that comes sooner than requested must not make this spin.
+            self._failures += 1
+            delay_s = RECLAIM_BACKOFF.delay_s(self._failures)
+            asyncio.get_running_loop().call_later(delay_s, self.wake)
+
+    def _on_failure(self, error: MetaqError) -> None:
+        """Have the task see why a take failed."""
+        self._failure = error
+        self.wake()
+
+    def _take_if_room(self) -> None:
+        """Take over the connection, or have the task do so."""
+        if self._taking is not _Taking.IDLE or not self._has_room():
+            return
+        connection = self._open_connection()
+        if connection is None or self.last_error is not None:
+            self.wake()
+        else:
+            self._take(connection)
+
+    def _command(
         self, connection: BrokerConnection, count: int, size_max: int, wait_s: float
     ) -> Take:
         parts, opaque = self._parts, connection.next_opaque()
@@ -253,40 +310,42 @@ class BrokerLink:
 
     # -- settling ---------------------------------------------------------------------
 
-    def settle(self, entry: Settling) -> None:
-        """Have an entry sent by the next `flush`; one that ends is held no more."""
-        held = entry.held
-        entry.since_s = self._context.clock.monotonic_s()
-        number = held.partition.partition
-        settler = self._settlers.get(number)
-        if settler is None:
-            settler = self._settlers[number] = PartitionSettler(
-                self._parts,
-                held.partition,
-                self._open_connection,
-                self._on_settled,
-            )
-        if entry.verb is not SettleVerb.EXTEND:
-            self.drop(held)
-        self._unanswered_count += 1
-        self._parts.unanswered_count += 1
-        settler.add(entry)
+    def settle(self, entries: Sequence[Settling]) -> None:
+        """Have entries sent by the next `flush`; those that end are held no more."""
+        now_s, held = self._context.clock.monotonic_s(), self.held
+        for entry in entries:
+            one = entry.held
+            entry.since_s = now_s
+            settler = self._settlers.get(one.partition.partition)
+            if settler is None:
+                settler = self._begin_settler(one.partition)
+            settler.add(entry)
+            self._unsent[settler] = None
+            if entry.verb is not SettleVerb.EXTEND and one in held:
+                held.remove(one)
+                self._held_bytes -= one.size_bytes
+        self._unanswered_count += len(entries)
+        self._parts.unanswered_count += len(entries)
+
+    def _begin_settler(self, partition: TopicPartition) -> PartitionSettler:
+        settler = self._settlers[partition.partition] = PartitionSettler(
+            self._parts, partition, self._open_connection, self._on_settled
+        )
+        return settler
 
     def flush(self) -> None:
-        """Send what has gathered for each partition."""
-        for settler in self._settlers.values():
+        """Send what has gathered for each partition, and a take where there is room."""
+        unsent, self._unsent = self._unsent, {}
+        for settler in unsent:
             settler.flush()
+        self._take_if_room()
 
     def drop(self, held: HeldMessage) -> None:
         """Hold a message no more; there may be room for others."""
         if held in self.held:
             self.held.remove(held)
             self._held_bytes -= held.size_bytes
-            self._wake_if_room()
-
-    def _wake_if_room(self) -> None:
-        if self._has_room():
-            self.wake()
+            self._take_if_room()
 
     def take_back(self, held: HeldMessage) -> None:
         """Hold a message again; its renewal says whether the broker still has it."""
@@ -298,7 +357,7 @@ class BrokerLink:
         """Return a message by itself: nothing was, or will be said of it."""
         held.state = HeldState.SETTLED
         delay = GROUP_DELAY if verb is SettleVerb.NACK else 0
-        self.settle(Settling(held, verb, delay))
+        self.settle([Settling(held, verb, delay)])
 
     def _on_settled(
         self, entries: Sequence[Settling], outcomes: Sequence[Word | MetaqError]
@@ -322,7 +381,7 @@ class BrokerLink:
         parts.unanswered_count -= count
         if not parts.unanswered_count:
             parts.all_answered.set()
-        self._wake_if_room()
+        self._take_if_room()
 
     def _note(self, entry: Settling, outcome: Word | MetaqError) -> MetaqError | None:
         """Note an outcome; return what is wrong with it."""
@@ -350,11 +409,12 @@ class BrokerLink:
 
     def stop_taking(self) -> None:
         """End the take that waits: what is given back must not come to it."""
+        self._taking = _Taking.ENDED
         connection = self._open_connection()
         if connection is not None:
             ask(
                 connection,
-                self._taking(connection, 0, 1, 0.0),
+                self._command(connection, 0, 1, 0.0),
                 on_reply=ignore,
                 on_error=ignore,
                 deadline_s=self._context.deadline_s(),
@@ -405,11 +465,14 @@ class BrokerLink:
         return is_late
 
     def _extend(self, messages: Iterable[HeldMessage]) -> None:
-        for held in messages:
-            if not held.is_renewing:
-                held.is_renewing = True
-                argument = int(held.lease_s * 1000)
-                self.settle(Settling(held, SettleVerb.EXTEND, argument))
+        due = [held for held in messages if not held.is_renewing]
+        if not due:
+            return
+        for held in due:
+            held.is_renewing = True
+        self.settle(
+            [Settling(one, SettleVerb.EXTEND, int(one.lease_s * 1000)) for one in due]
+        )
         self.flush()
 
 

@@ -103,6 +103,11 @@ class Prefetch:
             self._ready.clear()
         return left
 
+    @property
+    def has_ready(self) -> bool:
+        """Return whether some wait: the next `take_async` may not."""
+        return bool(self._ready)
+
     def take_nowait(self) -> HeldMessage | None:
         """Hand out the next message; None: there is none now.
 
@@ -165,7 +170,7 @@ class Prefetch:
         return held
 
     def _has_something(self) -> bool:
-        return bool(self._ready) or self.error is not None
+        return self.has_ready or self.error is not None
 
     def _wake(self, count: int) -> None:
         self._arrival.notify(count)

@@ -8,7 +8,7 @@ what is said about messages on its way to the loop.
 import asyncio
 import contextlib
 import logging
-from collections import deque
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Final, Self
@@ -94,7 +94,7 @@ class QueueLife:
         """Take from each broker."""
         self._is_refused = False
         """The topic became an exchange."""
-        self._said: deque[Settling] = deque()
+        self._said = list[Settling]()
         self._is_draining = False
         self._said_since_s: float | None = None
         self._said_count = 0
@@ -284,12 +284,14 @@ class QueueLife:
             AlreadySettledError, LeaseLostError, ClosedError: of one of them, and
                 nothing is said.
         """
+        begun, settled = HeldState.BEGUN, HeldState.SETTLED
         with self.prefetch.lock:
             for one in entries:
-                self._require_begun(one.held)
+                if self.is_closed or one.held.state is not begun:
+                    self._require_begun(one.held)
             for one in entries:
                 if one.verb is not SettleVerb.EXTEND:
-                    one.held.state = HeldState.SETTLED
+                    one.held.state = settled
             self._said.extend(entries)
             if not self._is_draining:
                 self._is_draining = True
@@ -343,18 +345,25 @@ class QueueLife:
         now_s, count = self._context.clock.monotonic_s(), len(self._said)
         if self._said_since_s is None:
             self._said_since_s, self._said_count = now_s, 0
-        if count > self._said_count and now_s - self._said_since_s < GATHER_S:
+        if (
+            self._said_count < count < self._count_held()
+            and now_s - self._said_since_s < GATHER_S
+        ):
             self._said_count = count
             self.loop.call_soon(self._gather)
         else:
             self._drain()
 
     def _drain(self) -> None:
-        self._is_draining, self._said_since_s = False, None
-        while self._said:
-            entry = self._said.popleft()
-            self._link(entry.held).settle(entry)
-        for link in self._links.values():
+        with self.prefetch.lock:
+            said, self._said = self._said, []
+            self._is_draining, self._said_since_s = False, None
+        by_broker = defaultdict[BrokerId, list[Settling]](list)
+        for entry in said:
+            by_broker[entry.held.partition.broker_id].append(entry)
+        for broker_id, entries in by_broker.items():
+            link = self._links[broker_id]
+            link.settle(entries)
             link.flush()
 
     def _link(self, held: HeldMessage) -> BrokerLink:
@@ -367,7 +376,10 @@ class QueueLife:
             for link in self._links.values():
                 link.keep_up(now_s)
 
+    def _count_held(self) -> int:
+        """Return how many messages are here and not settled."""
+        return sum([len(link.held) for link in tuple(self._links.values())])
+
     def statistics(self) -> QueueStatistics:
         """Return a snapshot of the counters; from any thread."""
-        held_count = sum(len(link.held) for link in tuple(self._links.values()))
-        return replace(self.counts, held_count=held_count)
+        return replace(self.counts, held_count=self._count_held())

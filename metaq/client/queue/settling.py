@@ -30,7 +30,6 @@ from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Reply, Settle, Take
 from metaq.protocol.encoding import encode
 from metaq.protocol.queue_frames import (
-    Settlement,
     SettleVerb,
     Word,
     decode_words,
@@ -177,9 +176,7 @@ class PartitionSettler:
         sent = self._sent = self._pending[:ENTRIES_MAX]
         self._pending = self._pending[ENTRIES_MAX:]
         entries = [
-            Settlement(
-                one.held.offset, one.held.delivery, one.verb, one.argument, one.text
-            )
+            (one.held.offset, one.held.delivery, one.verb, one.argument, one.text)
             for one in sent
         ]
         command = Settle(

@@ -61,8 +61,9 @@ class AsyncQueue(QueueLife):
             except ClosedError:
                 return
             yield self.message(held)
-            # Taking runs on this loop too, and a full prefetch never waits.
-            await asyncio.sleep(0)
+            if self.prefetch.has_ready:
+                # Taking runs on this loop too, and a full prefetch never waits.
+                await asyncio.sleep(0)
 
     def message(self, held: HeldMessage) -> AsyncQueueMessage:
         """Return a message as it is handed out."""
@@ -157,8 +158,9 @@ class AsyncQueue(QueueLife):
                     self.say(held, SettleVerb.NACK)
                     raise
                 self.conclude(held, error)
-                # Let other tasks run if the handler never waits.
-                await asyncio.sleep(0)
+                if self.prefetch.has_ready:
+                    # Let other tasks run if the handler never waits.
+                    await asyncio.sleep(0)
 
         grace_s = self._context.options.close_timeout_s
         await tasks.run(work, concurrency, timeout_s=timeout, grace_s=grace_s)

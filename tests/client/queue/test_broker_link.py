@@ -185,7 +185,7 @@ def test_a_take_asks_for_what_there_is_room_for_and_again_at_half() -> None:
         # Three of four are here: none is asked for before half are gone.
         await asyncio.sleep(0.02)
         assert len(rig.script.takes) == 1
-        rig.link.settle(Settling(rig.taken[0], SettleVerb.ACK))
+        rig.link.settle([Settling(rig.taken[0], SettleVerb.ACK)])
         rig.link.flush()
         second = await rig.take(1)
         assert second.count == 2
@@ -201,9 +201,23 @@ def test_a_worker_with_a_prefetch_of_one_has_one_message() -> None:
         await until(lambda: bool(rig.taken))
         await asyncio.sleep(0.02)
         assert [one.count for one in rig.script.takes] == [1]
-        rig.link.settle(Settling(rig.taken[0], SettleVerb.ACK))
+        rig.link.settle([Settling(rig.taken[0], SettleVerb.ACK)])
         rig.link.flush()
         await rig.take(1)
+
+    run(scenario, prefetch=1)
+
+
+def test_a_settle_leaves_with_the_next_take() -> None:
+    """The broker has both at once: nothing that comes is waited for with no take."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.give(await rig.take(0), [0])
+        await until(lambda: bool(rig.taken))
+        rig.link.settle([Settling(rig.taken[0], SettleVerb.ACK)])
+        rig.link.flush()
+        (connection,) = rig.pool.statistics().connections
+        assert connection.in_flight_count == 2
 
     run(scenario, prefetch=1)
 
@@ -219,8 +233,8 @@ def test_settles_without_an_answer_hold_up_takes_from_their_broker_alone(
         await until(lambda: bool(rig.taken))
         slow = rig.link if is_own else BrokerLink(BrokerId(1), rig.parts)
         for _ in range(UNANSWERED_MAX):
-            slow.settle(Settling(rig.taken[0], SettleVerb.EXTEND))
-        rig.link.settle(Settling(rig.taken[0], SettleVerb.ACK))
+            slow.settle([Settling(rig.taken[0], SettleVerb.EXTEND)])
+        rig.link.settle([Settling(rig.taken[0], SettleVerb.ACK)])
         rig.link.wake()
         if is_own:
             await asyncio.sleep(0.1)

@@ -16,6 +16,7 @@ from metaq.testing.embedded import EmbeddedBroker
 from tests.client.queue.conftest import send
 from tests.client.queue.test_broker_link import SIZE, Rig, run
 from tests.client.worlds import QUICK, WORLDS
+from tests.rigs.waiting import until
 
 DROP: dict[str, Any] = {"group": "g", "then": "drop"}
 WAIT_S = 20.0
@@ -118,6 +119,61 @@ def test_what_each_turn_of_a_loop_says_is_one_request() -> None:
             await asyncio.gather(*acks)
             assert len(rig.script.said) == count
             assert rig.script.settle_count == 1
+
+    run(scenario)
+
+
+def test_what_is_said_of_all_that_is_here_waits_for_nothing() -> None:
+    """No turn of the loop can bring more: the broker hears of it in the next one."""
+
+    async def scenario(rig: Rig) -> None:
+        async with scripted_queue(rig, 4) as queue:
+            take_count = len(rig.script.takes)
+            rig.give(await rig.take(take_count), [0, SIZE])
+            first, second = await queue.receive(), await queue.receive()
+            assert first is not None
+            assert second is not None
+            acks = [first.ack_nowait()]
+            await asyncio.sleep(0)
+            assert queue.statistics().held_count == 2
+            acks.append(second.ack_nowait())
+            await asyncio.sleep(0)
+            assert queue.statistics().held_count == 0
+            await asyncio.gather(*acks)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("runs_handler", [True, False])
+def test_a_full_prefetch_lets_others_have_their_turns(*, runs_handler: bool) -> None:
+    """Also where neither the loop over the messages nor the handler ever waits."""
+    count, turns = 20, list[None]()
+
+    async def others() -> None:
+        while True:
+            turns.append(None)
+            await asyncio.sleep(0)
+
+    async def scenario(rig: Rig) -> None:
+        async with scripted_queue(rig, count) as queue:
+            take_count, got = len(rig.script.takes), list[int]()
+            rig.give(await rig.take(take_count), [n * SIZE for n in range(count)])
+            await until(lambda: queue.statistics().taken_count == count)
+            other = asyncio.create_task(others())
+
+            async def handle(message: Any) -> None:
+                got.append(len(turns))
+                if len(got) == count:
+                    running.cancel()
+
+            async def loop() -> None:
+                async for message in queue:
+                    await handle(message)
+
+            running = asyncio.create_task(queue.run(handle) if runs_handler else loop())
+            await asyncio.gather(running, return_exceptions=True)
+            other.cancel()
+            assert got[-1] - got[0] >= count - 1
 
     run(scenario)
 
