@@ -23,7 +23,6 @@ from metaq.cli.options import (
     yes_option,
 )
 from metaq.errors import MetaqError
-from metaq.model import printable
 
 NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 SECTIONS: Final = {
@@ -62,7 +61,7 @@ def _one_sentence() -> Iterator[None]:
         yield
     except click.ClickException as error:
         # It contains what the user typed; `show` escapes nothing.
-        error.message = printable(error.message)  # type: ignore[misc]  # no other way
+        error.message = render.printable_lines(error.message)  # type: ignore[misc]  # no other way
         raise
     except MetaqError as error:
         _say(" ".join(str(error).split("\n")) or type(error).__name__)
