@@ -78,6 +78,7 @@ from metaq.errors import (
     NoSpaceError,
     NotLeaderError,
     StorageError,
+    TransactionError,
 )
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.fs.group_thread import post_to
@@ -114,10 +115,7 @@ _log = logging.getLogger(__name__)
 UPKEEP_THREADS: Final = 2
 """Threads for retention, scrub, questions: an archive takes minutes, the rest not."""
 
-NO_TRANSACTIONS: Final = (
-    "a replica set takes no transactions yet: send without one, or to a broker without"
-    " [replication]"
-)
+NO_TRANSACTIONS: Final = "a replica set takes no transactions yet: send without one"
 
 PART_STOP_S_MAX: Final = 2.0
 """Bound on the stop of administration and of housekeeping, seconds."""
@@ -309,7 +307,7 @@ class Broker(Service):
         serves everything else; one that another broker writes ends the start.
         """
         if self._config.replication is not None:
-            self.context.transactions.disable(StorageError(NO_TRANSACTIONS))
+            self.context.transactions.disable(TransactionError(NO_TRANSACTIONS))
             return
         self._opening = JournalOpening(self._fs, self._journal, self._logs)
         self.on_way_down("transactions", self._close_transactions)

@@ -476,7 +476,7 @@ class QueueService(Service):
         """Drop a queue from memory."""
         if self._content is None:
             # The reading may have begun, and would not have it.
-            queue.give_up(ClosedError("the queue is read again"))
+            queue.give_up(UnavailableError("the queue is read again"))
         else:
             queue.store_now()
         queue.state.leave_bound()

@@ -13,11 +13,13 @@ from metaq.broker.queue_holds import QueueHold, require_acks
 from metaq.broker.queue_part import ServedQueue
 from metaq.errors import (
     ClosedError,
+    MayBeStoredError,
     MetaqError,
     RemoteProtocolError,
     ServerError,
     StorageError,
     TransactionError,
+    UnavailableError,
 )
 from metaq.model import Offset
 from metaq.protocol.commands import Settle, Status
@@ -86,7 +88,7 @@ class _Settling:
         queue, service = self._queue, self._service
         if not service.has(queue):
             # Its state is read again, and would not have what is settled here.
-            self._end(ClosedError("the queue is read again"))
+            self._end(UnavailableError("the queue is read again"))
             return
         last, now = max(self._entries).offset, service.now()
         try:
@@ -128,7 +130,7 @@ class _Settling:
 
     def _on_letter(self, offset: Offset, is_stored: bool) -> None:
         if not self._service.has(self._queue):
-            self._end(ClosedError("the queue is read again"))
+            self._end(MayBeStoredError("the queue is read again"))
             return
         if not is_stored:
             for at, each in enumerate(self._entries):

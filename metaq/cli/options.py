@@ -19,7 +19,7 @@ from metaq.cli import logs
 from metaq.cli.cluster import Target, check_target
 from metaq.client import Client
 from metaq.config.load import load_config
-from metaq.config.topic_rules import is_safe_topic
+from metaq.config.topic_rules import TOPIC_NAME, is_safe_topic
 from metaq.errors import AdminError, ConfigError
 from metaq.filter.language import parse_filter
 from metaq.model import TAG, HeaderPairs, Millis
@@ -264,7 +264,7 @@ UTF8: Final = ReadWord(_check_utf8)
 
 def _check_topic(text: str) -> str:
     if not is_safe_topic(text) or not is_legal_step(text):
-        raise ValueError(f"expected a name without blanks and slashes, got {text!r}")
+        raise ValueError(f"expected {TOPIC_NAME}, got {text!r}")
     return text
 
 

@@ -51,6 +51,9 @@ SHARED: Final[dict[str, Callable[[Any], Any]]] = {
 }
 """Options of many commands, by the argument that they become; rooms add theirs."""
 
+NO_WORDS: Final[Any] = getattr(click.exceptions, "NoArgsIsHelpError", ())
+"""Shows the help of a group of commands; click 8.1 has none, and prints it."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -61,8 +64,9 @@ def _one_sentence() -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:
-        # It contains what the user typed; `show` escapes nothing.
-        error.message = printable(error.message)  # type: ignore[misc]  # no other way
+        # It has what the user typed, unless it is our help; `show` escapes nothing.
+        if not isinstance(error, NO_WORDS):
+            error.message = printable(error.message)  # type: ignore[misc]  # no other way
         raise
     except MetaqError as error:
         _say(" ".join(str(error).split("\n")) or type(error).__name__)

@@ -81,7 +81,7 @@ class PartlySentError(ClientError):
 
 
 class NoDelayError(ClientError):
-    """The broker delivers no message later: it is an older one, or of MetaQ 1.4."""
+    """The broker delivers no message later: an older one, or a replica of a set."""
 
 
 class NoExchangesError(ClientError):

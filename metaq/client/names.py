@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import Final, TypeAlias
 
 from metaq.client.validation import wrong_type
-from metaq.config.topic_rules import is_pattern, is_safe_topic
+from metaq.config.topic_rules import TOPIC_NAME, is_pattern, is_safe_topic
 from metaq.errors import ConfigError
 from metaq.model import (
     INTERNAL_PREFIX,
@@ -121,19 +121,21 @@ def check_group(group: str) -> str:
     return check_group_name(group)
 
 
-def check_topic(topic: str) -> None:
+def check_topic(topic: str, name: str = "topic") -> None:
     """Refuse a text that cannot be a topic's name (docs/metaq-1.4/client.md 2.1).
 
+    Args:
+        topic: a name, of a topic or an exchange.
+        name: of the argument.
+
     Raises:
-        ConfigError: it is empty, has a blank or a character that does not print, or is
-            no name of a node.
+        ConfigError: it is empty or too long, has a blank or a character that does not
+            print, or is no name of a node.
         TypeError: it is no text.
     """
-    require_text("topic", topic)
+    require_text(name, topic)
     if not is_safe_topic(topic) or not is_legal_step(topic):
-        raise ConfigError(
-            f"topic: expected a name without blanks and slashes, got {topic!r}"
-        )
+        raise ConfigError(f"{name}: expected {TOPIC_NAME}, got {topic!r}")
 
 
 def near_topics(topic: str, known: Collection[str]) -> str:

@@ -276,7 +276,7 @@ class QueueOptions:
     """Start of a new group: the log start, unless it says `"latest"`."""
     where: str | None = None
     """Filter (docs/messaging.md): a message that does not match is no message of the
-    group. It stays as the first worker says it. Of a new group: all messages."""
+    group. `metaq queues alter` changes it. Of a new group: all messages."""
 
     def __post_init__(self) -> None:
         _check_types(self, zero=())

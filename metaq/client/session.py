@@ -569,13 +569,15 @@ class AsyncClient(AsyncBrowsing):
             topic: topic of the requests.
             group: queue group; each request is handled by one of its members. A new
                 one drops what it gives up, unless the options say something else.
-            options: fields of `QueueOptions`.
+            options: fields of `QueueOptions`. `prefetch` is 1 here: no request waits
+                for a busy member while another is free.
 
         Raises:
             ConfigError: a name or an option that cannot be.
         """
         if options.get("dead_letter_topic") is None:
             options.setdefault("then", "drop")
+        options.setdefault("prefetch", 1)
         queue = self.queue(topic, group=group, **options)
         return AsyncResponder(self._require_context(), queue)
 

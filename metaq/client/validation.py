@@ -67,7 +67,8 @@ def check_whole(name: str, value: object, low: int, high: int = WHOLE_MAX) -> No
     if isinstance(value, bool) or not isinstance(value, int):
         raise wrong_type(name, "a whole number (int)", value)
     if not low <= value <= high:
-        upper = "or more" if high == WHOLE_MAX else f"to {high}"
+        is_open = high == WHOLE_MAX and value < low
+        upper = "or more" if is_open else f"to {high}"
         raise ConfigError(f"{name}: expected {low} {upper}, got {_shown(value)}")
 
 

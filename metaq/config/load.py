@@ -51,6 +51,7 @@ from metaq.config.settings import (
 from metaq.config.text import parse_sections, write_sections
 from metaq.config.topic_rules import (
     PATTERN_MARKS,
+    TOPIC_NAME,
     compile_topic_pattern,
     is_pattern,
     is_safe_topic,
@@ -216,7 +217,7 @@ def define_topic(
     """
     where = f"topic '{name}'"
     if not is_safe_topic(name):
-        raise ConfigError(f"{where}: this cannot be the name of a topic")
+        raise ConfigError(f"{where}: expected {TOPIC_NAME}")
     _require_unreserved(name, where)
     if is_pattern(name):
         raise ConfigError(

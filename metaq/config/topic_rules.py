@@ -17,6 +17,8 @@ from metaq.errors import ConfigError
 
 TOPIC_BYTES_MAX: Final = 255 - len("-2147483647")
 """A partition's directory is `<topic>-<partition>`; a name on disk has 255 bytes."""
+TOPIC_NAME: Final = f"a name of at most {TOPIC_BYTES_MAX} bytes, no blanks or slashes"
+"""Errors say it of a name that cannot be a topic's."""
 
 _UNSAFE_CATEGORIES: Final = {"Cc", "Cf", "Cs", "Co", "Zs", "Zl", "Zp"}
 """Control, invisible, private and blank characters; a blank ends a token of a line."""

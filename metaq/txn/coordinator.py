@@ -128,14 +128,17 @@ class TransactionCoordinator:
         self._records = CommitRecords(fs, journal, find_log)
         self._applier = Applier(find_log, journal, self._on_applied)
         self._unended = UnendedTransactions(journal)
-        self._disabled: StorageError | None = None
+        self._disabled: StorageError | TransactionError | None = None
         self._notes: tuple[str, ...] = ()
         self._is_closed = False
 
     # -- the start and the end
 
-    def disable(self, cause: StorageError) -> None:
-        """Refuse everything until `restore`, which comes after a NoSpaceError alone."""
+    def disable(self, cause: StorageError | TransactionError) -> None:
+        """Refuse everything until `restore`, which comes after a NoSpaceError alone.
+
+        A TransactionError is the whole answer: this broker never takes any.
+        """
         self._disabled = cause
 
     def restore(self, opened: OpenedJournal, on_settled: Callable[[], None]) -> None:
@@ -685,6 +688,8 @@ class TransactionCoordinator:
 
     def _require_journal(self) -> None:
         cause = self._disabled or self._journal.offline_cause
+        if isinstance(cause, TransactionError):
+            raise TransactionError(str(cause))
         if cause is not None:
             is_passing = isinstance(self._disabled, NoSpaceError)
             until = "there is free space" if is_passing else "a restart"

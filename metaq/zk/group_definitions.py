@@ -59,8 +59,8 @@ class QueueGroupDefinition:
     start: str = "earliest"
     """`latest`: what is put after the definition came into effect."""
     where: str | None = None
-    """Filter that says which messages are the group's; None: all. It stays: what was
-    passed over is not looked at again."""
+    """Filter that says which messages are the group's; None: all. What one passed
+    over is not looked at again."""
     generation: int = 0
     """Groups of this name that were deleted before, 0 to GENERATION_MAX."""
     is_deleted: bool = False

@@ -37,7 +37,7 @@ async def take(rig: QueueRig, session: QueueSession, opaque: int) -> list[Got]:
 def test_a_settle_that_is_answered_is_known_to_what_is_read_again(
     is_appended: bool,
 ) -> None:
-    """It is in flight, and so not read; or it is not appended, and is refused."""
+    """It is in flight, and so not read; or is not appended, and has to come again."""
 
     async def scenario() -> None:
         definition = QueueGroupDefinition(topic="test", dead_letter_topic=None)
@@ -58,7 +58,7 @@ def test_a_settle_that_is_answered_is_known_to_what_is_read_again(
         await asyncio.sleep(1)  # the reading has its time before the disk is done
         rig.bench.run()
         await asyncio.sleep(1)
-        assert [each.status for each in answers] == [200 if is_appended else 500]
+        assert [each.status for each in answers] == [200 if is_appended else 503]
         again = await take(rig, session, 4)
         assert len(again) == (not is_appended)
         await rig.kill()

@@ -65,6 +65,11 @@ def test_an_error_is_one_sentence_and_exit_code_1() -> None:
     assert ended(error) == (1, "metaq: server.ini: wrong very wrong\n")
 
 
+def test_a_group_without_a_command_shows_its_help() -> None:
+    """Line by line, as --help does."""
+    assert run("queues").output == run("queues", "--help").output
+
+
 def test_an_error_of_the_system_is_one_sentence_too() -> None:
     """The file that it is about is named."""
     error = PermissionError(13, "Permission denied", "some/file")

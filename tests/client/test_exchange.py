@@ -198,6 +198,22 @@ def test_an_exchange_is_not_read_as_an_empty_topic(client: Any, read: str) -> No
     assert data_of(client, "orders") == []
 
 
+def test_sends_to_an_exchange_that_was_deleted_are_refused(client: Any) -> None:
+    """With the error of one that never was, although it was there for this sender."""
+    with client.exchange("events") as events:
+        events.send("order.new", b"a")
+        client.admin().delete_exchange("events")
+        with pytest.raises(ExchangeError, match="'events' is no exchange"):
+            events.send("order.new", b"b")
+
+
+def test_a_consumer_that_is_refused_leaves_its_group(client: Any) -> None:
+    """Else it would keep partitions of its other topics, and read none of them."""
+    with pytest.raises(ExchangeError):
+        client.consumer("g", ["orders", "events"]).start()
+    assert client.admin().describe_group("g").members == {}
+
+
 def test_a_reader_hears_of_an_exchange_that_is_made_later(client: Any) -> None:
     """A consumer that waits for its topic, and a worker whose topic went."""
     admin = client.admin()
@@ -288,7 +304,7 @@ def test_a_broker_without_exchanges_is_named_and_gets_nothing(
     with Client(**broker.client_options, **QUICK) as client:
         with client.exchange("test") as events:
             if broker.has_extensions:
-                with pytest.raises(Exception, match="'test' is no exchange"):
+                with pytest.raises(ExchangeError, match="'test' is no exchange"):
                     events.send("a", b"x")
             else:
                 with pytest.raises(NoExchangesError, match=r"broker 0 .*no exchanges"):

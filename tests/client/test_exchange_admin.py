@@ -83,6 +83,8 @@ def test_a_name_is_a_topics_or_an_exchanges(rig: Rig) -> None:
     """Refused both ways."""
     _, client = rig
     admin = client.admin()
+    with pytest.raises(ConfigError, match="exchange: expected a name of at most 244"):
+        admin.create_exchange("x" * 245)
     with pytest.raises(ExchangeError, match="'orders': a topic has that name"):
         admin.create_exchange("orders")
     admin.create_exchange("events")

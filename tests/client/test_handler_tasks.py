@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from metaq.client.consume.handler_tasks import HandlerTasks, failure_of
+from metaq.errors import ConfigError
 
 MESSAGE: Any = object()
 
@@ -48,6 +49,15 @@ def test_at_the_end_of_the_time_handlers_end_and_idle_tasks_are_cancelled() -> N
         assert ended == ["handled"]
 
     asyncio.run(scenario())
+
+
+def test_a_plain_function_is_refused_when_it_has_returned() -> None:
+    """Its message is no failure: it would come again, and become a dead letter."""
+    calls: list[object] = []
+    handler: Any = calls.append
+    with pytest.raises(ConfigError, match=r"an async function, got .* NoneType"):
+        asyncio.run(failure_of(handler, MESSAGE))
+    assert calls == [MESSAGE]
 
 
 def test_a_cancelled_part_of_a_handler_is_its_failure() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client import NoTopicError
+from metaq.client import NoTopicError, PartitionsAwayError
 from metaq.client.cluster.scheduled import ScheduledBatch, parse_listing
 from metaq.errors import BadReplyError
 from metaq.model import BrokerId, MessageId, Millis, Offset, TopicPartition
@@ -115,13 +115,15 @@ def test_a_deleted_topic_takes_along_what_waits_for_it(
 def test_a_partition_whose_broker_is_away_is_a_problem_of_a_listing(
     client: Any, broker: AnyBroker
 ) -> None:
-    """Messages may wait there."""
+    """Messages may wait there; to take back all of them does not succeed."""
     if not broker.has_extensions:
         return  # nothing waits there
     admin, away = client.admin(), ("test/0-0: its broker is away",)
     assert admin.scheduled("test").problems == ()
     broker.stop()
     wait_until(lambda: admin.scheduled("test").problems == away)
+    with pytest.raises(PartitionsAwayError, match="test/0-0"):
+        admin.cancel_scheduled("test")
     broker.start()
 
 

@@ -58,6 +58,10 @@ def test_the_ends_of_the_ranges_are_accepted() -> None:
         check_seconds("x_s", 0, may_be_zero=False)
     with pytest.raises((TypeError, ConfigError), match="x: expected 3 to 4, got 5"):
         check_whole("x", 5, 3, 4)
+    with pytest.raises(ConfigError, match=f"x: expected 0 to {WHOLE_MAX}, got about"):
+        check_whole("x", WHOLE_MAX + 1, 0)
+    with pytest.raises(ConfigError, match="x: expected 0 or more, got -1"):
+        check_whole("x", -1, 0)
 
 
 @pytest.mark.parametrize(

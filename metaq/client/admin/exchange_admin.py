@@ -101,7 +101,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
 
         Cancellation: it may be made.
         """
-        check_topic(exchange)
+        check_topic(exchange, "exchange")
         if is_internal(exchange):
             raise ConfigError(f"exchange: '{exchange}' is a name of the broker's own")
         if kind not in [each.value for each in ExchangeKind]:
@@ -109,7 +109,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
                 f"kind: expected direct, fanout, topic or headers, got {kind!r}"
             )
         if alternate is not None:
-            check_topic(alternate)
+            check_topic(alternate, "alternate")
         definition = ExchangeDefinition(kind=ExchangeKind(kind), alternate=alternate)
         here = await _reach(self._context, timeout)
         version, old = await here.look(exchange)
@@ -319,7 +319,7 @@ class _Exchanges:
 
     async def look(self, exchange: str) -> tuple[int | None, ExchangeDefinition | None]:
         """Return the version of the node of an exchange, and its definition."""
-        check_topic(exchange)
+        check_topic(exchange, "exchange")
         node = await self.get(self.paths.exchange(exchange))
         if node is None:
             return None, None

@@ -9,7 +9,11 @@ from typing import Final
 from metaq.client.admin.queue_admin import AsyncQueueAdmin
 from metaq.client.cluster.catalog import find_topics, read_cluster
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.presence import missing_topics, unknown_topic
+from metaq.client.cluster.presence import (
+    missing_topics,
+    require_all_there,
+    unknown_topic,
+)
 from metaq.client.cluster.scheduled import (
     LIST_COUNT_MAX,
     ScheduledBatch,
@@ -134,6 +138,7 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
             timeout: seconds for each batch; None takes `request_timeout_s`.
 
         Raises:
+            PartitionsAwayError: some are away; what waits elsewhere is taken back.
             MetaqError: a broker refuses, or cannot be asked; others may be taken back.
             ConfigError: a time without its zone, or a name that cannot be.
             NoTopicError: as `scheduled`.
@@ -170,6 +175,7 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
         count = sum(raise_first(cleared))
         if not count:
             await _require_known(context, snapshot, topic)
+        require_all_there(snapshot, [topic])
         return count
 
 

@@ -291,6 +291,7 @@ class AsyncConsumer(ConsumerLife):
             NoTopicError: `retry` sends dead letters to a topic that does not exist.
                 That of a topic which matches a pattern later is named by `health`.
             HandlerFailedError: a message was given up, and `retry` says to stop.
+            ConfigError: the handler is a plain function; its message comes again.
             RequestTimeoutError: the local retry store could not be opened in time.
             MetaqError: the consumer has failed, is running already, or is not started.
 

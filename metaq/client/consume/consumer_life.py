@@ -175,11 +175,15 @@ class ConsumerLife:
         await self._source.start(self._subscription)
         # For a topic that is watched already there is no event.
         snapshot = self._context.metadata.snapshot
-        refuse_exchanges(snapshot, self.topics)
-        self._unserved.update(snapshot, self.group, self.assignment())
-        if self.is_closed:
+        try:
+            refuse_exchanges(snapshot, self.topics)
+            if self.is_closed:
+                raise ClosedError(f"{self} is closed")
+        except MetaqError:
+            # Else it would stay a member, and keep partitions that nothing reads.
             await self._source.stop()
-            raise ClosedError(f"{self} is closed")
+            raise
+        self._unserved.update(snapshot, self.group, self.assignment())
 
     def _stop_listening(self) -> None:
         self._unlisten()

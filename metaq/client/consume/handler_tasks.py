@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Final, TypeAlias, TypeVar
 
 from metaq.client.consume.current_batch import current_task
+from metaq.errors import ConfigError
 from metaq.model import Message
 
 _log = logging.getLogger(__name__)
@@ -94,9 +95,16 @@ class HandlerTasks:
 
 
 async def failure_of(handler: AsyncHandler[M], message: M) -> BaseException | None:
-    """Return the exception of a handler; None when it returned."""
+    """Return the exception of a handler; None when it returned.
+
+    Raises:
+        ConfigError: it is a plain function, which has done its work in the loop.
+    """
     try:
-        await handler(message)
+        result = handler(message)
+        if hasattr(result, "__await__"):
+            await result
+            return None
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -105,4 +113,7 @@ async def failure_of(handler: AsyncHandler[M], message: M) -> BaseException | No
         return error
     except Exception as error:  # noqa: BLE001  # any error of the user's code
         return error
-    return None
+    got = type(result).__name__
+    raise ConfigError(
+        f"handler: expected an async function, got one that returns {got}"
+    )

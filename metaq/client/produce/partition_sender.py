@@ -21,7 +21,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from metaq.client.errors import MessageTooLargeError, OutcomeUnknownError
+from metaq.client.errors import (
+    ExchangeError,
+    MessageTooLargeError,
+    OutcomeUnknownError,
+)
 from metaq.client.produce.attempts import (
     PUTS_MAX,
     REFUSALS,
@@ -53,6 +57,7 @@ from metaq.errors import (
     UnroutableError,
 )
 from metaq.model import BrokerAddress, TopicPartition
+from metaq.protocol import texts
 from metaq.protocol.commands import Reply
 from metaq.protocol.version import Capabilities
 from metaq.record.layout import HEADER_BYTES, PAYLOAD_BYTES_MAX
@@ -590,6 +595,8 @@ class PartitionSender:
         now_s = self._buffer.clock.monotonic_s()
         is_late = now_s >= request.batch.deadline_s
         if decision is Reaction.FAIL or is_late or outcomes.is_over:
+            if str(error) == texts.no_exchange(self.partition.topic):
+                error = ExchangeError(str(error))  # a topic, or one that was deleted
             outcomes.fail(request, error)
             return
         if not request.is_in_doubt:

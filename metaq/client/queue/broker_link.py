@@ -368,7 +368,7 @@ class BrokerLink:
             future, error = entry.future, self._note(entry, outcome)
             if future is None:
                 if error is not None:
-                    verb = entry.verb
+                    verb = entry.verb.name.lower()
                     _log.warning(
                         "not settled: group=%s verb=%s: %s", parts.group, verb, error
                     )

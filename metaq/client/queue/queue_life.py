@@ -94,6 +94,8 @@ class QueueLife:
         """Take from each broker."""
         self._is_refused = False
         """The topic became an exchange."""
+        self._is_served = True
+        """A broker serves the topic, as far as the log says."""
         self._said = list[Settling]()
         self._is_draining = False
         self._said_since_s: float | None = None
@@ -153,7 +155,13 @@ class QueueLife:
             self._parts.fail(error)
             self._stop_taking()
             return
-        for broker_id in snapshot.puts.get(self.topic, {}):
+        brokers = snapshot.puts.get(self.topic, {})
+        if self._is_served and not brokers:
+            _log.warning(
+                "no broker serves the topic: group=%s topic=%s", self.group, self.topic
+            )
+        self._is_served = bool(brokers)
+        for broker_id in brokers:
             if broker_id not in self._links:
                 link = self._links[broker_id] = BrokerLink(broker_id, self._parts)
                 self._takers.append(self._spawn(link.run(), f"broker {broker_id}"))

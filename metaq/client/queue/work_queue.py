@@ -26,7 +26,7 @@ from metaq.client.queue.queue_life import QueueLife
 from metaq.client.queue.queue_messages import AsyncQueueMessage, DeliveredMessage
 from metaq.client.queue.settling import SettledTogether, Settling
 from metaq.client.timeouts import require_loop, within
-from metaq.client.validation import check_timeout, check_whole
+from metaq.client.validation import check_timeout, check_whole, wrong_type
 from metaq.errors import ClosedError
 from metaq.protocol.queue_frames import SettleVerb
 
@@ -135,6 +135,7 @@ class AsyncQueue(QueueLife):
                 returned. None: until another task calls `close`.
 
         Raises:
+            ConfigError: the handler is a plain function; its message comes again.
             MetaqError: a broker refuses for good, or it is not started.
 
         Cancellation: the handlers are cancelled, and their messages returned.
@@ -185,6 +186,8 @@ class AsyncQueue(QueueLife):
         require_loop(self.loop, self)
         helds = dict[HeldMessage, None]()
         for one in messages:
+            if not isinstance(one, DeliveredMessage):
+                raise wrong_type("messages", "messages of a queue", one)
             if one.queue is not self:
                 raise AlreadySettledError(
                     f"{one.held}: it is of another queue object: {one.queue!r}"

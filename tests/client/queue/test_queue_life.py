@@ -16,7 +16,7 @@ from metaq.testing.embedded import EmbeddedBroker
 from tests.client.queue.conftest import send
 from tests.client.queue.test_broker_link import SIZE, Rig, run
 from tests.client.worlds import QUICK, WORLDS
-from tests.rigs.waiting import until
+from tests.rigs.waiting import until, wait_until
 
 DROP: dict[str, Any] = {"group": "g", "then": "drop"}
 WAIT_S = 20.0
@@ -101,6 +101,22 @@ def test_a_worker_keeps_what_it_has_over_a_restart(
             assert (second.data, second.deliveries) == (b"b", 1)
             second.ack()
             assert queue.statistics().lost_count == 0
+
+
+def test_a_worker_whose_topic_was_deleted_says_so_once(
+    client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It waits, for the topic may be made again; its log says what for."""
+    admin = client.admin()
+    admin.create_topic("short", partitions=1)
+    with client.queue("short", group="workers", then="drop") as queue:
+        admin.delete_topic("short")
+        text = "no broker serves the topic: group=workers topic=short"
+        wait_until(lambda: text in caplog.text)
+        admin.create_topic("short", partitions=1)
+        send(client, "short", b"new")
+        assert queue.receive(10.0).data == b"new"
+        assert caplog.text.count(text) == 1
 
 
 def test_what_each_turn_of_a_loop_says_is_one_request() -> None:

@@ -114,7 +114,7 @@ QUEUE_CALLS: dict[str, dict[str, tuple[object, ...]]] = {
         "concurrency": NO_COUNTS,
         "timeout": NO_TIMES,
     },
-    "ack_many": {"timeout": NO_TIMES},
+    "ack_many": {"messages": ([b"x"], [None]), "timeout": NO_TIMES},
     "close": {"timeout": NO_TIMES},
 }
 MESSAGE_CALLS: dict[str, dict[str, tuple[object, ...]]] = {

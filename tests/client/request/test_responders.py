@@ -17,6 +17,7 @@ ONE_BROKER = {
     "test_a_message_that_asks_for_no_reply_is_handled": "MetaQ has no queue groups",
     "test_a_requester_that_has_left_stops_no_responder": "MetaQ has no queue groups",
     "test_two_responders_share_the_requests": "MetaQ has no queue groups",
+    "test_no_request_waits_for_a_busy_responder": "MetaQ has no queue groups",
     "test_a_new_group_drops_what_it_gives_up": "MetaQ has no queue groups",
 }
 
@@ -75,6 +76,31 @@ def test_two_responders_share_the_requests(client: Any, broker: EmbeddedBroker) 
         for each in threads:
             each.join(30)
     assert count == 2
+
+
+def test_no_request_waits_for_a_busy_responder(broker: EmbeddedBroker) -> None:
+    """It takes none while it handles one, and the other answers them all."""
+    at_work, is_over = threading.Event(), threading.Event()
+
+    def handle(message: Any) -> bytes:
+        if message.data == b"slow":
+            at_work.set()
+            assert is_over.wait(60)
+        return bytes(message.data)
+
+    with (
+        Client(**broker.client_options, **QUICK) as one,
+        Client(**broker.client_options, **QUICK) as other,
+        responding(one, handle),
+        responding(other, handle),
+    ):
+        slow = threading.Thread(target=one.request, args=("prices", b"slow"))
+        slow.start()
+        assert at_work.wait(30)
+        for _ in range(10):
+            assert one.request("prices", b"x", timeout=30) == b"x"
+        is_over.set()
+        slow.join(30)
 
 
 def test_a_new_group_drops_what_it_gives_up(client: Any) -> None:
