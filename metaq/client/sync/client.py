@@ -53,8 +53,7 @@ from metaq.client.sync.derived import (
 )
 from metaq.client.sync.handler_threads import Handler, Workers
 from metaq.client.sync.producers import Exchange, OrderedProducer, Producer, Xa
-from metaq.client.sync.queues import Queue
-from metaq.client.sync.responders import Responder
+from metaq.client.sync.queues import Queue, Responder
 from metaq.client.sync.thread_calls import ThreadCalls
 from metaq.client.validation import check_timeout, check_whole
 from metaq.clock import Clock
