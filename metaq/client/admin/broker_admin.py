@@ -331,7 +331,7 @@ async def _brokers(
     found = []
     for broker_id in sorted(snapshot.brokers.keys() | addresses.keys() | counts.keys()):
         copies = snapshot.brokers.get(broker_id)
-        leader = copies.leader if copies else None
+        leader = snapshot.leader(broker_id)
         served = counts.get(broker_id, {})
         found.append(
             BrokerDescription(

@@ -314,8 +314,7 @@ class _Exchanges:
     @property
     def there(self) -> Mapping[BrokerId, BrokerAddress]:
         """Leaders of the brokers that are there now."""
-        found = self.context.metadata.snapshot.brokers.items()
-        return {number: each.leader for number, each in found if each.leader}
+        return self.context.metadata.snapshot.leaders()
 
     async def look(self, exchange: str) -> tuple[int | None, ExchangeDefinition | None]:
         """Return the version of the node of an exchange, and its definition."""

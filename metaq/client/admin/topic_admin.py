@@ -428,7 +428,7 @@ class _Topic:
                 # The time ended in a later look: what an earlier one saw is the reason.
                 raise unable from None
             ours = {BrokerId(int(each)) for each in recorded if each.isdecimal()}
-            there = [i for i in snapshot.brokers if _has_leader(snapshot, i)]
+            there = snapshot.leaders().keys()
             able = tuple(each for each in there if each in ours)
             missing = [i for i in definition.brokers or () if i not in able]
             if able and not missing:
@@ -574,7 +574,7 @@ def _on_broker(
     if status and status.definition != checksum and status.effect not in outlasting:
         status = None
     partitions = _counts(snapshot, topic).get(broker_id)
-    is_there = _has_leader(snapshot, broker_id)
+    is_there = snapshot.leader(broker_id) is not None
     if status and status.effect is Effect.IN_EFFECT and is_there:
         # Puts and gets are registered one after the other.
         puts, gets = snapshot.puts.get(topic, {}), snapshot.gets.get(topic, {})
@@ -594,15 +594,10 @@ def _on_broker(
 def _counts(snapshot: ClusterSnapshot, topic: str) -> dict[BrokerId, int]:
     """Return broker → partitions: served ones, else recorded ones."""
     recorded = snapshot.recorded.get(topic, {})
-    counts = {i: n for i, n in recorded.items() if not _has_leader(snapshot, i)}
+    counts = {i: n for i, n in recorded.items() if snapshot.leader(i) is None}
     for served in (snapshot.gets, snapshot.puts):
         counts |= served.get(topic, {})
     return counts
-
-
-def _has_leader(snapshot: ClusterSnapshot, broker_id: BrokerId) -> bool:
-    copies = snapshot.brokers.get(broker_id)
-    return copies is not None and copies.leader is not None
 
 
 def _coordinator(context: ClientContext) -> Coordinator:

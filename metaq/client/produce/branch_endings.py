@@ -104,9 +104,8 @@ class BranchEndings:
     async def look(self) -> Found:
         """Ask all brokers that are there what they have prepared."""
         snapshot = await read_cluster(self._context, (), deadline_s=self._deadline_s)
-        there = [one for one, copies in snapshot.brokers.items() if copies.leader]
         found = await self._commands.recover_each(
-            self._name, there, self._soon_s(LOOK_S)
+            self._name, snapshot.leaders(), self._soon_s(LOOK_S)
         )
         for broker_id, error in failures(found).items():
             _log.warning(
@@ -156,8 +155,7 @@ class BranchEndings:
     # -- inside -----------------------------------------------------------------------
 
     def _address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
-        copies = self._context.metadata.snapshot.brokers.get(broker_id)
-        return None if copies is None else copies.leader
+        return self._context.metadata.snapshot.leader(broker_id)
 
     def _soon_s(self, limit_s: float) -> float:
         return min(self._deadline_s, self._context.clock.monotonic_s() + limit_s)

@@ -30,12 +30,12 @@ from metaq.client.produce.connections import Connections
 from metaq.client.produce.outcomes import SendOutcomes
 from metaq.client.produce.partition_sender import PartitionSender
 from metaq.client.produce.producer_counters import ProducerStatistics
-from metaq.client.produce.put_connection import Pool
 from metaq.client.produce.routes import Routes
 from metaq.clock import Clock
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import ClosedError, MetaqError, NoBrokerError
 from metaq.model import BrokerAddress, TopicPartition
+from metaq.peer.pool import ConnectionPool
 
 TICK_S: Final = 0.05
 """Interval at which deadlines are checked, seconds: their exactness."""
@@ -54,7 +54,7 @@ class Delivery:
     def __init__(
         self,
         *,
-        pool: Pool,
+        pool: ConnectionPool,
         options: ProducerOptions,
         clock: Clock,
         loop: asyncio.AbstractEventLoop,

@@ -663,11 +663,10 @@ class AsyncProducer:
             raise ClosedError("the producer is closed")
 
     def _address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
-        copies = self._metadata.snapshot.brokers.get(broker_id)
-        if copies is None or copies.leader is None:
+        leader = self._metadata.snapshot.leader(broker_id)
+        if leader is None:
             self._metadata.request_refresh()
-            return None
-        return copies.leader
+        return leader
 
     def deadline_s(self, timeout: float | None) -> float:
         """Return the monotonic time `timeout` from now; None: that of the options."""

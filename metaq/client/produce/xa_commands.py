@@ -27,7 +27,6 @@ from metaq.client.errors import (
 )
 from metaq.client.fan_out import failures, for_each, raise_first
 from metaq.client.partitioner import OutgoingMessage
-from metaq.client.produce.put_connection import PutConnection
 from metaq.client.produce.transaction_branch import (
     CERTAIN,
     Branch,
@@ -49,6 +48,7 @@ from metaq.errors import (
     TransactionError,
 )
 from metaq.model import NULL_TRANSACTION, BrokerId, Millis, XaTransactionId
+from metaq.peer.connection import BrokerConnection
 from metaq.protocol.commands import CommitTogether, TransactionType
 from metaq.protocol.transaction_ids import encode_keys, format_key
 from metaq.record.layout import PAYLOAD_BYTES_MAX
@@ -299,9 +299,7 @@ class XaCommands:
         known = {*snapshot.seen, *self._recorded}
         for counts in (snapshot.recorded, snapshot.puts, snapshot.gets):
             known.update(one for by_broker in counts.values() for one in by_broker)
-        there = [
-            one for one, copies in snapshot.brokers.items() if copies.leader is not None
-        ]
+        there = list(snapshot.leaders())
         away = [f"broker {one} is" for one in sorted(known.difference(there))]
         away += [f"{address} is" for address in sorted(snapshot.silent)]
         if not there and not away:
@@ -424,7 +422,7 @@ class XaBranches:
         return branch
 
 
-def _require_ours(connection: PutConnection, broker_id: BrokerId) -> None:
+def _require_ours(connection: BrokerConnection, broker_id: BrokerId) -> None:
     if not connection.capabilities.mput_tx:
         raise TransactionError(
             f"broker {broker_id} is a MetaQ 1.4 broker, which loses prepared"
