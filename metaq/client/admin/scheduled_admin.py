@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from metaq.client.admin.queue_admin import AsyncQueueAdmin
+from metaq.client.admin.queue_admin import AsyncQueueAdmin, problems_of
 from metaq.client.cluster.catalog import find_topics, read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.presence import missing_topics, unknown_topic
@@ -17,7 +17,7 @@ from metaq.client.cluster.scheduled import (
     cancel_scheduled,
     scheduled_on,
 )
-from metaq.client.fan_out import failures, for_each, raise_first
+from metaq.client.fan_out import answers, for_each, raise_first
 from metaq.client.names import check_topic
 from metaq.client.validation import check_whole, moment_ms, moment_of
 from metaq.cluster_snapshot import ClusterSnapshot
@@ -91,16 +91,7 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
         names = [] if topic is None else [topic]
         snapshot = await read_cluster(context, names, deadline_s=deadline_s)
         found = await for_each(look, sorted(snapshot.brokers))
-        problems = [
-            f"{each}: its broker is away"
-            for name in names
-            for each in sorted(snapshot.away(name))
-        ]
-        problems += [
-            f"broker {broker_id} cannot be asked: {error}"
-            for broker_id, error in failures(found).items()
-        ]
-        good = [each for each in found.values() if isinstance(each, WaitingOnBroker)]
+        good = answers(found).values()
         message_count = sum(each.message_count for each in good)
         if topic is not None and not message_count:
             await _require_known(context, snapshot, topic)
@@ -114,7 +105,7 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
             sum(each.size_bytes for each in good),
             {moment_of(hour): hours[hour] for hour in sorted(hours)},
             tuple(soonest[:count_max]),
-            tuple(problems),
+            problems_of(snapshot, names, found),
         )
 
     async def cancel_scheduled(

@@ -26,7 +26,7 @@ from metaq.client.errors import (
     UnknownXidError,
     XaRolledBackError,
 )
-from metaq.client.fan_out import all_for, failures, for_each
+from metaq.client.fan_out import all_for, answers, failures, for_each
 from metaq.client.produce.attempts import NEVER_LEFT
 from metaq.client.produce.branch_fates import Placed
 from metaq.client.produce.broker_starts import BrokerStarts
@@ -193,10 +193,7 @@ class BranchEndings:
         return outcomes
 
     async def _commit_once(
-        self,
-        broker_id: BrokerId,
-        xids: Collection[XaTransactionId],
-        deadline_s: float,
+        self, broker_id: BrokerId, xids: Collection[XaTransactionId], deadline_s: float
     ) -> tuple[Outcomes, float]:
         """Commit branches once; return also how long unknown ones may turn up.
 
@@ -244,11 +241,6 @@ class BranchEndings:
         return found
 
 
-def lists_of(found: Found) -> dict[BrokerId, tuple[XaTransactionId, ...]]:
-    """Return what the brokers list that have answered."""
-    return {k: v for k, v in found.items() if not isinstance(v, MetaqError)}
-
-
 async def silent_brokers(
     context: ClientContext, found: Found, *, deadline_s: float
 ) -> list[BrokerId]:
@@ -257,7 +249,7 @@ async def silent_brokers(
     Those that are recorded in ZooKeeper count, be they there or not.
     """
     recorded = await recorded_addresses(context, deadline_s=deadline_s)
-    return sorted({*recorded, *found} - lists_of(found).keys())
+    return sorted({*recorded, *found} - answers(found).keys())
 
 
 def _lost(broker_id: BrokerId) -> LostBranchError:

@@ -15,6 +15,7 @@ Source: docs/metaq-1.4/client.md 9.3; docs/metaq-1.4/broker.md 5.4, 5.5.
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Final, TypeAlias
 
 from metaq.client.cluster.catalog import recorded_addresses
@@ -25,7 +26,7 @@ from metaq.client.errors import (
     UnknownXidError,
     XaError,
 )
-from metaq.client.fan_out import failures, for_each, raise_first
+from metaq.client.fan_out import answers, failures, for_each, raise_first
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.transaction_branch import (
     CERTAIN,
@@ -182,8 +183,7 @@ class XaCommands:
             raise_first(found)
         for broker_id, error in failures(found).items():
             _log.warning("broker was left out: broker=%d error=%s", broker_id, error)
-        lists = (one for one in found.values() if not isinstance(one, MetaqError))
-        return list(dict.fromkeys(xid for xids in lists for xid in xids))
+        return list(dict.fromkeys(chain.from_iterable(answers(found).values())))
 
     async def recover_each(
         self, qualifier: str, brokers: Iterable[BrokerId], deadline_s: float
