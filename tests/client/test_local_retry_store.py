@@ -6,9 +6,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from metaq.client.consume.dead_letter_topics import LetterTopics
 from metaq.client.consume.fetch_buffer import FetchBuffer
 from metaq.client.consume.handling import Handling
 from metaq.client.consume.local_retry_store import LocalRetryStore
@@ -16,6 +19,7 @@ from metaq.client.consume.redelivery import Reject, RetryPolicy
 from metaq.client.session import AsyncClient
 from metaq.client.spool import Spool, spool_name
 from metaq.client.sync.client import Client, Consumer
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import LogDirLockedError, RequestTimeoutError
 from metaq.fs import DirLock, SystemFileSystem
 from metaq.model import (
@@ -220,6 +224,8 @@ def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
         fetch_buffer.add(PLACE, GroupOffset(Offset(0), MessageId(-1)))
         fetch_buffer.put(batch(PLACE, 0, 1))
         options = policy("/p", replay_first_s=100.0)
+        snapshot = ClusterSnapshot()
+        asked: Any = SimpleNamespace(metadata=SimpleNamespace(snapshot=snapshot))
         handling = Handling(
             fetch_buffer,
             group="g",
@@ -227,6 +233,7 @@ def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
             policy=options,
             clock=ManualClock(),
             make_producer=lambda: pytest.fail("no dead letters here"),
+            letter_topics=LetterTopics(asked, options, ["t"]),
             fs=fs,
         )
         await handling.start(None)

@@ -133,9 +133,9 @@ class Handling:
         policy: RetryPolicy,
         clock: Clock,
         make_producer: Callable[[], MessageSender],
+        letter_topics: LetterTopics,
         fs: FileSystem | None = None,
         before: "Handling | None" = None,
-        letter_topics: LetterTopics | None = None,
     ) -> None:
         """Prepare; call it on the loop.
 
@@ -146,10 +146,9 @@ class Handling:
             policy: policy chosen by the user.
             clock: clock of the client.
             make_producer: called for the first dead letter.
+            letter_topics: the topics of its dead letters.
             fs: the disk of the local retry store; None: this machine's.
             before: the previous run, which has ended; its messages may be stuck.
-            letter_topics: the topics of its dead letters; None where nothing looks for
-                them.
         """
         self._fetch_buffer = fetch_buffer
         self._group = group
@@ -192,8 +191,7 @@ class Handling:
         check_timeout(timeout_s)
         if timeout_s is not None:
             self._deadline_s = self._clock.monotonic_s() + timeout_s
-        if self._letter_topics is not None:
-            await self._letter_topics.require(self._letter_timeout_s())
+        await self._letter_topics.require(self._letter_timeout_s())
         if self._retry_store is not None:
             what = f"opening the local retry store of group '{self._group}'"
             await within(timeout_s, self._retry_store.start(), what)
@@ -419,8 +417,7 @@ class Handling:
         topic = dead_letter_topic(self._policy, message.topic)
         if not is_safe_topic(topic):
             raise ConfigError(f"no topic can have the name {topic!r}")
-        if self._letter_topics is not None:
-            await self._letter_topics.make(message.topic, self._letter_timeout_s())
+        await self._letter_topics.make(message.topic, self._letter_timeout_s())
         if self._producer is None:
             self._producer = self._make_producer()
         await self._producer.send(
@@ -455,9 +452,7 @@ class Handling:
             return [f"{each}; no run is handling it now" for each in found]
         if self._retry_store is not None and self._retry_store.last_error is not None:
             found.append(f"local retry store: {self._retry_store.last_error}")
-        if self._letter_topics is not None:
-            found += self._letter_topics.problems()
-        return found
+        return found + self._letter_topics.problems()
 
     def stuck(self) -> dict[TopicPartition, FailedMessage]:
         """Return the failed messages that have not been handled since."""
