@@ -45,7 +45,7 @@ from metaq.errors import (
     NoBrokerError,
     RequestTimeoutError,
 )
-from metaq.model import BrokerId
+from metaq.model import BrokerId, no_items
 from metaq.zk.children import read_values
 from metaq.zk.definitions import (
     Effect,
@@ -98,9 +98,6 @@ class TopicDescription:
     problem: str = ""
 
 
-NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
-
-
 class AsyncAdmin(AsyncExchangeAdmin):
     """Administration of a cluster. Made by `AsyncClient.admin`; holds nothing.
 
@@ -115,7 +112,7 @@ class AsyncAdmin(AsyncExchangeAdmin):
         *,
         partitions: int,
         brokers: Brokers = "all",
-        settings: Mapping[str, str] = NO_SETTINGS,
+        settings: Mapping[str, str] = no_items(),
         timeout: float | None = None,
     ) -> TopicDescription:
         """Make a topic, and wait until its brokers serve it.
@@ -184,7 +181,7 @@ class AsyncAdmin(AsyncExchangeAdmin):
         *,
         partitions: int | None = None,
         brokers: Brokers | None = None,
-        settings: Mapping[str, str] = NO_SETTINGS,
+        settings: Mapping[str, str] = no_items(),
         timeout: float | None = None,
     ) -> TopicDescription:
         """Change a topic, and wait until its brokers serve it like that.

@@ -453,17 +453,14 @@ class AsyncConsumer(ConsumerLife):
             raise TypeError(f"partitions: expected a list, got str {partitions!r:.80}")
         wanted = self.assignment()
         if partitions is not None:
-            wanted = frozenset(as_partition(one, self.topics) for one in partitions)
+            wanted = self._as_partitions(partitions)
         limit_s = self._context.limit_s(timeout)
         deadline_s = self._context.deadline_s(limit_s)
         asking = self._subscription.committed(sorted(wanted), deadline_s)
         return await within(limit_s, asking, f"{self}: committed")
 
     async def seek(
-        self,
-        partition: TopicPartition | str,
-        to: Goal,
-        timeout: float | None = None,
+        self, partition: TopicPartition | str, to: Goal, timeout: float | None = None
     ) -> None:
         """Continue elsewhere; fetched messages of the partition are dropped.
 

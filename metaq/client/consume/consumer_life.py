@@ -79,12 +79,7 @@ class ConsumerLife:
         self._source = source
         self._store = store
         self._loop = asyncio.get_running_loop()
-        self.hooks = Hooks(
-            self,
-            options,
-            on_ready=self._hand_out,
-            on_failed=self._fail,
-        )
+        self.hooks = Hooks(self, options, on_ready=self._hand_out, on_failed=self._fail)
         self._subscription = SubscriptionState(
             context,
             store,

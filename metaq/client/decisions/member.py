@@ -387,11 +387,7 @@ class MemberDecisions:
                 ) from error
 
     async def give_up(
-        self,
-        xid: XaTransactionId,
-        brokers: Collection[BrokerId],
-        *,
-        deadline_s: float,
+        self, xid: XaTransactionId, brokers: Collection[BrokerId], *, deadline_s: float
     ) -> None:
         """Roll back a batch that is not decided; what is not reached is done later."""
         self._left.update((broker_id, xid) for broker_id in brokers)

@@ -157,11 +157,7 @@ def check_goal(name: str, goal: object) -> None:
 
 
 async def find_goal(
-    context: ClientContext,
-    partition: TopicPartition,
-    goal: Goal,
-    *,
-    deadline_s: float,
+    context: ClientContext, partition: TopicPartition, goal: Goal, *, deadline_s: float
 ) -> Offset:
     """Return the offset of a goal in one partition.
 

@@ -40,10 +40,7 @@ class FirstMessages:
     """
 
     def __init__(
-        self,
-        accumulator: Accumulator,
-        *,
-        find: Callable[[str, float], Awaitable[None]],
+        self, accumulator: Accumulator, *, find: Callable[[str, float], Awaitable[None]]
     ) -> None:
         """Start with none.
 

@@ -88,7 +88,6 @@ class ConsumedBatch(Protocol[T_co]):
 
     def block(self, parts: TransactionParts) -> T_co:
         """Return the block that writes what is made of it."""
-        ...
 
 
 class AsyncProducer:

@@ -12,12 +12,7 @@ import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import (
-    AsyncGenerator,
-    Collection,
-    Generator,
-    Iterator,
-)
+from collections.abc import AsyncGenerator, Collection, Generator, Iterator
 from concurrent.futures import Future
 from itertools import chain
 from typing import Any, Final, Self
