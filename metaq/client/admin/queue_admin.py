@@ -258,7 +258,7 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
         """
         require_text("group", group)
         groups = await reach_queue_groups(self._context, timeout)
-        await groups.delete(group)
+        await groups.delete_group(group)
 
 
 def problems_of(
