@@ -635,15 +635,11 @@ def _make_source(
     if context.coordinator is None:
         return topic_source(context.metadata, topics, clock=context.clock)
     return GroupSource(
-        context.coordinator,
-        context.paths,
-        context.metadata,
+        context,
         group=group,
         consumer_id=options.consumer_id or member_id(own_host(), uuid.uuid4()),
         topics=topics,
         strategy=Strategy(options.strategy),
-        clock=context.clock,
-        options=context.options,
         where=options.where,
     )
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from metaq.client.consume.dead_letter_topics import LetterTopics
 from metaq.client.consume.fetch_buffer import FetchBuffer
 from metaq.client.consume.handling import Handling
 from metaq.client.consume.local_retry_store import LocalRetryStore
@@ -225,15 +224,15 @@ def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
         fetch_buffer.put(batch(PLACE, 0, 1))
         options = policy("/p", replay_first_s=100.0)
         snapshot = ClusterSnapshot()
-        asked: Any = SimpleNamespace(metadata=SimpleNamespace(snapshot=snapshot))
+        context: Any = SimpleNamespace(
+            clock=ManualClock(), metadata=SimpleNamespace(snapshot=snapshot)
+        )
         handling = Handling(
+            context,
             fetch_buffer,
             group="g",
             topics=["t"],
             policy=options,
-            clock=ManualClock(),
-            make_producer=lambda: pytest.fail("no dead letters here"),
-            letter_topics=LetterTopics(asked, options, ["t"]),
             fs=fs,
         )
         await handling.start(None)

@@ -20,13 +20,13 @@ Source: docs/metaq-1.4/client.md 10.2, 11.3 and 12.
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from metaq.client.cluster.context import MessageSender
+from metaq.client.cluster.context import ClientContext, MessageSender
 from metaq.client.consume.dead_letter_topics import LetterTopics
-from metaq.client.consume.dead_letters import origin_of
+from metaq.client.consume.dead_letters import DeadLetterSelector, origin_of
 from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.client.consume.handler_tasks import AsyncHandler, HandlerTasks, failure_of
 from metaq.client.consume.local_retry_store import LocalRetryStore, OnReplayed
@@ -40,7 +40,6 @@ from metaq.client.errors import HandlerFailedError, MessageTooLargeError
 from metaq.client.options import ProducerOptions
 from metaq.client.timeouts import within
 from metaq.client.validation import check_timeout
-from metaq.clock import Clock
 from metaq.config.topic_rules import is_safe_topic
 from metaq.errors import ClosedError, ConfigError, MetaqError
 from metaq.fs import FileSystem
@@ -126,36 +125,32 @@ class Handling:
 
     def __init__(
         self,
+        context: ClientContext,
         fetch_buffer: FetchBuffer,
         *,
         group: str,
         topics: Collection[str],
         policy: RetryPolicy,
-        clock: Clock,
-        make_producer: Callable[[], MessageSender],
-        letter_topics: LetterTopics,
         fs: FileSystem | None = None,
         before: "Handling | None" = None,
     ) -> None:
         """Prepare; call it on the loop.
 
         Args:
+            context: the client's parts.
             fetch_buffer: source of the messages.
             group: consumer group.
-            topics: topics whose kept messages are replayed.
+            topics: topics of the consumer; more may match its patterns later.
             policy: policy chosen by the user.
-            clock: clock of the client.
-            make_producer: called for the first dead letter.
-            letter_topics: the topics of its dead letters.
             fs: the disk of the local retry store; None: this machine's.
             before: the previous run, which has ended; its messages may be stuck.
         """
         self._fetch_buffer = fetch_buffer
         self._group = group
         self._policy = policy
-        self._clock = clock
-        self._make_producer = make_producer
-        self._letter_topics = letter_topics
+        self._context = context
+        self._clock = context.clock
+        self._letter_topics = LetterTopics(context, policy, topics)
         self._loop = asyncio.get_running_loop()
         self._producer: MessageSender | None = None
         self._failure_log = FailureLog(_log)
@@ -419,7 +414,8 @@ class Handling:
             raise ConfigError(f"no topic can have the name {topic!r}")
         await self._letter_topics.make(message.topic, self._letter_timeout_s())
         if self._producer is None:
-            self._producer = self._make_producer()
+            options, selector = ProducerOptions(), DeadLetterSelector()
+            self._producer = self._context.make_producer(options, selector)
         await self._producer.send(
             topic,
             message.data,
