@@ -554,10 +554,7 @@ class AsyncProducer:
         self._require_loop()
         self._check_open()
         if not hasattr(batch, "block"):
-            raise TypeError(
-                "batch: expected one of consumer.batches(), got"
-                f" {type(batch).__name__} {batch!r:.80}"
-            )
+            raise wrong_type("batch", "one of consumer.batches()", batch)
         return batch.block(self.transacting)
 
     # -- the end ----------------------------------------------------------------------
