@@ -54,6 +54,15 @@ class ClusterSnapshot:
     """Names of all topics and exchanges, also of some that are gone; None while they
     are unknown, or are not watched."""
 
+    def leader(self, broker_id: BrokerId) -> BrokerAddress | None:
+        """Return where a broker takes puts; None while it is not there."""
+        copies = self.brokers.get(broker_id)
+        return None if copies is None else copies.leader
+
+    def leaders(self) -> dict[BrokerId, BrokerAddress]:
+        """Return where brokers take puts, of those that do, ids ascending."""
+        return {i: copies.leader for i, copies in self.brokers.items() if copies.leader}
+
     def put_partitions(self, topic: str) -> tuple[TopicPartition, ...]:
         """Return the partitions for producers, in numeric order; () for none."""
         return _partitions(topic, self.puts)

@@ -50,3 +50,13 @@ def test_a_broker_without_a_copy_serves_nothing() -> None:
     assert found.is_served(TopicPartition("t", B0, 0))
     assert not found.is_served(TopicPartition("t", B1, 0))
     assert names(found.away("t")) == ["1-0"]
+
+
+def test_only_leaders_take_puts() -> None:
+    """A broker of which a follower alone is there has copies, and no leader."""
+    copies = BrokerCopies(None, {1: BrokerAddress("h", 8124)})
+    found = ClusterSnapshot(1, {B0: SERVING, B1: copies})
+    assert found.leaders() == {B0: SERVING.leader}
+    assert found.leader(B0) == SERVING.leader
+    assert found.leader(B1) is None
+    assert found.leader(BrokerId(2)) is None

@@ -1,7 +1,7 @@
 """One operation on many things at once: an error stops no other one, or all."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from metaq.errors import MetaqError
@@ -78,16 +78,18 @@ async def all_for(
     return dict(zip(every, await all_of(map(operation, every)), strict=True))
 
 
-def failures(results: dict[K, T | MetaqError]) -> dict[K, MetaqError]:
+def answers(results: Mapping[K, T | MetaqError]) -> dict[K, T]:
+    """Return the results of `for_each` that are no errors."""
+    return {i: one for i, one in results.items() if not isinstance(one, MetaqError)}
+
+
+def failures(results: Mapping[K, object]) -> dict[K, MetaqError]:
     """Return the errors among the results of `for_each`."""
-    return {i: each for i, each in results.items() if isinstance(each, MetaqError)}
+    return {i: one for i, one in results.items() if isinstance(one, MetaqError)}
 
 
-def raise_first(results: dict[K, T | MetaqError]) -> list[T]:
+def raise_first(results: Mapping[K, T | MetaqError]) -> list[T]:
     """Return the results of `for_each`, in order; raise the first error among them."""
-    good = []
-    for result in results.values():
-        if isinstance(result, MetaqError):
-            raise result
-        good.append(result)
-    return good
+    for error in failures(results).values():
+        raise error
+    return list(answers(results).values())

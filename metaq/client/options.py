@@ -420,17 +420,14 @@ def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """
     names = inspect.signature(function).parameters.keys() - {"self"}
 
-    def refuse(keywords: Collection[str]) -> None:
-        for name in keywords:
-            if name not in names:
-                raise no_option(function.__qualname__, name, names) from None
-
     @functools.wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
         try:
             return function(*args, **keywords)
         except TypeError:
-            refuse(keywords)
+            for name in keywords:
+                if name not in names:
+                    raise no_option(function.__qualname__, name, names) from None
             raise
 
     return call

@@ -107,7 +107,7 @@ from metaq.client.sync.producers import Transaction as Transaction
 from metaq.client.sync.producers import Xa as Xa
 from metaq.client.sync.queues import Queue as Queue
 from metaq.client.sync.queues import QueueMessage as QueueMessage
-from metaq.client.sync.responders import Responder as Responder
+from metaq.client.sync.queues import Responder as Responder
 from metaq.errors import ClosedError as ClosedError
 from metaq.errors import ConfigError as ConfigError
 from metaq.errors import CoordinationError as CoordinationError

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Self, Unpack
+from typing import Final, Self, TypeVar, Unpack
 
 from metaq.assignment import Strategy
 from metaq.client.admin.topic_admin import AsyncAdmin
@@ -81,6 +81,8 @@ from metaq.zk._kazoo_client import check_hosts
 from metaq.zk.group_definitions import QueueGroupDefinition
 from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.session import Coordinator
+
+C = TypeVar("C", bound=Closable)
 
 FIRST_TURNS: Final = 2**32
 """Number of beginnings of round robin to choose from: many more than partitions."""
@@ -306,10 +308,7 @@ class AsyncClient(AsyncBrowsing):
 
     @takes_options(ProducerOptions)
     def producer(
-        self,
-        *,
-        selector: Selector | None = None,
-        **options: Unpack[ProducerKeywords],
+        self, *, selector: Selector | None = None, **options: Unpack[ProducerKeywords]
     ) -> AsyncProducer:
         """Return a producer, ready to send; closed with the client at the latest.
 
@@ -318,9 +317,7 @@ class AsyncClient(AsyncBrowsing):
                 one, and round robin with the others, from a partition by chance on.
             options: fields of `ProducerOptions`.
         """
-        producer = self._make_producer(ProducerOptions(**options), selector)
-        self._adopt(producer)
-        return producer
+        return self._adopt(self._make_producer(ProducerOptions(**options), selector))
 
     @takes_options(ProducerOptions)
     def ordered_producer(
@@ -359,8 +356,7 @@ class AsyncClient(AsyncBrowsing):
             selector=selector,
         )
         self._made.ordered.add(producer)
-        self._adopt(producer)
-        return producer
+        return self._adopt(producer)
 
     @takes_options(ProducerOptions)
     def xa(
@@ -385,8 +381,7 @@ class AsyncClient(AsyncBrowsing):
         check_qualifier(qualifier)
         producer = self._make_producer(ProducerOptions(**options), selector)
         xa = AsyncXa(self._require_context(), producer, qualifier=qualifier)
-        self._adopt(xa)
-        return xa
+        return self._adopt(xa)
 
     @takes_options(ProducerOptions)
     def exchange(
@@ -407,9 +402,7 @@ class AsyncClient(AsyncBrowsing):
         if not isinstance(mandatory, bool):
             raise wrong_type("mandatory", "True or False", mandatory)
         producer = self._make_producer(ProducerOptions(**options), None, mandatory)
-        exchange = AsyncExchange(producer, name)
-        self._adopt(exchange)
-        return exchange
+        return self._adopt(AsyncExchange(producer, name))
 
     def _make_producer(
         self,
@@ -481,8 +474,7 @@ class AsyncClient(AsyncBrowsing):
             marks=self._marks,
         )
         self._made.consumers.add(consumer)
-        self._adopt(consumer)
-        return consumer
+        return self._adopt(consumer)
 
     @takes_options(QueueOptions)
     def queue(
@@ -510,8 +502,7 @@ class AsyncClient(AsyncBrowsing):
 
         queue = AsyncQueue(context, define, topic=topic, group=name, options=settings)
         self._made.queues.add(queue)
-        self._adopt(queue)
-        return queue
+        return self._adopt(queue)
 
     async def request(
         self,
@@ -551,8 +542,8 @@ class AsyncClient(AsyncBrowsing):
         """
         if self._requester is None or self._requester.is_closed:
             counts = self._made.requests = self._made.requests or RequestStatistics()
-            self._requester = Requester(self._require_context(), counts)
-            self._adopt(self._requester)
+            requester = Requester(self._require_context(), counts)
+            self._requester = self._adopt(requester)
         if tag is not None:
             headers = with_tag(headers, tag)
         return await self._requester.request(
@@ -603,14 +594,15 @@ class AsyncClient(AsyncBrowsing):
         with contextlib.suppress(TopicExistsError):
             await self.admin().create_topic(topic, partitions=1, timeout=timeout)
 
-    def _adopt(self, child: Closable) -> None:
-        """Remember whom to close; those that are closed already may go.
+    def _adopt(self, child: C) -> C:
+        """Return what is to be closed with the client; what is closed already may go.
 
         A close that is under way keeps its object alive, and is waited for.
         """
         self._closed.update(one for one in self._children if one.is_closed)
         alive = [one for one in self._children if not one.is_closed]
         self._children = [*alive, child]
+        return child
 
 
 def context_of(client: AsyncClient) -> ClientContext:
@@ -645,15 +637,11 @@ def _make_source(
     if context.coordinator is None:
         return topic_source(context.metadata, topics, clock=context.clock)
     return GroupSource(
-        context.coordinator,
-        context.paths,
-        context.metadata,
+        context,
         group=group,
         consumer_id=options.consumer_id or member_id(own_host(), uuid.uuid4()),
         topics=topics,
         strategy=Strategy(options.strategy),
-        clock=context.clock,
-        options=context.options,
         where=options.where,
     )
 

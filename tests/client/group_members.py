@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from typing import Any
 
 from metaq.assignment import Strategy, assign
+from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata import ZooKeeperMetadata
 from metaq.client.group.rebalancer import GroupSource
 from metaq.client.group.subscribed_topics import SubscribedTopics
@@ -106,16 +108,15 @@ class Member:
         self.coordinator: MemoryCoordinator = server.coordinator(CLOCK)
         self.metadata = ZooKeeperMetadata(self.coordinator, PATHS, clock=CLOCK)
         self.topics = SubscribedTopics(self.metadata, topics, patterns)
+        no: Any = None
         self.source = GroupSource(
-            self.coordinator,
-            PATHS,
-            self.metadata,
+            ClientContext(
+                CLOCK, options, no, self.metadata, PATHS, no, no, self.coordinator
+            ),
             group=GROUP,
             consumer_id=consumer_id,
             topics=self.topics,
             strategy=strategy,
-            clock=CLOCK,
-            options=options,
             where=where,
         )
         self.name = f"{GROUP}_{consumer_id}"

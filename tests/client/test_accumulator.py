@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from metaq.client.produce.partition_sender import PartitionSender
 from metaq.client.produce.routes import Routes
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError, ConfigError, NoBrokerError
-from metaq.model import MessageId, Offset
+from metaq.model import MessageId, Offset, TopicPartition
 from metaq.protocol.version import Capabilities
 from metaq.testing.clock import ManualClock
 from tests.client.producing import at
@@ -50,15 +49,18 @@ class Box:
             ProducerOptions(**options), clock or SystemClock(), loop, self._on_ready
         )
         none: Any = None
-        made = partial(
-            PartitionSender,
-            buffer=self.buffer,
-            connections=none,
-            outcomes=none,
-            producer_id="p",
-            sender_of=none,
-        )
-        self.routes = Routes(made, None, first_turn=1)
+
+        def make(partition: TopicPartition, _row: int | None) -> PartitionSender:
+            return PartitionSender(
+                partition,
+                buffer=self.buffer,
+                connections=none,
+                outcomes=none,
+                producer_id="p",
+                sender_of=none,
+            )
+
+        self.routes = Routes(make, None, first_turn=1)
         self.accumulator = Accumulator(self.buffer, self.routes)
         self.routes.set_partitions("test", [at(n) for n in range(partitions)])
         self.sender = self.routes.sender(at(0))

@@ -37,7 +37,7 @@ def make_batch(
     payloads: list[bytes], thread_id: int = -1, home: Home | None = None
 ) -> Batch:
     home = home or make_home(thread_id)
-    batch = Batch(home, created_s=0.0, timeout_s=1.0, may_move=True)
+    batch = Batch(home, created_s=0.0, timeout_s=1.0)
     batch.payloads = payloads
     return batch
 

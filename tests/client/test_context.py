@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.context import ClientContext, ZooKeeperCall
 from metaq.client.options import ClientOptions
 from metaq.cluster_snapshot import BrokerCopies, ClusterSnapshot
 from metaq.errors import ConfigError
@@ -64,6 +64,43 @@ def test_logs_are_read_from_the_leader_or_else_a_follower(
     """The follower of the smallest number; None where no copy is there."""
     parts, _ = context(copies)
     assert parts.address_of(B0) == address
+
+
+def test_a_client_of_named_brokers_says_what_it_lacks_zookeeper_for() -> None:
+    """A client that has ZooKeeper gets it."""
+    parts, _ = context()
+    with pytest.raises(ConfigError, match="groups are kept in ZooKeeper: expected"):
+        parts.require_coordinator("groups are kept in")
+    coordinator = object()
+    parts, _ = context(coordinator=coordinator)
+    assert parts.require_coordinator("groups are kept in") is coordinator
+
+
+def test_each_question_of_a_call_ends_by_its_deadline() -> None:
+    """They are bound once, and each has the deadline of the call."""
+
+    class Answers:
+        """Answers with the name of the question and its deadline."""
+
+        def __getattr__(self, name: str) -> Any:
+            async def ask(*_args: object, deadline_s: float) -> tuple[str, float]:
+                return name, deadline_s
+
+            return ask
+
+    coordinator: Any = Answers()
+    call: Any = ZooKeeperCall(coordinator, NodePaths(), 5.0)
+    asked = {
+        call.get: "get",
+        call.exists: "exists",
+        call.children: "children",
+        call.write: "replace",
+        call.put: "set_or_create",
+        call.transact: "transact",
+        call.delete: "delete",
+    }
+    for ask, name in asked.items():
+        assert asyncio.run(ask()) == (name, 5.0)
 
 
 class Ends:

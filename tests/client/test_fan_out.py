@@ -4,7 +4,14 @@ import asyncio
 
 import pytest
 
-from metaq.client.fan_out import AT_ONCE_MAX, all_of, failures, for_each, raise_first
+from metaq.client.fan_out import (
+    AT_ONCE_MAX,
+    all_of,
+    answers,
+    failures,
+    for_each,
+    raise_first,
+)
 from metaq.errors import ClientError, MetaqError
 from tests.rigs.waiting import until
 
@@ -22,6 +29,7 @@ def test_what_fails_does_not_stop_the_others() -> None:
     results = asyncio.run(for_each(half, [4, 3, 2]))
     assert list(results.items()) == [(4, 2), (3, error), (2, 1)]
     assert failures(results) == {3: error}
+    assert answers(results) == {4: 2, 2: 1}
     with pytest.raises(ClientError, match="no"):
         raise_first(results)
     raise_first({4: 2})

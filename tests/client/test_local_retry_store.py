@@ -6,6 +6,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from metaq.client.consume.redelivery import Reject, RetryPolicy
 from metaq.client.session import AsyncClient
 from metaq.client.spool import Spool, spool_name
 from metaq.client.sync.client import Client, Consumer
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import LogDirLockedError, RequestTimeoutError
 from metaq.fs import DirLock, SystemFileSystem
 from metaq.model import (
@@ -220,13 +223,16 @@ def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
         fetch_buffer.add(PLACE, GroupOffset(Offset(0), MessageId(-1)))
         fetch_buffer.put(batch(PLACE, 0, 1))
         options = policy("/p", replay_first_s=100.0)
+        snapshot = ClusterSnapshot()
+        context: Any = SimpleNamespace(
+            clock=ManualClock(), metadata=SimpleNamespace(snapshot=snapshot)
+        )
         handling = Handling(
+            context,
             fetch_buffer,
             group="g",
             topics=["t"],
             policy=options,
-            clock=ManualClock(),
-            make_producer=lambda: pytest.fail("no dead letters here"),
             fs=fs,
         )
         await handling.start(None)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -65,9 +65,9 @@ def test_the_first_user_defines_a_group_and_others_may_say_less() -> None:
         assert await groups.ensure("g", "orders", {}) == first
         found = await groups.read()
         assert found == {"g": first}
-        await groups.delete("g")
+        await groups.delete_group("g")
         with pytest.raises(ClientError, match="no queue group g"):
-            await groups.delete("g")
+            await groups.delete_group("g")
 
     with embedded_broker(topics={"orders": 1, "dead": 1}) as broker:
         ask(broker, work)
@@ -126,7 +126,7 @@ def test_a_group_is_made_once() -> None:
         assert made == QueueGroupDefinition(topic="orders")
         with pytest.raises(QueueGroupError, match="'g' exists, of topic 'orders'"):
             await groups.create("g", "orders", DROP)
-        await groups.delete("g")
+        await groups.delete_group("g")
         assert (await groups.create("g", "orders", DROP)).generation == 1
 
     with embedded_broker(topics={"orders": 1}) as broker:
@@ -253,18 +253,15 @@ def test_a_log_consumer_that_joins_at_the_same_moment_is_found() -> None:
         async with AsyncClient(**broker.client_options) as client:
             context = parts_of(client)
             groups = await reach_queue_groups(context)
-            coordinator = context.coordinator
-            assert coordinator is not None
-            replace = coordinator.replace
+            write, instead = groups.write, cast("Any", groups)
 
             async def join_first(path: str, data: bytes, **options: Any) -> None:
                 broker.zookeeper.put(context.paths.member("g", "m"), b"orders")
-                await replace(path, data, **options)
+                await write(path, data, **options)
 
-            coordinator.replace = join_first  # type: ignore[method-assign]
+            instead.write = join_first
             with pytest.raises(QueueGroupError, match="'g' is a log group"):
                 await groups.ensure("g", "orders", DROP)
-            coordinator.replace = replace  # type: ignore[method-assign]
             assert await groups.read() == {}
 
     with embedded_broker(topics={"orders": 1}) as broker:
@@ -327,7 +324,7 @@ def test_what_a_later_generation_has_done_outlives_its_loss(is_written: bool) ->
     path = "/meta/catalog/groups/g"
 
     async def remake(groups: QueueGroupDefinitions) -> None:
-        await groups.delete("g")
+        await groups.delete_group("g")
         assert (await groups.ensure("g", "orders", DROP)).generation == 1
 
     async def define(groups: QueueGroupDefinitions) -> None:
@@ -357,7 +354,7 @@ def test_a_group_made_again_while_its_broker_was_down_begins_anew() -> None:
     """It is another group of that name."""
 
     async def remake(groups: QueueGroupDefinitions) -> None:
-        await groups.delete("g")
+        await groups.delete_group("g")
         found = await groups.ensure("g", "orders", DROP)
         assert found.generation == 1
 
@@ -384,7 +381,7 @@ def test_a_worker_waits_for_a_broker_that_has_the_group_before() -> None:
                 context, define, topic="orders", group="g", options=options
             ) as queue:
                 assert await queue.receive(0.5) is None
-                await groups.delete("g")
+                await groups.delete_group("g")
                 assert await groups.ensure("g", "orders", DROP) == made
                 message = await queue.receive(30)
                 assert message is not None

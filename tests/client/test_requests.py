@@ -19,7 +19,7 @@ def request_of(count: int, *, is_mput: bool = False) -> Request:
     loop = asyncio.new_event_loop()
     loop.close()
     home = Home(threading.Lock(), loop, threading.get_ident())
-    batch = Batch(home, created_s=0.0, timeout_s=1.0, may_move=True)
+    batch = Batch(home, created_s=0.0, timeout_s=1.0)
     batch.payloads = [b"%d" % n for n in range(count)]
     return Request(batch, BatchSpan(0, count, is_mput=is_mput), at(0), 1)
 

@@ -21,7 +21,8 @@ def test_what_withdraws_partitions_does_not_compare_each_with_all() -> None:
             return super().__hash__()
 
     class Named:
-        def __init__(self, partition: TopicPartition) -> None:
+        def __init__(self, partition: TopicPartition, row: int | None) -> None:
+            assert row is None
             self.partition = partition
 
     count = 100
@@ -45,7 +46,7 @@ def test_keys_are_planned_once_for_a_broker_and_once_for_all(
         return [slot % len(partitions) for slot in range(4096)]
 
     monkeypatch.setattr("metaq.client.partitioner.plan_slots", plan)
-    make: Any = str
+    make: Any = lambda partition, row: (partition, row)  # noqa: E731
     routes = Routes(make, KeyHash(), 0)
     partitions = [TopicPartition("t", BrokerId(b), n) for b in (0, 1) for n in (0, 1)]
     routes.set_partitions("t", partitions)

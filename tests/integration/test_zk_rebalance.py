@@ -7,10 +7,12 @@ the assignment. No member may stay without its share for longer than PATIENCE_S.
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from metaq.assignment import Strategy, assign
+from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata import ZooKeeperMetadata
 from metaq.client.group.rebalancer import GroupSource
 from metaq.client.group.subscribed_topics import SubscribedTopics
@@ -105,16 +107,15 @@ class Member:
         self.coordinator = coordinator_on(hosts, options)
         self.metadata = ZooKeeperMetadata(self.coordinator, PATHS, clock=CLOCK)
         self.topics = SubscribedTopics(self.metadata, *split_topics(topics))
+        no: Any = None
         self.source = GroupSource(
-            self.coordinator,
-            PATHS,
-            self.metadata,
+            ClientContext(
+                CLOCK, options, no, self.metadata, PATHS, no, no, self.coordinator
+            ),
             group="g",
             consumer_id=consumer_id,
             topics=self.topics,
             strategy=Strategy.DEFAULT,
-            clock=CLOCK,
-            options=options,
         )
 
     @property

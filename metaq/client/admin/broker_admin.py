@@ -17,7 +17,7 @@ from typing import Final
 
 from metaq.client.cluster.broker_facts import read_closed
 from metaq.client.cluster.catalog import read_cluster, read_whole, recorded_addresses
-from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.context import ClientContext, ZooKeeperCall
 from metaq.client.cluster.metadata_queries import LogQueries
 from metaq.client.consume.browse import (
     check_item,
@@ -30,34 +30,45 @@ from metaq.client.fan_out import for_each, raise_first
 from metaq.client.names import near_topics, require_names
 from metaq.client.validation import check_whole
 from metaq.cluster_snapshot import ClusterSnapshot
-from metaq.errors import ClientError, ConfigError, MetaqError, NoBrokerError
+from metaq.errors import ClientError, MetaqError, NoBrokerError
 from metaq.model import BrokerAddress, BrokerId, Offset, TopicPartition
 from metaq.peer.replies import parse_stats
 from metaq.zk.errors import NodeNotEmptyError
 from metaq.zk.groups import list_groups
 from metaq.zk.offsets import GroupOffsets
-from metaq.zk.session import Coordinator
 
 NAMES_SHOWN_MAX: Final = 10
 
 
-def require_coordinator(
-    context: ClientContext, needed: str = "groups are kept in"
-) -> Coordinator:
-    """Return the client's ZooKeeper.
+class AdminCall(ZooKeeperCall):
+    """ZooKeeper and the brokers, for one call of an administrator, to its deadline."""
 
-    Args:
-        context: the client's parts.
-        needed: begin of the error's sentence: what ZooKeeper is needed for.
+    def __init__(
+        self,
+        context: ClientContext,
+        deadline_s: float,
+        needed: str = "groups are kept in",
+    ) -> None:
+        """Begin; nothing is asked.
 
-    Raises:
-        ConfigError: it was made for named brokers, and has none.
-    """
-    if context.coordinator is None:
-        raise ConfigError(
-            f"{needed} ZooKeeper: expected its address, got brokers by name"
+        Args:
+            context: the parts of a started client.
+            deadline_s: when to give up.
+            needed: what ZooKeeper is needed for; see `require_coordinator`.
+
+        Raises:
+            ConfigError: the client has no ZooKeeper.
+        """
+        coordinator = context.require_coordinator(needed)
+        super().__init__(coordinator, context.paths, deadline_s)
+        self.context = context
+        self.read_cluster = partial(read_cluster, context, deadline_s=deadline_s)
+
+    async def groups(self) -> tuple[str, ...]:
+        """Return the names of all groups that there have ever been, ascending."""
+        return await list_groups(
+            self.coordinator, self.paths, deadline_s=self.deadline_s
         )
-    return context.coordinator
 
 
 # -- values ---------------------------------------------------------------------------
@@ -163,10 +174,10 @@ class AsyncBrokerAdmin:
         Cancellation: some of it may be removed.
         """
         check_whole("broker_id", broker_id, 0)
-        context, deadline_s = self._context, await self._context.reach(timeout)
-        broker = await _require_gone(context, BrokerId(broker_id), deadline_s)
+        here = AdminCall(self._context, await self._context.reach(timeout))
+        broker = await _require_gone(here, BrokerId(broker_id))
         if not plan:
-            await _forget_broker(context, BrokerId(broker_id), deadline_s)
+            await _forget_broker(here, BrokerId(broker_id))
         return broker
 
     async def broker_stats(
@@ -331,7 +342,7 @@ async def _brokers(
     found = []
     for broker_id in sorted(snapshot.brokers.keys() | addresses.keys() | counts.keys()):
         copies = snapshot.brokers.get(broker_id)
-        leader = copies.leader if copies else None
+        leader = snapshot.leader(broker_id)
         served = counts.get(broker_id, {})
         found.append(
             BrokerDescription(
@@ -350,12 +361,9 @@ async def _brokers(
     return (*found, *silent)
 
 
-async def _require_gone(
-    context: ClientContext, broker_id: BrokerId, deadline_s: float
-) -> BrokerDescription:
+async def _require_gone(here: AdminCall, broker_id: BrokerId) -> BrokerDescription:
     """Return the broker whose record is to be removed; raises as `forget_broker`."""
-    require_coordinator(context)
-    found = await _brokers(context, deadline_s)
+    found = await _brokers(here.context, here.deadline_s)
     for broker in found:
         if broker.broker_id == broker_id and broker.is_present:
             raise BrokerRegisteredError(
@@ -364,7 +372,7 @@ async def _require_gone(
             )
         if broker.broker_id == broker_id:
             return broker
-    if await _offsets_of_broker(context, broker_id, deadline_s):
+    if await _offsets_of_broker(here, broker_id):
         # A Java broker leaves no record; the offsets of its groups stay.
         return BrokerDescription(broker_id, None, False, (), 0, 0)
     known = ", ".join(str(broker.broker_id) for broker in found) or "none"
@@ -372,12 +380,12 @@ async def _require_gone(
 
 
 async def _offsets_of_broker(
-    context: ClientContext, broker_id: BrokerId, deadline_s: float
+    here: AdminCall, broker_id: BrokerId
 ) -> dict[str, tuple[TopicPartition, ...]]:
     """Return each group's partitions on one broker that have a committed offset."""
-    coordinator, found = require_coordinator(context), {}
-    for group in await list_groups(coordinator, context.paths, deadline_s=deadline_s):
-        offsets = GroupOffsets(coordinator, context.paths, group=group)
+    found, deadline_s = {}, here.deadline_s
+    for group in await here.groups():
+        offsets = GroupOffsets(here.coordinator, here.paths, group=group)
         partitions = [
             partition
             for topic in await offsets.topics(deadline_s=deadline_s)
@@ -389,32 +397,28 @@ async def _offsets_of_broker(
     return found
 
 
-async def _forget_broker(
-    context: ClientContext, broker_id: BrokerId, deadline_s: float
-) -> None:
+async def _forget_broker(here: AdminCall, broker_id: BrokerId) -> None:
     """Delete its records; a call that failed half-way can be repeated."""
-    coordinator, paths = require_coordinator(context), context.paths
-    children = partial(coordinator.children, deadline_s=deadline_s)
-    delete = partial(coordinator.delete, deadline_s=deadline_s)
-    recorded = await children(paths.recorded_topics())
-    marked = await children(paths.topics_with_status())
+    paths, delete, deadline_s = here.paths, here.delete, here.deadline_s
+    recorded = await here.children(paths.recorded_topics())
+    marked = await here.children(paths.topics_with_status())
     nodes = [
         *(paths.recorded_partitions(topic, broker_id) for topic in recorded),
         *(paths.topic_status(topic, broker_id) for topic in marked),
     ]
 
     async def forget(path: str) -> None:
-        if not await coordinator.exists(path, deadline_s=deadline_s):
+        if not await here.exists(path):
             return
         await delete(path)
         with contextlib.suppress(NodeNotEmptyError):
             await delete(path.rpartition("/")[0])
 
     raise_first(await for_each(forget, nodes))
-    groups = await _offsets_of_broker(context, broker_id, deadline_s)
+    groups = await _offsets_of_broker(here, broker_id)
     for group, partitions in groups.items():
         # Members of the group read other brokers, and commit there.
-        offsets = GroupOffsets(coordinator, paths, group=group)
+        offsets = GroupOffsets(here.coordinator, paths, group=group)
         for partition in partitions:
             await offsets.delete_offset(partition, deadline_s=deadline_s)
     await delete(paths.recorded_directories(broker_id))

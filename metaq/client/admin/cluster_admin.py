@@ -9,11 +9,9 @@ Source: docs/metaq-1.4/client.md 4, 13 and 14.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from metaq.client.admin.broker_admin import require_coordinator
+from metaq.client.admin.broker_admin import AdminCall
 from metaq.client.cluster.boundaries import offset_back
-from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.presence import require_all_there
 from metaq.client.cluster.queue_groups import where_of
@@ -72,7 +70,7 @@ class OffsetChange:
     """None: it is deleted."""
 
 
-class AdminGroup:
+class AdminGroup(AdminCall):
     """One group, during one call of an administrator.
 
     Every call raises CoordinationError when ZooKeeper cannot be asked.
@@ -89,11 +87,9 @@ class AdminGroup:
         Raises:
             ConfigError: the client has no ZooKeeper.
         """
-        self._context = context
+        super().__init__(context, deadline_s)
         self._group = group
-        self.deadline_s = deadline_s
-        self._coordinator = require_coordinator(context)
-        self._offsets = GroupOffsets(self._coordinator, context.paths, group=group)
+        self._offsets = GroupOffsets(self.coordinator, self.paths, group=group)
 
     # -- looking ----------------------------------------------------------------------
 
@@ -103,17 +99,17 @@ class AdminGroup:
         If a broker cannot be asked, only the lag of its partitions is unknown.
         Partitions that are away are known from the catalog, and from its offsets.
         """
-        context, deadline_s, offsets = self._context, self.deadline_s, self._offsets
-        place = self._coordinator, context.paths, self._group
-        members = await read_members(*place, deadline_s=deadline_s)
-        owned = context.paths.group_topics(NodeKind.OWNER, self._group)
-        owned_topics = await self._coordinator.children(owned, deadline_s=deadline_s)
+        deadline_s, offsets = self.deadline_s, self._offsets
+        members = await self._members()
+        owned = self.paths.group_topics(NodeKind.OWNER, self._group)
+        owned_topics = await self.children(owned)
         # A member may write anything; a topic that cannot exist is left out.
         named = {topic for topics in members.values() for topic in topics}
         wanted = set(filter(is_legal_step, named))
         stored = await offsets.topics(deadline_s=deadline_s)
         topics = sorted(wanted.union(stored, owned_topics))
-        snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
+        snapshot = await self.read_cluster(topics)
+        place = self.coordinator, self.paths, self._group
         owners: dict[TopicPartition, str] = {}
         partitions: set[TopicPartition] = set()
         for topic in topics:
@@ -134,11 +130,10 @@ class AdminGroup:
                     " more, how far its log goes is not known",
                     partitions=[partition],
                 )
-            return await lag_of(context, partition, offset, deadline_s=deadline_s)
+            return await lag_of(self.context, partition, offset, deadline_s=deadline_s)
 
         lags = await for_each(look, sorted(partitions | owners.keys()))
-        path = context.paths.group_filter(self._group)
-        node = await self._coordinator.get(path, deadline_s=deadline_s)
+        node = await self.get(self.paths.group_filter(self._group))
         return GroupDescription(
             self._group,
             members,
@@ -156,9 +151,14 @@ class AdminGroup:
             None if node is None else where_of(node.data),
         )
 
+    async def _members(self) -> Members:
+        return await read_members(
+            self.coordinator, self.paths, self._group, deadline_s=self.deadline_s
+        )
+
     def _require_broker(self, partition: TopicPartition) -> None:
         """Fail at once, where a question would be repeated until its deadline."""
-        if self._context.address_of(partition.broker_id) is None:
+        if self.context.address_of(partition.broker_id) is None:
             raise NoBrokerError(
                 f"{partition}: broker {partition.broker_id} is not registered"
             )
@@ -211,7 +211,7 @@ class AdminGroup:
                 " from, or the names of topics"
             )
         wanted = {each.topic for each in stored} if topics is None else set(topics)
-        snapshot = await read_cluster(self._context, wanted, deadline_s=self.deadline_s)
+        snapshot = await self.read_cluster(wanted)
         if is_back:
             return dict.fromkeys(stored, goal)
         require_all_there(snapshot, wanted)
@@ -240,9 +240,8 @@ class AdminGroup:
             CorruptRecordError: the broker names damage at an offset.
             WireError: the broker refuses to answer.
         """
-        context, deadline_s = self._context, self.deadline_s
-        topics = {partition.topic for partition in goals}
-        await read_cluster(context, topics, deadline_s=deadline_s)
+        context, deadline_s = self.context, self.deadline_s
+        await self.read_cluster({partition.topic for partition in goals})
 
         async def plan(partition: TopicPartition) -> OffsetChange:
             self._require_broker(partition)
@@ -287,7 +286,7 @@ class AdminGroup:
             ClientError: there is nothing to copy.
             PayloadError: a node of the source holds no offset.
         """
-        other = AdminGroup(self._context, source, self.deadline_s)
+        other = AdminGroup(self.context, source, self.deadline_s)
         found = await other.read_offsets(topics)
         if not found:
             of = "" if topics is None else f" of topic {', '.join(topics)}"
@@ -321,15 +320,9 @@ class AdminGroup:
         Raises:
             GroupInUseError: a member subscribes to one of the topics; None: to any.
         """
-        members = await read_members(
-            self._coordinator,
-            self._context.paths,
-            self._group,
-            deadline_s=self.deadline_s,
-        )
         live = [
             name
-            for name, read in members.items()
+            for name, read in (await self._members()).items()
             if topics is None or not set(read).isdisjoint(topics)
         ]
         if live:
@@ -365,20 +358,18 @@ class AdminGroup:
                 f" {partition}: {error}"
             ) from error
 
-    async def delete(self) -> None:
+    async def delete_group(self) -> None:
         """Delete it without members: its filter and committed offsets, then its nodes.
 
         Raises:
             GroupInUseError: a member has joined, or has ended without a farewell, and
                 its session is not over yet.
         """
-        paths, group = self._context.paths, self._group
-        delete = partial(self._coordinator.delete, deadline_s=self.deadline_s)
-        children = partial(self._coordinator.children, deadline_s=self.deadline_s)
+        paths, group, delete = self.paths, self._group, self.delete
 
         async def delete_parents(kind: NodeKind) -> None:
             parent = paths.group_topics(kind, group)
-            for topic in await children(parent):
+            for topic in await self.children(parent):
                 await delete(f"{parent}/{topic}")
             await delete(parent)
 

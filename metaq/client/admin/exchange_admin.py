@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Final, Literal, TypeAlias
 
-from metaq.client.admin.broker_admin import require_coordinator
+from metaq.client.admin.broker_admin import AdminCall
 from metaq.client.admin.scheduled_admin import AsyncScheduledAdmin
 from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.browse import stats_text
@@ -25,7 +24,6 @@ from metaq.routing.match import (
     check_binding,
     names_checksum,
 )
-from metaq.zk.children import read_values
 from metaq.zk.definitions import TopicState, decode_definition
 from metaq.zk.errors import NodeChangedError, NoNodeError
 from metaq.zk.exchange_definitions import (
@@ -36,7 +34,7 @@ from metaq.zk.exchange_definitions import (
     encode_binding,
     encode_exchange,
 )
-from metaq.zk.session import Coordinator, WriteNode
+from metaq.zk.session import WriteNode
 from metaq.zk.znodes import Node
 
 Kind: TypeAlias = Literal["direct", "fanout", "topic", "headers"]
@@ -290,32 +288,17 @@ def _binding_of(topic: str, key: str, headers: object, match: str) -> Binding:
 
 
 async def _reach(context: ClientContext, timeout: float | None) -> "_Exchanges":
-    coordinator = require_coordinator(context, "exchanges are kept in")
-    return _Exchanges(context, coordinator, await context.reach(timeout))
+    deadline_s = await context.reach(timeout)
+    return _Exchanges(context, deadline_s, "exchanges are kept in")
 
 
-class _Exchanges:
-    """The exchanges of a cluster, for one call, which ends by the deadline."""
-
-    def __init__(
-        self, context: ClientContext, coordinator: Coordinator, deadline_s: float
-    ) -> None:
-        self.context = context
-        self.deadline_s = deadline_s
-        self.paths = context.paths
-        self.values = partial(read_values, coordinator, deadline_s=deadline_s)
-        self.get = partial(coordinator.get, deadline_s=deadline_s)
-        self.children = partial(coordinator.children, deadline_s=deadline_s)
-        self.write = partial(coordinator.replace, deadline_s=deadline_s)
-        self.transact = partial(coordinator.transact, deadline_s=deadline_s)
-        self.put = partial(coordinator.set_or_create, deadline_s=deadline_s)
-        self.delete = partial(coordinator.delete, deadline_s=deadline_s)
+class _Exchanges(AdminCall):
+    """The exchanges of a cluster, for one call."""
 
     @property
     def there(self) -> Mapping[BrokerId, BrokerAddress]:
         """Leaders of the brokers that are there now."""
-        found = self.context.metadata.snapshot.brokers.items()
-        return {number: each.leader for number, each in found if each.leader}
+        return self.context.metadata.snapshot.leaders()
 
     async def look(self, exchange: str) -> tuple[int | None, ExchangeDefinition | None]:
         """Return the version of the node of an exchange, and its definition."""

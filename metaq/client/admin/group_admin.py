@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeAlias
 
-from metaq.client.admin.broker_admin import AsyncBrokerAdmin, require_coordinator
+from metaq.client.admin.broker_admin import AdminCall, AsyncBrokerAdmin
 from metaq.client.admin.cluster_admin import AdminGroup, GroupDescription, OffsetChange
 from metaq.client.decisions.ending import forget, settle
 from metaq.client.names import as_partition, require_names, require_text
@@ -18,7 +18,7 @@ from metaq.client.options import check_start
 from metaq.client.validation import check_offset, check_whole
 from metaq.errors import ClientError, ConfigError, MetaqError
 from metaq.model import GroupOffset, Offset, TopicPartition
-from metaq.zk.groups import check_group_node, list_groups
+from metaq.zk.groups import check_group_node
 
 Changes: TypeAlias = tuple[OffsetChange, ...]
 ResetTo: TypeAlias = (
@@ -56,9 +56,8 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
             ConfigError: the client has no ZooKeeper.
             CoordinationError: ZooKeeper cannot be asked.
         """
-        context, deadline_s = self._context, await self._context.reach(timeout)
-        coordinator = require_coordinator(context)
-        return await list_groups(coordinator, context.paths, deadline_s=deadline_s)
+        here = AdminCall(self._context, await self._context.reach(timeout))
+        return await here.groups()
 
     async def describe_group(
         self, group: str, timeout: float | None = None
@@ -287,7 +286,7 @@ class AsyncGroupAdmin(AsyncBrokerAdmin):
         changes = await here.plan_delete(None)
         if not plan:
             await forget(self._context, group, deadline_s=here.deadline_s)
-            await here.delete()
+            await here.delete_group()
         return changes
 
     async def _reach_group(self, group: str, timeout: float | None) -> AdminGroup:

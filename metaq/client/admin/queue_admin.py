@@ -1,8 +1,9 @@
 """Calls about queue groups: what there is, and how far it is on each broker."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Final, Literal, TypeAlias
 
 from metaq.client.admin.group_admin import AsyncGroupAdmin
@@ -11,9 +12,10 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.queue_groups import reach_queue_groups
 from metaq.client.consume.browse import stats_text
 from metaq.client.consume.progress import Lag, lag_of
-from metaq.client.fan_out import failures, for_each
+from metaq.client.fan_out import answers, failures, for_each
 from metaq.client.names import check_group, check_topic, require_text
 from metaq.client.options import QueueOptions, load_filter
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import ClientError, MetaqError, RemoteProtocolError
 from metaq.model import BrokerId, Offset, TopicPartition, no_items
 from metaq.zk.group_definitions import QueueGroupDefinition
@@ -110,20 +112,17 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
             raise ClientError(f"no queue group {group}; groups there are: {names}")
         deadline_s, topic = context.deadline_s(timeout), known[group].topic
         snapshot = await read_cluster(context, [topic], deadline_s=deadline_s)
-        away = [f"{each}: its broker is away" for each in sorted(snapshot.away(topic))]
 
         async def look(broker_id: BrokerId) -> list[QueueDescription]:
             return await _queues_on(context, broker_id, group, deadline_s)
 
         found = await for_each(look, sorted(snapshot.brokers))
-        silent = [
-            f"broker {broker_id} cannot be asked: {error}"
-            for broker_id, error in failures(found).items()
-        ]
-        queues = [q for each in found.values() if isinstance(each, list) for q in each]
-        queues.sort(key=lambda each: each.partition)
+        queues = chain.from_iterable(answers(found).values())
         return QueueGroupDescription(
-            group, known[group], tuple(queues), (*away, *silent)
+            group,
+            known[group],
+            tuple(sorted(queues, key=lambda each: each.partition)),
+            problems_of(snapshot, [topic], found),
         )
 
     async def create_queue_group(
@@ -259,7 +258,19 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
         """
         require_text("group", group)
         groups = await reach_queue_groups(self._context, timeout)
-        await groups.delete(group)
+        await groups.delete_group(group)
+
+
+def problems_of(
+    snapshot: ClusterSnapshot, topics: Iterable[str], found: Mapping[BrokerId, object]
+) -> tuple[str, ...]:
+    """Return a sentence for each partition that is away, and each broker's error."""
+    away = chain.from_iterable(map(snapshot.away, topics))
+    failed = failures(found).items()
+    return (
+        *(f"{partition}: its broker is away" for partition in away),
+        *(f"broker {number} cannot be asked: {error}" for number, error in failed),
+    )
 
 
 async def _queues_on(

@@ -4,9 +4,10 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-from metaq.client.admin.queue_admin import AsyncQueueAdmin
+from metaq.client.admin.queue_admin import AsyncQueueAdmin, problems_of
 from metaq.client.cluster.catalog import find_topics, read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.presence import (
@@ -17,15 +18,15 @@ from metaq.client.cluster.presence import (
 from metaq.client.cluster.scheduled import (
     LIST_COUNT_MAX,
     ScheduledBatch,
-    WaitingOnBroker,
     cancel_scheduled,
     scheduled_on,
 )
-from metaq.client.fan_out import failures, for_each, raise_first
+from metaq.client.fan_out import answers, for_each, raise_first
 from metaq.client.names import check_topic
 from metaq.client.validation import check_whole, moment_ms, moment_of
 from metaq.cluster_snapshot import ClusterSnapshot
-from metaq.model import BrokerId, Millis
+from metaq.model import BrokerId
+from metaq.protocol.decimals import I64_MAX
 from metaq.record.ids import id_after
 
 BATCH_COUNT_MAX: Final = 1 << 20
@@ -77,34 +78,21 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
         """
         if topic is not None:
             check_topic(topic)
-        context, wanted = self._context, _range(since, until)
+        context, between_ms = self._context, _between_ms(since, until)
         check_whole("count_max", count_max, 0, LIST_COUNT_MAX)
         deadline_s = await context.reach(timeout)
-
-        async def look(broker_id: BrokerId) -> WaitingOnBroker:
-            return await scheduled_on(
-                context,
-                broker_id,
-                topic,
-                count=count_max,
-                from_ms=wanted[0],
-                to_ms=wanted[1],
-                deadline_s=deadline_s,
-            )
-
+        look = partial(
+            scheduled_on,
+            context,
+            topic=topic,
+            count=count_max,
+            between_ms=between_ms,
+            deadline_s=deadline_s,
+        )
         names = [] if topic is None else [topic]
         snapshot = await read_cluster(context, names, deadline_s=deadline_s)
         found = await for_each(look, sorted(snapshot.brokers))
-        problems = [
-            f"{each}: its broker is away"
-            for name in names
-            for each in sorted(snapshot.away(name))
-        ]
-        problems += [
-            f"broker {broker_id} cannot be asked: {error}"
-            for broker_id, error in failures(found).items()
-        ]
-        good = [each for each in found.values() if isinstance(each, WaitingOnBroker)]
+        good = answers(found).values()
         message_count = sum(each.message_count for each in good)
         if topic is not None and not message_count:
             await _require_known(context, snapshot, topic)
@@ -118,7 +106,7 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
             sum(each.size_bytes for each in good),
             {moment_of(hour): hours[hour] for hour in sorted(hours)},
             tuple(soonest[:count_max]),
-            tuple(problems),
+            problems_of(snapshot, names, found),
         )
 
     async def cancel_scheduled(
@@ -147,7 +135,7 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
         Cancellation: some may be taken back.
         """
         check_topic(topic)
-        context, wanted = self._context, _range(since, until)
+        context, between_ms = self._context, _between_ms(since, until)
         deadline_s = await context.reach(timeout)
         snapshot = await read_cluster(context, [topic], deadline_s=deadline_s)
 
@@ -157,10 +145,9 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
                 found = await scheduled_on(
                     context,
                     broker_id,
-                    topic,
+                    topic=topic,
                     count=LIST_COUNT_MAX,
-                    from_ms=wanted[0],
-                    to_ms=wanted[1],
+                    between_ms=between_ms,
                     deadline_s=context.deadline_s(timeout),
                 )
                 fresh = [b for b in found.soonest if (b.tier, b.offset) not in seen]
@@ -207,10 +194,10 @@ async def _cancel(
     return min(batch.message_count, number)
 
 
-def _range(
+def _between_ms(
     since: dt.datetime | None, until: dt.datetime | None
-) -> tuple[Millis | None, Millis | None]:
+) -> tuple[int, int]:
     return (
-        None if since is None else moment_ms("since", since),
-        None if until is None else moment_ms("until", until),
+        0 if since is None else moment_ms("since", since),
+        I64_MAX if until is None else moment_ms("until", until),
     )

@@ -20,10 +20,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
-from metaq.client.admin.broker_admin import require_coordinator
+from metaq.client.admin.broker_admin import AdminCall
 from metaq.client.admin.cluster_admin import AdminGroup
 from metaq.client.admin.exchange_admin import AsyncExchangeAdmin, is_exchange
-from metaq.client.cluster.catalog import read_cluster
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import NoTopicError, TopicExistsError, TopicRefusedError
 from metaq.client.names import (
@@ -45,8 +44,7 @@ from metaq.errors import (
     NoBrokerError,
     RequestTimeoutError,
 )
-from metaq.model import BrokerId
-from metaq.zk.children import read_values
+from metaq.model import BrokerId, no_items
 from metaq.zk.definitions import (
     Effect,
     TopicDefinition,
@@ -58,11 +56,11 @@ from metaq.zk.definitions import (
 )
 from metaq.zk.deletion import brokers_with
 from metaq.zk.errors import CoordinationTimeoutError, NodeChangedError, PayloadError
-from metaq.zk.session import Coordinator
 from metaq.zk.znodes import Node
 
 Brokers = Collection[int] | Literal["all"]
 """Brokers that serve a topic: those of these ids, or all, later ones too."""
+TOPICS_NEEDED: Final = "topics are made and described through"
 POLL_S: Final = 0.05
 """Interval of looks at the brokers' statuses, seconds."""
 
@@ -98,9 +96,6 @@ class TopicDescription:
     problem: str = ""
 
 
-NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
-
-
 class AsyncAdmin(AsyncExchangeAdmin):
     """Administration of a cluster. Made by `AsyncClient.admin`; holds nothing.
 
@@ -115,7 +110,7 @@ class AsyncAdmin(AsyncExchangeAdmin):
         *,
         partitions: int,
         brokers: Brokers = "all",
-        settings: Mapping[str, str] = NO_SETTINGS,
+        settings: Mapping[str, str] = no_items(),
         timeout: float | None = None,
     ) -> TopicDescription:
         """Make a topic, and wait until its brokers serve it.
@@ -173,7 +168,7 @@ class AsyncAdmin(AsyncExchangeAdmin):
         if old or before.problem or holders:
             raise TopicExistsError(f"{exists}: {_whereabouts(before)}")
         try:
-            await here.write(definition, None)
+            await here.define(definition, None)
         except NodeChangedError as error:
             raise TopicExistsError(f"{exists}: it was made at this moment") from error
         return await here.wait_taken_up(definition, able)
@@ -184,7 +179,7 @@ class AsyncAdmin(AsyncExchangeAdmin):
         *,
         partitions: int | None = None,
         brokers: Brokers | None = None,
-        settings: Mapping[str, str] = NO_SETTINGS,
+        settings: Mapping[str, str] = no_items(),
         timeout: float | None = None,
     ) -> TopicDescription:
         """Change a topic, and wait until its brokers serve it like that.
@@ -332,8 +327,9 @@ class AsyncAdmin(AsyncExchangeAdmin):
         """
         context = self._context
         deadline_s = await context.reach(timeout)
-        names = sorted(await _topic_names(context, deadline_s))
-        await read_cluster(context, names, deadline_s=deadline_s)
+        here = AdminCall(context, deadline_s, TOPICS_NEEDED)
+        names = sorted(await _topic_names(here))
+        await here.read_cluster(names)
         found = [await _Topic(context, each, deadline_s).describe() for each in names]
         return tuple(each for each in found if each.definition or each.brokers)
 
@@ -342,31 +338,28 @@ class AsyncAdmin(AsyncExchangeAdmin):
         return _Topic(self._context, topic, await self._context.reach(timeout))
 
 
-class _Topic:
+class _Topic(AdminCall):
     """One topic, during one call of an administrator."""
 
     def __init__(self, context: ClientContext, topic: str, deadline_s: float) -> None:
-        self._context = context
+        super().__init__(context, deadline_s, TOPICS_NEEDED)
         self._topic = topic
-        self._deadline_s = deadline_s
-        self.coordinator = _coordinator(context)
 
     # -- looking ----------------------------------------------------------------------
 
     async def read(self) -> Node | None:
         """Return the node of its definition."""
-        path = self._context.paths.topic_definition(self._topic)
-        return await self.coordinator.get(path, deadline_s=self._deadline_s)
+        return await self.get(self.paths.topic_definition(self._topic))
 
     async def describe_known(self) -> TopicDescription:
         """Return its description; raise NoTopicError where nothing is known."""
         found = await self.describe()
         if found.definition is None and await is_exchange(
-            self._context, self._topic, self.left_s
+            self.context, self._topic, self.left_s
         ):
             raise NoTopicError(f"'{self._topic}' is an exchange, and no topic")
         if found.definition is None and not found.brokers and not found.problem:
-            known = await _topic_names(self._context, self._deadline_s)
+            known = await _topic_names(self)
             raise NoTopicError(
                 f"there is no topic '{self._topic}'; {near_topics(self._topic, known)}"
             )
@@ -380,13 +373,8 @@ class _Topic:
             definition = None if node is None else decode_definition(node.data)
         except PayloadError as error:
             problem = str(error)
-        snapshot = await read_cluster(
-            self._context, {topic}, deadline_s=self._deadline_s
-        )
-        path = self._context.paths.topic_statuses(topic)
-        found = await read_values(
-            self.coordinator, path, decode_status, deadline_s=self._deadline_s
-        )
+        snapshot = await self.read_cluster({topic})
+        found = await self.values(self.paths.topic_statuses(topic), decode_status)
         statuses = {BrokerId(int(n)): one for n, one in found.items() if n.isdecimal()}
         ids = {*statuses, *_counts(snapshot, topic), *snapshot.recorded.get(topic, {})}
         if definition is not None and definition.brokers is not None:
@@ -401,8 +389,7 @@ class _Topic:
 
     async def _recorded_brokers(self) -> tuple[str, ...]:
         """Return the ids of brokers that keep a record: those of this package."""
-        path = self._context.paths.recorded_brokers()
-        return await self.coordinator.children(path, deadline_s=self._deadline_s)
+        return await self.children(self.paths.recorded_brokers())
 
     # -- making -----------------------------------------------------------------------
 
@@ -417,9 +404,7 @@ class _Topic:
         """
         unable: NoBrokerError | None = None
         while True:
-            snapshot = await read_cluster(
-                self._context, (), deadline_s=self._deadline_s
-            )
+            snapshot = await self.read_cluster(())
             try:
                 recorded = await self._recorded_brokers()
             except CoordinationTimeoutError:
@@ -428,7 +413,7 @@ class _Topic:
                 # The time ended in a later look: what an earlier one saw is the reason.
                 raise unable from None
             ours = {BrokerId(int(each)) for each in recorded if each.isdecimal()}
-            there = [i for i in snapshot.brokers if _has_leader(snapshot, i)]
+            there = snapshot.leaders().keys()
             able = tuple(each for each in there if each in ours)
             missing = [i for i in definition.brokers or () if i not in able]
             if able and not missing:
@@ -439,19 +424,18 @@ class _Topic:
                 raise unable
             await asyncio.sleep(POLL_S)
 
-    async def write(self, definition: TopicDefinition, old: Node | None) -> None:
+    async def define(self, definition: TopicDefinition, old: Node | None) -> None:
         """Write a definition in the place of the one that was read, or of none."""
-        await self.coordinator.replace(
-            self._context.paths.topic_definition(self._topic),
+        await self.write(
+            self.paths.topic_definition(self._topic),
             encode_definition(definition),
             version=None if old is None else old.version,
-            deadline_s=self._deadline_s,
         )
 
     async def replace(self, definition: TopicDefinition, old: Node | None) -> None:
-        """Write as `write`; raise ClientError where another client was faster."""
+        """Write as `define`; raise ClientError where another client was faster."""
         try:
-            await self.write(definition, old)
+            await self.define(definition, old)
         except NodeChangedError as error:
             raise ClientError(
                 f"topic '{self._topic}' was altered or bound by another client: look"
@@ -462,7 +446,7 @@ class _Topic:
         self, definition: TopicDefinition, wanted: Collection[BrokerId]
     ) -> TopicDescription:
         """Return when all of some brokers serve it as defined."""
-        topic, since_s = self._topic, self._context.clock.monotonic_s()
+        topic, since_s = self._topic, self.context.clock.monotonic_s()
         while True:
             on_broker: dict[BrokerId, TopicOnBroker] = {}
             # Where ZooKeeper does not answer right now, a later look says more.
@@ -493,14 +477,14 @@ class _Topic:
     @property
     def left_s(self) -> float:
         """Return the seconds to the deadline, 0 or more."""
-        return max(0.0, self._deadline_s - self._context.clock.monotonic_s())
+        return max(0.0, self.deadline_s - self.context.clock.monotonic_s())
 
     def _is_over(self) -> bool:
         """Return whether there is no time for another look."""
         return self.left_s <= POLL_S
 
     def _waited(self, since_s: float) -> str:
-        return f"{self._context.clock.monotonic_s() - since_s:.3g} s"
+        return f"{self.context.clock.monotonic_s() - since_s:.3g} s"
 
     # -- deleting ---------------------------------------------------------------------
 
@@ -521,14 +505,13 @@ class _Topic:
                     f"topic '{topic}' is not deleted: broker {each.broker_id} is of"
                     " MetaQ 1.4, which deletes no topic"
                 )
-        path = self._context.paths.groups()
-        for group in await self.coordinator.children(path, deadline_s=self._deadline_s):
-            here = AdminGroup(self._context, group, self._deadline_s)
+        for group in await self.children(self.paths.groups()):
+            here = AdminGroup(self.context, group, self.deadline_s)
             await here.require_idle({topic})
 
     async def wait_gone(self) -> None:
         """Return when its definition and all that brokers have of it are gone."""
-        since_s, left, is_gone = self._context.clock.monotonic_s(), "", False
+        since_s, left, is_gone = self.context.clock.monotonic_s(), "", False
         while True:
             try:
                 is_gone = await self.read() is None
@@ -553,11 +536,10 @@ class _Topic:
 # -- looking --------------------------------------------------------------------------
 
 
-async def _topic_names(context: ClientContext, deadline_s: float) -> frozenset[str]:
-    coordinator, paths = _coordinator(context), context.paths
-    names = set(await context.metadata.topics(deadline_s=deadline_s))
-    for parent in (paths.topic_definitions(), paths.recorded_topics()):
-        names.update(await coordinator.children(parent, deadline_s=deadline_s))
+async def _topic_names(here: AdminCall) -> frozenset[str]:
+    names = set(await here.context.metadata.topics(deadline_s=here.deadline_s))
+    for parent in (here.paths.topic_definitions(), here.paths.recorded_topics()):
+        names.update(await here.children(parent))
     return frozenset(names)
 
 
@@ -574,7 +556,7 @@ def _on_broker(
     if status and status.definition != checksum and status.effect not in outlasting:
         status = None
     partitions = _counts(snapshot, topic).get(broker_id)
-    is_there = _has_leader(snapshot, broker_id)
+    is_there = snapshot.leader(broker_id) is not None
     if status and status.effect is Effect.IN_EFFECT and is_there:
         # Puts and gets are registered one after the other.
         puts, gets = snapshot.puts.get(topic, {}), snapshot.gets.get(topic, {})
@@ -594,19 +576,10 @@ def _on_broker(
 def _counts(snapshot: ClusterSnapshot, topic: str) -> dict[BrokerId, int]:
     """Return broker → partitions: served ones, else recorded ones."""
     recorded = snapshot.recorded.get(topic, {})
-    counts = {i: n for i, n in recorded.items() if not _has_leader(snapshot, i)}
+    counts = {i: n for i, n in recorded.items() if snapshot.leader(i) is None}
     for served in (snapshot.gets, snapshot.puts):
         counts |= served.get(topic, {})
     return counts
-
-
-def _has_leader(snapshot: ClusterSnapshot, broker_id: BrokerId) -> bool:
-    copies = snapshot.brokers.get(broker_id)
-    return copies is not None and copies.leader is not None
-
-
-def _coordinator(context: ClientContext) -> Coordinator:
-    return require_coordinator(context, "topics are made and described through")
 
 
 # -- making ---------------------------------------------------------------------------

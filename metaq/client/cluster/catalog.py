@@ -24,6 +24,7 @@ from metaq.config.topic_rules import is_pattern
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.zk.children import read_values
+from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import parse_broker_id
 from metaq.zk.znodes import decode_address
 
@@ -273,3 +274,27 @@ async def recorded_addresses(
         for name, address in found.items()
         if (broker_id := parse_broker_id(name)) is not None
     }
+
+
+async def away_of_group(
+    context: ClientContext, group: str, topics: Iterable[str], *, deadline_s: float
+) -> set[TopicPartition]:
+    """Return the partitions that a group should read and no broker serves.
+
+    Those that brokers have recorded; and those of which the group has committed an
+    offset, which is all that is known of a Java broker that is away.
+
+    Raises:
+        CoordinationError: ZooKeeper cannot be asked.
+        ConfigError: the client has none.
+    """
+    coordinator = context.require_coordinator("groups are kept in")
+    await context.metadata.reach(deadline_s=deadline_s)
+    snapshot = context.metadata.snapshot
+    offsets = GroupOffsets(coordinator, context.paths, group=group)
+    away: set[TopicPartition] = set()
+    for topic in topics:
+        committed = await offsets.partitions(topic, deadline_s=deadline_s)
+        away.update(snapshot.away(topic))
+        away.update(one for one in committed if not snapshot.is_served(one))
+    return away

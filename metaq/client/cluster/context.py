@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from metaq.client.cluster.metadata import Metadata
@@ -10,11 +11,12 @@ from metaq.client.options import ClientOptions, ProducerOptions
 from metaq.client.partitioner import Selector
 from metaq.client.validation import check_timeout
 from metaq.clock import Clock
-from metaq.errors import NoBrokerError
+from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import BrokerAddress, BrokerId
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.pool import ConnectionPool
 from metaq.record.flags import Headers
+from metaq.zk.children import read_values
 from metaq.zk.paths import NodePaths
 from metaq.zk.session import Coordinator
 
@@ -64,6 +66,21 @@ class ClientContext:
     """Makes a topic, unless another client does, and waits until brokers serve it."""
     place: str = "brokers"
     """Address of the cluster, for people."""
+
+    def require_coordinator(self, needed: str) -> Coordinator:
+        """Return ZooKeeper.
+
+        Args:
+            needed: begin of the error's sentence: what it is needed for.
+
+        Raises:
+            ConfigError: the client was made for named brokers, and has none.
+        """
+        if self.coordinator is None:
+            raise ConfigError(
+                f"{needed} ZooKeeper: expected its address, got brokers by name"
+            )
+        return self.coordinator
 
     def limit_s(self, timeout: float | None) -> float:
         """Return the seconds that a call may take; None: `request_timeout_s`.
@@ -133,3 +150,29 @@ class ClientContext:
         finally:
             if self.coordinator is not None:
                 await self.coordinator.stop(deadline_s=deadline_s)
+
+
+class ZooKeeperCall:
+    """ZooKeeper for one call, which ends by a deadline."""
+
+    def __init__(
+        self, coordinator: Coordinator, paths: NodePaths, deadline_s: float
+    ) -> None:
+        """Begin; nothing is asked.
+
+        Args:
+            coordinator: the client's.
+            paths: where its nodes are.
+            deadline_s: when to give up, monotonic.
+        """
+        self.coordinator = coordinator
+        self.paths = paths
+        self.deadline_s = deadline_s
+        self.get = partial(coordinator.get, deadline_s=deadline_s)
+        self.exists = partial(coordinator.exists, deadline_s=deadline_s)
+        self.children = partial(coordinator.children, deadline_s=deadline_s)
+        self.values = partial(read_values, coordinator, deadline_s=deadline_s)
+        self.write = partial(coordinator.replace, deadline_s=deadline_s)
+        self.put = partial(coordinator.set_or_create, deadline_s=deadline_s)
+        self.transact = partial(coordinator.transact, deadline_s=deadline_s)
+        self.delete = partial(coordinator.delete, deadline_s=deadline_s)

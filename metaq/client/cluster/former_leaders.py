@@ -38,15 +38,12 @@ class FormerLeaders:
         metadata.add_listener(self._on_snapshot)
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
-        for broker_id, copies in snapshot.brokers.items():
-            if copies.leader is None:
-                continue
-            former = self._leaders.get(broker_id, copies.leader)
-            self._leaders[broker_id] = copies.leader
-            if former != copies.leader:
+        for broker_id, leader in snapshot.leaders().items():
+            former = self._leaders.get(broker_id, leader)
+            self._leaders[broker_id] = leader
+            if former != leader:
                 self._loop.call_later(LAST_ANSWERS_S, partial(self._leave, former))
 
     def _leave(self, former: BrokerAddress) -> None:
-        brokers = self._metadata.snapshot.brokers.values()
-        if former not in {copies.leader for copies in brokers}:
+        if former not in self._metadata.snapshot.leaders().values():
             self._pool.leave(former, "another replica leads")

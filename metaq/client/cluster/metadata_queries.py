@@ -192,12 +192,7 @@ class LogQueries:
 
     async def nearest(self, offset: Offset) -> Offset | None:
         """Return where reading can start near `offset`; None without a log."""
-
-        def make(_connection: BrokerConnection, opaque: int) -> OffsetQuery:
-            topic, number = self.partition.topic, self.partition.partition
-            return OffsetQuery(topic, NO_GROUP, number, offset, opaque)
-
-        return await self.ask(make, parse_nearest)
+        return await self._ask_offset(offset, None, parse_nearest)
 
     async def offset_at(self, moment: Millis) -> Offset | None:
         """Return where to begin to see all that was put at `moment` or later.
@@ -213,7 +208,7 @@ class LogQueries:
             CannotAnswerError: a MetaQ 1.4 broker, whose log has no times.
         """
         question = TimeQuestion(max(0, moment))
-        return await self._ask_spans(Offset(0), question, parse_nearest)
+        return await self._ask_offset(Offset(0), question, parse_nearest)
 
     async def count(self, start: Offset, end: Offset) -> int:
         """Return the number of messages in start..end, both record boundaries.
@@ -223,7 +218,7 @@ class LogQueries:
             CorruptRecordError: the range is damaged.
             NoRecordError: an offset is no boundary.
         """
-        return await self._ask_spans(start, CountQuestion(end), parse_count)
+        return await self._ask_offset(start, CountQuestion(end), parse_count)
 
     async def cut(self, start: Offset, end: Offset, count: int) -> tuple[Offset, ...]:
         """Return record boundaries that divide start..end into parts of similar size.
@@ -242,7 +237,7 @@ class LogQueries:
             NoRecordError: an offset is no boundary.
         """
         question = SplitQuestion(end, count + 2)
-        found = await self._ask_spans(start, question, parse_boundaries)
+        found = await self._ask_offset(start, question, parse_boundaries)
         return tuple(at for at in found if start < at < end)
 
     async def slice(self, offset: Offset, size_bytes: SizeBytes) -> bytes:
@@ -276,11 +271,11 @@ class LogQueries:
         _length, _checksum, message_id, _flag = HEADER.unpack_from(data)
         return id_time(MessageId(message_id))
 
-    async def _ask_spans(
-        self, offset: Offset, question: Question, parse: Callable[[Reply], T]
+    async def _ask_offset(
+        self, offset: Offset, question: Question | None, parse: Callable[[Reply], T]
     ) -> T:
         def make(connection: BrokerConnection, opaque: int) -> OffsetQuery:
-            if not connection.capabilities.spans:
+            if question is not None and not connection.capabilities.spans:
                 raise CannotAnswerError(
                     f"{self.partition}: broker {connection.address}"
                     f" ({connection.capabilities.version}) keeps no counts and no times"

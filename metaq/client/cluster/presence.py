@@ -16,9 +16,6 @@ from metaq.client.names import name_some
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerId, TopicPartition
-from metaq.zk.offsets import GroupOffsets
-from metaq.zk.paths import NodePaths
-from metaq.zk.session import Coordinator
 
 NEAR_NAMES_MAX: Final = 3
 """Topics that an error offers in the place of one that is not there."""
@@ -64,32 +61,6 @@ def require_all_there(snapshot: ClusterSnapshot, topics: Iterable[str]) -> None:
             " address out",
             partitions=(),
         )
-
-
-async def find_away_of_group(
-    coordinator: Coordinator,
-    paths: NodePaths,
-    snapshot: ClusterSnapshot,
-    *,
-    group: str,
-    topics: Iterable[str],
-    deadline_s: float,
-) -> set[TopicPartition]:
-    """Return the partitions that a group should read and no broker serves.
-
-    Those that brokers have recorded; and those of which the group has committed an
-    offset, which is all that is known of a Java broker that is away.
-
-    Raises:
-        CoordinationError: ZooKeeper cannot be asked.
-    """
-    offsets = GroupOffsets(coordinator, paths, group=group)
-    away: set[TopicPartition] = set()
-    for topic in topics:
-        committed = await offsets.partitions(topic, deadline_s=deadline_s)
-        away.update(snapshot.away(topic))
-        away.update(one for one in committed if not snapshot.is_served(one))
-    return away
 
 
 def name_away(partitions: Collection[TopicPartition]) -> str:
@@ -197,11 +168,10 @@ def put_addresses(
 ) -> dict[TopicPartition, str]:
     """Return the partitions of topics that take puts, with their addresses."""
     return {
-        partition: str(copies.leader)
+        partition: str(leader)
         for topic in topics
         for partition in snapshot.put_partitions(topic)
-        if (copies := snapshot.brokers.get(partition.broker_id))
-        and copies.leader is not None
+        if (leader := snapshot.leader(partition.broker_id)) is not None
     }
 
 

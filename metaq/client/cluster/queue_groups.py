@@ -9,12 +9,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.context import ClientContext, ZooKeeperCall
 from metaq.client.errors import ExchangeError, GroupInUseError, QueueGroupError
 from metaq.client.options import load_filter
 from metaq.errors import ClientError, ConfigError
 from metaq.filter.language import ANY_FILTER
-from metaq.zk.children import read_values
 from metaq.zk.errors import NodeChangedError
 from metaq.zk.exchange_definitions import decode_exchange
 from metaq.zk.group_definitions import (
@@ -23,8 +22,7 @@ from metaq.zk.group_definitions import (
     encode_group,
     wants_parser,
 )
-from metaq.zk.paths import NodeKind, NodePaths
-from metaq.zk.session import Coordinator
+from metaq.zk.paths import NodeKind
 from metaq.zk.znodes import Node
 
 LETTERS: Final = "dead_letter_topic"
@@ -44,39 +42,22 @@ async def reach_queue_groups(
         ConfigError: the client has no ZooKeeper.
         CoordinationError: it cannot be reached.
     """
-    if context.coordinator is None:
-        raise ConfigError(
-            "queue groups are kept in ZooKeeper: expected its address, got brokers by"
-            " name"
-        )
-    return QueueGroupDefinitions(
-        context.coordinator, context.paths, await context.reach(timeout)
-    )
+    coordinator = context.require_coordinator("queue groups are kept in")
+    deadline_s = await context.reach(timeout)
+    return QueueGroupDefinitions(coordinator, context.paths, deadline_s)
 
 
-class QueueGroupDefinitions:
+class QueueGroupDefinitions(ZooKeeperCall):
     """The queue groups of a cluster. Made for one call, which ends by the deadline.
 
     Every method raises CoordinationError when ZooKeeper cannot be asked, or when
     another one has changed the group at this moment: nothing is written then.
     """
 
-    def __init__(
-        self, coordinator: Coordinator, paths: NodePaths, deadline_s: float
-    ) -> None:
-        self._coordinator = coordinator
-        self._paths = paths
-        self._deadline_s = deadline_s
-
     async def read(self) -> dict[str, QueueGroupDefinition]:
         """Return the queue groups by name."""
         await load_filter(ANY_FILTER)  # one of them may have a filter
-        found = await read_values(
-            self._coordinator,
-            self._paths.queue_groups(),
-            decode_group,
-            deadline_s=self._deadline_s,
-        )
+        found = await self.values(self.paths.queue_groups(), decode_group)
         return {name: each for name, each in found.items() if not each.is_deleted}
 
     async def ensure(
@@ -148,7 +129,7 @@ class QueueGroupDefinitions:
         await self._write(group, new, node.version)
         return new
 
-    async def delete(self, group: str) -> None:
+    async def delete_group(self, group: str) -> None:
         """Delete a queue group, and on its brokers what it has done.
 
         Raises:
@@ -176,15 +157,14 @@ class QueueGroupDefinitions:
         Raises:
             GroupInUseError: other members are there, and the group filters otherwise.
         """
-        path, deadline_s = self._paths.group_filter(group), self._deadline_s
-        members, before = self._paths.members(group), list[Node | None]()
+        path, before = self.paths.group_filter(group), list[Node | None]()
         for _ in range(AGREE_TRIES):
-            node = await self._coordinator.get(path, deadline_s=deadline_s)
+            node = await self.get(path)
             found = None if node is None else where_of(node.data)
             if found == where:
                 return
             # In this order: who has joined since knows the node that we replace.
-            there = await self._coordinator.children(members, deadline_s=deadline_s)
+            there = await self.children(self.paths.members(group))
             if not {*there} <= {member}:
                 if node in before:
                     raise GroupInUseError(
@@ -195,18 +175,13 @@ class QueueGroupDefinitions:
                 before.append(node)
                 continue
             with suppress(NodeChangedError):
-                await self._coordinator.replace(
-                    path,
-                    (where or "").encode(),
-                    version=None if node is None else node.version,
-                    deadline_s=deadline_s,
-                )
+                version = None if node is None else node.version
+                await self.write(path, (where or "").encode(), version=version)
                 return
         raise NodeChangedError(f"{path}: others change it again and again")
 
     async def _look(self, group: str) -> _Found:
-        path = self._paths.queue_group(group)
-        node = await self._coordinator.get(path, deadline_s=self._deadline_s)
+        node = await self.get(self.paths.queue_group(group))
         if node is not None and wants_parser(node.data):
             await load_filter(ANY_FILTER)
         found = None if node is None else decode_group(node.data)
@@ -221,12 +196,8 @@ class QueueGroupDefinitions:
     async def _write(
         self, group: str, definition: QueueGroupDefinition, version: int | None
     ) -> None:
-        await self._coordinator.replace(
-            self._paths.queue_group(group),
-            encode_group(definition),
-            version=version,
-            deadline_s=self._deadline_s,
-        )
+        path, data = self.paths.queue_group(group), encode_group(definition)
+        await self.write(path, data, version=version)
 
     async def _write_first(
         self, group: str, topic: str, wanted: Mapping[str, object], node: Node | None
@@ -248,16 +219,15 @@ class QueueGroupDefinitions:
             # A log consumer that joins registers first, and looks for this then.
             await self._refuse_log_group(group)
         except QueueGroupError:
-            await self.delete(group)
+            await self.delete_group(group)
             raise
         return definition
 
     async def _refuse_log_group(self, group: str) -> None:
-        paths = self._paths
-        offsets = paths.group_topics(NodeKind.GROUP_OFFSET, group)
-        for node in (paths.members(group), offsets):
+        offsets = self.paths.group_topics(NodeKind.GROUP_OFFSET, group)
+        for node in (self.paths.members(group), offsets):
             # The node of the group alone may be what a refused consumer has left.
-            if await self._coordinator.children(node, deadline_s=self._deadline_s):
+            if await self.children(node):
                 raise QueueGroupError(
                     f"group '{group}' is a log group: a queue group needs another name"
                 )
@@ -272,12 +242,11 @@ class QueueGroupDefinitions:
             await self._require_topic(LETTERS, topic)
 
     async def _require_topic(self, name: str, topic: str) -> None:
-        paths, coordinator = self._paths, self._coordinator
+        paths = self.paths
         for path in (paths.topic_definition(topic), paths.recorded_topic(topic)):
-            if await coordinator.exists(path, deadline_s=self._deadline_s):
+            if await self.exists(path):
                 return
-        path = paths.exchange(topic)
-        node = await coordinator.get(path, deadline_s=self._deadline_s)
+        node = await self.get(paths.exchange(topic))
         if node is not None and not decode_exchange(node.data).is_deleted:
             raise ExchangeError(
                 f"{name}: '{topic}' is an exchange, which stores nothing itself: name a"

@@ -12,7 +12,6 @@ from metaq.errors import BadReplyError
 from metaq.model import BrokerId, MessageId, Millis, Offset, TopicPartition
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Cancel, ListScheduled
-from metaq.protocol.decimals import I64_MAX
 
 ALL_TOPICS: Final = "*"
 LIST_COUNT_MAX: Final = 1000
@@ -93,11 +92,10 @@ async def cancel_scheduled(
 async def scheduled_on(
     context: ClientContext,
     broker_id: BrokerId,
-    topic: str | None,
     *,
+    topic: str | None,
     count: int,
-    from_ms: int | None,
-    to_ms: int | None,
+    between_ms: tuple[int, int],
     deadline_s: float,
 ) -> WaitingOnBroker:
     """Return what waits on one broker; nothing, where it delivers no message later.
@@ -107,8 +105,7 @@ async def scheduled_on(
         broker_id: who is asked.
         topic: of the messages; None: any.
         count: batches that are named, the soonest ones; up to LIST_COUNT_MAX.
-        from_ms: least due time; None: any.
-        to_ms: due times are below; None: any.
+        between_ms: least due time, and the one that due times are below; 0 or more.
         deadline_s: of the answer.
 
     Raises:
@@ -119,10 +116,9 @@ async def scheduled_on(
         return WaitingOnBroker(0, 0, {}, ())
     command = ListScheduled(
         ALL_TOPICS if topic is None else topic,
-        min(count, LIST_COUNT_MAX),
+        count,
         connection.next_opaque(),
-        0 if from_ms is None else max(0, from_ms),
-        I64_MAX if to_ms is None else max(0, to_ms),
+        *between_ms,
     )
     reply = await connection.call(command, deadline_s=deadline_s)
     return parse_listing(require_ok(reply).text, broker_id)

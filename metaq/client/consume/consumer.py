@@ -13,8 +13,6 @@ from typing import TypeAlias
 
 from metaq.client.consume.consumer_life import ConsumerLife
 from metaq.client.consume.current_batch import Filling, current_task
-from metaq.client.consume.dead_letter_topics import LetterTopics
-from metaq.client.consume.dead_letters import DeadLetterSelector
 from metaq.client.consume.exactly_once import AsyncExactlyOnce
 from metaq.client.consume.handler_tasks import CONCURRENCY_MAX, AsyncHandler
 from metaq.client.consume.handling import Handling
@@ -28,7 +26,7 @@ from metaq.client.offsets.commit_orders import Committable, read_committable
 from metaq.client.offsets.committer import CommitOrder
 from metaq.client.offsets.offset_reset import Goal, check_goal, find_goal
 from metaq.client.offsets.offset_store import ZooKeeperOffsets
-from metaq.client.options import ProducerOptions, check_callable
+from metaq.client.options import check_callable
 from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.client.timeouts import within
 from metaq.client.validation import check_timeout, check_whole, wrong_type
@@ -334,16 +332,12 @@ class AsyncConsumer(ConsumerLife):
             raise ClientError(f"{self} is run already")
         self._concurrency = concurrency
         self._handling = Handling(
+            self._context,
             self.fetch_buffer,
             group=self.group,
-            topics=self.topics,
+            topics=self._topics,
             policy=retry,
-            clock=self._context.clock,
-            make_producer=lambda: self._context.make_producer(
-                ProducerOptions(), DeadLetterSelector()
-            ),
             before=self._handling,
-            letter_topics=LetterTopics(self._context, retry, self._topics),
         )
         self._runs.add(self._handling)
         return self._handling
@@ -451,20 +445,17 @@ class AsyncConsumer(ConsumerLife):
         """
         self._require_loop()
         if isinstance(partitions, str):
-            raise TypeError(f"partitions: expected a list, got str {partitions!r:.80}")
+            raise wrong_type("partitions", "a list", partitions)
         wanted = self.assignment()
         if partitions is not None:
-            wanted = frozenset(as_partition(one, self.topics) for one in partitions)
+            wanted = self._as_partitions(partitions)
         limit_s = self._context.limit_s(timeout)
         deadline_s = self._context.deadline_s(limit_s)
         asking = self._subscription.committed(sorted(wanted), deadline_s)
         return await within(limit_s, asking, f"{self}: committed")
 
     async def seek(
-        self,
-        partition: TopicPartition | str,
-        to: Goal,
-        timeout: float | None = None,
+        self, partition: TopicPartition | str, to: Goal, timeout: float | None = None
     ) -> None:
         """Continue elsewhere; fetched messages of the partition are dropped.
 

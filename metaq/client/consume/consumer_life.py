@@ -12,8 +12,9 @@ import logging
 from collections.abc import Collection, Coroutine, Mapping
 from typing import Any, Self
 
+from metaq.client.cluster.catalog import away_of_group
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.presence import find_away_of_group, refuse_exchanges
+from metaq.client.cluster.presence import refuse_exchanges
 from metaq.client.consume.current_batch import CurrentBatch, current_task
 from metaq.client.consume.fetch_handler import Marks
 from metaq.client.consume.handling import Handling, total_of_runs
@@ -79,12 +80,7 @@ class ConsumerLife:
         self._source = source
         self._store = store
         self._loop = asyncio.get_running_loop()
-        self.hooks = Hooks(
-            self,
-            options,
-            on_ready=self._hand_out,
-            on_failed=self._fail,
-        )
+        self.hooks = Hooks(self, options, on_ready=self._hand_out, on_failed=self._fail)
         self._subscription = SubscriptionState(
             context,
             store,
@@ -340,15 +336,9 @@ class ConsumerLife:
         self._require_loop()
         context, deadline_s = self._context, self._context.deadline_s(timeout)
         away: set[TopicPartition] = set()
-        if self._source.fence is not None and context.coordinator is not None:
-            await context.metadata.reach(deadline_s=deadline_s)
-            away = await find_away_of_group(
-                context.coordinator,
-                context.paths,
-                context.metadata.snapshot,
-                group=self.group,
-                topics=self.topics,
-                deadline_s=deadline_s,
+        if self._source.fence is not None:
+            away = await away_of_group(
+                context, self.group, self.topics, deadline_s=deadline_s
             )
         handled = {
             p: o for p, o in self.fetch_buffer.handled().items() if p not in away

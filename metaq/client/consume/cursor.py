@@ -37,11 +37,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Final, NoReturn
 
-from metaq.client.consume.decode import (
-    FetchedMessages,
-    decode_matches,
-    decode_messages,
-)
+from metaq.client.consume.decode import FetchedMessages, decode_matches, decode_messages
 from metaq.client.errors import NoProgressError
 from metaq.errors import CorruptRecordError, MetaqError, RemoteProtocolError
 from metaq.model import Message, Offset, Position, SizeBytes, TopicPartition

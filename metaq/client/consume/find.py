@@ -27,11 +27,7 @@ from metaq.client.fan_out import all_for
 from metaq.client.names import check_topic
 from metaq.client.options import check_plain_function
 from metaq.client.validation import check_whole, moment_of
-from metaq.errors import (
-    BadReplyError,
-    ConfigError,
-    UnexpectedReplyError,
-)
+from metaq.errors import BadReplyError, ConfigError, UnexpectedReplyError
 from metaq.model import MAX_OFFSET, Message, MessageId, Millis, TopicPartition, id_time
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.replies import require_ok

@@ -20,13 +20,13 @@ Source: docs/metaq-1.4/client.md 10.2, 11.3 and 12.
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from metaq.client.cluster.context import MessageSender
+from metaq.client.cluster.context import ClientContext, MessageSender
 from metaq.client.consume.dead_letter_topics import LetterTopics
-from metaq.client.consume.dead_letters import origin_of
+from metaq.client.consume.dead_letters import DeadLetterSelector, origin_of
 from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.client.consume.handler_tasks import AsyncHandler, HandlerTasks, failure_of
 from metaq.client.consume.local_retry_store import LocalRetryStore, OnReplayed
@@ -40,7 +40,6 @@ from metaq.client.errors import HandlerFailedError, MessageTooLargeError
 from metaq.client.options import ProducerOptions
 from metaq.client.timeouts import within
 from metaq.client.validation import check_timeout
-from metaq.clock import Clock
 from metaq.config.topic_rules import is_safe_topic
 from metaq.errors import ClosedError, ConfigError, MetaqError
 from metaq.fs import FileSystem
@@ -126,37 +125,32 @@ class Handling:
 
     def __init__(
         self,
+        context: ClientContext,
         fetch_buffer: FetchBuffer,
         *,
         group: str,
         topics: Collection[str],
         policy: RetryPolicy,
-        clock: Clock,
-        make_producer: Callable[[], MessageSender],
         fs: FileSystem | None = None,
         before: "Handling | None" = None,
-        letter_topics: LetterTopics | None = None,
     ) -> None:
         """Prepare; call it on the loop.
 
         Args:
+            context: the client's parts.
             fetch_buffer: source of the messages.
             group: consumer group.
-            topics: topics whose kept messages are replayed.
+            topics: topics of the consumer; more may match its patterns later.
             policy: policy chosen by the user.
-            clock: clock of the client.
-            make_producer: called for the first dead letter.
             fs: the disk of the local retry store; None: this machine's.
             before: the previous run, which has ended; its messages may be stuck.
-            letter_topics: the topics of its dead letters; None where nothing looks for
-                them.
         """
         self._fetch_buffer = fetch_buffer
         self._group = group
         self._policy = policy
-        self._clock = clock
-        self._make_producer = make_producer
-        self._letter_topics = letter_topics
+        self._context = context
+        self._clock = context.clock
+        self._letter_topics = LetterTopics(context, policy, topics)
         self._loop = asyncio.get_running_loop()
         self._producer: MessageSender | None = None
         self._failure_log = FailureLog(_log)
@@ -192,8 +186,7 @@ class Handling:
         check_timeout(timeout_s)
         if timeout_s is not None:
             self._deadline_s = self._clock.monotonic_s() + timeout_s
-        if self._letter_topics is not None:
-            await self._letter_topics.require(self._letter_timeout_s())
+        await self._letter_topics.require(self._letter_timeout_s())
         if self._retry_store is not None:
             what = f"opening the local retry store of group '{self._group}'"
             await within(timeout_s, self._retry_store.start(), what)
@@ -419,10 +412,10 @@ class Handling:
         topic = dead_letter_topic(self._policy, message.topic)
         if not is_safe_topic(topic):
             raise ConfigError(f"no topic can have the name {topic!r}")
-        if self._letter_topics is not None:
-            await self._letter_topics.make(message.topic, self._letter_timeout_s())
+        await self._letter_topics.make(message.topic, self._letter_timeout_s())
         if self._producer is None:
-            self._producer = self._make_producer()
+            options, selector = ProducerOptions(), DeadLetterSelector()
+            self._producer = self._context.make_producer(options, selector)
         await self._producer.send(
             topic,
             message.data,
@@ -455,9 +448,7 @@ class Handling:
             return [f"{each}; no run is handling it now" for each in found]
         if self._retry_store is not None and self._retry_store.last_error is not None:
             found.append(f"local retry store: {self._retry_store.last_error}")
-        if self._letter_topics is not None:
-            found += self._letter_topics.problems()
-        return found
+        return found + self._letter_topics.problems()
 
     def stuck(self) -> dict[TopicPartition, FailedMessage]:
         """Return the failed messages that have not been handled since."""

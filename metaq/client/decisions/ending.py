@@ -13,13 +13,9 @@ from typing import NamedTuple
 from metaq.client.cluster.context import ClientContext
 from metaq.client.decisions.rules import plan_group
 from metaq.client.errors import GroupInUseError, TransactionInDoubtError
+from metaq.client.fan_out import answers
 from metaq.client.names import name_few
-from metaq.client.produce.branch_endings import (
-    BranchEndings,
-    Found,
-    lists_of,
-    silent_brokers,
-)
+from metaq.client.produce.branch_endings import BranchEndings, Found, silent_brokers
 from metaq.client.produce.branch_fates import Placed
 from metaq.client.produce.xa_commands import COMMIT, ROLLBACK, key_of
 from metaq.errors import ConfigError
@@ -53,7 +49,7 @@ async def end_dead(context: ClientContext, group: str, *, deadline_s: float) -> 
     endings = BranchEndings(context, deadline_s, name=qualifier_of(group))
     # In this order: see rule 4.
     found = await endings.look()
-    lists = lists_of(found)
+    lists = answers(found)
     if not any(lists.values()):
         return Swept((), (), {}, found)
     tokens = await decisions.read_tokens(deadline_s=deadline_s)

@@ -28,7 +28,6 @@ from metaq.client.names import name_few
 from metaq.client.offsets.committer import Committer
 from metaq.client.produce.branch_endings import LOST, BranchEndings
 from metaq.client.produce.branch_fates import Placed
-from metaq.client.produce.put_connection import Pool
 from metaq.client.produce.xa_commands import ROLLBACK, key_of, shown
 from metaq.errors import (
     ConfigError,
@@ -38,6 +37,7 @@ from metaq.errors import (
     TransactionError,
 )
 from metaq.model import BrokerId, GroupOffset, Offset, TopicPartition, XaTransactionId
+from metaq.peer.pool import ConnectionPool
 from metaq.retry import retry
 from metaq.zk.decisions import (
     GroupDecision,
@@ -128,7 +128,7 @@ class MemberDecisions:
         self._is_sweep_due = False
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> ConnectionPool:
         """Connections of the consumer's client."""
         return self._context.pool
 
@@ -387,11 +387,7 @@ class MemberDecisions:
                 ) from error
 
     async def give_up(
-        self,
-        xid: XaTransactionId,
-        brokers: Collection[BrokerId],
-        *,
-        deadline_s: float,
+        self, xid: XaTransactionId, brokers: Collection[BrokerId], *, deadline_s: float
     ) -> None:
         """Roll back a batch that is not decided; what is not reached is done later."""
         self._left.update((broker_id, xid) for broker_id in brokers)

@@ -45,25 +45,21 @@ class AssignmentSink(Protocol):
 
         Cancellation: none of them is read.
         """
-        ...
 
     def announce(self, partitions: Collection[TopicPartition]) -> None:
         """Hand messages out: the user hears of all of one assignment together.
 
         Partitions that were lost since `assign` are left out.
         """
-        ...
 
     async def revoke(self, partitions: Collection[TopicPartition]) -> None:
         """Stop reading; wait, bounded, for messages and hooks; commit if due.
 
         Never raises: a failed commit is logged, and its messages are delivered again.
         """
-        ...
 
     def fence(self, partitions: Collection[TopicPartition]) -> None:
         """Stop reading at once: another member may own them already."""
-        ...
 
 
 class PartitionSource(Protocol):
@@ -82,7 +78,6 @@ class PartitionSource(Protocol):
         Raises:
             MetaqError: it could not be made; the source is stopped.
         """
-        ...
 
     async def stop(self, *, deadline_s: float | None = None) -> None:
         """Revoke and release all partitions; bounded, never raises.
@@ -91,20 +86,16 @@ class PartitionSource(Protocol):
             deadline_s: absolute; later releases go on in the background. None: each
                 step has the bound of its option.
         """
-        ...
 
     def restart(self, partitions: Collection[TopicPartition]) -> None:
         """Fence partitions, and soon read again those that are ours; never waits."""
-        ...
 
     @property
     def fence(self) -> Fence | None:
         """Binding of commits; None without a group in ZooKeeper."""
-        ...
 
     def problems(self) -> list[str]:
         """Return the problems of sharing with other members, one sentence each."""
-        ...
 
 
 class FixedSource:

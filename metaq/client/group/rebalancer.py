@@ -44,23 +44,21 @@ from functools import partial
 from typing import Final
 
 from metaq.assignment import Strategy, assignment_of, plan_rebalance
-from metaq.client.cluster.metadata import Metadata
+from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.queue_groups import QueueGroupDefinitions, where_of
 from metaq.client.errors import GroupInUseError, NotSettledError
 from metaq.client.fan_out import for_each, raise_first
 from metaq.client.group.assignments import RETRY, AssignmentSink, Fence
 from metaq.client.group.subscribed_topics import SubscribedTopics
 from metaq.client.names import name_few, name_some
-from metaq.client.options import ClientOptions
-from metaq.clock import Clock
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import ClosedError, MetaqError, SessionLostError
 from metaq.model import TopicPartition, printable
 from metaq.retry import wait_set
 from metaq.zk.errors import CoordinationTimeoutError, MemberTakenError
 from metaq.zk.groups import GroupMembership, Members
-from metaq.zk.paths import NodeKind, NodePaths
-from metaq.zk.session import Cancel, Coordinator, SessionState, SessionStatus
+from metaq.zk.paths import NodeKind
+from metaq.zk.session import Cancel, SessionState, SessionStatus
 
 _log = logging.getLogger(__name__)
 
@@ -85,48 +83,44 @@ class GroupSource:
 
     def __init__(
         self,
-        coordinator: Coordinator,
-        paths: NodePaths,
-        metadata: Metadata,
+        context: ClientContext,
         *,
         group: str,
         consumer_id: str,
         topics: SubscribedTopics,
         strategy: Strategy,
-        clock: Clock,
-        options: ClientOptions,
         where: str | None = None,
     ) -> None:
         """Prepare; nothing is written before `start`.
 
         Args:
-            coordinator: session of our nodes; the client's.
-            paths: paths below the client's root.
-            metadata: source of the topics' partitions.
+            context: the client's parts, ZooKeeper among them, whose session has our
+                nodes. `request_timeout_s` bounds each request, `session_timeout_s` the
+                life of the nodes of a dead process.
             group: name of the group.
             consumer_id: unique among all consumers of the group, on all machines.
             topics: subscribed topics, which are followed; they need not exist.
             strategy: the same as that of all other members.
-            clock: clock of the client.
-            options: `request_timeout_s` bounds each request, `session_timeout_s` the
-                life of the nodes of a dead process.
             where: the filter of all members; None: they have none.
         """
         self.unsettled_since_s: float | None = None
         self.last_error: MetaqError | None = None
         self._logged_level = logging.NOTSET
         self.rebalance_count = 0
+        coordinator = context.coordinator
+        assert coordinator is not None, "groups are kept in ZooKeeper"
         self._coordinator = coordinator
-        self._paths = paths
-        self._metadata = metadata
+        self._paths = context.paths
+        self._metadata = context.metadata
+        self._clock = context.clock
+        self._options = context.options
+        self._deadline_s = context.deadline_s
         self._subscribed = topics
         self._topics: list[str] = []
         self._topic_watches: dict[str, Cancel] = {}
         self._strategy = strategy
-        self._clock = clock
-        self._options = options
         self._membership = GroupMembership(
-            coordinator, paths, group=group, consumer_id=consumer_id
+            coordinator, context.paths, group=group, consumer_id=consumer_id
         )
         self._group, self._member = group, self._membership.member
         self._members: Members = {}
@@ -634,9 +628,6 @@ class GroupSource:
             _log.log(level, text, self._group, self._member, error)
             self._logged_level = level
         self.last_error = error
-
-    def _deadline_s(self) -> float:
-        return self._clock.monotonic_s() + self._options.request_timeout_s
 
 
 def _is_lost(status: SessionStatus, session_version: int) -> bool:

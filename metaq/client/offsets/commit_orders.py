@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from metaq.client.names import as_partition
 from metaq.client.offsets.committer import Commit, CommitOrder
 from metaq.client.offsets.offset_reset import NO_MESSAGE
-from metaq.client.validation import check_offset
+from metaq.client.validation import check_offset, wrong_type
 from metaq.errors import ClosedError, MetaqError
 from metaq.model import GroupOffset, Message, MessageId, Offset, TopicPartition
 
@@ -82,10 +82,8 @@ def _with_ids(
 
 
 def _wrong(what: object) -> TypeError:
-    return TypeError(
-        "commit: expected a Message, messages, a batch, or a mapping of partitions to"
-        f" offsets, got {type(what).__name__} {what!r:.80}"
-    )
+    wanted = "a Message, messages, a batch, or a mapping of partitions to offsets"
+    return wrong_type("commit", wanted, what)
 
 
 # -- not waited for --------------------------------------------------------------------

@@ -63,7 +63,7 @@ async def first_offset(
         if ends is None or not ends[0] <= committed.offset <= ends[1]:
             ends = await log.confirmed_ends()
         if ends is None:
-            await _require_served(context, partition, committed.offset, deadline_s)
+            await _require_served(log, committed.offset)
             # Without a log the next message is at offset 0.
             ends = (Offset(0), Offset(0))
         if ends[0] <= committed.offset <= ends[1]:
@@ -90,18 +90,11 @@ async def first_offset(
     if ends is None:
         # Nothing was ever put there: every message will be new.
         return GroupOffset(Offset(0), NO_MESSAGE), False
-    chosen = await _choose(context, partition, start, ends, deadline_s)
-    return GroupOffset(chosen, NO_MESSAGE), False
+    return GroupOffset(await _choose(log, start, ends), NO_MESSAGE), False
 
 
-async def _choose(
-    context: ClientContext,
-    partition: TopicPartition,
-    start: Start,
-    ends: tuple[Offset, Offset],
-    deadline_s: float,
-) -> Offset:
-    log_start, log_end = ends
+async def _choose(log: LogQueries, start: Start, ends: tuple[Offset, Offset]) -> Offset:
+    partition, (log_start, log_end) = log.partition, ends
     if start == "earliest":
         return log_start
     if start == "latest":
@@ -109,23 +102,19 @@ async def _choose(
     if isinstance(start, datetime):
         # A naive time is in the machine's time zone, as everywhere in Python.
         moment = Millis(int(start.timestamp() * 1000))
-        found = await LogQueries(context, partition, deadline_s).offset_at(moment)
+        found = await log.offset_at(moment)
         return log_end if found is None else max(found, log_start)
     wanted = start.get(partition, log_start) if isinstance(start, Mapping) else start
     return Offset(min(max(wanted, log_start), log_end))
 
 
-async def _require_served(
-    context: ClientContext,
-    partition: TopicPartition,
-    committed: Offset,
-    deadline_s: float,
-) -> None:
+async def _require_served(log: LogQueries, committed: Offset) -> None:
     """Refuse to abandon an offset because the wrong broker was asked.
 
     A partition that is served and has no log was created again.
     """
-    snapshot = await read_cluster(context, [partition.topic], deadline_s=deadline_s)
+    partition, topics = log.partition, [log.partition.topic]
+    snapshot = await read_cluster(log.context, topics, deadline_s=log.deadline_s)
     if committed and not snapshot.is_served(partition):
         raise NoBrokerError(
             f"{partition}: offset {committed} is committed, and broker"
@@ -157,11 +146,7 @@ def check_goal(name: str, goal: object) -> None:
 
 
 async def find_goal(
-    context: ClientContext,
-    partition: TopicPartition,
-    goal: Goal,
-    *,
-    deadline_s: float,
+    context: ClientContext, partition: TopicPartition, goal: Goal, *, deadline_s: float
 ) -> Offset:
     """Return the offset of a goal in one partition.
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final, Protocol, TypeAlias
 
-from metaq.client.fan_out import failures, for_each
+from metaq.client.fan_out import answers, failures, for_each
 from metaq.client.group.assignments import Fence
 from metaq.errors import MetaqError
 from metaq.model import GroupOffset, TopicPartition
@@ -47,7 +47,6 @@ class OffsetStore(Protocol):
         Raises:
             MetaqError: the store could not be asked, or its content cannot be parsed.
         """
-        ...
 
     async def commit(
         self, group: str, offsets: Offsets, *, fence: Fence | None, deadline_s: float
@@ -65,11 +64,9 @@ class OffsetStore(Protocol):
             The partitions that were not stored, with their errors; empty when all were.
             An exception means that none was stored.
         """
-        ...
 
     async def close(self) -> None:
         """Close files and connections; never raises."""
-        ...
 
 
 class MemoryOffsets:
@@ -146,9 +143,8 @@ class ZooKeeperOffsets:
             if claim == fence:
                 known[partition] = version
         committed = await _commit_fenced(store, offsets, known, fence, deadline_s)
-        for partition, end in committed.items():
-            if not isinstance(end, MetaqError):
-                self._versions[group, partition] = fence, end
+        for partition, version in answers(committed).items():
+            self._versions[group, partition] = fence, version
         return failures(committed)
 
     async def close(self) -> None:

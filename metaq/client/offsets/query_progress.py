@@ -48,11 +48,7 @@ async def read_progress(
 
 
 async def read_committed(
-    context: ClientContext,
-    group: str,
-    topics: Iterable[str],
-    *,
-    deadline_s: float,
+    context: ClientContext, group: str, topics: Iterable[str], *, deadline_s: float
 ) -> tuple[TopicPartition, ...]:
     """Return the partitions of some topics for which a group has stored an offset.
 

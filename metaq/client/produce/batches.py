@@ -120,9 +120,7 @@ class Batch:
         "reserved_bytes", "reserved_count", "timeout_s", "times",
     )  # fmt: skip
 
-    def __init__(
-        self, home: Home, *, created_s: float, timeout_s: float, may_move: bool
-    ) -> None:
+    def __init__(self, home: Home, *, created_s: float, timeout_s: float) -> None:
         self._home = home
         self._callbacks: dict[Callable[[], object], None] = {}
         self._outcomes: Sequence[BatchOutcome] | None = None
@@ -130,7 +128,8 @@ class Batch:
         self.created_s = created_s
         self.timeout_s = timeout_s
         self.deadline_s = created_s + timeout_s
-        self.may_move = may_move
+        self.may_move = True
+        """All of its messages may go to another partition."""
         self.name: BatchName | None = None
         """Given by the caller; None leaves producer and sequence to the delivery."""
         self.times: list[Millis] = []

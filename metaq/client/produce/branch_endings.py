@@ -26,7 +26,7 @@ from metaq.client.errors import (
     UnknownXidError,
     XaRolledBackError,
 )
-from metaq.client.fan_out import all_for, failures, for_each
+from metaq.client.fan_out import all_for, answers, failures, for_each
 from metaq.client.produce.attempts import NEVER_LEFT
 from metaq.client.produce.branch_fates import Placed
 from metaq.client.produce.broker_starts import BrokerStarts
@@ -104,9 +104,8 @@ class BranchEndings:
     async def look(self) -> Found:
         """Ask all brokers that are there what they have prepared."""
         snapshot = await read_cluster(self._context, (), deadline_s=self._deadline_s)
-        there = [one for one, copies in snapshot.brokers.items() if copies.leader]
         found = await self._commands.recover_each(
-            self._name, there, self._soon_s(LOOK_S)
+            self._name, snapshot.leaders(), self._soon_s(LOOK_S)
         )
         for broker_id, error in failures(found).items():
             _log.warning(
@@ -156,8 +155,7 @@ class BranchEndings:
     # -- inside -----------------------------------------------------------------------
 
     def _address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
-        copies = self._context.metadata.snapshot.brokers.get(broker_id)
-        return None if copies is None else copies.leader
+        return self._context.metadata.snapshot.leader(broker_id)
 
     def _soon_s(self, limit_s: float) -> float:
         return min(self._deadline_s, self._context.clock.monotonic_s() + limit_s)
@@ -195,10 +193,7 @@ class BranchEndings:
         return outcomes
 
     async def _commit_once(
-        self,
-        broker_id: BrokerId,
-        xids: Collection[XaTransactionId],
-        deadline_s: float,
+        self, broker_id: BrokerId, xids: Collection[XaTransactionId], deadline_s: float
     ) -> tuple[Outcomes, float]:
         """Commit branches once; return also how long unknown ones may turn up.
 
@@ -246,11 +241,6 @@ class BranchEndings:
         return found
 
 
-def lists_of(found: Found) -> dict[BrokerId, tuple[XaTransactionId, ...]]:
-    """Return what the brokers list that have answered."""
-    return {k: v for k, v in found.items() if not isinstance(v, MetaqError)}
-
-
 async def silent_brokers(
     context: ClientContext, found: Found, *, deadline_s: float
 ) -> list[BrokerId]:
@@ -259,7 +249,7 @@ async def silent_brokers(
     Those that are recorded in ZooKeeper count, be they there or not.
     """
     recorded = await recorded_addresses(context, deadline_s=deadline_s)
-    return sorted({*recorded, *found} - lists_of(found).keys())
+    return sorted({*recorded, *found} - answers(found).keys())
 
 
 def _lost(broker_id: BrokerId) -> LostBranchError:

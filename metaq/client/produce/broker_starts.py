@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from metaq.client.produce.put_connection import PutConnection
 from metaq.clock import Clock
 from metaq.errors import UnexpectedReplyError
 from metaq.model import Millis
+from metaq.peer.connection import BrokerConnection
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Stats
 
@@ -52,14 +52,16 @@ class BrokerStarts:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._known: WeakKeyDictionary[PutConnection, BrokerStart] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[BrokerConnection, BrokerStart] = (
+            WeakKeyDictionary()
+        )
 
-    def known(self, connection: PutConnection) -> BrokerStart | None:
+    def known(self, connection: BrokerConnection) -> BrokerStart | None:
         """Return the start that `ask` found; None of a broker of ours."""
         return self._known.get(connection)
 
     async def ask(
-        self, connection: PutConnection, where: str, *, deadline_s: float
+        self, connection: BrokerConnection, where: str, *, deadline_s: float
     ) -> float:
         """Return the seconds until the broker has recovered, 0 if it has.
 
@@ -76,7 +78,7 @@ class BrokerStarts:
         return max(0.0, start.recovered_s - self._clock.monotonic_s())
 
     async def _read(
-        self, connection: PutConnection, where: str, deadline_s: float
+        self, connection: BrokerConnection, where: str, deadline_s: float
     ) -> BrokerStart:
         command = Stats("", connection.next_opaque())
         reply = await connection.call(command, deadline_s=deadline_s)

@@ -225,7 +225,7 @@ class Buffer(Generic[S]):
     def begin(self, sender: S, timeout_s: float) -> Batch:
         """Return a new batch, under the lock."""
         now_s = self.clock.monotonic_s()
-        batch = Batch(self.home, created_s=now_s, timeout_s=timeout_s, may_move=True)
+        batch = Batch(self.home, created_s=now_s, timeout_s=timeout_s)
         self._unanswered[batch] = [sender]
         self._due.set(batch, now_s + age_s(timeout_s))
         return batch
@@ -239,7 +239,7 @@ class Buffer(Generic[S]):
         ends = ends_of([payload])
         self.check(ends[-1], 1)
         now_s = self.clock.monotonic_s()
-        batch = Batch(self.home, created_s=now_s, timeout_s=timeout_s, may_move=True)
+        batch = Batch(self.home, created_s=now_s, timeout_s=timeout_s)
         self._unanswered[batch] = []
         self.reserve(batch, ends[-1], 1, ends[-1], 1)
         batch.add([payload], [flag], ends)

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, TypeAlias
 
-from metaq.client.produce.put_connection import Pool, PutConnection
 from metaq.clock import Clock
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.deadlines import Deadlines
 from metaq.errors import ClosedError, MetaqError, NoBrokerError
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
+from metaq.peer.connection import BrokerConnection
+from metaq.peer.pool import ConnectionPool
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Connections:
     def __init__(
         self,
         *,
-        pool: Pool,
+        pool: ConnectionPool,
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
         patience_s: float,
@@ -62,7 +63,7 @@ class Connections:
         self._on_change = on_change
         self._opening: dict[BrokerAddress, Callable[[], None]] = {}  # end the waits
         self._unreachable: dict[BrokerAddress, NoBrokerError] = {}
-        self._crowded: dict[PutConnection, dict[Waiter, None]] = {}
+        self._crowded: dict[BrokerConnection, dict[Waiter, None]] = {}
         self._unconnected: dict[Waiter, None] = {}
         self._retry_s = 0.0  # when those look again
         self._times = Deadlines[Waiter]()
@@ -83,10 +84,11 @@ class Connections:
 
     def address(self, broker_id: BrokerId) -> BrokerAddress | None:
         """Return where a broker takes puts; None when it is away."""
-        copies = self.snapshot.brokers.get(broker_id)
-        return None if copies is None else copies.leader
+        return self.snapshot.leader(broker_id)
 
-    def find(self, partition: TopicPartition) -> PutConnection | NoBrokerError | None:
+    def find(
+        self, partition: TopicPartition
+    ) -> BrokerConnection | NoBrokerError | None:
         """Return the connection to a partition's broker; begin to connect if needed.
 
         Returns:
@@ -163,11 +165,11 @@ class Connections:
         """Have `waiter` among those of `take_waiting`, every RETRY_S."""
         self._unconnected[waiter] = None
 
-    def wait_for_room(self, connection: PutConnection, waiter: Waiter) -> None:
+    def wait_for_room(self, connection: BrokerConnection, waiter: Waiter) -> None:
         """Call back when a connection takes requests again."""
         self._crowded.setdefault(connection, {})[waiter] = None
 
-    def on_room(self, connection: PutConnection) -> None:
+    def on_room(self, connection: BrokerConnection) -> None:
         """Call those who wait for a connection that got a reply."""
         crowded = self._crowded.get(connection)
         while crowded and connection.has_room:

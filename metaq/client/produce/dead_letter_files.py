@@ -31,10 +31,7 @@ class DeadLetterFiles:
     """
 
     def __init__(
-        self,
-        fs: FileSystem,
-        spool_directory: Path,
-        count_max: int = REFUSED_FILES_MAX,
+        self, fs: FileSystem, spool_directory: Path, count_max: int = REFUSED_FILES_MAX
     ) -> None:
         """Prepare; nothing is made before there is a message.
 

@@ -30,12 +30,12 @@ from metaq.client.produce.connections import Connections
 from metaq.client.produce.outcomes import SendOutcomes
 from metaq.client.produce.partition_sender import PartitionSender
 from metaq.client.produce.producer_counters import ProducerStatistics
-from metaq.client.produce.put_connection import Pool
 from metaq.client.produce.routes import Routes
 from metaq.clock import Clock
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import ClosedError, MetaqError, NoBrokerError
 from metaq.model import BrokerAddress, TopicPartition
+from metaq.peer.pool import ConnectionPool
 
 TICK_S: Final = 0.05
 """Interval at which deadlines are checked, seconds: their exactness."""
@@ -54,7 +54,7 @@ class Delivery:
     def __init__(
         self,
         *,
-        pool: Pool,
+        pool: ConnectionPool,
         options: ProducerOptions,
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
@@ -93,24 +93,18 @@ class Delivery:
             on_change=self._on_change,
         )
         self.outcomes = SendOutcomes(self._buffer, limits, self._fail_unsent)
-        self.routes = Routes(self._make_sender, selector, first_turn, self._make_timed)
+        self.routes = Routes(self._make_sender, selector, first_turn)
         self.accumulator = Accumulator(self._buffer, self.routes)
         self._is_ticking = False
 
-    def _make_sender(self, partition: TopicPartition) -> PartitionSender:
-        return self._sender(partition, self._producer_id, self.routes.sender)
-
-    def _make_timed(self, partition: TopicPartition, row: int) -> PartitionSender:
-        # Its sequences are its own: these batches go to another log of the broker.
-        sender_of = partial(self.routes.timed, row=row)
-        return self._sender(partition, f"{self._producer_id}~t{row}", sender_of)
-
-    def _sender(
-        self,
-        partition: TopicPartition,
-        producer_id: str,
-        sender_of: Callable[[TopicPartition], PartitionSender],
+    def _make_sender(
+        self, partition: TopicPartition, row: int | None
     ) -> PartitionSender:
+        producer_id, sender_of = self._producer_id, self.routes.sender
+        if row is not None:
+            # Its sequences are its own: these batches go to another log of the broker.
+            producer_id = f"{producer_id}~t{row}"
+            sender_of = partial(self.routes.timed, row=row)
         return PartitionSender(
             partition,
             buffer=self._buffer,

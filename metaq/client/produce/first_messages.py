@@ -14,12 +14,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import TypeAlias
 
 from metaq.client.names import check_topic
 from metaq.client.partitioner import OutgoingMessage, parse_partition
 from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.batches import Batch, BatchOutcome, SendFuture
+from metaq.client.produce.partition_sender import PartitionSender
 from metaq.client.produce.runs import encode_outgoing, frozen
 from metaq.errors import ClosedError, MetaqError
 from metaq.model import TopicPartition
@@ -33,6 +34,10 @@ class _Waiting:
     batch: Batch
 
 
+_Choice: TypeAlias = tuple[PartitionSender, bool]
+"""Sender of a message, and whether it may move from there."""
+
+
 class FirstMessages:
     """Messages that wait for their topics. Owner: one producer.
 
@@ -40,10 +45,7 @@ class FirstMessages:
     """
 
     def __init__(
-        self,
-        accumulator: Accumulator,
-        *,
-        find: Callable[[str, float], Awaitable[None]],
+        self, accumulator: Accumulator, *, find: Callable[[str, float], Awaitable[None]]
     ) -> None:
         """Start with none.
 
@@ -144,7 +146,7 @@ class FirstMessages:
         routes, lock = self._accumulator.routes, self._buffer.lock
         known = routes.plan(topic, available)
         added: list[tuple[_Waiting, SendFuture | Exception]] = []
-        chosen: list[tuple[_Waiting, Callable[[], SendFuture] | Exception]] = []
+        chosen: list[tuple[_Waiting, _Choice | Exception]] = []
         while known is not None:
             with lock:
                 fresh = self._waiting.get(topic, [])[len(chosen) :]
@@ -156,14 +158,8 @@ class FirstMessages:
             # Outside of the lock: a selector is a function of the user's.
             for one in fresh:
                 try:
-                    sender, may_move = routes.select_among(topic, known, one.message)
-                    add = partial(
-                        self._accumulator.add_apart,
-                        sender,
-                        one.batch,
-                        may_move=may_move,
-                    )
-                    chosen.append((one, add))
+                    choice = routes.select_among(topic, known, one.message)
+                    chosen.append((one, choice))
                 except Exception as error:  # noqa: BLE001  # its future has it
                     chosen.append((one, error))
         for one, result in added:
@@ -179,15 +175,14 @@ class FirstMessages:
                 one.batch.resolve([BatchOutcome(0, failure)])
         self._buffer.announce()
 
-    def _add(
-        self, one: _Waiting, to: Callable[[], SendFuture] | Exception
-    ) -> SendFuture | Exception:
+    def _add(self, one: _Waiting, to: _Choice | Exception) -> SendFuture | Exception:
         """Move a message to its partition's batch; under the lock."""
         self._buffer.release(one.batch)
         if isinstance(to, Exception):
             return to
+        sender, may_move = to
         try:
-            return to()
+            return self._accumulator.add_apart(sender, one.batch, may_move=may_move)
         except MetaqError as error:
             return error
 

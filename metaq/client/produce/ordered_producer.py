@@ -418,12 +418,8 @@ class AsyncOrderedProducer:
 
     def _is_available(self, partition: TopicPartition) -> bool:
         snapshot = self._context.metadata.snapshot
-        copies = snapshot.brokers.get(partition.broker_id)
-        return (
-            copies is not None
-            and copies.leader is not None
-            and partition in snapshot.put_partitions(self.topic)
-        )
+        is_there = snapshot.leader(partition.broker_id) is not None
+        return is_there and partition in snapshot.put_partitions(self.topic)
 
     async def _send(
         self, queue: OrderedQueue, message: OutgoingMessage, deadline_s: float

@@ -42,7 +42,6 @@ from metaq.client.produce.batches import Batch
 from metaq.client.produce.buffer import Buffer, age_s
 from metaq.client.produce.connections import Connections
 from metaq.client.produce.outcomes import SendOutcomes
-from metaq.client.produce.put_connection import PutConnection
 from metaq.client.produce.requests import Request
 from metaq.errors import (
     ClientError,
@@ -57,6 +56,7 @@ from metaq.errors import (
     UnroutableError,
 )
 from metaq.model import BrokerAddress, TopicPartition
+from metaq.peer.connection import BrokerConnection
 from metaq.protocol import texts
 from metaq.protocol.commands import Reply
 from metaq.protocol.version import Capabilities
@@ -84,33 +84,11 @@ class PartitionSender:
     """
 
     __slots__ = (
-        "_alone",
-        "_buffer",
-        "_connection",
-        "_connections",
-        "_failures",
-        "_in_flight",
-        "_is_mandatory",
-        "_last_error",
-        "_order",
-        "_outcomes",
-        "_payload_bytes_max",
-        "_producer_id",
-        "_refused_at",
-        "_resume_s",
-        "_returned",
-        "_sealed",
-        "_sender_of",
-        "_sequence",
-        "_waiting",
-        "_was_offered",
-        "bytes_max",
-        "count_max",
-        "in_flight_count",
-        "is_awake",
-        "open",
-        "partition",
-        "refused_until_s",
+        "_alone", "_buffer", "_connection", "_connections", "_failures", "_in_flight",
+        "_is_mandatory", "_last_error", "_order", "_outcomes", "_payload_bytes_max",
+        "_producer_id", "_refused_at", "_resume_s", "_returned", "_sealed",
+        "_sender_of", "_sequence", "_waiting", "_was_offered", "bytes_max", "count_max",
+        "in_flight_count", "is_awake", "open", "partition", "refused_until_s",
     )  # fmt: skip
 
     def __init__(
@@ -143,7 +121,7 @@ class PartitionSender:
         self._is_mandatory = is_mandatory  # None: it need be no exchange
         self._sealed: deque[Batch] = deque()
         self._payload_bytes_max: int = PAYLOAD_BYTES_MAX
-        self._connection: PutConnection | None = None
+        self._connection: BrokerConnection | None = None
         self._waiting: deque[Request] = deque()
         self._returned: list[Request] = []
         self._in_flight: dict[Request, None] = {}
@@ -227,7 +205,7 @@ class PartitionSender:
                 self.seal()
             return self._take_sealed(lambda batch: batch.deadline_s <= now_s)
 
-    def set_connection(self, connection: PutConnection) -> None:
+    def set_connection(self, connection: BrokerConnection) -> None:
         """Apply the limits that a broker announced, within the options."""
         options, capabilities = self._buffer.options, connection.capabilities
         with self._buffer.lock:
@@ -313,7 +291,7 @@ class PartitionSender:
         address = self._connections.address(self.partition.broker_id)
         return address not in {None, self._refused_at}
 
-    def _find_connection(self) -> PutConnection | None:
+    def _find_connection(self) -> BrokerConnection | None:
         """Return the connection to send on; None when there is none, or not yet."""
         found = self._connections.find(self.partition)
         if found is None or isinstance(found, NoBrokerError):
@@ -346,7 +324,7 @@ class PartitionSender:
         )
         return True
 
-    def _may_send(self, connection: PutConnection) -> bool:
+    def _may_send(self, connection: BrokerConnection) -> bool:
         if self._alone in self._in_flight:
             return False
         limit = self._buffer.options.in_flight_batches_max
@@ -393,7 +371,7 @@ class PartitionSender:
             return None
         return self._too_large(limit or PAYLOAD_BYTES_MAX, size_bytes)
 
-    def _send(self, request: Request, connection: PutConnection) -> None:
+    def _send(self, request: Request, connection: BrokerConnection) -> None:
         request.attempt += 1
         if request.attempt > 1:
             self._outcomes.retried_count += request.command_count
@@ -411,7 +389,7 @@ class PartitionSender:
             else:
                 self._outcomes.fail(request, lack)
 
-    def _send_batch(self, request: Request, connection: PutConnection) -> None:
+    def _send_batch(self, request: Request, connection: BrokerConnection) -> None:
         opaque = connection.next_opaque()
         if request.name is None and request.sequence is None:
             request.sequence = self._sequence
@@ -432,7 +410,7 @@ class PartitionSender:
             return
         self._outcomes.on_sent(request.message_count, 1)
 
-    def _send_puts(self, request: Request, connection: PutConnection) -> None:
+    def _send_puts(self, request: Request, connection: BrokerConnection) -> None:
         """Send a run of single puts; runs of one turn of the loop leave together."""
         opaques = connection.next_opaques(request.message_count)
         frames = request.encode_puts(opaques)
@@ -475,7 +453,7 @@ class PartitionSender:
         self,
         request: Request,
         attempt: int,
-        connection: PutConnection,
+        connection: BrokerConnection,
         reply: Reply | MetaqError,
     ) -> None:
         if not request.left or request.attempt != attempt:
@@ -503,7 +481,7 @@ class PartitionSender:
             self._outcomes.succeed(request, [outcome])
 
     def _on_stored(
-        self, connection: PutConnection, request: Request, count: int
+        self, connection: BrokerConnection, request: Request, count: int
     ) -> None:
         outcomes = request.outcomes() if request.left == count else []
         # Only now, as in `_on_reply`.
@@ -517,7 +495,7 @@ class PartitionSender:
 
     def _on_puts_failed(
         self,
-        connection: PutConnection,
+        connection: BrokerConnection,
         request: Request,
         opaques: Sequence[int],
         error: MetaqError,
@@ -551,7 +529,7 @@ class PartitionSender:
             each.is_in_doubt = True
             self._outcomes.fail(each, error)
 
-    def _go_on(self, connection: PutConnection) -> None:
+    def _go_on(self, connection: BrokerConnection) -> None:
         """Send what waited for an answer, here and at the same connection."""
         self.fill()
         self._connections.on_room(connection)
@@ -560,7 +538,7 @@ class PartitionSender:
         self._failures, self._last_error, self.refused_until_s = 0, None, 0.0
 
     def _on_failure(
-        self, request: Request, connection: PutConnection, error: MetaqError
+        self, request: Request, connection: BrokerConnection, error: MetaqError
     ) -> None:
         outcomes, options = self._outcomes, self._buffer.options
         is_used = isinstance(error, SequenceUsedError)
@@ -734,7 +712,7 @@ class PartitionSender:
         )
 
 
-def _recognises(connection: PutConnection, request: Request) -> bool:
+def _recognises(connection: BrokerConnection, request: Request) -> bool:
     """Tell whether the broker stores a request once, however often it is sent."""
     return connection.capabilities.dedup and request.span.is_mput
 

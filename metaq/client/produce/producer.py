@@ -88,7 +88,6 @@ class ConsumedBatch(Protocol[T_co]):
 
     def block(self, parts: TransactionParts) -> T_co:
         """Return the block that writes what is made of it."""
-        ...
 
 
 class AsyncProducer:
@@ -555,10 +554,7 @@ class AsyncProducer:
         self._require_loop()
         self._check_open()
         if not hasattr(batch, "block"):
-            raise TypeError(
-                "batch: expected one of consumer.batches(), got"
-                f" {type(batch).__name__} {batch!r:.80}"
-            )
+            raise wrong_type("batch", "one of consumer.batches()", batch)
         return batch.block(self.transacting)
 
     # -- the end ----------------------------------------------------------------------
@@ -663,11 +659,10 @@ class AsyncProducer:
             raise ClosedError("the producer is closed")
 
     def _address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
-        copies = self._metadata.snapshot.brokers.get(broker_id)
-        if copies is None or copies.leader is None:
+        leader = self._metadata.snapshot.leader(broker_id)
+        if leader is None:
             self._metadata.request_refresh()
-            return None
-        return copies.leader
+        return leader
 
     def deadline_s(self, timeout: float | None) -> float:
         """Return the monotonic time `timeout` from now; None: that of the options."""

@@ -33,23 +33,20 @@ class Routes:
 
     def __init__(
         self,
-        make: Callable[[TopicPartition], PartitionSender],
+        make: Callable[[TopicPartition, int | None], PartitionSender],
         selector: Selector | None,
         first_turn: int,
-        make_timed: Callable[[TopicPartition, int], PartitionSender] | None = None,
     ) -> None:
         """Start without topics.
 
         Args:
-            make: makes the sender of a partition; called in any thread.
+            make: makes the sender of a partition, or of its messages with delays of a
+                row; called in any thread.
             selector: chooses partitions; None goes by the key of messages that have
                 one, and round robin with the others.
             first_turn: where round robin begins, modulo the number of partitions.
-            make_timed: as `make`, for messages with delays of a row; None: no message
-                has a time.
         """
         self._make = make
-        self._make_timed = make_timed
         self._selector = selector
         self._by_key = KeyHash()
         self._topics: dict[str, _Topic] = {}
@@ -75,7 +72,7 @@ class Routes:
         found = self._by_partition.get(partition)
         if found is None:
             # Two threads may come here at once: the first sender stays.
-            made = self._make(partition)
+            made = self._make(partition, None)
             found = self._by_partition.setdefault(partition, made)
         return found
 
@@ -83,8 +80,7 @@ class Routes:
         """Return the sender of a partition's messages with delays of a row."""
         found = self._timed.get((partition, row))
         if found is None:
-            assert self._make_timed is not None, "messages may have a time"
-            made = self._make_timed(partition, row)
+            made = self._make(partition, row)
             found = self._timed.setdefault((partition, row), made)
         return found
 

@@ -14,12 +14,7 @@ from typing import Any, Final, Self, TypeAlias
 
 from metaq.client.partitioner import parse_partition
 from metaq.client.produce.batches import SendResult
-from metaq.client.validation import (
-    check_seconds,
-    moment_ms,
-    moment_of,
-    wrong_type,
-)
+from metaq.client.validation import check_seconds, moment_ms, moment_of, wrong_type
 from metaq.errors import ConfigError
 from metaq.model import MessageId, Millis, Offset, TopicPartition, parse_span
 from metaq.record.expiry import EXPIRES_IN

@@ -34,7 +34,6 @@ from metaq.client.produce.batches import encode_records, ends_of
 from metaq.client.produce.broker_starts import BrokerStarts
 from metaq.client.produce.partition_sender import ANSWER_GRACE_S
 from metaq.client.produce.producer_counters import ClientTransactionCounters
-from metaq.client.produce.put_connection import Pool, PutConnection
 from metaq.client.produce.routes import Routes
 from metaq.client.produce.runs import (
     encode_outgoing,
@@ -69,6 +68,8 @@ from metaq.model import (
     TransactionId,
     XaTransactionId,
 )
+from metaq.peer.connection import BrokerConnection
+from metaq.peer.pool import ConnectionPool
 from metaq.peer.replies import ReceiptColumns
 from metaq.protocol.commands import (
     Mput,
@@ -140,13 +141,15 @@ class BranchParts:
 
     address_of: Callable[[BrokerId], BrokerAddress | None]
     """Returns where a broker takes puts; None while it is away."""
-    pool: Pool
+    pool: ConnectionPool
     clock: Clock
     session_id: str
     """Names the sender to brokers, in every command; free of ':' and space."""
     starts: BrokerStarts
 
-    async def connect(self, broker_id: BrokerId, *, deadline_s: float) -> PutConnection:
+    async def connect(
+        self, broker_id: BrokerId, *, deadline_s: float
+    ) -> BrokerConnection:
         """Return a connection to a broker that has recovered; waits for that.
 
         Raises:
@@ -175,7 +178,7 @@ class BranchParts:
 
     async def wait_connect(
         self, broker_id: BrokerId, *, deadline_s: float
-    ) -> PutConnection:
+    ) -> BrokerConnection:
         """Wait for a broker that is away, as a send does; else as `connect`."""
         while (now_s := self.clock.monotonic_s()) < deadline_s:
             until_s = min(deadline_s, now_s + LOOK_S)
@@ -191,7 +194,7 @@ class BranchParts:
 
     async def call(
         self,
-        connection: PutConnection,
+        connection: BrokerConnection,
         transaction: TransactionId,
         kind: TransactionType,
         *,
@@ -213,7 +216,7 @@ class BranchParts:
         kind: TransactionType,
         deadline_s: float,
         qualifier: str | None = None,
-    ) -> tuple[PutConnection, Reply]:
+    ) -> tuple[BrokerConnection, Reply]:
         """Send a command over any connection to a broker; as `connect` and `call`."""
         connection = await self.connect(broker_id, deadline_s=deadline_s)
         reply = await self.call(
@@ -455,7 +458,7 @@ class Branch:
     def __init__(
         self,
         parts: BranchParts,
-        connection: PutConnection,
+        connection: BrokerConnection,
         broker_id: BrokerId,
         transaction: TransactionId,
     ) -> None:

@@ -15,6 +15,7 @@ Source: docs/metaq-1.4/client.md 9.3; docs/metaq-1.4/broker.md 5.4, 5.5.
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Final, TypeAlias
 
 from metaq.client.cluster.catalog import recorded_addresses
@@ -25,9 +26,8 @@ from metaq.client.errors import (
     UnknownXidError,
     XaError,
 )
-from metaq.client.fan_out import failures, for_each, raise_first
+from metaq.client.fan_out import answers, failures, for_each, raise_first
 from metaq.client.partitioner import OutgoingMessage
-from metaq.client.produce.put_connection import PutConnection
 from metaq.client.produce.transaction_branch import (
     CERTAIN,
     Branch,
@@ -49,6 +49,7 @@ from metaq.errors import (
     TransactionError,
 )
 from metaq.model import NULL_TRANSACTION, BrokerId, Millis, XaTransactionId
+from metaq.peer.connection import BrokerConnection
 from metaq.protocol.commands import CommitTogether, TransactionType
 from metaq.protocol.transaction_ids import encode_keys, format_key
 from metaq.record.layout import PAYLOAD_BYTES_MAX
@@ -182,8 +183,7 @@ class XaCommands:
             raise_first(found)
         for broker_id, error in failures(found).items():
             _log.warning("broker was left out: broker=%d error=%s", broker_id, error)
-        lists = (one for one in found.values() if not isinstance(one, MetaqError))
-        return list(dict.fromkeys(xid for xids in lists for xid in xids))
+        return list(dict.fromkeys(chain.from_iterable(answers(found).values())))
 
     async def recover_each(
         self, qualifier: str, brokers: Iterable[BrokerId], deadline_s: float
@@ -299,9 +299,7 @@ class XaCommands:
         known = {*snapshot.seen, *self._recorded}
         for counts in (snapshot.recorded, snapshot.puts, snapshot.gets):
             known.update(one for by_broker in counts.values() for one in by_broker)
-        there = [
-            one for one, copies in snapshot.brokers.items() if copies.leader is not None
-        ]
+        there = list(snapshot.leaders())
         away = [f"broker {one} is" for one in sorted(known.difference(there))]
         away += [f"{address} is" for address in sorted(snapshot.silent)]
         if not there and not away:
@@ -424,7 +422,7 @@ class XaBranches:
         return branch
 
 
-def _require_ours(connection: PutConnection, broker_id: BrokerId) -> None:
+def _require_ours(connection: BrokerConnection, broker_id: BrokerId) -> None:
     if not connection.capabilities.mput_tx:
         raise TransactionError(
             f"broker {broker_id} is a MetaQ 1.4 broker, which loses prepared"

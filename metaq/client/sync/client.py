@@ -12,12 +12,7 @@ import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import (
-    AsyncGenerator,
-    Collection,
-    Generator,
-    Iterator,
-)
+from collections.abc import AsyncGenerator, Collection, Generator, Iterator
 from concurrent.futures import Future
 from itertools import chain
 from typing import Any, Final, Self
@@ -53,8 +48,7 @@ from metaq.client.sync.derived import (
 )
 from metaq.client.sync.handler_threads import Handler, Workers
 from metaq.client.sync.producers import Exchange, OrderedProducer, Producer, Xa
-from metaq.client.sync.queues import Queue
-from metaq.client.sync.responders import Responder
+from metaq.client.sync.queues import Queue, Responder
 from metaq.client.sync.thread_calls import ThreadCalls
 from metaq.client.validation import check_timeout, check_whole
 from metaq.clock import Clock

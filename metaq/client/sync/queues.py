@@ -1,7 +1,8 @@
 """Workers of queue groups in the sync world: any number of threads take and settle.
 
 Messages are taken from the worker's prefetch by the calling thread; what is said about
-them crosses to the client's loop, many at once.
+them crosses to the client's loop, many at once. A responder is a worker whose handlers
+return replies.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,12 +10,14 @@ from concurrent.futures import Future
 from typing import Self
 
 from metaq.client.consume.decode import MAKE
-from metaq.client.options import QueueOptions
+from metaq.client.options import QueueOptions, check_plain_function
 from metaq.client.queue.prefetch import HeldMessage
 from metaq.client.queue.queue_messages import DeliveredMessage
 from metaq.client.queue.work_queue import AsyncQueue
+from metaq.client.request.responder import AsyncResponder
 from metaq.client.sync.derived import (
     SyncClosable,
+    SyncPart,
     blocking,
     closing,
     direct,
@@ -166,3 +169,38 @@ class _QueueThreads(HandlerThreads[QueueMessage]):
             self.twin.say(held, SettleVerb.NACK)
             raise
         self.twin.conclude(held, error)
+
+
+class Responder(SyncPart[AsyncResponder]):
+    """Answers the requests of a topic, for any thread; see `AsyncResponder`."""
+
+    def __init__(
+        self, twin: AsyncResponder, thread: LoopThread, *, clock: Clock
+    ) -> None:
+        """Wrap the async twin; `Client.responder` is the way in."""
+        super().__init__(twin, thread)
+        self._queue = Queue(twin.queue, thread, clock=clock)
+
+    close = closing(AsyncResponder.close)
+
+    @like(AsyncResponder.run)
+    def run(
+        self,
+        handler: Callable[[QueueMessage], bytes],
+        *,
+        concurrency: int = 1,
+        timeout: float | None = None,
+    ) -> None:
+        """Call the handler for every request, in threads; see `AsyncResponder.run`."""
+        check_plain_function("handler", handler)
+
+        def handle(message: QueueMessage) -> None:
+            data, error = None, None
+            try:
+                data = handler(message)
+            except Exception as failure:  # noqa: BLE001  # the requester gets it
+                error = failure
+            self._thread.run(self._twin.conclude(message, data, error))
+
+        with self._queue:
+            self._queue.run(handle, concurrency=concurrency, timeout=timeout)

@@ -19,6 +19,7 @@ from typing import Final
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import LostBranchError
+from metaq.client.fan_out import answers
 from metaq.client.names import name_few
 from metaq.client.offsets.query_progress import (
     change_decision,
@@ -30,7 +31,6 @@ from metaq.client.produce.branch_endings import (
     LOST,
     BranchEndings,
     Found,
-    lists_of,
     silent_brokers,
 )
 from metaq.client.produce.branch_fates import Placed, Recovery
@@ -300,7 +300,7 @@ class TransactionManager:
         return record
 
     def _plan(self, found: Found, record: QueryRecord) -> Recovery:
-        return plan_recovery(lists_of(found), record.decision, self._name)
+        return plan_recovery(answers(found), record.decision, self._name)
 
     async def _commit_all(self, decision: Decision, turn: str | None) -> None:
         """Commit what a durable decision names; IncompleteError if not all is.
