@@ -117,7 +117,9 @@ class BrokerLink:
                 self._wake.clear()
                 try:
                     self._take(await self._connect())
-                    await self._wake.wait()
+                    # A take over a former connection may have failed in the pause.
+                    if self._failure is None:
+                        await self._wake.wait()
                     if self._failure is not None:
                         raise self._failure
                 except MetaqError as error:

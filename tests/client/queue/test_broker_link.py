@@ -20,7 +20,7 @@ from metaq.client.queue.prefetch import (
 from metaq.client.queue.settling import Settling
 from metaq.clock import SystemClock
 from metaq.cluster_snapshot import BrokerCopies
-from metaq.errors import MetaqError
+from metaq.errors import MetaqError, NoBrokerError
 from metaq.model import BrokerId, MessageId, Offset
 from metaq.peer.pool import ConnectionPool
 from metaq.protocol.commands import Command, Reply, Result, Settle, Take, Value, Version
@@ -332,6 +332,22 @@ def test_a_new_connection_hears_first_what_is_held() -> None:
         assert kinds[:2] == [Version, Settle]
 
     run(scenario, prefetch=2)
+
+
+def test_a_take_that_fails_in_the_pause_after_another_failure_is_sent_again() -> None:
+    """It was on its way over the former connection when no leader was to be found."""
+
+    async def scenario(rig: Rig) -> None:
+        await rig.take(0)
+        brokers = rig.parts.context.metadata.snapshot.brokers
+        copies = brokers.pop(BrokerId(0))
+        rig.link.wake()
+        await until(lambda: isinstance(rig.link.last_error, NoBrokerError))
+        brokers[BrokerId(0)] = copies
+        rig.broker.talks[-1].transport.abort()
+        await rig.take(1)
+
+    run(scenario)
 
 
 def test_a_lease_is_renewed_when_a_third_of_it_is_over() -> None:
