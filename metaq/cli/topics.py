@@ -40,7 +40,7 @@ def topics(target: Target, names: tuple[str, ...], *, as_json: bool) -> bool:
 
     One row per partition: the broker that serves it, its state and its offsets. A
     partition whose broker is away is listed too; then the exit code is 1. A word that
-    is one of the commands below is that command.
+    is one of the commands below, or `list`, is no topic.
     """
 
     async def look(admin: AsyncAdmin) -> tuple[Sequence[PartitionDescription], str]:

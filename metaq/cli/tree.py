@@ -139,7 +139,7 @@ class MetaqGroup(click.Group):
 
 
 class ListingGroup(click.Group):
-    """Lists, or runs the command that the first word names."""
+    """Lists, with the word `list` or without; or runs the command that is named."""
 
     def __init__(self, *words: Any, **options: Any) -> None:
         """Make a group that also runs without a command."""
@@ -152,6 +152,8 @@ class ListingGroup(click.Group):
         if args and args[0] in self.commands:
             ctx.args = list(args)
             return ctx.args
+        if args[:1] == ["list"]:
+            args = args[1:]
         ctx.allow_interspersed_args = True
         ctx.allow_extra_args = False
         late = [word for word in args if word in self.commands]

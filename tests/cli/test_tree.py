@@ -5,11 +5,12 @@ import subprocess
 import sys
 
 import pytest
+from click import Context
 from click.testing import CliRunner, Result
 
 from metaq.cli import options
 from metaq.cli.main import main
-from metaq.cli.tree import SECTIONS, MetaqGroup
+from metaq.cli.tree import SECTIONS, ListingGroup, MetaqGroup
 from metaq.errors import ConfigError
 from tests.cli.runner import run
 
@@ -94,6 +95,19 @@ def test_options_of_the_list_are_not_those_of_forgetting() -> None:
     assert result.exit_code == 2
     assert "options go after the command" in result.stderr
     assert options.ZOOKEEPER not in result.stderr
+
+
+@pytest.mark.parametrize("group", ["topics", "groups", "brokers", "replicas"])
+def test_the_word_list_lists(group: str) -> None:
+    """Groups that list without a command take the word that the others need."""
+    found = main.commands[group]
+    assert isinstance(found, ListingGroup)
+    for rest in ([], ["--json"]):
+        context = Context(found, info_name=group)
+        plain = found.make_context(group, [*rest], parent=context).params
+        assert (
+            found.make_context(group, ["list", *rest], parent=context).params == plain
+        )
 
 
 @pytest.mark.parametrize("command", ["create", "alter", "delete", "describe"])
