@@ -562,7 +562,9 @@ def test_a_close_waits_for_the_topic_of_a_one_way_message_in_its_time_alone() ->
 @pytest.mark.parametrize("topic", ["", "a b", "a\n", "a\rb"])
 def test_what_can_be_no_topic_is_refused(topic: str) -> None:
     """Before any request."""
-    with pytest.raises(ConfigError, match="expected a name of at most 244 bytes, no blanks"):
+    with pytest.raises(
+        ConfigError, match="expected a name of at most 244 bytes, no blanks"
+    ):
         check_topic(topic)
 
 
