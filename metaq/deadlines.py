@@ -1,7 +1,8 @@
 """Deadlines of many things at once, in a heap: only what is due is looked at."""
 
+import asyncio
 import heapq
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from itertools import count
 from typing import Final, Generic, TypeVar
 
@@ -69,3 +70,56 @@ class Deadlines(Generic[K]):
         if len(self._heap) > 2 * len(self._entries) + SPARE_MAX:
             self._heap = list(self._entries.values())
             heapq.heapify(self._heap)
+
+
+class DeadlineTimer(Generic[K]):
+    """One timer of the running loop over many deadlines. For the loop's thread."""
+
+    def __init__(
+        self,
+        deadlines: Deadlines[K],
+        now_s: Callable[[], float],
+        on_due: Callable[[list[K]], object],
+        *,
+        together_s: float = 0.0,
+    ) -> None:
+        """Prepare; `start` follows each deadline that was set.
+
+        Args:
+            deadlines: the owner's, who sets and clears them.
+            now_s: the clock that they are of, seconds.
+            on_due: called with the keys that are due, oldest first; may be empty, as a
+                deadline that was cleared does not stop the timer.
+            together_s: shortest wait: what is due within it is due together.
+        """
+        self._deadlines = deadlines
+        self._now_s = now_s
+        self._on_due = on_due
+        self._together_s = together_s
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Wait for the first deadline, unless the timer ends earlier already."""
+        first_s = self._deadlines.first_s
+        if first_s is None:
+            return
+        loop = asyncio.get_running_loop()
+        at_s = loop.time() + max(first_s - self._now_s(), self._together_s)
+        if self._handle is not None:
+            if self._handle.when() <= at_s:
+                return
+            self._handle.cancel()
+        self._handle = loop.call_at(at_s, self._end)
+
+    def close(self) -> None:
+        """Stop the timer; `start` would start it again."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _end(self) -> None:
+        self._handle = None
+        try:
+            self._on_due(self._deadlines.take_due(self._now_s()))
+        finally:
+            self.start()

@@ -38,9 +38,9 @@ from metaq.broker.queue_log import QUEUES, read_images
 from metaq.broker.queue_part import ServedQueue
 from metaq.broker.queue_settling import settle
 from metaq.broker.queue_status import Place, QueueGroupStatus, line_of, status_of
-from metaq.broker.queue_takers import Takers
+from metaq.broker.queue_takers import TIMER_S, Takers
 from metaq.broker.wall_time import WallTime
-from metaq.deadlines import Deadlines
+from metaq.deadlines import Deadlines, DeadlineTimer
 from metaq.errors import (
     ClosedError,
     MetaqError,
@@ -78,8 +78,6 @@ PINNED_BYTES_MAX: Final = 64 << 20
 RELOAD: Final = Backoff(first_s=0.2, max_s=10.0)
 SETTLED_POLL_S: Final = 0.05
 """Between two looks whether a new leader has all that its predecessor promised."""
-TIMER_S: Final = 0.005
-"""Deadlines that come within this are looked at together."""
 
 
 @dataclass(slots=True, eq=False)
@@ -118,7 +116,9 @@ class QueueService(Service):
         self._names: dict[Answerer, set[str]] = {}
         """Workers of each connection that has any."""
         self._deadlines: Deadlines[ServedQueue] = Deadlines()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = DeadlineTimer(
+            self._deadlines, clock.monotonic_s, self._on_due, together_s=TIMER_S
+        )
         self._load_due = asyncio.Event()
         self._reclaims_until_ms = 0
         self._reclaim_ends: dict[LogId, Offset] = {}
@@ -246,8 +246,8 @@ class QueueService(Service):
             self.takers.end_all(group)
             for queue in [*group.queues.values()]:
                 queue.end()  # no connection is left
-        if self._timer is not None:
-            self._timer.cancel()
+        self.takers.close()
+        self._timer.close()
 
     def fail(self, error: MetaqError) -> None:
         """Drop all queues from memory: their state is not stored."""
@@ -573,26 +573,12 @@ class QueueService(Service):
         due_s, known_s = due_ms / 1000, self._deadlines.get(queue)
         if known_s is None or due_s < known_s:
             self._deadlines.set(queue, due_s)
-            self._set_timer()
+            self._timer.start()
 
-    def _set_timer(self) -> None:
-        first_s = self._deadlines.first_s
-        if first_s is None:
-            return
-        loop = asyncio.get_running_loop()
-        wait_s = max(0.0, first_s - self._context.clock.monotonic_s())
-        at_s = loop.time() + max(wait_s, TIMER_S)
-        if self._timer is not None:
-            if self._timer.when() <= at_s:
-                return
-            self._timer.cancel()
-        self._timer = loop.call_at(at_s, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
+    def _on_due(self, due: list[ServedQueue]) -> None:
         now = self.now()
         groups = set[QueueGroup]()
-        for queue in self._deadlines.take_due(now.mono_ms / 1000):
+        for queue in due:
             queue.state.on_time(now)
             self.send_letters(queue)
             self.store(queue)
@@ -602,7 +588,6 @@ class QueueService(Service):
                 groups.add(group)
         for group in groups:
             self.takers.pump(group)
-        self._set_timer()
 
     def _pump_all(self) -> None:
         for group in [*self._groups.values()]:

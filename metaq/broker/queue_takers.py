@@ -6,7 +6,6 @@ page cache are read by the reader threads; the pump goes on when they are there.
 """
 
 import asyncio
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
@@ -16,7 +15,7 @@ from metaq.broker.context import BrokerContext
 from metaq.broker.load import TURN_S
 from metaq.broker.queue_groups import Kept, QueueGroup, QueueOwner, Taker
 from metaq.broker.queue_part import ServedQueue
-from metaq.deadlines import Deadlines
+from metaq.deadlines import Deadlines, DeadlineTimer
 from metaq.errors import (
     ClosedError,
     ForbiddenError,
@@ -44,7 +43,7 @@ it, and with all of them in one the workers would wait for the last."""
 BUSY_MS_MAX: Final = 5_000
 """Longest wait of a `take` without one, for a queue that is being opened or read."""
 TIMER_S: Final = 0.005
-"""Waits that end within this end together."""
+"""Waits, leases and delays that end within this end together."""
 
 
 class Takers:
@@ -57,8 +56,9 @@ class Takers:
         """Takes that wait."""
         self._ends: Deadlines[Taker] = Deadlines()
         """When their waits are over: a timer for each would cost as much as its put."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._wake_s = math.inf
+        self._timer = DeadlineTimer(
+            self._ends, context.clock.monotonic_s, self._end_waits, together_s=TIMER_S
+        )
         self._replies: dict[Answerer, list[bytes]] = {}
         """To the takers of each connection, of the pump that is at work."""
         self._reply_count = 0
@@ -104,23 +104,15 @@ class Takers:
             wait_ms = BUSY_MS_MAX
         end_s = self._context.clock.monotonic_s() + wait_ms / 1000
         self._ends.set(taker, end_s)
-        if end_s < self._wake_s:
-            self._wake_at(end_s)
+        self._timer.start()
 
-    def _wake_at(self, time_s: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._wake_s = time_s
-        wait_s = max(TIMER_S, time_s - self._context.clock.monotonic_s())
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(wait_s, self._end_waits)
-
-    def _end_waits(self) -> None:
-        self._timer, self._wake_s = None, math.inf
-        for taker in self._ends.take_due(self._context.clock.monotonic_s()):
+    def _end_waits(self, ended: list[Taker]) -> None:
+        for taker in ended:
             self._answer_empty(taker.group, taker)
-        if self._ends.first_s is not None:
-            self._wake_at(self._ends.first_s)
+
+    def close(self) -> None:
+        """Stop the timer; all takers were answered."""
+        self._timer.close()
 
     def end_all(self, group: QueueGroup) -> None:
         """Answer all takers of a group with nothing."""

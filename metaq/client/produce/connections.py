@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from metaq.clock import Clock
 from metaq.cluster_snapshot import ClusterSnapshot
-from metaq.deadlines import Deadlines
+from metaq.deadlines import Deadlines, DeadlineTimer
 from metaq.errors import ClosedError, MetaqError, NoBrokerError
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.peer.connection import BrokerConnection
@@ -67,16 +67,14 @@ class Connections:
         self._unconnected: dict[Waiter, None] = {}
         self._retry_s = 0.0  # when those look again
         self._times = Deadlines[Waiter]()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_s = 0.0
+        self._timer = DeadlineTimer(self._times, clock.monotonic_s, self._call_back)
         self._is_closed = False
         self._turn = 0
 
     def close(self) -> None:
         """End all waits."""
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.close()
         for cancel in self._opening.values():
             cancel()
 
@@ -199,25 +197,10 @@ class Connections:
         known_s = self._times.get(waiter)
         if known_s is None or at_s < known_s:
             self._times.set(waiter, at_s)
-            self._set_timer()
+            if not self._is_closed:
+                self._timer.start()
 
-    def _set_timer(self) -> None:
-        first_s = self._times.first_s
-        if first_s is None or self._is_closed:
-            return
-        if self._timer is not None:
-            if self._timer_s <= first_s:
-                return
-            self._timer.cancel()
-        self._timer_s = first_s
-        delay_s = max(0.0, first_s - self._clock.monotonic_s())
-        self._timer = self._loop.call_later(delay_s, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        try:
-            for waiter in self._times.take_due(self._clock.monotonic_s()):
-                # By itself: one that fails does not keep the others from going on.
-                self._loop.call_soon(waiter)
-        finally:
-            self._set_timer()
+    def _call_back(self, due: list[Waiter]) -> None:
+        for waiter in due:
+            # By itself: one that fails does not keep the others from going on.
+            self._loop.call_soon(waiter)
