@@ -358,10 +358,10 @@ class Walk:
     async def bring_up(self, number: int) -> None:
         """Start a replica, again and again."""
         self.note(f"start {number}")
-        while True:
+        # After a power cut while it was being added, another may have started it.
+        while self.rig[number].broker is None:
             try:
                 await self.rig[number].start()
-                break
             except MetaqError as error:
                 self.note(f"start of {number} failed: {error}")
                 await asyncio.sleep(0.2)
