@@ -265,8 +265,10 @@ def test_what_is_set_back_long_after_a_lost_session_comes_again(
                 await consumer.commit()
                 coordinator = parts_of(client).coordinator
                 assert isinstance(coordinator, MemoryCoordinator)
+                broker.zookeeper.stop()
                 broker.zookeeper.expire(coordinator)
                 await until(lambda: not consumer.assignment())
+                broker.zookeeper.start()
                 await until(lambda: len(consumer.assignment()) == PARTITIONS)
                 await consumer.commit({one.partition: Offset(0) for one in found})
             async with client.consumer("g", ["t"], **options) as consumer:
@@ -352,10 +354,12 @@ def test_a_rollback_leaves_what_was_assigned_again_where_it_begins(
             store.is_quick = quick
             coordinator = parts_of(client).coordinator
             assert isinstance(coordinator, MemoryCoordinator)
+            broker.zookeeper.stop()
             broker.zookeeper.expire(coordinator)
             back = {part(1): GroupOffset(Offset(0))}
             await store.commit("g", back, fence=None, deadline_s=0.0)
             await until(lambda: not consumer.assignment())
+            broker.zookeeper.start()
             await until(lambda: len(consumer.assignment()) == PARTITIONS)
             slow.set()
             await rollback
