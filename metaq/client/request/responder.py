@@ -74,18 +74,27 @@ class AsyncResponder:
                 `close`.
 
         Raises:
+            ConfigError: the handler is a plain function; its request comes again.
             MetaqError: as the start of a queue, and its `run`.
 
         Cancellation: the handlers are cancelled, and their requests returned.
         """
 
-        async def handle(message: AsyncQueueMessage) -> None:
+        async def answer(message: AsyncQueueMessage, result: Awaitable[bytes]) -> None:
             data, error = None, None
             try:
-                data = await handler(message)
+                data = await result
             except Exception as failure:  # noqa: BLE001  # the requester gets it
                 error = failure
             await self.conclude(message, data, error)
+
+        def handle(message: AsyncQueueMessage) -> Awaitable[Any]:
+            try:
+                result = handler(message)
+            except Exception as failure:  # noqa: BLE001  # see above
+                return self.conclude(message, None, failure)
+            # What is not to be awaited is a plain function's, which a queue refuses.
+            return answer(message, result) if hasattr(result, "__await__") else result
 
         check_callable("handler", handler)
         async with self.queue:

@@ -1,11 +1,12 @@
 """Responders: what they answer, and messages that ask for no reply."""
 
+import asyncio
 import threading
 from typing import Any
 
 import pytest
 
-from metaq.client import Client, ConfigError
+from metaq.client import AsyncClient, Client, ConfigError
 from metaq.model import BrokerId
 from metaq.record.reply_to import ReplyAddress
 from metaq.testing.embedded import EmbeddedBroker
@@ -18,6 +19,7 @@ ONE_BROKER = {
     "test_a_requester_that_has_left_stops_no_responder": "MetaQ has no queue groups",
     "test_two_responders_share_the_requests": "MetaQ has no queue groups",
     "test_no_request_waits_for_a_busy_responder": "MetaQ has no queue groups",
+    "test_a_plain_function_is_no_async_responder": "MetaQ has no queue groups",
     "test_a_new_group_drops_what_it_gives_up": "MetaQ has no queue groups",
 }
 
@@ -111,3 +113,21 @@ def test_a_new_group_drops_what_it_gives_up(client: Any) -> None:
     assert described.definition.dead_letter_topic is None
     with pytest.raises(ConfigError, match="prefetch"):
         client.responder("prices", group="quotes", prefetch=0)
+
+
+def test_a_plain_function_is_no_async_responder(broker: EmbeddedBroker) -> None:
+    """Its `run` ends with the cure, and no request with an error about `await`."""
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options, **QUICK) as client:
+            responder = client.responder("prices", group="quotes")
+            request = asyncio.ensure_future(
+                client.request("prices", b"ACME", timeout=30)
+            )
+            plain: Any = lambda message: message.data  # noqa: E731
+            with pytest.raises(ConfigError, match="async function, got one"):
+                await responder.run(plain, timeout=20)
+            assert not request.done()
+            request.cancel()
+
+    asyncio.run(scenario())
