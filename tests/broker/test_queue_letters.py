@@ -89,7 +89,12 @@ def test_expired_messages_are_dropped_where_the_group_says_so(tmp_path: Path) ->
     async def scenario(broker: Broker, peer: Peer) -> None:
         await put(peer, b"late", b"late", headers={"expires-in": b"0"})
         worker = Worker(peer)
-        assert await worker.take(1, wait_ms=50) == []
+
+        async def finds_none() -> bool:
+            assert await worker.take(1, wait_ms=50) == []
+            return bool(queue_of(broker).state.dropped_count)
+
+        await until(finds_none)  # first the queue is opened
         state = queue_of(broker).state
         assert (state.dropped_count, state.open_count) == (2, 0)
         assert state.floor == queue_of(broker).log.high_watermark
