@@ -172,7 +172,7 @@ class ServedQueue:
         """Write that no worker has anything, where that is so: this life ends."""
         state = self.state
         is_known = self.is_open and state.reclaim is None
-        if is_known and not (state.holders() or state.held_count):
+        if is_known and not (state.leases.holders() or state.held_count):
             self._append(self.encode(()), lambda _error: None)
 
     def note_done(self, done: Sequence[Done], on_stored: OnStored) -> None:

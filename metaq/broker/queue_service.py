@@ -523,7 +523,7 @@ class QueueService(Service):
             worker.answerers.add(answerer)
             self._names.setdefault(answerer, set()).add(name)
             for queue in worker.queues:
-                queue.state.worker_seen(name)
+                queue.state.leases.restore(name)
 
     def note_taken(self, name: str, queue: ServedQueue) -> None:
         """Note that a worker has messages of a queue."""
@@ -535,7 +535,7 @@ class QueueService(Service):
         """Return whether a worker has messages."""
         worker = self._workers.get(name)
         return worker is not None and any(
-            queue.state.holds(name) for queue in worker.queues
+            queue.state.leases.holds(name) for queue in worker.queues
         )
 
     def drop(self, answerer: Answerer) -> None:
@@ -552,7 +552,7 @@ class QueueService(Service):
             if worker.answerers:
                 continue
             for queue in worker.queues:
-                queue.state.worker_left(name, now, reclaim_ms)
+                queue.state.leases.cut_short(name, now.mono_ms + reclaim_ms)
                 self.watch(queue)
             if not worker.queues:
                 del self._workers[name]
@@ -605,7 +605,9 @@ class QueueService(Service):
             starts = self._content.starts.values()
             log.trim_offset = min(starts, default=log.high_watermark)
         for name, worker in [*self._workers.items()]:
-            worker.queues = {each for each in worker.queues if each.state.holds(name)}
+            worker.queues = {
+                each for each in worker.queues if each.state.leases.holds(name)
+            }
             if not worker.answerers and not worker.queues:
                 del self._workers[name]
 

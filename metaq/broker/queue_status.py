@@ -111,7 +111,7 @@ def _full(queue: ServedQueue) -> str:
         f"{_subject(queue)}: {state.open_count} messages are open{of_all}, and no other"
         " is given out before one of them is settled"
     )
-    holders = state.holders()
+    holders = state.leases.holders()
     if holders:
         most = max(holders, key=lambda name: (holders[name], name))
         text += f"; worker {most} has most, {holders[most]}"
@@ -150,7 +150,7 @@ def line_of(
         "held": {},
     }
     if queue is not None:
-        holders = queue.state.holders()
+        holders = queue.state.leases.holders()
         most = sorted(holders.items(), key=lambda each: (-each[1], each[0]))
         fields |= {
             **_figures(queue),

@@ -4,6 +4,7 @@ import enum
 import sys
 from typing import Final, NamedTuple
 
+from metaq.deadlines import Deadlines
 from metaq.model import Offset, SizeBytes
 
 SPARE_MAX: Final = 16
@@ -103,6 +104,76 @@ class Lease:
         """Return those that are leased by it, as they were given."""
         # One that was given back, and taken again in its millisecond, is there twice.
         return [*dict.fromkeys(each for each in self.given if each.lease is self)]
+
+
+class LeaseTable:
+    """The leases of a queue: whose, and until when. Owner: the state."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._ends: Deadlines[Lease] = Deadlines()
+        self._of_worker: dict[str, dict[Lease, None]] = {}
+        self._last: Lease | None = None
+        """The last that was begun, while it may get more messages."""
+
+    @property
+    def first_ms(self) -> float | None:
+        """Return a time before which no lease ends; None: there is none."""
+        return self._ends.first_s
+
+    def holders(self) -> dict[str, int]:
+        """Return worker → how many messages it has."""
+        return {
+            worker: sum(lease.count for lease in leases)
+            for worker, leases in self._of_worker.items()
+        }
+
+    def holds(self, worker: str) -> bool:
+        """Return whether a worker has any message."""
+        return worker in self._of_worker
+
+    def lease_of(self, worker: str, end_ms: int) -> Lease:
+        """Return the lease of a worker until a moment, to which messages are added."""
+        lease = self._last
+        if lease is None or lease.worker != worker or lease.end_ms != end_ms:
+            lease = self._last = Lease(worker, end_ms)
+            self._of_worker.setdefault(worker, {})[lease] = None
+            self._ends.set(lease, end_ms)
+        return lease
+
+    def tidy(self, left: list[Lease]) -> None:
+        """Look at leases that messages have left, and take them off the list."""
+        for lease in {*left} if len(left) > 1 else left:
+            if lease.count:
+                lease.tidy()
+            else:
+                self.drop(lease)
+        left.clear()
+
+    def drop(self, lease: Lease) -> None:
+        """Forget a lease of nothing."""
+        if lease is self._last:
+            self._last = None
+        self._ends.clear(lease)
+        leases = self._of_worker[lease.worker]
+        del leases[lease]
+        if not leases:
+            del self._of_worker[lease.worker]
+
+    def cut_short(self, worker: str, end_ms: int) -> None:
+        """Let the leases of a worker end at a time, where they end later."""
+        self._last = None
+        for lease in self._of_worker.get(worker, ()):
+            self._ends.set(lease, min(end_ms, lease.end_ms))
+
+    def restore(self, worker: str) -> None:
+        """Let the leases of a worker end as they were given."""
+        for lease in self._of_worker.get(worker, ()):
+            self._ends.set(lease, lease.end_ms)
+
+    def take_due(self, now_ms: int) -> list[Lease]:
+        """Return the leases that are over, oldest first; `tidy` follows."""
+        return self._ends.take_due(now_ms)
 
 
 class Reclaim(NamedTuple):

@@ -38,7 +38,7 @@ from typing import Final, NamedTuple
 from metaq.deadlines import Deadlines
 from metaq.model import Offset, SizeBytes
 from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, SettleVerb, Word
-from metaq.queues.leases import At, Lease, OpenBound, OpenMessage, Reclaim
+from metaq.queues.leases import At, Lease, LeaseTable, OpenBound, OpenMessage, Reclaim
 from metaq.queues.rules import INCARNATION_SHIFT, Now, QueueRules
 from metaq.queues.state_log import Change, Done, DoneRanges, QueueImage, Returned
 
@@ -131,6 +131,8 @@ class QueueState:
         """Bytes that retention took before they were looked at."""
         self._open_max = open_max
         self.bound = bound or OpenBound()
+        self.leases: Final = LeaseTable()
+        """Cut short while their worker has no connection."""
         self.reclaim = reclaim
         """None when its time is over."""
         self._reclaim_end = Offset(0) if reclaim is None else reclaim.end
@@ -143,11 +145,7 @@ class QueueState:
         self._queued: list[Offset] = []
         self._alone: list[Offset] = []
         self._delays: Deadlines[Offset] = Deadlines()
-        self._leases: Deadlines[Lease] = Deadlines()
-        self._last_lease: Lease | None = None
-        """The last that was begun, while it may get more messages."""
         self._keys: dict[int, list[Offset]] = {}
-        self._held: dict[str, dict[Lease, None]] = {}
         self._changes = list[Change]()
         self._passed = DoneRanges()
         """Passed over since the last `drain_changes`."""
@@ -191,17 +189,6 @@ class QueueState:
         self.bound.count -= len(self._open)
         self.bound = OpenBound()  # a letter may be stored yet
 
-    def holders(self) -> dict[str, int]:
-        """Return worker → how many messages it has."""
-        return {
-            worker: sum(lease.count for lease in leases)
-            for worker, leases in self._held.items()
-        }
-
-    def holds(self, worker: str) -> bool:
-        """Return whether a worker has any."""
-        return worker in self._held
-
     def hot_key(self) -> HotKey | None:
         """Return the key for which most messages wait; None: none waits for any."""
         lock = max(self._keys, key=lambda each: len(self._keys[each]), default=0)
@@ -224,7 +211,7 @@ class QueueState:
     def next_due_ms(self) -> int | None:
         """Return a time before which `on_time` has nothing to do; None: never."""
         until_ms = None if self.reclaim is None else self.reclaim.until_ms
-        firsts = self._leases.first_s, self._delays.first_s, until_ms
+        firsts = self.leases.first_ms, self._delays.first_s, until_ms
         return min((int(each) for each in firsts if each is not None), default=None)
 
     # -- finding
@@ -354,7 +341,10 @@ class QueueState:
         """
         taken = list[Taken]()
         left_bytes, queued = bytes_max, self._alone if is_alone else self._queued
-        find, lease = self._open.get, self._lease_of(worker, now.mono_ms + lease_ms)
+        find, lease = (
+            self._open.get,
+            self.leases.lease_of(worker, now.mono_ms + lease_ms),
+        )
         life = self.incarnation << INCARNATION_SHIFT
         while queued and len(taken) < count:
             message = find(queued[0])
@@ -377,7 +367,7 @@ class QueueState:
             left_bytes -= size_bytes
             taken.append(Taken(offset, size_bytes, delivery, message.count))
         if not lease.count:
-            self._drop(lease)
+            self.leases.drop(lease)
         return taken
 
     def _first(self, queued: list[Offset]) -> OpenMessage | None:
@@ -424,7 +414,7 @@ class QueueState:
                 if start != end:
                     self._note_done(start, end)
                     start = end
-                self._tidy(left)
+                self.leases.tidy(left)
                 words.append(self.settle(worker, entry, now))
                 continue
             if offset != end:
@@ -442,7 +432,7 @@ class QueueState:
             self._note_done(start, end)
         self.bound.count -= count
         self.done_count += count
-        self._tidy(left)
+        self.leases.tidy(left)
         return words
 
     def _note_done(self, start: Offset, end: Offset) -> None:
@@ -595,7 +585,7 @@ class QueueState:
         letters, self._letters = self._letters, []
         return letters
 
-    # -- time, workers
+    # -- time
 
     def on_time(self, now: Now) -> None:
         """End the leases, the delays and the reclaim time that are over."""
@@ -604,7 +594,7 @@ class QueueState:
             for message in self._open.values():
                 if message.at is At.READY:
                     self._queue(message)
-        for lease in self._leases.take_due(now.mono_ms):
+        for lease in self.leases.take_due(now.mono_ms):
             for message in lease.messages():
                 self.expired_count += 1
                 if message.count >= self.rules.deliveries_max:
@@ -616,18 +606,6 @@ class QueueState:
             message = self._open[offset]
             message.at = At.READY
             self._queue(message)
-
-    def worker_left(self, worker: str, now: Now, reclaim_ms: int) -> None:
-        """Cut the leases of a worker short: it has no connection for now."""
-        end_ms = now.mono_ms + reclaim_ms
-        self._last_lease = None
-        for lease in self._held.get(worker, ()):
-            self._leases.set(lease, min(end_ms, lease.end_ms))
-
-    def worker_seen(self, worker: str) -> None:
-        """Let the leases of a worker go on: it is back."""
-        for lease in self._held.get(worker, ()):
-            self._leases.set(lease, lease.end_ms)
 
     # -- for a restart
 
@@ -681,7 +659,7 @@ class QueueState:
         if message.lease is not None:
             lease = message.lease
             lease.leave(message)
-            self._tidy([lease])
+            self.leases.tidy([lease])
         elif message.at is At.DELAYED:
             self._delays.clear(message.offset)
         elif message.at is At.HELD:
@@ -689,35 +667,7 @@ class QueueState:
 
     def _lease(self, message: OpenMessage, worker: str, end_ms: int) -> None:
         self._leave(message)
-        self._lease_of(worker, end_ms).add(message)
-
-    def _lease_of(self, worker: str, end_ms: int) -> Lease:
-        """Return the lease of a worker until a moment, to which messages are added."""
-        lease = self._last_lease
-        if lease is None or lease.worker != worker or lease.end_ms != end_ms:
-            lease = self._last_lease = Lease(worker, end_ms)
-            self._held.setdefault(worker, {})[lease] = None
-            self._leases.set(lease, end_ms)
-        return lease
-
-    def _tidy(self, left: list[Lease]) -> None:
-        """Look at leases that messages have left, and take them off the list."""
-        for lease in {*left} if len(left) > 1 else left:
-            if lease.count:
-                lease.tidy()
-            else:
-                self._drop(lease)
-        left.clear()
-
-    def _drop(self, lease: Lease) -> None:
-        """Forget a lease of nothing."""
-        if lease is self._last_lease:
-            self._last_lease = None
-        self._leases.clear(lease)
-        leases = self._held[lease.worker]
-        del leases[lease]
-        if not leases:
-            del self._held[lease.worker]
+        self.leases.lease_of(worker, end_ms).add(message)
 
     def _return(self, message: OpenMessage, delay_ms: int, now: Now) -> None:
         """Have a message given out again; a restart knows how often it was."""

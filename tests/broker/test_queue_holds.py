@@ -107,7 +107,7 @@ def test_a_rollback_gives_the_message_to_its_worker_again(
             service.tick()
             if how != "connection":
                 await until(lambda: not queue.state.held_count)
-                assert queue.state.holders() == {"w1": 1}
+                assert queue.state.leases.holders() == {"w1": 1}
                 assert await worker.say(a, SettleVerb.NACK, 0) is Word.OK
         (again,) = await Worker(peer, "w2").take(1, wait_ms=20_000)
         assert (again.data, again.deliveries) == (b"a", 2)

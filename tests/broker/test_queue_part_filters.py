@@ -57,7 +57,7 @@ def test_a_take_waits_for_a_match(tmp_path: Path) -> None:
             assert other.session.taker_count == 1
             ((start, _),) = await put_tagged(peer, "paid")
             assert (await other.read_some()).startswith(b"value ")
-            assert queue.state.holders() == {"w1": 1}
+            assert queue.state.leases.holders() == {"w1": 1}
             assert queue.state.floor == start
 
     run(tmp_path, scenario, **PAID)
@@ -131,6 +131,6 @@ def test_a_block_that_cannot_be_read_is_given_out(tmp_path: Path) -> None:
         reply = await peer.ask(encode(Put("test", 0, payload, 3, -1, 1)))
         assert reply.startswith(b"result 200")
         await peer.send(encode(Worker(peer).taking(1, wait_ms=20_000)))
-        await until(lambda: queue_of(broker).state.holders() == {"w1": 1})
+        await until(lambda: queue_of(broker).state.leases.holders() == {"w1": 1})
 
     run(tmp_path, scenario, **PAID)

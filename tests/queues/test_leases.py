@@ -30,7 +30,7 @@ def test_what_is_taken_again_at_once_ends_once() -> None:
     rig.take(1)
     rig.pass_time(30_000)
     assert rig.state.expired_count == 2
-    assert (rig.state.ready_count, rig.state.holders()) == (2, {})
+    assert (rig.state.ready_count, rig.state.leases.holders()) == (2, {})
 
 
 def test_leases_of_a_worker_that_is_away_end_early_and_a_later_one_does_not() -> None:
@@ -38,8 +38,8 @@ def test_leases_of_a_worker_that_is_away_end_early_and_a_later_one_does_not() ->
     rig = Rig()
     rig.put(2)
     rig.take(1)
-    rig.state.worker_left("w", rig.now, 2_000)
+    rig.state.leases.cut_short("w", rig.now.mono_ms + 2_000)
     rig.take(1)
     rig.pass_time(2_000)
     assert rig.state.expired_count == 1
-    assert rig.state.holders() == {"w": 1}
+    assert rig.state.leases.holders() == {"w": 1}

@@ -129,7 +129,7 @@ def test_a_transaction_holds_a_message_until_its_outcome() -> None:
     rig.put(2)
     a, b = rig.take(2, lease_ms=LEASE_MS)
     assert rig.hold(a) is Word.OK
-    rig.state.worker_left("w", rig.now, RECLAIM_MS)
+    rig.state.leases.cut_short("w", rig.now.mono_ms + RECLAIM_MS)
     rig.pass_time(RECLAIM_MS)
     assert [each.offset for each in rig.take(9)] == [b.offset]
     assert (rig.state.held_count, rig.state.open_count, rig.state.floor) == (1, 2, 0)
@@ -153,7 +153,7 @@ def test_after_a_rollback_a_message_is_its_workers_again() -> None:
     assert rig.hold(a, "w1") is Word.OK
     rig.pass_time(10 * LEASE_MS)
     rig.roll_back(a)
-    assert (rig.state.holders(), rig.state.held_count) == ({"w1": 1}, 0)
+    assert (rig.state.leases.holders(), rig.state.held_count) == ({"w1": 1}, 0)
     rig.pass_time(rig.rules.lease_ms - 1)
     assert rig.take() == []
     assert rig.settle(a, SettleVerb.NACK, 0) is Word.OK
@@ -397,16 +397,16 @@ def test_a_worker_that_is_gone_gives_its_messages_back_in_a_moment() -> None:
     rig = Rig()
     rig.put(2)
     rig.take(1, "stays"), rig.take(1, "goes")
-    rig.state.worker_left("goes", rig.now, RECLAIM_MS)
+    rig.state.leases.cut_short("goes", rig.now.mono_ms + RECLAIM_MS)
     rig.pass_time(RECLAIM_MS - 1)
     assert rig.take(9) == []
-    rig.state.worker_seen("goes")
+    rig.state.leases.restore("goes")
     rig.pass_time(RECLAIM_MS)
     assert rig.take(9) == []
-    rig.state.worker_left("goes", rig.now, RECLAIM_MS)
+    rig.state.leases.cut_short("goes", rig.now.mono_ms + RECLAIM_MS)
     rig.pass_time(RECLAIM_MS)
     assert numbers(rig.take(9)) == [1]
-    assert rig.state.holders() == {"stays": 1, "w": 1}
+    assert rig.state.leases.holders() == {"stays": 1, "w": 1}
 
 
 def test_retention_ends_what_it_takes() -> None:
@@ -697,7 +697,7 @@ def test_settles_of_one_request_are_taken_in_their_order() -> None:
         "Done", "Returned", "Done", "Done",
     ]  # fmt: skip
     assert (rig.state.floor, rig.state.open_count) == (500, 0)
-    assert (rig.state.done_count, rig.state.holders()) == (5, {})
+    assert (rig.state.done_count, rig.state.leases.holders()) == (5, {})
 
 
 def test_acks_of_one_request_end_their_leases() -> None:
@@ -709,9 +709,9 @@ def test_acks_of_one_request_end_their_leases() -> None:
     second = rig.take(2)
     acks = [_ack(each) for pair in zip(first, second, strict=True) for each in pair]
     assert rig.state.settle_all("w", acks[:3], rig.now) == [Word.OK] * 3
-    assert rig.state.holders() == {"w": 1}
+    assert rig.state.leases.holders() == {"w": 1}
     assert rig.state.settle_all("w", acks[3:], rig.now) == [Word.OK]
-    assert rig.state.holders() == {}
+    assert rig.state.leases.holders() == {}
 
 
 def test_an_open_message_takes_little_memory() -> None:

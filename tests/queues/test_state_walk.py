@@ -201,7 +201,7 @@ class Walk:
     def leave(self) -> None:
         worker = self.rng.choice(WORKERS)
         self.present.discard(worker)
-        self.rig.state.worker_left(worker, self.rig.now, RECLAIM_MS)
+        self.rig.state.leases.cut_short(worker, self.rig.now.mono_ms + RECLAIM_MS)
         soon_ms = self.rig.now.mono_ms + RECLAIM_MS
         for at, (taken, until_ms) in self.held.items():
             if until_ms == FOREVER_MS:
@@ -212,7 +212,7 @@ class Walk:
     def come_back(self) -> None:
         worker = self.rng.choice(WORKERS)
         self.present.add(worker)
-        self.rig.state.worker_seen(worker)
+        self.rig.state.leases.restore(worker)
 
     def snapshot(self) -> None:
         if not self.rig.letters:
