@@ -131,6 +131,13 @@ class UnroutableError(ServerError):
     """
 
 
+class NotAnExchangeError(ServerError):
+    """500 to a message for an exchange that is not there (code `no-exchange`).
+
+    It is not stored.
+    """
+
+
 class NoRecordError(ServerError):
     """500 to a question about a range that begins or ends within a record.
 

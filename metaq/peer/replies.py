@@ -19,6 +19,7 @@ from metaq.errors import (
     DiskFailedError,
     NoRecordError,
     NoRoomError,
+    NotAnExchangeError,
     NotDefinedError,
     NotLeaderError,
     SequenceUsedError,
@@ -37,6 +38,7 @@ from metaq.protocol.decimals import I32_MAX
 from metaq.protocol.texts import (
     DAMAGED,
     IN_DOUBT,
+    NO_EXCHANGE,
     NO_RECORD,
     NO_ROOM,
     NOT_DEFINED,
@@ -67,6 +69,7 @@ _KIND_OF_CODE: Final[dict[str, type[WireError]]] = {
     IN_DOUBT: UnknownPutError,
     SEQUENCE_USED: SequenceUsedError,
     UNROUTABLE: UnroutableError,
+    NO_EXCHANGE: NotAnExchangeError,
     NO_RECORD: NoRecordError,
     NOT_DEFINED: NotDefinedError,
     NOT_LEADER: NotLeaderError,

@@ -166,7 +166,7 @@ def queue_group_unknown(group: str) -> str:
 
 def no_exchange(name: str) -> str:
     """Return our text for a mandatory put to what is no exchange (500)."""
-    return f"'{name}' is no exchange on this broker"
+    return with_code(f"'{name}' is no exchange on this broker", NO_EXCHANGE, {})
 
 
 def unroutable(
@@ -250,6 +250,8 @@ UNROUTED: Final = "no binding of the exchange matches the message: it is not sto
 UNROUTABLE: Final = "unroutable"
 """A mandatory put to an exchange is not stored: no binding matches a message of it.
 `messages` are the numbers of such messages in their batch, as of `too-far`."""
+NO_EXCHANGE: Final = "no-exchange"
+"""A put with a route is not stored: what it is to is a topic, or is not there."""
 TOO_FAR: Final = "too-far"
 """A put with a time is not stored: times of some of its messages are too far away.
 `messages` are the numbers of these, the first NAMED_MAX, in a batch of several."""

@@ -49,6 +49,7 @@ from metaq.errors import (
     LocalProtocolError,
     MetaqError,
     NoBrokerError,
+    NotAnExchangeError,
     NotSentError,
     RemoteProtocolError,
     SequenceUsedError,
@@ -57,7 +58,6 @@ from metaq.errors import (
 )
 from metaq.model import BrokerAddress, TopicPartition
 from metaq.peer.connection import BrokerConnection
-from metaq.protocol import texts
 from metaq.protocol.commands import Reply
 from metaq.protocol.version import Capabilities
 from metaq.record.layout import HEADER_BYTES, PAYLOAD_BYTES_MAX
@@ -573,7 +573,7 @@ class PartitionSender:
         now_s = self._buffer.clock.monotonic_s()
         is_late = now_s >= request.batch.deadline_s
         if decision is Reaction.FAIL or is_late or outcomes.is_over:
-            if str(error) == texts.no_exchange(self.partition.topic):
+            if isinstance(error, NotAnExchangeError):
                 error = ExchangeError(str(error))  # a topic, or one that was deleted
             outcomes.fail(request, error)
             return
