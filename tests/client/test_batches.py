@@ -209,6 +209,7 @@ def test_results_follow_the_order_of_the_list() -> None:
         parts = [(one, 1, 2), (two, 0, 2)]
         assert [r.message_id for r in SendResults(parts, None)] == [101, 102, 200, 201]
         mixed = SendResults(parts, [3, 0, 2, 1])
+        assert repr(mixed) == "SendResults(4 messages)"
         assert [r.message_id for r in mixed] == [201, 101, 200, 102]
         assert mixed[-1].message_id == 102
         assert [r.message_id for r in mixed[1:3]] == [101, 200]

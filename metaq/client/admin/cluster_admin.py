@@ -328,8 +328,8 @@ class AdminGroup(AdminCall):
         if live:
             raise GroupInUseError(
                 f"group {self._group}: expected no live member, got {len(live)}"
-                f" ({printable(name_few(live))}); a member goes on from where it is,"
-                " and its next commit overwrites what is written here"
+                f" ({printable(name_few(live))}); end them first: a member goes on from"
+                " where it is, and its next commit writes that again"
             )
 
     async def write_offsets(self, changes: Sequence[OffsetChange]) -> None:

@@ -463,6 +463,9 @@ class SendResults(Sequence[SendResult]):
         """Return the number of messages."""
         return self._starts[-1]
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} messages)"
+
     @overload
     def __getitem__(self, at: int) -> SendResult: ...
     @overload
