@@ -12,7 +12,8 @@ from typing import Any, Final
 import pytest
 
 from metaq.client.consume.current_batch import CurrentBatch
-from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
+from metaq.client.consume.fetch_buffer import FetchBuffer
+from metaq.client.consume.fetched_batch import FetchedBatch
 from metaq.client.consume.subscription_state import SubscriptionState
 from metaq.client.group.hooks import Hooks
 from metaq.client.offsets.committer import Committer

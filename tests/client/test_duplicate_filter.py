@@ -15,7 +15,8 @@ import pytest
 
 from metaq.client import AsyncConsumer, LruDuplicateIds, MemoryOffsets, Message
 from metaq.client.consume.duplicate_filter import WAITING_COUNT_MAX, DuplicateFilter
-from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
+from metaq.client.consume.fetch_buffer import FetchBuffer
+from metaq.client.consume.fetched_batch import FetchedBatch
 from metaq.client.duplicate_ids import key_of
 from metaq.clock import SystemClock
 from metaq.model import GroupOffset, MessageId, Offset

@@ -10,11 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.client.consume.current_batch import CurrentBatch
-from metaq.client.consume.fetch_buffer import (
-    PARTITION_BATCHES_MAX,
-    FetchBuffer,
-    FetchedBatch,
-)
+from metaq.client.consume.fetch_buffer import PARTITION_BATCHES_MAX, FetchBuffer
+from metaq.client.consume.fetched_batch import FetchedBatch
 from metaq.errors import ClosedError, OwnershipLostError
 from metaq.model import (
     BrokerId,
@@ -149,25 +146,6 @@ def test_a_fenced_partition_is_handed_out_no_more_and_reports_nothing() -> None:
     assert buffer.take_nowait() is None
     buffer.put(batch(ZERO, 6, 1))  # an answer that was on its way
     assert buffer.take_nowait() is None
-
-
-def test_what_was_stopped_hands_out_no_more_to_old_loops_and_new_ones() -> None:
-    stopped = batch(ZERO, 0, 4)
-    old = stopped.begin()
-    assert numbers([next(old)]) == [0]
-    stopped.stop()
-    assert list(old) == list(stopped.begin()) == stopped.take(2) == []
-    assert stopped.handed == 1
-
-
-def test_a_loop_ends_where_the_next_one_begins_and_none_is_skipped() -> None:
-    one = batch(ZERO, 0, 4)
-    first = one.begin()
-    assert numbers([next(first)]) == [0]
-    second = one.begin()
-    assert list(first) == []
-    assert numbers(list(second)) == [1, 2, 3]
-    assert (one.handed, one.handled) == (4, 3)
 
 
 def test_committing_what_was_taken_away_is_refused() -> None:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.client.consume import progress
-from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
+from metaq.client.consume.fetch_buffer import FetchBuffer
+from metaq.client.consume.fetched_batch import FetchedBatch
 from metaq.client.consume.progress import (
     UNKNOWN_LAG,
     Lag,

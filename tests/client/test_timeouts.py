@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from metaq.client import Client, FileOffsets, Spooled
-from metaq.client.consume.fetch_buffer import FetchedBatch
+from metaq.client.consume.fetched_batch import FetchedBatch
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.errors import ClosedError, CoordinationError, RequestTimeoutError
 from metaq.fs import FileSystem

@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
-from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
+from metaq.client.consume.fetch_buffer import FetchBuffer
+from metaq.client.consume.fetched_batch import FetchedBatch
 from metaq.errors import ClientError, MetaqError, OwnershipLostError
 from metaq.model import Message, Offset, TopicPartition
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 
-from metaq.client.consume.fetch_buffer import FetchedBatch
+from metaq.client.consume.fetched_batch import FetchedBatch
 from metaq.client.duplicate_ids import DuplicateIds, key_of
 from metaq.client.off_loop import OffLoop
 from metaq.client.offsets.offset_store import Offsets

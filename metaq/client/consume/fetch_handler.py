@@ -10,7 +10,8 @@ from typing import Final
 
 from metaq.client.consume.decode import matching
 from metaq.client.consume.duplicate_filter import DuplicateFilter
-from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
+from metaq.client.consume.fetch_buffer import FetchBuffer
+from metaq.client.consume.fetched_batch import FetchedBatch
 from metaq.client.offsets.offset_reset import NOTHING_HANDLED
 from metaq.client.options import ConsumerOptions
 from metaq.clock import Clock

@@ -27,7 +27,8 @@ from typing import Final
 from metaq.client.cluster.context import ClientContext, MessageSender
 from metaq.client.consume.dead_letter_topics import LetterTopics
 from metaq.client.consume.dead_letters import DeadLetterSelector, origin_of
-from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
+from metaq.client.consume.fetch_buffer import FetchBuffer
+from metaq.client.consume.fetched_batch import FetchedBatch
 from metaq.client.consume.handler_tasks import AsyncHandler, HandlerTasks, failure_of
 from metaq.client.consume.local_retry_store import LocalRetryStore, OnReplayed
 from metaq.client.consume.redelivery import (

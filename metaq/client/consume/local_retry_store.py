@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
+from metaq.client.consume.fetch_buffer import FetchBuffer
+from metaq.client.consume.fetched_batch import FetchedBatch
 from metaq.client.consume.redelivery import FailureLog, RetryPolicy
 from metaq.client.off_loop import call_off_loop, close_off_loop, open_off_loop
 from metaq.client.spool import SPOOL_THREADS_MAX, Spool, spool_name

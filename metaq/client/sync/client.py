@@ -22,7 +22,7 @@ from metaq.client.client_statistics import ClientStatistics
 from metaq.client.consume.browse import browse_topic
 from metaq.client.consume.consumer import AsyncConsumer, AsyncMessageBatch
 from metaq.client.consume.current_batch import Filling
-from metaq.client.consume.fetch_buffer import FetchedBatch
+from metaq.client.consume.fetched_batch import FetchedBatch
 from metaq.client.consume.find import find_messages
 from metaq.client.consume.message_batch import ListedMessages, check_bounds
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from metaq.client.consume.consumer import AsyncConsumer
-from metaq.client.consume.fetch_buffer import FetchedBatch
+from metaq.client.consume.fetched_batch import FetchedBatch
 from metaq.client.consume.handling import Handling
 from metaq.client.consume.redelivery import RetryPolicy
 from metaq.client.options import check_plain_function
