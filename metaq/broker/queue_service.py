@@ -447,8 +447,7 @@ class QueueService(Service):
         name = _name_of(group, log)
         content = self._content
         if content is None:
-            cause = self._failure or "they are being read"
-            raise UnavailableError(f"queue groups are away: {cause}")
+            raise self._away()
         is_new = name not in content.images.by_name
         image = content.images.by_name.get(name)
         if image is None:
@@ -498,6 +497,11 @@ class QueueService(Service):
         if buried:
             queue.note_done(buried, lambda _error: None)
         return queue
+
+    def _away(self) -> UnavailableError:
+        """Return why no queue is known."""
+        cause = self._failure or "they are being read"
+        return UnavailableError(f"queue groups are away: {cause}")
 
     def _forget(self, group: QueueGroup, queue: ServedQueue) -> None:
         """Drop a queue from memory."""
@@ -691,6 +695,11 @@ class QueueService(Service):
             if queue.problem
         ]
         return (*away, *stopped, *self.letters.problems())
+
+    def require_read(self) -> None:
+        """Raise UnavailableError where `lines` would lack queues."""
+        if self._groups and self._is_leading and self._content is None:
+            raise self._away()
 
     def lines(self) -> list[str]:
         """Return the lines of `stats queues`: one for each group and partition."""
