@@ -168,6 +168,9 @@ class QueueGroups(Protocol):
     def problems(self) -> tuple[str, ...]:
         """Return one sentence for each thing that needs an operator's attention."""
 
+    def require_read(self) -> None:
+        """Raise UnavailableError where `lines` would lack queues."""
+
     def lines(self) -> list[str]:
         """Return the lines of `stats queues`."""
 

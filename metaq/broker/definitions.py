@@ -121,7 +121,8 @@ class Definitions(Service):
             ExchangeDefinition | str, ExchangeDefinition
         ](
             "exchange",
-            "make it again, or delete it after that",
+            f"make it again, with its bindings, which {EXCHANGES_COPY_NAME} of the data"
+            " directory has until then, or delete it after that",
             self._path.with_name(EXCHANGES_COPY_NAME),
             encode_copied,
             lambda each: each,

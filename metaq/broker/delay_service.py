@@ -160,6 +160,9 @@ class DelayService(Service):
             command.from_ms,
             command.to_ms,
         )
+        problems = [*self._unread()]
+        if problems:
+            found["problems"] = problems
         return json.dumps(found).encode()
 
     def _answer_later(
@@ -268,7 +271,13 @@ class DelayService(Service):
             tier.reached = each[:2]
         if not batch:
             return False
-        await self._deliver(batch, progress, now_ms)
+        try:
+            await self._deliver(batch, progress, now_ms)
+        except MetaqError:
+            # What was taken waits still, and is shown.
+            for number, tier in enumerate(self.tiers):
+                await self._follow(number, tier, now_ms)
+            raise
         return True
 
     def take(self, now_ms: int) -> tuple[list[DueRecord], list[Progress]]:
@@ -522,11 +531,15 @@ class DelayService(Service):
     def _problems(self) -> Iterator[str]:
         if self._problem:
             yield f"delayed messages are not delivered: {self._problem}"
-        for tier in self.tiers:
-            if tier.problem:
-                yield f"delayed messages of {tier.log_id} are not read: {tier.problem}"
+        yield from self._unread()
         for topic, text in sorted(self._stalled.items()):
             yield f"delayed messages wait for topic '{topic}': {text}"
+
+    def _unread(self) -> Iterator[str]:
+        """Yield a sentence for each tier of which not all is known."""
+        for tier in self.tiers:
+            if tier.damage:
+                yield f"delayed messages of {tier.log_id} are not read: {tier.damage}"
 
 
 def record_positions(data: bytes | bytearray) -> list[int]:

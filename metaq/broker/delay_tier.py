@@ -40,6 +40,7 @@ from metaq.model import LogId, Offset, Position, SizeBytes
 from metaq.record.layout import HEADER, HEADER_BYTES, Record
 from metaq.record.scan import read_record
 from metaq.storage.append_request import AppendTicket
+from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import Segment
 
@@ -117,6 +118,14 @@ class DelayTier:
     def log(self) -> PartitionLog | None:
         """Return its partition; None before its first record."""
         return self._logs.find(self.log_id)
+
+    @property
+    def damage(self) -> str:
+        """Return why some of what waits may not be known; "" where all of it is."""
+        log = self.log
+        if not self.problem and log is not None and log.state is LogState.STOPPED:
+            return str(log.damage[0])
+        return self.problem
 
     @property
     def waiting_messages(self) -> int:

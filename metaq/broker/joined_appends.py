@@ -148,6 +148,8 @@ class JoinedAppends:
         tx.holds.append(decision)
 
         def end(error: MetaqError | None) -> None:
+            if error is not None and isinstance(error.__cause__, MetaqError):
+                error = error.__cause__  # the error itself has Java's words for all
             on_done(None if decision.is_committed else error)
 
         transactions.commit(key, self, end, is_two_phase=False)

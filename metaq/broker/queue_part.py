@@ -86,6 +86,8 @@ class ServedQueue:
         """A read is under way for it."""
         self.problem = ""
         """Why nothing more is found; "" when nothing is wrong."""
+        self.retry_ms = 0
+        """Monotonic: with a problem it is not looked at before, while others are."""
         self.lost_count = 0
         """Messages that retention took before they were done."""
         self.lost_ms = 0

@@ -60,11 +60,11 @@ from metaq.queues.rules import Now, QueueRules
 from metaq.queues.state import QueueState
 from metaq.queues.state_log import (
     Images,
-    QueueImage,
     QueueName,
     StateKind,
     StateRecord,
     encode_state,
+    snapshot_of,
 )
 from metaq.retry import Backoff, wait_set
 from metaq.storage.log_state import LogState
@@ -174,6 +174,8 @@ class QueueService(Service):
             logs = self._context.topics.logs()
             self._reclaim_ends = {log.log_id: log.next_offset for log in logs}
             self.restart_reclaim()
+            is_open = LogState.OPEN
+            self._cut({o.log_id: o.next_offset for o in logs if o.state is is_open})
         self._delete(self._is_over)
         for group in self._groups.values():
             self._open_latest(group)
@@ -290,6 +292,7 @@ class QueueService(Service):
 
     def on_new_log(self, log_id: LogId) -> None:
         """Serve a partition that was just made."""
+        self._cut({log_id: Offset(0)})
         for group in self._groups.values():
             if group.definition.topic == log_id.topic:
                 group.all_queues = None
@@ -331,9 +334,34 @@ class QueueService(Service):
             content.images.remove(name)
             content.starts.pop(name, None)
             gone = StateRecord(StateKind.DELETED, queue_id, 0, Offset(0), name=name)
-            self._journal.append(QUEUES, encode_state(gone), self._on_deleted)
+            self._journal.append(QUEUES, encode_state(gone), self._on_written)
 
-    def _on_deleted(self, error: MetaqError | None) -> None:
+    def _cut(self, ends: Mapping[LogId, Offset]) -> None:
+        """Forget what queues know above the ends of their logs, which were set back.
+
+        Each is another log, or an older state of it: what comes there is not done.
+        """
+        content = self._content
+        if content is None:
+            return
+        for name, image in content.images.by_name.items():
+            log_id = LogId(name.topic, name.partition)
+            end = ends.get(log_id)
+            if end is None or image.end <= end:
+                continue
+            _log.warning(
+                "queue group goes on at the end of a log that was set back:"
+                " partition=%s group=%s end=%d known=%d",
+                log_id,
+                name.group,
+                end,
+                image.end,
+            )
+            image.cut(end)
+            known = snapshot_of(content.images.id_of(name), name, image)
+            self._journal.append(QUEUES, encode_state(known), self._on_written)
+
+    def _on_written(self, error: MetaqError | None) -> None:
         if error is not None:
             self.fail(error)
 
@@ -419,18 +447,16 @@ class QueueService(Service):
         name = _name_of(group, log)
         content = self._content
         if content is None:
-            cause = self._failure or "they are being read"
-            raise UnavailableError(f"queue groups are away: {cause}")
+            raise self._away()
         is_new = name not in content.images.by_name
         image = content.images.by_name.get(name)
         if image is None:
-            image = QueueImage(_first_floor(group, log))
+            image = content.images.begin(name, _first_floor(group, log))
         letters_topic = group.definition.dead_letter_topic
         buried = stored_letters(self._context, letters_topic, name, log)
         image.apply(buried)
         image.incarnation += 1
         queue_id = content.images.id_of(name)
-        content.images.by_name[name] = image
         limits = self._context.config.limits
         rules = rules_of(group.definition)
         if queue is not None:
@@ -471,6 +497,11 @@ class QueueService(Service):
         if buried:
             queue.note_done(buried, lambda _error: None)
         return queue
+
+    def _away(self) -> UnavailableError:
+        """Return why no queue is known."""
+        cause = self._failure or "they are being read"
+        return UnavailableError(f"queue groups are away: {cause}")
 
     def _forget(self, group: QueueGroup, queue: ServedQueue) -> None:
         """Drop a queue from memory."""
@@ -651,6 +682,11 @@ class QueueService(Service):
             if queue.problem
         ]
         return (*away, *stopped, *self.letters.problems())
+
+    def require_read(self) -> None:
+        """Raise UnavailableError where `lines` would lack queues."""
+        if self._groups and self._is_leading and self._content is None:
+            raise self._away()
 
     def lines(self) -> list[str]:
         """Return the lines of `stats queues`: one for each group and partition."""

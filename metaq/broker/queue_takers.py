@@ -42,6 +42,8 @@ REPLIES_MAX: Final = 8
 it, and with all of them in one the workers would wait for the last."""
 BUSY_MS_MAX: Final = 5_000
 """Longest wait of a `take` without one, for a queue that is being opened or read."""
+RETRY_MS: Final = 1000
+"""Between two looks at a partition that cannot be read, while others are served."""
 TIMER_S: Final = 0.005
 """Waits, leases and delays that end within this end together."""
 
@@ -188,7 +190,11 @@ class Takers:
     def _serve(self, group: QueueGroup, queue: ServedQueue, taker: Taker) -> bool:
         """Give a taker what a queue has; return whether that changed anything."""
         now = self._service.now()
-        if queue.is_busy:
+        if queue.is_busy or (
+            taker.command.partition < 0
+            and now.mono_ms < queue.retry_ms
+            and _has_sound(group, queue)
+        ):
             return False
         count = min(taker.command.count, TAKE_COUNT_MAX)
         try:
@@ -196,7 +202,7 @@ class Takers:
                 self._read(queue, count, group)
                 return False
         except (StorageError, ClosedError) as error:
-            self._refuse(group, taker, queue, error)
+            self._fail(group, queue, error)
             return True
         chosen = self._choose(group, queue, now)
         if chosen is None:
@@ -346,10 +352,7 @@ class Takers:
             try:
                 await queue.read_ahead(count)
             except (StorageError, ClosedError) as error:
-                queue.problem = str(error)
-                taker = _first_for(group, queue.name.partition)
-                if taker is not None:
-                    self._refuse(group, taker, queue, error)
+                self._fail(group, queue, error)
             finally:
                 queue.is_reading = False
             self.pump(group)
@@ -380,16 +383,26 @@ class Takers:
         taken: Sequence[Taken],
         error: MetaqError,
     ) -> None:
-        queue.problem = str(error)
         queue.state.give_back(taken)
-        self._answer_error(taker, self._error_of(queue, error))
+        _note_problem(queue, error, self._service.now())
+        if taker.command.partition < 0 and _has_sound(taker.group, queue):
+            self._send_empty(taker)
+        else:
+            self._answer_error(taker, self._error_of(queue, error))
 
-    def _refuse(
-        self, group: QueueGroup, taker: Taker, queue: ServedQueue, error: MetaqError
-    ) -> None:
-        queue.problem = str(error)
-        self._end(group, taker)
-        self._answer_error(taker, self._error_of(queue, error))
+    def _fail(self, group: QueueGroup, queue: ServedQueue, error: MetaqError) -> None:
+        """Refuse takers of a partition that cannot be read.
+
+        Those of any partition wait for the others, where these are sound: the damage of
+        one does not end the work on all.
+        """
+        _note_problem(queue, error, self._service.now())
+        is_last = not _has_sound(group, queue)
+        for taker in [*group.takers]:
+            partition = taker.command.partition
+            if partition == queue.name.partition or (is_last and partition < 0):
+                self._end(group, taker)
+                self._answer_error(taker, self._error_of(queue, error))
 
     def refuse_all(self, group: QueueGroup, error: WireError) -> None:
         """Answer all takers of a group with an error."""
@@ -407,6 +420,9 @@ class Takers:
 
     def _answer_empty(self, group: QueueGroup, taker: Taker) -> None:
         self._end(group, taker)
+        self._send_empty(taker)
+
+    def _send_empty(self, taker: Taker) -> None:
         payload = encode_taken(taker.command.partition, 0, ())
         line = encode_value_line(len(payload), taker.command.opaque)
         taker.answerer.answer(line + payload, count=1, size_bytes=0)
@@ -425,3 +441,13 @@ def _first_for(group: QueueGroup, partition: int) -> Taker | None:
         if taker.command.partition in (-1, partition):
             return taker
     return None
+
+
+def _note_problem(queue: ServedQueue, error: MetaqError, now: Now) -> None:
+    queue.problem, queue.retry_ms = str(error), now.mono_ms + RETRY_MS
+
+
+def _has_sound(group: QueueGroup, queue: ServedQueue) -> bool:
+    """Return whether another partition of a group can be read."""
+    queues = group.queues.values()
+    return any(not each.problem for each in queues if each is not queue)

@@ -138,6 +138,7 @@ class QueueState:
         self._reclaim_end = Offset(0) if reclaim is None else reclaim.end
         self.incarnation: Final = image.incarnation
         """Number of this life, 1 or more."""
+        self._first_life = image.first_life
         self._counter = 0
         self._done = image.done
         self._returned = image.open_returned()
@@ -502,7 +503,7 @@ class QueueState:
         if message.delivery == delivery:
             return True
         life = delivery >> INCARNATION_SHIFT
-        if not 0 < life < self.incarnation:
+        if not self._first_life <= life < self.incarnation:
             return False
         return message.delivery < delivery
 

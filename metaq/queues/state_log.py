@@ -135,6 +135,13 @@ class DoneRanges:
         del self._starts[:count], self._ends[:count]
         return floor
 
+    def cut(self, end: Offset) -> None:
+        """Forget what is at an offset or above it."""
+        count = bisect_left(self._starts, end)
+        del self._starts[count:], self._ends[count:]
+        if count:
+            self._ends[-1] = min(self._ends[-1], end)
+
     def ranges(self) -> list[Done]:
         """Return all of them, ascending."""
         return list(map(Done, self._starts, self._ends))
@@ -154,6 +161,27 @@ class QueueImage:
     """Of the last life; 0: it had none."""
     is_idle: bool = False
     """The last life ended in peace, and no worker had anything."""
+    first_life: int = 1
+    """Deliveries of earlier ones are of other messages at the same offsets; known until
+    the broker ends."""
+
+    @property
+    def end(self) -> Offset:
+        """Offset from which on it knows nothing."""
+        ends = [each.end for each in self.done.ranges()[-1:]]
+        ends += [Offset(at + it.size_bytes) for at, it in self.returned.items()]
+        return max(self.floor, *ends) if ends else self.floor
+
+    def cut(self, end: Offset) -> None:
+        """Forget what is at an offset or above it: other messages come there."""
+        self.floor = min(self.floor, end)
+        self.done.cut(end)
+        self.returned = {
+            offset: each
+            for offset, each in self.returned.items()
+            if offset + each.size_bytes <= end
+        }
+        self.first_life = self.incarnation + 1
 
     def apply(self, changes: Iterable[Change]) -> None:
         """Apply changes in their order."""
@@ -320,6 +348,15 @@ class Images:
         self._names: dict[int, QueueName] = {}
         self._last_id = 0
         """No number is used again: a transaction may yet append to one that is gone."""
+        self._last_life = 0
+        """Of the queues that are gone: workers may have messages of these."""
+
+    def begin(self, name: QueueName, floor: Offset) -> QueueImage:
+        """Add a queue that is new; deliveries of one that is gone are none of it."""
+        life = self._last_life
+        image = QueueImage(floor, incarnation=life, first_life=life + 1)
+        self.by_name[name] = image
+        return image
 
     def id_of(self, name: QueueName) -> int:
         """Return the number of a queue, a new one where it has none."""
@@ -331,7 +368,9 @@ class Images:
 
     def remove(self, name: QueueName) -> None:
         """Forget a queue."""
-        self.by_name.pop(name, None)
+        image = self.by_name.pop(name, None)
+        if image is not None:
+            self._last_life = max(self._last_life, image.incarnation)
         self._names.pop(self._ids.pop(name, 0), None)
 
     def apply(self, record: StateRecord) -> QueueName | None:

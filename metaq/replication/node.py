@@ -20,6 +20,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -760,7 +761,7 @@ class ReplicaNode(Service):
             mended=self.mender.mended_count,
             mended_bytes=self.mender.mended_bytes,
             differing=self.mender.comparison.differing,
-            frozen_cause=own.reason,
+            frozen_cause=own.reason or _removal(self.id, own.record.replicas),
             is_incomplete=own.file.flag is Flag.INCOMPLETE,
             refusal=str((term and term.refusal(self._presences)) or ""),
             followers=() if term is None else term.streams.lag(),
@@ -779,3 +780,13 @@ class ReplicaNode(Service):
             mended=self.mender.mended_count,
             logs=logs_of(self._logs.logs()),
         )
+
+
+def _removal(replica: int, replicas: AbstractSet[int]) -> str:
+    """Return what to do with a replica that was taken out of its set."""
+    if replica in replicas:
+        return ""
+    return (
+        f"it is none of {sorted(replicas)}: stop it, or run 'metaq replicas add"
+        f" {replica}'"
+    )

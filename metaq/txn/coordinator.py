@@ -617,7 +617,9 @@ class TransactionCoordinator:
             return XaCommandError(
                 UNAVAILABLE, f"the outcome is known after a restart: {error}"
             )
-        return XaCommandError(ROLLED_BACK, STORE_FAILED)
+        failure = XaCommandError(ROLLED_BACK, STORE_FAILED)
+        failure.__cause__ = error  # for parts of this broker; clients get Java's words
+        return failure
 
     def _on_applied(self, tx: BrokerTransaction) -> None:
         """Finish a transaction whose batches are in their partitions."""

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from metaq.broker.app import Broker
+from metaq.broker.delay_status import list_scheduled
 from metaq.broker.handlers.stats import handle_version
 from metaq.errors import StorageError
 from metaq.protocol import texts
@@ -166,7 +167,10 @@ def test_all_that_is_overdue_at_a_start_is_delivered_oldest_first() -> None:
 
 
 def test_a_full_disk_delays_and_loses_nothing() -> None:
-    """Puts with a time are refused; what waits is delivered when there is space."""
+    """Puts with a time are refused; what waits is delivered when there is space.
+
+    Till then it is counted and listed, also what was due, and the reason is named.
+    """
 
     async def main() -> None:
         rig = await DelayRig().start()
@@ -177,8 +181,11 @@ def test_a_full_disk_delays_and_loses_nothing() -> None:
         assert reply.text.endswith("[no-room]"), reply
         rig.clock.advance_s(2.0)
         await rig.try_tick()
-        assert rig.problem
+        assert "no free space" in rig.problem, rig.problem
         assert rig.payloads() == []
+        assert rig.service.status().waiting_count == 1
+        found = await list_scheduled(rig.service.tiers, {}, "*", 9)
+        assert (found["count"], len(found["first"])) == (1, 1)
         rig.fs.set_capacity(1 << 40)
         await rig.pass_s(11.0)
         assert rig.payloads() == [b"a"]

@@ -14,7 +14,7 @@ from metaq.broker.dispatch import dispatch
 from metaq.delay.due_index import DUE_SUFFIX
 from metaq.protocol.commands import ListScheduled
 from tests.broker.delay_rig import AtOnce, DelayRig, FakeSession, result_of
-from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.fs import FaultyFileSystem, keep_all
 
 
 def index_files(fs: FaultyFileSystem, tier: int = 0) -> list[Path]:
@@ -246,6 +246,30 @@ def test_a_damaged_tier_stops_alone() -> None:
         assert rig.payloads() == [b"b"]
         (problem,) = rig.service.status().problems
         assert problem.startswith("delayed messages of __delays-0 are not read: ")
+        reply = await rig.ask(ListScheduled("*", 9, 1))
+        assert json.loads(reply.text)["problems"] == [problem]
         await rig.kill()
+
+    asyncio.run(main())
+
+
+def test_a_tier_that_is_gone_is_no_empty_one() -> None:
+    """Figures and listing have the others; both say what they lack."""
+
+    async def main() -> None:
+        rig = await DelayRig().start()
+        await rig.schedule(b"a", due_ms=rig.now_ms + 1000)
+        await rig.schedule(b"b", due_ms=rig.now_ms + 4_000_000)
+        await rig.close()
+        directory = Path("/data/__delays-0")
+        for name in rig.fs.names_in(directory):
+            rig.fs.discard(directory / name)
+        again = await DelayRig(rig.fs.crash(keep_all), rig.clock).start()
+        (problem,) = again.service.status().problems
+        assert "delayed messages of __delays-0 are not read: " in problem
+        reply = await again.ask(ListScheduled("*", 9, 1))
+        found = json.loads(reply.text)
+        assert (found["count"], found["problems"]) == (1, [problem])
+        await again.kill()
 
     asyncio.run(main())

@@ -370,6 +370,9 @@ def test_a_damaged_state_refuses_its_groups_and_no_others(tmp_path: Path) -> Non
             assert reply.status == 503
             assert "__queues-" in reply.text
             assert "__queues-" in broker.context.queues.problems()[0]
+            shown = await peer.ask(b"stats queues\r\n")
+            assert shown.startswith(b"result 503"), shown
+            assert b"__queues-" in shown
 
     asyncio.run(before())
     (path,) = tmp_path.glob("__queues-*/*.meta")

@@ -12,16 +12,24 @@ from metaq.cli.accept_loss import accept_loss
 from metaq.errors import StorageError
 from metaq.protocol.queue_frames import Word
 from tests.broker.queue_worker import QUICK, Worker, define, put, queue_of
-from tests.rigs.broker import Peer, running_broker
+from tests.rigs.broker import CONFIG, Peer, running_broker
 
 SMALL = {**QUICK, "maxSegmentSize": "1000"}
 
 
-def start(data: Path, work: Callable[[Broker, Peer], Awaitable[None]]) -> None:
+def start(
+    data: Path,
+    work: Callable[[Broker, Peer], Awaitable[None]],
+    *,
+    text: str = CONFIG,
+) -> None:
     """Run a broker on a directory until some work is done."""
 
     async def main() -> None:
-        async with running_broker(data, SMALL) as broker, Peer(broker) as peer:
+        async with (
+            running_broker(data, SMALL, text=text) as broker,
+            Peer(broker) as peer,
+        ):
             define(broker)
             await work(broker, peer)
 
@@ -127,3 +135,64 @@ def test_what_retention_took_while_no_worker_was_there_is_lost_and_counted(
 
     start(tmp_path, before)
     start(tmp_path, after)
+
+
+@pytest.mark.parametrize("is_older", [False, True], ids=["gone", "older"])
+def test_a_topic_whose_disk_was_set_back_loses_no_new_message(
+    tmp_path: Path, *, is_older: bool
+) -> None:
+    """Offsets at which a group had done messages are those of others then.
+
+    They were passed over as done, with no alarm, and once there were as many bytes as
+    before the group read from the middle of a message and stopped.
+    """
+    data, disk, backup = (tmp_path / each for each in ("data", "disk", "backup"))
+    text = CONFIG.replace("[topic=test]\n", f"[topic=test]\ndataPath={disk}\n")
+
+    async def before(_broker: Broker, peer: Peer) -> None:
+        await put(peer, b"old a", b"old b")
+        assert await ack_one(peer) == b"old a"
+
+    async def later(_broker: Broker, peer: Peer) -> None:
+        await put(peer, b"c", b"d")
+        assert await ack_all(peer) == [b"old b", b"c", b"d"]
+
+    async def put_one(_broker: Broker, peer: Peer) -> None:
+        await put(peer, *[b"new %d" % n for n in range(9)])
+
+    async def after(_broker: Broker, peer: Peer) -> None:
+        assert await ack_all(peer) == [b"new %d" % n for n in range(9)]
+
+    start(data, before, text=text)
+    if is_older:
+        shutil.copytree(disk, backup)
+    start(data, later, text=text)
+    shutil.rmtree(disk)
+    if is_older:
+        shutil.copytree(backup, disk)
+    else:
+        with pytest.raises(StorageError, match="not what it was"):
+            start(data, put_one, text=text)
+        accept_loss(disk, None, is_sure=True)
+    start(data, put_one, text=text)  # before the first worker is back
+    start(data, after, text=text)
+
+
+def test_a_late_ack_ends_no_message_of_a_topic_that_was_made_again(
+    tmp_path: Path,
+) -> None:
+    """Its number is of another life, though offset and count are the same."""
+
+    async def work(broker: Broker, peer: Peer) -> None:
+        await put(peer, b"old")
+        worker, other = Worker(peer), Worker(peer, "w2")
+        (old,) = await worker.take(1, wait_ms=20_000)
+        queues = broker.context.queues
+        assert queues is not None
+        queues.drop_topic("test")
+        (new,) = await other.take(1, wait_ms=20_000)  # it begins at the log start
+        assert new.offset == old.offset
+        assert await worker.ack(old) is Word.LOST
+        assert await other.ack(new) is Word.OK
+
+    start(tmp_path, work)

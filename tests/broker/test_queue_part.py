@@ -121,6 +121,53 @@ def test_damage_is_named_to_the_taker(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_damage_of_one_partition_ends_no_work_on_another(tmp_path: Path) -> None:
+    """A worker of all partitions goes on with those that can be read.
+
+    It was refused for good once its turn came to the damaged one, with messages of the
+    others waiting; so was each worker after it.
+    """
+
+    async def scenario(broker, peer) -> None:
+        await put(peer, b"a", b"b")
+        await put(peer, *[b"%d" % n for n in range(6)], partition=1)
+        path = queue_of(broker).log.segments.first.path
+        path.write_bytes(path.read_bytes()[:30])
+        worker, got = Worker(peer), list[bytes]()
+        for _ in range(9):
+            for each in await worker.take(2, wait_ms=300):
+                assert await worker.ack(each) is Word.OK
+                got.append(each.data)
+        assert got == [b"%d" % n for n in range(6)]
+        assert "test-0" in broker.context.queues.problems()[0]
+        refused = await worker.ask(worker.taking(2, partition=0))
+        assert (refused.status, "test-0" in refused.text) == (500, True)
+
+    run(tmp_path, scenario)
+
+
+def test_what_cannot_be_read_again_ends_no_work_on_another(tmp_path: Path) -> None:
+    """A message that was returned, and is damaged since, is no answer to its taker."""
+
+    async def scenario(broker, peer) -> None:
+        await put(peer, b"a")
+        worker = Worker(peer)
+        (a,) = await worker.take(1, wait_ms=20_000)
+        await put(peer, b"1", b"2", partition=1)
+        queue = queue_of(broker)
+        queue.drop_window()
+        path = queue.log.segments.first.path
+        path.write_bytes(path.read_bytes()[:10])
+        assert await worker.say(a, SettleVerb.RELEASE) is Word.OK
+        got = list[bytes]()
+        for _ in range(9):
+            got += [each.data for each in await worker.take(1, wait_ms=300)]
+        assert sorted(got) == [b"1", b"2"]
+        assert "test-0" in broker.context.queues.problems()[0]
+
+    run(tmp_path, scenario)
+
+
 def test_a_length_beyond_the_end_of_the_log_is_damage(tmp_path: Path) -> None:
     """It is not read for, again and again."""
 

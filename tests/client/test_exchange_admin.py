@@ -28,6 +28,7 @@ from metaq.testing.servers import reserve_port
 from metaq.zk.exchange_definitions import binding_name, encode_binding
 from tests.cases import for_each
 from tests.client.worlds import parts_of
+from tests.rigs.inside import running_inside
 from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {
@@ -112,6 +113,21 @@ def test_a_change_does_not_wait_for_a_broker_that_has_gone(rig: Rig) -> None:
     end.start()
     assert admin.unbind("events", "orders", key="#") is False
     end.join()
+
+
+def test_the_bindings_of_an_exchange_that_zookeeper_lost_can_be_found(rig: Rig) -> None:
+    """The alarm says where: it is in effect still, and no command lists it."""
+    broker, client = rig
+    admin, inner = client.admin(), running_inside(broker)
+    admin.create_exchange("events")
+    bound = admin.bind("events", "orders", key="order.#")
+    broker.zookeeper.remove("/meta/catalog/exchanges/events")
+    wait_until(lambda: inner.control.status().definition_problems)
+    (problem,) = inner.control.status().definition_problems
+    assert "exchanges.json of the data directory" in problem
+    assert admin.exchanges() == {}
+    copy = (broker.data_path / "exchanges.json").read_text()
+    assert binding_name(bound) in copy
 
 
 def test_an_exchange_is_not_altered_as_a_topic(rig: Rig) -> None:

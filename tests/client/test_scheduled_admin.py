@@ -145,7 +145,9 @@ def test_a_listing_is_read_as_brokers_write_it() -> None:
         Offset(7),
         MessageId(9),
     )
-    assert found == (2, 50, {3_600_000: 2}, (batch,))
+    assert found == (2, 50, {3_600_000: 2}, (batch,), ())
+    lacks = GOOD.replace('"more": []', '"problems": ["a tier is not read"]')
+    assert parse_listing(lacks, BrokerId(3)).problems == ("a tier is not read",)
     assert batch.due == dt.datetime(1970, 1, 1, 1, 0, 0, 5000, tzinfo=dt.UTC)
 
 

@@ -75,6 +75,37 @@ def test_a_replica_that_is_not_in_the_record_is_not_let_in() -> None:
     run(scenario, are_started=False)
 
 
+def test_a_replica_that_is_removed_while_it_runs_rings() -> None:
+    """It takes part in nothing more; `/health` said that all was well."""
+
+    async def scenario(rig: Replicas) -> None:
+        await rig.in_sync(1, 2, 3)
+        gone = next(number for number in (2, 3) if number != rig.leader())
+        async with rig.operator() as nodes:
+            await change_set(
+                nodes,
+                lambda view, record: plan_settings(
+                    record, view.view.version, replicas={1, 2, 3} - {gone}
+                ),
+            )
+        broker = rig[gone].broker
+        assert broker is not None
+        await soon(lambda: find_problems(broker.control.status()))
+        (problem,) = find_problems(broker.control.status())
+        assert problem.alarm is Alarm.REPLICA_FROZEN
+        assert problem.text.endswith(f"or run 'metaq replicas add {gone}'")
+        async with rig.operator() as nodes:
+            await change_set(
+                nodes,
+                lambda view, record: plan_settings(
+                    record, view.view.version, replicas={1, 2, 3}
+                ),
+            )
+        await soon(lambda: not find_problems(broker.control.status()))
+
+    run(scenario)
+
+
 def test_a_directory_with_logs_of_no_set_is_not_let_in() -> None:
     """They may be the only copy of something: an operator discards them."""
 

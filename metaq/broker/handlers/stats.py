@@ -70,6 +70,7 @@ def handle_stats(
                 for name, each in sorted(context.topics.exchanges.items())
             ]
         case "queues" if context.queues is not None:
+            context.queues.require_read()
             lines = context.queues.lines()
         case "reset":
             context.realtime.reset()

@@ -45,8 +45,9 @@ class ScheduledDescription:
     soonest: tuple[ScheduledBatch, ...]
     """The first ones, soonest first."""
     problems: tuple[str, ...]
-    """One sentence for each broker that cannot be asked, and, of one topic, for each
-    partition whose broker is away."""
+    """One sentence for each broker that cannot be asked, for each part of what waits
+    that its broker cannot read, and, of one topic, for each partition whose broker is
+    away."""
 
 
 class AsyncScheduledAdmin(AsyncQueueAdmin):
@@ -92,9 +93,15 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
         names = [] if topic is None else [topic]
         snapshot = await read_cluster(context, names, deadline_s=deadline_s)
         found = await for_each(look, sorted(snapshot.brokers))
-        good = answers(found).values()
+        named = answers(found)
+        good = named.values()
+        unread = [
+            f"broker {number}: {problem}"
+            for number in sorted(named)
+            for problem in named[number].problems
+        ]
         message_count = sum(each.message_count for each in good)
-        if topic is not None and not message_count:
+        if topic is not None and not (message_count or unread):
             await _require_known(context, snapshot, topic)
         hours: Counter[int] = Counter()
         for each in good:
@@ -106,7 +113,7 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
             sum(each.size_bytes for each in good),
             {moment_of(hour): hours[hour] for hour in sorted(hours)},
             tuple(soonest[:count_max]),
-            problems_of(snapshot, names, found),
+            (*problems_of(snapshot, names, found), *unread),
         )
 
     async def cancel_scheduled(

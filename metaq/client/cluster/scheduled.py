@@ -53,6 +53,8 @@ class WaitingOnBroker(NamedTuple):
     hours: Mapping[int, int]
     """Start of an hour, ms since 1970 → messages that are due in it."""
     soonest: tuple[ScheduledBatch, ...]
+    problems: tuple[str, ...] = ()
+    """One sentence for each part of its log that cannot be read, and does not count."""
 
 
 async def cancel_scheduled(
@@ -144,8 +146,18 @@ def parse_listing(text: str, broker_id: BrokerId) -> WaitingOnBroker:
             for each in found["first"]
         )
         hours = {int(_time(hour)): int(count) for hour, count in found["hours"]}
-        return WaitingOnBroker(int(found["count"]), int(found["bytes"]), hours, soonest)
-    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
+        problems = tuple(str(each) for each in found.get("problems", ()))
+        return WaitingOnBroker(
+            int(found["count"]), int(found["bytes"]), hours, soonest, problems
+        )
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise BadReplyError(f"scheduled: no listing is {text[:80]!r}") from error
 
 

@@ -107,6 +107,8 @@ class BrokerLink:
         self._undefined_since_s: float | None = None
         self.last_error: MetaqError | None = None
         """Error of the last take; None after one that was answered."""
+        self._renewal_error: MetaqError | None = None
+        """Error of the last renewal that was refused; None after one that was not."""
 
     # -- taking -----------------------------------------------------------------------
 
@@ -366,24 +368,39 @@ class BrokerLink:
     ) -> None:
         """Note outcomes, and report each."""
         parts, count = self._parts, len(entries)
+        unheard: dict[SettleVerb, list[MetaqError]] = {}
         for entry, outcome in zip(entries, outcomes, strict=True):
             future, error = entry.future, self._note(entry, outcome)
             if future is None:
                 if error is not None:
-                    verb = entry.verb.name.lower()
-                    _log.warning(
-                        "not settled: group=%s verb=%s: %s", parts.group, verb, error
-                    )
+                    unheard.setdefault(entry.verb, []).append(error)
             elif not future.done():
                 if error is None:
                     future.set_result(None)
                 else:
                     future.set_exception(error)
+        for verb, errors in unheard.items():
+            self._warn(verb, errors)
         self._unanswered_count -= count
         parts.unanswered_count -= count
         if not parts.unanswered_count:
             parts.all_answered.set()
         self._take_if_room()
+
+    def _warn(self, verb: SettleVerb, errors: Sequence[MetaqError]) -> None:
+        """Log what no caller hears of, and the first of renewals: they are repeated."""
+        error = errors[0]
+        if verb is SettleVerb.EXTEND and not isinstance(error, LeaseLostError):
+            if isinstance(self._renewal_error, type(error)):
+                return
+            self._renewal_error = error
+        _log.warning(
+            "not settled: group=%s verb=%s messages=%d: %s",
+            self._parts.group,
+            verb.name.lower(),
+            len(errors),
+            error,
+        )
 
     def _note(self, entry: Settling, outcome: Word | MetaqError) -> MetaqError | None:
         """Note an outcome; return what is wrong with it."""
@@ -394,6 +411,8 @@ class BrokerLink:
         is_lost = outcome is Word.LOST
         if verb is SettleVerb.EXTEND:
             held.is_renewing, is_lost = False, outcome is not Word.OK
+            if outcome is Word.OK:
+                self._renewal_error = None
         elif verb in (SettleVerb.NACK, SettleVerb.RELEASE) and entry.is_in_doubt:
             # Another delivery may have it after the first try, as was wanted.
             is_lost = False

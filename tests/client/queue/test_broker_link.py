@@ -56,6 +56,7 @@ class Script:
         self.said: list[Settlement] = []
         self.settle_count = 0
         self.refusal: bytes | None = None
+        self.settle_refusal: bytes | None = None
 
     def answer(self, command: Command) -> Reply | None:
         if isinstance(command, Version):
@@ -70,6 +71,8 @@ class Script:
         entries = decode_settlements(command.payload, command.count)
         self.said += entries
         self.settle_count += 1
+        if self.settle_refusal is not None:
+            return Result(404, self.settle_refusal, command.opaque)
         words = encode_words([Word.OK] * len(entries))
         return Result(200, words, command.opaque)
 
@@ -362,6 +365,36 @@ def test_a_lease_is_renewed_when_a_third_of_it_is_over() -> None:
         await until(lambda: not one.is_renewing)
         (said,) = rig.script.said
         assert (said.verb, said.argument) == (SettleVerb.EXTEND, 30_000)
+
+    run(scenario)
+
+
+def test_renewals_that_are_refused_are_one_line_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of all messages, however often: a deleted topic wrote two hundred a second."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.give(await rig.take(0), [n * SIZE for n in range(5)])
+        await until(lambda: len(rig.taken) == 5)
+        rig.script.settle_refusal = b"no such topic"
+        end_s = rig.taken[0].lease_end_s
+        for number in range(1, 4):
+            rig.link.keep_up(end_s - 19)
+            await until(lambda: rig.script.settle_count == number)  # noqa: B023
+            await until(lambda: not any(each.is_renewing for each in rig.taken))
+        lines = [each for each in caplog.messages if each.startswith("not settled")]
+        assert lines == [
+            "not settled: group=workers verb=extend messages=5: no such topic"
+        ]
+        rig.script.settle_refusal = None
+        rig.link.keep_up(end_s - 19)
+        await until(lambda: rig.script.settle_count == 4)
+        await until(lambda: not any(each.is_renewing for each in rig.taken))
+        rig.script.settle_refusal = b"gone again"
+        rig.link.keep_up(max(each.lease_end_s for each in rig.taken) - 19)
+        await until(lambda: rig.script.settle_count == 5)
+        await until(lambda: "gone again" in caplog.text)
 
     run(scenario)
 
