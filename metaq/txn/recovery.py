@@ -11,7 +11,8 @@ The checksums beside a file (`sums.py`) decide how it ends:
 * bytes that were written and not synced, and are not whole: torn; what is before them
   counts;
 * no checksums, or bytes after the last span: records are read as long as they make
-  sense, as a Java broker reads them.
+  sense, as a Java broker reads them. Of ours a put has to have its own checksum, and a
+  commit the puts whose batches it names: what has not was never synced.
 
 A record may come twice, when compaction was interrupted (`opening.py`): a put is known
 by its message id, and a commit by those of its puts.
@@ -124,10 +125,12 @@ class Replay:
             JournalDamagedError: see the head of this page.
         """
         end = whole_end(_as_first_written(data, sums), sums, name)
-        position = 0
+        position, checked_end = 0, sums.spans[-1].end if sums.spans else 0
         while position < end:
             try:
                 record, after = decode_record(data, position, end)
+                if position >= checked_end:
+                    self._require_whole(record)
             except RecordError as error:
                 if position < sums.synced_end:
                     raise JournalDamagedError(f"{name}: {error}") from error
@@ -144,6 +147,25 @@ class Replay:
             f"torn tail of the journal ignored: file={name} position={position}"
             f" bytes={size - position}"
         )
+
+    def _require_whole(self, record: PutRecord | OperationRecord) -> None:
+        """Raise RecordError where a page of a record or of its puts is not on the disk.
+
+        The others may be, until they are synced. Of a Java broker only forms are known.
+        """
+        if isinstance(record, PutRecord):
+            put = decode_put(record.command)
+            is_checked = record.message_id >= 0 and put.checksum != -1
+            if is_checked and checksum(put.payload) != put.checksum:
+                raise RecordError(f"put {record.message_id} has another checksum")
+        elif record.bounds and record.key in self.open:
+            made = {
+                (each.log_id, len(each.data), checksum(each.data))
+                for each in make_batches(self.open[record.key])
+            }
+            named = {(each[0], *each[2:]) for each in record.locations}
+            if made != named:
+                raise RecordError(f"puts of {record.key} are not those of its commit")
 
     def _take(
         self,

@@ -27,7 +27,7 @@ damage then. 4 is not used any more.
 
 Read defensively: entries are believed from the start as long as each has its checksum,
 and spans fit. The file is not synced: it is never more than a help, and a journal
-without it, as a Java broker leaves one, is read by the lengths of its records alone.
+without it, as a Java broker leaves one, is read by its records alone (`recovery.py`).
 """
 
 from dataclasses import dataclass, field
