@@ -25,7 +25,7 @@ from metaq.errors import ClosedError, OffsetOutOfRangeError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.group_thread import GroupThread, Post
 from metaq.fs.kernel_syncs import Syncs
-from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes
+from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.stats import HistogramSnapshot, merge_snapshots
 from metaq.storage.append_request import Request
 from metaq.storage.damage import apart
@@ -58,7 +58,6 @@ from metaq.storage.retention import hard_limit
 from metaq.storage.retention_run import Retention, RetentionReport
 from metaq.storage.segment import Damage, Segment, Segments, segment_file_name
 from metaq.storage.span_index import NO_ID
-from metaq.storage.span_queries import SpanQueries
 from metaq.storage.watermarks import KnownWatermarks
 
 FREE_SPACE_IDLE_S: Final = 30.0
@@ -344,18 +343,6 @@ class LogManager(LogRemoval):
         if log is None:
             return Offset(0), Offset(0)
         return log.log_start_offset, log.high_watermark
-
-    def offset_since(self, log_id: LogId, time_ms: Millis) -> Offset:
-        """Return where what was appended at a time or later begins, or before that.
-
-        Blocks on the disk; an unknown log is empty.
-        """
-        log = self._logs.get(log_id)
-        if log is None:
-            return Offset(0)
-        segments = (*log.segments.sealed, log.readable_active())
-        queries = SpanQueries(self._fs, segments)
-        return queries.offset_for_time(time_ms, start=log.log_start_offset)
 
     def read_back(self, log_id: LogId, offset: Offset, size_bytes: int) -> bytes:
         """Return stored bytes; blocks on the disk.

@@ -146,7 +146,11 @@ class CommitRecords:
         was_prepared = tx.was_prepared
         operation = ending_of(tx.key, is_commit=True)
         record = encode_operation(
-            operation, tx.key, was_prepared=was_prepared, locations=locations
+            operation,
+            tx.key,
+            was_prepared=was_prepared,
+            locations=locations,
+            has_bounds=True,
         )
         bounds = bounds_of(locations, len(record))
 

@@ -382,17 +382,19 @@ def compact(
 
 def encode_transaction(transaction: ReplayedTransaction) -> bytes:
     """Return all records of a transaction, its commit last."""
+    locations, bounds = transaction.locations, transaction.bounds
     parts = [encode_put(*put) for put in transaction.puts.items()]
     if transaction.is_prepared:
         parts.append(encode_operation(RedoOperation.XA_PREPARE, transaction.key))
-    if transaction.locations is None:
+    if locations is None:
         return b"".join(parts)
     parts.append(
         encode_operation(
             ending_of(transaction.key, is_commit=True),
             transaction.key,
             was_prepared=transaction.is_prepared,
-            locations=transaction.locations,
+            locations=locations,
+            has_bounds=all(location.log_id in bounds for location in locations),
         )
     )
     return b"".join(parts)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 from metaq.errors import StorageError
-from metaq.model import LogId, MessageId, Millis, Offset
+from metaq.model import LogId, MessageId, Offset
 from metaq.record.checksum import BytesLike
 
 
@@ -31,12 +31,6 @@ class StoredBatches(Protocol):
 
     def readable_range(self, log_id: LogId) -> tuple[Offset, Offset]:
         """Return log start and high watermark; 0 and 0 where there is no such log."""
-
-    def offset_since(self, log_id: LogId, time_ms: Millis) -> Offset:
-        """Return an offset at or before all messages of a time or later.
-
-        0 where there is no such log.
-        """
 
     def read_back(self, log_id: LogId, offset: Offset, size_bytes: int) -> bytes:
         """Return bytes from an offset; fewer where the readable log or a segment ends.

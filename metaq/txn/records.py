@@ -1,4 +1,4 @@
-"""The records of a redo file, byte for byte those of MetaQ 1.4.
+"""The records of a redo file: those of MetaQ 1.4, and one field more.
 
     record       i32 length | TxCommand, length bytes | attachment of a commit
 
@@ -14,6 +14,8 @@
                          2 varint: was prepared, 0 or 1
                          3 bytes:  key of the transaction
                          4 varint: bytes of the attachment, absent without one
+                        15 bytes:  first values of the offsets in the attachment, i64
+                                   each, by topic and partition; ours, in commits
 
     attachment   for each partition written, in no order:
     byte  0        8        12         16          20
@@ -26,16 +28,20 @@ Messages are in protobuf's encoding, other numbers big-endian. The length at the
 does not count the attachment. `checksum` covers the whole batch, headers of its records
 included. `offset` is that of the batch. In a commit record of ours it is a bound first:
 the batch is there or after it; the exact offset is written there before the batch is
-written to its partition (`applier.py`).
+written to its partition (`applier.py`). A power cut may tear that, so field 15 has the
+bounds as well, and is never rewritten. A Java broker skips it, as protobuf does with
+fields that it does not know; all other bytes are those that it writes. It may write the
+attachment again in another order.
 
 `tests/txn/test_records.py` pins the bytes. Source: docs/metaq-1.4/broker.md 5.6.
 """
 
 import enum
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from metaq.model import LogId, MessageId, Offset
@@ -57,6 +63,8 @@ _U64: Final = (1 << 64) - 1
 _VARINT_BYTES_MAX: Final = 10
 _APPEND_TAG: Final = b"\x08\x01\x12"
 _PUT_TOKENS: Final = 8
+_BOUNDS_TAG: Final = b"\x7a"
+"""Of field 15, far from MetaQ's."""
 
 _VARINT: Final = rb"([\x80-\xff]{0,9}[\x00-\x7f])"
 _PUT_HEAD: Final = re.compile(
@@ -120,6 +128,8 @@ class OperationRecord(NamedTuple):
     was_prepared: bool
     locations: tuple[BatchLocation, ...]
     """Of a commit: one for each partition."""
+    bounds: Mapping[LogId, Offset] = MappingProxyType({})
+    """First offset of each location; none in the record of a Java broker."""
 
 
 class LoggedPut(NamedTuple):
@@ -218,13 +228,20 @@ def encode_operation(
     *,
     was_prepared: bool = False,
     locations: Sequence[BatchLocation] = (),
+    has_bounds: bool = False,
 ) -> bytes:
-    """Return the record of a prepare, commit or rollback, its attachment included."""
+    """Return the record of a prepare, commit or rollback, its attachment included.
+
+    `has_bounds` says that the offsets of the locations are bounds.
+    """
     name, attachment = key.encode(), encode_locations(locations)
     head = (operation, was_prepared, varint(len(name)), name)
     content = b"\x08%c\x10%c\x1a%b%b" % head
     if operation in COMMITS:
         content += b"\x20" + varint(len(attachment))
+    if has_bounds:
+        bounds = b"".join([OFFSET.pack(each.offset) for each in sorted(locations)])
+        content += _BOUNDS_TAG + varint(len(bounds)) + bounds
     body = b"\x08\x02\x12" + varint(len(content)) + content
     if operation is RedoOperation.XA_PREPARE:
         body += b"\x18\x01"
@@ -302,19 +319,28 @@ def _decode_operation(
     found = _OPERATION_HEAD.match(data, start, stop)
     if found is None:
         raise RecordError("neither a put nor an operation")
-    name_end, size = found.end() + _small(found[4]), 0
+    name_end, size, bounds = found.end() + _small(found[4]), 0, b""
     at = name_end
     if data[at : at + 1] == b"\x20":
         size, at = read_varint(data, at + 1)
+    if data[at : at + 1] == _BOUNDS_TAG:
+        length, at = read_varint(data, at + 1)
+        bounds, at = data[at : at + length], at + length
     if at != found.end(1) + _small(found[1]) or data[at:stop] not in _FORCES:
         raise RecordError("an operation of another length")
     if not 0 <= size <= end - stop:
         raise RecordError(f"attachment: expected at most {end - stop}, got {size}")
+    locations = decode_locations(data[stop : stop + size])
+    log_ids = sorted([location.log_id for location in locations])
+    if bounds and len(bounds) != OFFSET.size * len(log_ids):
+        raise RecordError(f"{len(bounds)} bytes of bounds, {len(log_ids)} locations")
+    offsets = [Offset(offset) for (offset,) in OFFSET.iter_unpack(bounds)]
     record = OperationRecord(
         _OPERATIONS[found[2][0] - 1],
         data[found.end() : name_end].decode(),
         found[3] == b"\x01",
-        decode_locations(data[stop : stop + size]),
+        locations,
+        dict(zip(log_ids, offsets, strict=False)),
     )
     return record, stop + size
 

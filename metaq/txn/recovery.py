@@ -11,7 +11,8 @@ The checksums beside a file (`sums.py`) decide how it ends:
 * bytes that were written and not synced, and are not whole: torn; what is before them
   counts;
 * no checksums, or bytes after the last span: records are read as long as they make
-  sense, as a Java broker reads them.
+  sense, as a Java broker reads them. Of ours a put has to have its own checksum, and a
+  commit the puts whose batches it names: what has not was never synced.
 
 A record may come twice, when compaction was interrupted (`opening.py`): a put is known
 by its message id, and a commit by those of its puts.
@@ -20,9 +21,9 @@ Whether a commit is in its partitions is found by reading them. The order is the
 of MetaQ's: the commit record comes first and the batches after it, so that a crash
 between two partitions leaves no half. The offset in an attachment is that of the batch.
 Where the batch is not there, a power cut has torn the offset, and the bound counts that
-was written first: the end of the readable log when the record was made, so each batch
-is there or after it. Without checksums the time of the first put is a bound. The batch
-is found (`locate`) by the id of its first record and its bytes. A batch that a crash
+the record has beside it: the end of the readable log when the record was made, so each
+batch is there or after it. No clock is asked: it may have been set back. The batch is
+found (`locate`) by the id of its first record and its bytes. A batch that a crash
 has cut is at the end of its log, and is completed there; until then the partition shows
 nothing of it (`cut_appends`), nor of what is one append with it (`side_files.py`).
 
@@ -35,7 +36,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from metaq.errors import StorageError
-from metaq.model import LogId, MessageId, Millis, Offset, id_time
+from metaq.model import LogId, MessageId, Offset
 from metaq.record.checksum import checksum, crc32
 from metaq.record.layout import HEADER, HEADER_BYTES, encode_record
 from metaq.txn.ports import StoredBatches
@@ -49,14 +50,10 @@ from metaq.txn.records import (
     RedoOperation,
     decode_put,
     decode_record,
-    offset_positions,
 )
 from metaq.txn.sums import Sums, SumSpan
 
 WINDOW_BYTES: Final = 1 << 20
-
-CLOCK_BACK_MS: Final = 60_000
-"""Longest time that the clock may have been set back between a put and its commit."""
 
 
 class JournalDamagedError(StorageError):
@@ -73,10 +70,8 @@ class ReplayedTransaction:
     is_prepared: bool = False
     locations: tuple[BatchLocation, ...] | None = None
     """Of a commit: offsets of its batches, or bounds; None: there is none."""
-    commit_end: int = 0
-    """End of the attachment with the locations, in its redo file."""
-    first_offsets: Mapping[int, Offset] = field(default_factory=dict)
-    """Position in that file → first value of an offset, where that is known."""
+    bounds: Mapping[LogId, Offset] = field(default_factory=dict)
+    """Of a commit of ours: the bound of each batch, which no power cut can tear."""
     deleted_topics: frozenset[str] = frozenset()
     """Topics that were deleted after its commit: its puts to them are dropped."""
     is_unverified: bool = False
@@ -92,16 +87,6 @@ class ReplayedTransaction:
     def is_named(self, group: Mapping[str, MessageId]) -> bool:
         """Return whether a group means this one, and no former one of its key."""
         return self.first_id <= group.get(self.key, MessageId(-1))
-
-    def bounds(self) -> dict[LogId, Offset]:
-        """Return the bound of each batch that no power cut can have torn."""
-        locations = self.locations or ()
-        positions = offset_positions(locations, self.commit_end)
-        return {
-            location.log_id: self.first_offsets[position]
-            for position, location in zip(positions, locations, strict=True)
-            if position in self.first_offsets
-        }
 
 
 @dataclass(slots=True)
@@ -140,17 +125,19 @@ class Replay:
             JournalDamagedError: see the head of this page.
         """
         end = whole_end(_as_first_written(data, sums), sums, name)
-        position = 0
+        position, checked_end = 0, sums.spans[-1].end if sums.spans else 0
         while position < end:
             try:
                 record, after = decode_record(data, position, end)
+                if position >= checked_end:
+                    self._require_whole(record)
             except RecordError as error:
                 if position < sums.synced_end:
                     raise JournalDamagedError(f"{name}: {error}") from error
                 self._note_torn(name, position, len(data))
                 return
             self.record_count += 1
-            self._take(record, after, sums, deleted)
+            self._take(record, after, deleted)
             position = after
         if end < len(data):
             self._note_torn(name, end, len(data))
@@ -161,11 +148,29 @@ class Replay:
             f" bytes={size - position}"
         )
 
+    def _require_whole(self, record: PutRecord | OperationRecord) -> None:
+        """Raise RecordError where a page of a record or of its puts is not on the disk.
+
+        The others may be, until they are synced. Of a Java broker only forms are known.
+        """
+        if isinstance(record, PutRecord):
+            put = decode_put(record.command)
+            is_checked = record.message_id >= 0 and put.checksum != -1
+            if is_checked and checksum(put.payload) != put.checksum:
+                raise RecordError(f"put {record.message_id} has another checksum")
+        elif record.bounds and record.key in self.open:
+            made = {
+                (each.log_id, len(each.data), checksum(each.data))
+                for each in make_batches(self.open[record.key])
+            }
+            named = {(each[0], *each[2:]) for each in record.locations}
+            if made != named:
+                raise RecordError(f"puts of {record.key} are not those of its commit")
+
     def _take(
         self,
         record: PutRecord | OperationRecord,
         end: int,
-        sums: Sums,
         deleted: Mapping[str, int],
     ) -> None:
         if isinstance(record, PutRecord):
@@ -184,8 +189,7 @@ class Replay:
         ended = self.open.pop(record.key, None)
         if ended is None or record.operation not in COMMITS:
             return
-        ended.locations, ended.commit_end = record.locations, end
-        ended.first_offsets = sums.bounds
+        ended.locations, ended.bounds = record.locations, record.bounds
         if deleted:
             ended.deleted_topics = frozenset(
                 topic for topic, until in deleted.items() if end <= until
@@ -375,20 +379,19 @@ def _left_of(
     if is_placed and all(windows.has(location, commit) for location in locations):
         return None
     left = ReplayedTransaction(commit.key, is_prepared=commit.is_prepared)
-    known, bounds = commit.bounds(), list[BatchLocation]()
-    placed = {location.log_id: location.offset for location in locations} | known
+    found_at = list[BatchLocation]()
+    placed = {location.log_id: location.offset for location in locations}
     kept: set[MessageId] = set()
     for batch in make_batches(commit):
         if batch.log_id.topic in gone:
             continue
-        size, bound = len(batch.data), placed.get(batch.log_id, Offset(-1))
-        is_guess = batch.log_id not in known
+        size, offset = len(batch.data), placed.get(batch.log_id, Offset(-1))
+        # A Java broker's offsets are right.
+        bound = commit.bounds.get(batch.log_id, offset)
         try:
             found = locate(batch, bound, windows)
             if batch.log_id in waiting:
                 found = Unapplied(waiting[batch.log_id], size)
-            elif found is not None and not found.applied_bytes and is_guess:
-                found = locate(batch, windows.first_since(batch, bound), windows)
         except StorageError:
             left.is_unverified = True
             found = Unapplied(bound, 0)
@@ -396,13 +399,15 @@ def _left_of(
             continue
         kept.update(batch.ids)
         left.applied_bytes[batch.log_id] = found.applied_bytes
-        bounds.append(
+        found_at.append(
             BatchLocation(batch.log_id, found.offset, size, checksum(batch.data))
         )
     if not kept:
         return None
     left.puts = {each: put for each, put in commit.puts.items() if each in kept}
-    left.locations = tuple(bounds)
+    left.locations, left.bounds = tuple(found_at), commit.bounds
+    if not left.is_unverified:
+        left.bounds = {location.log_id: location.offset for location in found_at}
     return left
 
 
@@ -465,21 +470,12 @@ class _Windows:
     def range_of(self, log_id: LogId) -> tuple[Offset, Offset]:
         return self._reader.readable_range(log_id)
 
-    def first_since(self, batch: CommittedBatch, bound: Offset) -> Offset:
-        """Return another bound of a batch, by the time of its first put."""
-        put_ms = id_time(batch.ids[0])
-        if put_ms is None or bound < 0:
-            # A Java broker's, whose offsets are right; or it is not to be searched for.
-            return bound
-        since_ms = Millis(put_ms - CLOCK_BACK_MS)
-        return self._reader.offset_since(batch.log_id, since_ms)
-
     def has(self, location: BatchLocation, commit: ReplayedTransaction) -> bool:
         """Return whether a batch is exactly at its location, or trimmed."""
         log_start, end = self.range_of(location.log_id)
         if 0 <= location.offset < log_start:
             # A torn offset may be below everything that was readable then.
-            return commit.bounds().get(location.log_id, location.offset) < log_start
+            return commit.bounds.get(location.log_id, location.offset) < log_start
         if location.offset < 0 or location.offset + location.size_bytes > end:
             return False
         try:

@@ -20,13 +20,14 @@ end was synced. A span is written after its bytes, a `synced` after the sync. So
 error in bytes that were synced is rot, or a file that was cut; an error in others is
 what a crash left of them. A `bound` names an offset in the attachment of a commit, and
 comes before its span: the checksum is that of the bytes with the first value, although
-the offset may have been overwritten since. A `beside` says that `redo.N` and our other
+the offset may have been overwritten since. (A start does not search from there: the
+record has that value, too, and is synced.) A `beside` says that `redo.N` and our other
 files (`side_files.py`) are in the directory as long as this one: a missing one is
 damage then. 4 is not used any more.
 
 Read defensively: entries are believed from the start as long as each has its checksum,
 and spans fit. The file is not synced: it is never more than a help, and a journal
-without it, as a Java broker leaves one, is read by the lengths of its records alone.
+without it, as a Java broker leaves one, is read by its records alone (`recovery.py`).
 """
 
 from dataclasses import dataclass, field

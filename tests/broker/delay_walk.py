@@ -30,9 +30,6 @@ DELAYS_MS = (1, 50, 99, 100, 1_000, 10_000, 3_600_000, 3 * 86_400_000, 40 * 86_4
 LAPSES_S = (0.001, 0.1, 0.1, 1.0, 10.0, 3600.0, 86_400.0 * 2)
 DECADE_MS = 10 * 365 * 86_400_000
 JUMPS_MS = (-500, 700, -10_000, 10_000, -3_600_000, 3_600_000, -DECADE_MS, DECADE_MS)
-POWER_JUMPS_MS = (-500, 700, -10_000, 10_000, 3_600_000)
-"""Jumps of walks that lose power: a commit whose place was torn is looked for by its
-time, unless the clock was set back by more in between (`txn/recovery.py`)."""
 SETTLE_S = 61.0
 """Longer than a clock that jumped is doubted, and than the longest back-off."""
 
@@ -68,7 +65,6 @@ class DelayWalk:
 
     def __init__(self, seed: int, make: type[SteppedDelays] = SteppedDelays) -> None:
         self.random = random.Random(seed)
-        self.has_power_cuts = self.random.random() < 0.5
         self.book = Book()
         self.make = make
         self.rig: DelayRig
@@ -124,7 +120,7 @@ class DelayWalk:
                 each.may_be_late |= each.due_ms <= self.rig.ticked_ms
         ticked_ms = self.rig.ticked_ms
         await self.rig.kill()
-        if not self.has_power_cuts or self.random.random() < 0.3:
+        if self.random.random() < 0.5:
             fs = fs.crash(keep_all)  # the process was killed, the machine goes on
         else:
             # Which batches there were is not synced with them (decision 0010).
@@ -196,8 +192,7 @@ class DelayWalk:
         self.rig.clock.advance_s(self.random.choice(LAPSES_S))
 
     async def set_clock(self) -> None:
-        jumps = POWER_JUMPS_MS if self.has_power_cuts else JUMPS_MS
-        self.rig.clock.jump_wall_ms(self.random.choice(jumps))
+        self.rig.clock.jump_wall_ms(self.random.choice(JUMPS_MS))
         if self.random.random() < 0.5:
             for _ in range(7):
                 self.rig.clock.advance_s(10.0)

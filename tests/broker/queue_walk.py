@@ -53,9 +53,6 @@ INSIDE_S: Final = 0.25
 LAPSES_S: Final = (0.001, 0.1, 0.1, 1.0, 2.5, 6.0)
 DECADE_MS: Final = 10 * 365 * 86_400_000
 JUMPS_MS: Final = (-3_600_000, 3_600_000, -DECADE_MS, DECADE_MS)
-POWER_JUMPS_MS: Final = (3_600_000,)
-"""Jumps of walks that lose power: a commit whose place was torn is looked for by its
-time, unless the clock was set back in between (`txn/recovery.py`)."""
 
 
 @dataclass
@@ -115,7 +112,6 @@ class QueueWalk:
 
     def __init__(self, seed: int, make: type[SteppedQueues] = SteppedQueues) -> None:
         self.random = rng = random.Random(seed)
-        self.has_power_cuts = rng.random() < 0.5
         self.book = Book()
         self.make = make
         self.rig: QueueRig
@@ -187,7 +183,7 @@ class QueueWalk:
     async def _begin_again(self, fs: FaultyFileSystem, book: Book) -> None:
         self.book = book
         await self.rig.kill()
-        is_kill = not self.has_power_cuts or self.random.random() < 0.3
+        is_kill = self.random.random() < 0.5
         fs = fs.crash(
             keep_all if is_kill else keep_random(self.random.randrange(1 << 30))
         )
@@ -482,8 +478,7 @@ class QueueWalk:
         await asyncio.sleep(1.0)
 
     async def set_clock(self) -> None:
-        jumps = POWER_JUMPS_MS if self.has_power_cuts else JUMPS_MS
-        self.clock.jump_wall_ms(self.random.choice(jumps))
+        self.clock.jump_wall_ms(self.random.choice(JUMPS_MS))
 
     async def tend(self) -> None:
         """Do the work of each second, and that after many changes."""

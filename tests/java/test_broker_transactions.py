@@ -13,7 +13,12 @@ from metaq.model import LogId, MessageId, Offset
 from metaq.record.checksum import checksum
 from metaq.record.layout import HEADER_BYTES, encode_record
 from metaq.txn.opening import journal_numbers
-from metaq.txn.records import BatchLocation, RedoOperation, encode_operation
+from metaq.txn.records import (
+    BatchLocation,
+    RedoOperation,
+    encode_locations,
+    encode_operation,
+)
 from metaq.txn.sums import decode_sums
 from tests.java.client import JavaClient
 from tests.java.jvm import Jvm
@@ -221,14 +226,23 @@ def commit_behind(port: int, key: bytes, data: bytes, others: list[bytes]) -> No
 def add_commit(
     journal: Path, key: bytes, data: bytes, message_id: MessageId, offset: int
 ) -> None:
-    """Write the record of a commit as a broker does that is killed just then."""
+    """Write the record of a commit as a broker does that is killed just then.
+
+    It has rewritten the offset; what was there first is the bound.
+    """
     fs, directory = SystemFileSystem(), journal / "transactions"
     number = journal_numbers(fs, directory)[-1]
     batch = encode_record(data, id=message_id)
     place = BatchLocation(LogId(TOPIC, 0), Offset(offset), len(batch), checksum(batch))
     record = encode_operation(
-        RedoOperation.XA_COMMIT, key.decode(), was_prepared=True, locations=[place]
+        RedoOperation.XA_COMMIT,
+        key.decode(),
+        was_prepared=True,
+        locations=[place._replace(offset=Offset(0))],
+        has_bounds=True,
     )
+    attachment = encode_locations([place])
+    record = record[: -len(attachment)] + attachment
     file = fs.open_append(directory / f"redo.{number}", create=False)
     file.write(record)
     file.close()

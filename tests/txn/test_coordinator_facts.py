@@ -569,8 +569,8 @@ def test_a_commit_finds_its_batch_behind_other_puts() -> None:
 
 
 def test_a_place_that_a_power_cut_has_torn_is_no_damage() -> None:
-    """Whatever is in its eight bytes: the batch is found from its bound on, once, or,
-    without a side file, from the time of its put on.
+    """Whatever is in its eight bytes: the batch is found from its bound on, once, with
+    a side file or without.
     """
     bench = opened(FaultyFileSystem())
     bench.begin(LOCAL)

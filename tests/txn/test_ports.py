@@ -8,14 +8,12 @@ import pytest
 from metaq.broker.topics import Topics
 from metaq.broker.transactions import ServedLogs
 from metaq.errors import ClosedError, OffsetOutOfRangeError, StorageError
-from metaq.model import BrokerId, LogId, MessageId, Millis, Offset
-from metaq.record.ids import IdGenerator
+from metaq.model import LogId, MessageId, Offset
 from metaq.record.layout import encode_record
-from metaq.testing.clock import ManualClock
 from metaq.txn.ports import FindLog, StoredBatches
 from tests.rigs.fs import FaultyFileSystem
 from tests.rigs.storage import StorageBench, Ticket
-from tests.storage.support import LOG, config, log_of, opened
+from tests.storage.support import LOG, log_of, opened
 
 
 def batch(*payloads: bytes) -> list[bytes]:
@@ -94,28 +92,6 @@ def test_the_offset_is_told_before_a_byte_is_written() -> None:
     bench.run()
     first = [(0, 0), (23, 0), (-1, 0)]
     assert told == [*first, (46, 46), (-1, 46), (46, 46), (-1, 46)]
-    bench.close()
-
-
-def test_a_time_is_a_bound_for_all_that_came_later() -> None:
-    """Whatever the span index has: without it the times of the files count."""
-    clock, fs = ManualClock(), FaultyFileSystem()
-    bench = StorageBench(fs, config(segment_bytes_max=50), clock)
-    bench.open()
-    find_log, reader = logs_of(bench), reader_of(bench)
-    ids = IdGenerator(clock, BrokerId(0), MessageId(-1))
-    came: list[tuple[Millis, Offset]] = []
-    for payload in (b"one" * 20, b"two", b"three"):
-        clock.advance_s(60)
-        fs.set_wall_ms(clock.wall_ms())
-        record = encode_record(payload, id=ids.reserve(1))
-        offset, _ticket = append(find_log, LOG, [record])
-        bench.run()
-        came.append((clock.wall_ms(), offset))
-    for time_ms, offset in came:
-        assert reader.offset_since(LOG, time_ms) <= offset
-    assert reader.offset_since(LOG, Millis(came[-1][0] - 1)) == came[-1][1]
-    assert reader.offset_since(LogId("nosuch", 0), came[0][0]) == 0
     bench.close()
 
 

@@ -1,5 +1,7 @@
 """Records of a redo file: the bytes of the Java broker, and any bytes at all."""
 
+from itertools import permutations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -123,6 +125,60 @@ def test_a_commit_record_is_read_with_its_attachment() -> None:
     record, end = decode_record(XA_COMMIT, 0, len(XA_COMMIT))
     assert record == OperationRecord(RedoOperation.XA_COMMIT, XID, True, (LOCATION,))
     assert end == len(XA_COMMIT)
+
+
+OURS = (
+    bytes.fromhex("0000001d 0802 1219 0804 1000 1a07")
+    + b"TX:s1:1"
+    + bytes.fromhex("201a 7a08 0000000000000000 0000000000000000")
+    + COMMIT[-18:]
+)
+"""`COMMIT` with a field that MetaQ lacks: the first value of the offset."""
+
+
+def test_a_commit_record_has_its_bounds_apart_from_its_offsets() -> None:
+    """So they are there when an offset was overwritten, by half or fully."""
+    kind = RedoOperation.LOCAL_COMMIT
+    ours = encode_operation(kind, "TX:s1:1", locations=[LOCATION], has_bounds=True)
+    assert ours == OURS
+    moved = LOCATION._replace(offset=Offset(0x1234))
+    rewritten = OURS[:-26] + encode_locations([moved])
+    record, end = decode_record(rewritten, 0, len(rewritten))
+    bounds = {LOCATION.log_id: Offset(0)}
+    assert record == OperationRecord(kind, "TX:s1:1", False, (moved,), bounds)
+    assert end == len(rewritten)
+
+
+def test_bounds_are_those_of_their_partitions_in_any_order_of_the_attachment() -> None:
+    """A Java broker that appends a batch again writes the attachment as a map."""
+    ids = [LogId("b", 10), LogId("b", 9), LogId("a", 3)]
+    places = [BatchLocation(each, Offset(n), 1, 1) for n, each in enumerate(ids)]
+    wanted = dict(zip(ids, (0, 1, 2), strict=True))
+    data = encode_operation(
+        RedoOperation.LOCAL_COMMIT, "TX:s:1", locations=places, has_bounds=True
+    )
+    body = data[: -len(encode_locations(places))]
+    for order in permutations(places):
+        moved = [each._replace(offset=Offset(7)) for each in order]
+        again = body + encode_locations(moved)
+        record, _end = decode_record(again, 0, len(again))
+        assert isinstance(record, OperationRecord)
+        assert record.bounds == wanted
+
+
+@pytest.mark.parametrize("size", range(len(OURS)))
+def test_a_commit_record_with_bounds_that_is_cut_is_none(size: int) -> None:
+    """No prefix of it is taken for a record."""
+    with pytest.raises(RecordError):
+        decode_record(OURS[:size], 0, size)
+
+
+def test_bounds_of_other_locations_are_no_record() -> None:
+    """There is one for each location."""
+    data = OURS + OURS[-26:]
+    longer = data.replace(bytes.fromhex("201a7a"), bytes.fromhex("20347a"))
+    with pytest.raises(RecordError, match="8 bytes of bounds, 2 locations"):
+        decode_record(longer, 0, len(longer))
 
 
 @pytest.mark.parametrize(
