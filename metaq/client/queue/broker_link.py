@@ -126,7 +126,9 @@ class BrokerLink:
                         raise self._failure
                 except MetaqError as error:
                     if self._failure is not None:
-                        self._failure, self._taking = None, _Taking.IDLE
+                        self._failure = None
+                        if self._taking is _Taking.UNDER_WAY:
+                            self._taking = _Taking.IDLE
                     if self._is_final(error):
                         self._parts.fail(error)
                         return

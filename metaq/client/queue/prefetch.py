@@ -108,18 +108,26 @@ class Prefetch:
         """Return whether some wait: the next `take_async` may not."""
         return bool(self._ready)
 
-    def take_nowait(self) -> HeldMessage | None:
+    def take_nowait(
+        self, at_work: set[HeldMessage] | None = None
+    ) -> HeldMessage | None:
         """Hand out the next message; None: there is none now.
 
         One whose lease is over by now is passed over: another worker gets it.
+
+        Args:
+            at_work: has it from this moment on.
 
         Raises:
             MetaqError: what `fail` was given.
         """
         now_s = self._clock.monotonic_s()
         with self.lock:
-            if (held := self._next(now_s)) is None and self.error is not None:
+            held = self._next(now_s)
+            if held is None and self.error is not None:
                 raise self.error
+            if held is not None and at_work is not None:
+                at_work.add(held)
         return held
 
     def _next(self, now_s: float) -> HeldMessage | None:
@@ -157,16 +165,18 @@ class Prefetch:
                 raise
         return held
 
-    def take(self, timeout_s: float | None) -> HeldMessage | None:
+    def take(
+        self, timeout_s: float | None, at_work: set[HeldMessage] | None = None
+    ) -> HeldMessage | None:
         """Wait for a message, in a thread; None: there was none in time."""
         end_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
-        while (held := self.take_nowait()) is None:
+        while (held := self.take_nowait(at_work)) is None:
             with self.lock:
                 wait_for(self._arrival, self._has_something, timeout_s)
             if end_s is not None:
                 timeout_s = max(0.0, end_s - self._clock.monotonic_s())
                 if not timeout_s:
-                    return self.take_nowait()
+                    return self.take_nowait(at_work)
         return held
 
     def _has_something(self) -> bool:

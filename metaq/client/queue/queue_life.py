@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Final, Self
 
@@ -43,6 +44,9 @@ UPKEEP_S: Final = 0.15
 """Pause between two looks at the leases: a sixth of the shortest one."""
 GATHER_S: Final = 0.001
 """Longest time for which something that is said waits for more of it."""
+
+handled: ContextVar[HeldMessage | None] = ContextVar("metaq_handled", default=None)
+"""Message of the handler that runs here: a close that it calls does not wait for it."""
 
 
 class QueueLife:
@@ -89,9 +93,8 @@ class QueueLife:
             options.prefetch,
         )
         self._links: dict[BrokerId, BrokerLink] = {}
-        self._upkeep: asyncio.Task[None] | None = None
-        self._takers = list[asyncio.Task[None]]()
-        """Take from each broker."""
+        self._tasks = list[asyncio.Task[None]]()
+        """The upkeep, and those that take from each broker."""
         self._is_refused = False
         """The topic became an exchange."""
         self._is_served = True
@@ -100,7 +103,13 @@ class QueueLife:
         self._is_draining = False
         self._said_since_s: float | None = None
         self._said_count = 0
+        self._runs = list[set[HeldMessage]]()
+        """Messages that handlers are at work at, of each run."""
+        self._handler_ended = asyncio.Event()
+        """Set for a close that waits for handlers."""
         self._is_started = self.is_closed = self.has_ended = False
+        self._is_over = False
+        """Nothing is said about messages any more, but by the end of `close`."""
         self._ended = asyncio.Event()
         self.failure_log = FailureLog(_log)
         self._unlisten: Callable[[], None] = lambda: None
@@ -141,7 +150,7 @@ class QueueLife:
         except BaseException:
             await self.close(0)
             raise
-        self._upkeep = self._spawn(self._run_upkeep(), "upkeep")
+        self._tasks.append(self._spawn(self._run_upkeep(), "upkeep"))
         self._unlisten = metadata.add_listener(self._on_snapshot)
         self._on_snapshot(metadata.snapshot)
 
@@ -164,7 +173,7 @@ class QueueLife:
         for broker_id in brokers:
             if broker_id not in self._links:
                 link = self._links[broker_id] = BrokerLink(broker_id, self._parts)
-                self._takers.append(self._spawn(link.run(), f"broker {broker_id}"))
+                self._tasks.append(self._spawn(link.run(), f"broker {broker_id}"))
         for link in self._links.values():
             link.wake()
 
@@ -173,21 +182,21 @@ class QueueLife:
 
     def _stop_taking(self) -> None:
         """Ask for no more; what is held is renewed and settled as before."""
-        for task in self._takers:
-            task.cancel()
         for link in self._links.values():
             link.stop_taking()
 
     async def close(self, timeout: float | None = None) -> None:
         """Release what was not handed out, and wait for settles; the block's end.
 
-        What was handed out and is not settled is returned with the delay of the group.
-        A second call waits for the first.
+        The handlers of `run` end first, and their messages are settled as they say; a
+        handler that calls this is not waited for. What else was handed out and is not
+        settled is returned with the delay of the group. A second call waits for the
+        first.
 
         Args:
-            timeout: seconds; None takes the client's `close_timeout_s`. After that
-                messages that the broker has not heard of come again when their leases
-                are over.
+            timeout: seconds, at most half of them for handlers; None: they have the
+                client's `close_timeout_s`, and settles the same. After that messages
+                that the broker has not heard of come again when their leases are over.
 
         Raises:
             ClosedError: it is of another event loop; it is not closed.
@@ -196,23 +205,26 @@ class QueueLife:
         """
         check_timeout(timeout)
         require_loop(self.loop, self)
+        grace_s = self.close_timeout_s if timeout is None else timeout / 2
         if timeout is None:
-            timeout = self._context.options.close_timeout_s
+            timeout = self.close_timeout_s
         if self.is_closed:
             await wait_set(self._ended, timeout)
             return
-        with self.prefetch.lock:
-            self.is_closed = True
+        self.is_closed = True
         self._unlisten()
         waiting = self.prefetch.drain()
         self.prefetch.fail(ClosedError(f"{self} is closed"))
-        if self._upkeep is not None:
-            self._upkeep.cancel()
         try:
             self._stop_taking()
-            self._drain()
             for held in waiting:
                 self._link(held).give_back(held, SettleVerb.RELEASE)
+            for link in self._links.values():
+                link.flush()
+            await self._let_handlers_end(grace_s)
+            with self.prefetch.lock:
+                self._is_over = True
+            self._drain()
             for link in self._links.values():
                 for held in tuple(link.held):
                     link.give_back(held, SettleVerb.NACK)
@@ -221,10 +233,29 @@ class QueueLife:
                 self._parts.all_answered.clear()
                 await wait_set(self._parts.all_answered, timeout)
         finally:
+            self._is_over = True
+            for task in self._tasks:
+                task.cancel()
             for link in self._links.values():
                 link.give_up()
             self.has_ended = True
             self._ended.set()
+
+    async def _let_handlers_end(self, timeout: float) -> None:
+        """Wait for the handlers of runs but the one that calls this, if it is one."""
+        mine = {handled.get()}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while set().union(*self._runs) - mine:
+                    self._handler_ended.clear()
+                    await self._handler_ended.wait()
+        if late := set().union(*self._runs) - mine:
+            _log.warning(
+                "handlers do not end, and their messages are returned: group=%s"
+                " count=%d",
+                self.group,
+                len(late),
+            )
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -246,8 +277,11 @@ class QueueLife:
 
     # -- runs -------------------------------------------------------------------------
 
-    def begin_run(self, concurrency: int) -> None:
+    def begin_run(self, concurrency: int) -> set[HeldMessage]:
         """Let as many messages be taken as a run handles at once.
+
+        Returns:
+            Where the run keeps, until `end_run`, what its handlers are at work at.
 
         Raises:
             ConfigError: `concurrency` is outside its range.
@@ -258,6 +292,24 @@ class QueueLife:
         self._parts.held_max = max(self._parts.held_max, concurrency)
         for link in self._links.values():
             link.wake()
+        at_work = set[HeldMessage]()
+        self._runs.append(at_work)
+        return at_work
+
+    def end_run(self, at_work: set[HeldMessage]) -> None:
+        """Wait no more for the handlers of a run: it has done so; any thread."""
+        self._runs = [each for each in self._runs if each is not at_work]
+        self._note_ended()
+
+    def end_work(self, at_work: set[HeldMessage], held: HeldMessage) -> None:
+        """Note that a handler has ended, after what it says is said; any thread."""
+        at_work.discard(held)
+        self._note_ended()
+
+    def _note_ended(self) -> None:
+        if self.is_closed and not self.has_ended:
+            with contextlib.suppress(RuntimeError):  # the loop has ended by now
+                self.schedule(self._handler_ended.set)
 
     @property
     def close_timeout_s(self) -> float:
@@ -295,7 +347,7 @@ class QueueLife:
         begun, settled = HeldState.BEGUN, HeldState.SETTLED
         with self.prefetch.lock:
             for one in entries:
-                if self.is_closed or one.held.state is not begun:
+                if self._is_over or one.held.state is not begun:
                     self._require_begun(one.held)
             for one in entries:
                 if one.verb is not SettleVerb.EXTEND:
@@ -332,13 +384,13 @@ class QueueLife:
             self.counts.acked_count += 1
             return
         with self.prefetch.lock:
-            if self.is_closed or held.state is not HeldState.SETTLED:
+            if self._is_over or held.state is not HeldState.SETTLED:
                 return
             held.state = HeldState.BEGUN
         self._link(held).take_back(held)
 
     def _require_begun(self, held: HeldMessage) -> None:
-        if self.is_closed:
+        if self._is_over:
             raise ClosedError(f"{held}: {self} is closed")
         if held.state is HeldState.LOST:
             raise lease_lost(held)

@@ -22,7 +22,7 @@ from metaq.client.consume.handler_tasks import (
 from metaq.client.errors import AlreadySettledError
 from metaq.client.options import check_callable
 from metaq.client.queue.prefetch import HeldMessage
-from metaq.client.queue.queue_life import QueueLife
+from metaq.client.queue.queue_life import QueueLife, handled
 from metaq.client.queue.queue_messages import AsyncQueueMessage, DeliveredMessage
 from metaq.client.queue.settling import SettledTogether, Settling
 from metaq.client.timeouts import require_loop, within
@@ -142,8 +142,8 @@ class AsyncQueue(QueueLife):
         """
         require_loop(self.loop, self)
         check_callable("handler", handler)
-        self.begin_run(concurrency)
         check_timeout(timeout)
+        at_work = self.begin_run(concurrency)
         tasks = HandlerTasks(self.group)
 
         async def work() -> None:
@@ -153,18 +153,26 @@ class AsyncQueue(QueueLife):
                         held = await self.prefetch.take_async()
                 except ClosedError:
                     return
+                at_work.add(held)
+                handled.set(held)
                 try:
                     error = await failure_of(handler, self.message(held))
                 except BaseException:
                     self.say(held, SettleVerb.NACK)
                     raise
-                self.conclude(held, error)
+                else:
+                    self.conclude(held, error)
+                finally:
+                    self.end_work(at_work, held)
                 if self.prefetch.has_ready:
                     # Let other tasks run if the handler never waits.
                     await asyncio.sleep(0)
 
         grace_s = self._context.options.close_timeout_s
-        await tasks.run(work, concurrency, timeout_s=timeout, grace_s=grace_s)
+        try:
+            await tasks.run(work, concurrency, timeout_s=timeout, grace_s=grace_s)
+        finally:
+            self.end_run(at_work)
 
     async def ack_many(
         self,

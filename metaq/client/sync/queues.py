@@ -12,6 +12,7 @@ from typing import Self
 from metaq.client.consume.decode import MAKE
 from metaq.client.options import QueueOptions, check_plain_function
 from metaq.client.queue.prefetch import HeldMessage
+from metaq.client.queue.queue_life import handled
 from metaq.client.queue.queue_messages import DeliveredMessage
 from metaq.client.queue.work_queue import AsyncQueue
 from metaq.client.request.responder import AsyncResponder
@@ -148,8 +149,12 @@ class Queue(SyncClosable[AsyncQueue]):
             grace_s=self._twin.close_timeout_s,
         )
         threads.twin, threads.make = self._twin, self._message
-        self._thread.run(on_loop(self._twin.begin_run, concurrency))
-        threads.run_threads(concurrency, timeout)
+        at_work = self._thread.run(on_loop(self._twin.begin_run, concurrency))
+        threads.at_work = at_work
+        try:
+            threads.run_threads(concurrency, timeout)
+        finally:
+            self._twin.end_run(at_work)
 
 
 class _QueueThreads(HandlerThreads[QueueMessage]):
@@ -157,18 +162,23 @@ class _QueueThreads(HandlerThreads[QueueMessage]):
 
     twin: AsyncQueue
     make: Callable[[HeldMessage], QueueMessage]
+    at_work: set[HeldMessage]
 
     def turn(self) -> None:
         """Have the next message handled, if one comes."""
-        held = self.twin.prefetch.take(TAKE_S)
+        held = self.twin.prefetch.take(TAKE_S, self.at_work)
         if held is None:
             return
+        handled.set(held)
         try:
             error = self.failure_of(self.make(held))
         except BaseException:
             self.twin.say(held, SettleVerb.NACK)
             raise
-        self.twin.conclude(held, error)
+        else:
+            self.twin.conclude(held, error)
+        finally:
+            self.twin.end_work(self.at_work, held)
 
 
 class Responder(SyncPart[AsyncResponder]):
