@@ -130,7 +130,7 @@ class Replay:
             try:
                 record, after = decode_record(data, position, end)
                 if position >= checked_end:
-                    self._require_whole(record)
+                    self._require_whole(record, sums)
             except RecordError as error:
                 if position < sums.synced_end:
                     raise JournalDamagedError(f"{name}: {error}") from error
@@ -148,14 +148,14 @@ class Replay:
             f" bytes={size - position}"
         )
 
-    def _require_whole(self, record: PutRecord | OperationRecord) -> None:
+    def _require_whole(self, record: PutRecord | OperationRecord, sums: Sums) -> None:
         """Raise RecordError where a page of a record or of its puts is not on the disk.
 
-        The others may be, until they are synced. Of a Java broker only forms are known.
+        The others may be, until they are synced. A Java broker takes wrong checksums.
         """
         if isinstance(record, PutRecord):
             put = decode_put(record.command)
-            is_checked = record.message_id >= 0 and put.checksum != -1
+            is_checked = sums.has_file and put.checksum != -1
             if is_checked and checksum(put.payload) != put.checksum:
                 raise RecordError(f"put {record.message_id} has another checksum")
         elif record.bounds and record.key in self.open:

@@ -67,6 +67,8 @@ class Sums:
     bounds: dict[int, Offset] = field(default_factory=dict)
     """Position of an offset that may have been overwritten → its first value."""
     is_complete: bool = False
+    has_file: bool = False
+    """There is a side file, of any content: no Java broker has written this one."""
 
 
 def encode_entry(
@@ -88,7 +90,7 @@ def encode_span(position: int, data: BytesLike, *, is_synced: bool) -> bytes:
 
 def decode_sums(data: bytes, number: int) -> Sums:
     """Return the content of `sums.<number>`; nothing where it is no such file."""
-    sums = Sums()
+    sums = Sums(has_file=True)
     for at in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
         kind, index, position, value, checksum, _crc = ENTRY.unpack_from(data, at)
         if not has_crc(data[at : at + ENTRY_BYTES]):

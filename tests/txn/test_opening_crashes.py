@@ -37,6 +37,8 @@ from tests.txn.support import (
 FILE = 400
 """Bytes of a redo file: the life rolls a few times."""
 
+HOUR_BACK_MS = -3_600_000
+
 X1, X2, X3, X4, X5, X6, X7, X8, X9 = (f"XID:1:0{n}::uq" for n in range(1, 10))
 
 
@@ -67,12 +69,18 @@ class Life:
         assert self.bench is not None
         if word != "prepare":
             self.note(key, was_asked=True)
+        self.set_clock_back()
         answer: Answer = getattr(self.bench, word)(key)
         # So batches do not lie where the log ended at the commit.
         self.bench.put_outside(
             A, b"put beside the %b of %b" % (word.encode(), key.encode())
         )
         return answer
+
+    def set_clock_back(self) -> None:
+        """Set the wall clock back: nothing that is searched for is found by it."""
+        assert self.bench is not None
+        self.bench.clock.jump_wall_ms(HOUR_BACK_MS)
 
     def sync(self) -> None:
         """Let the second pass after which flush mode 2 syncs."""
@@ -164,6 +172,7 @@ class TogetherLife(Life):
         for key in named:
             self.note(key, was_asked=True)
             self.stories[key] = replace(self.stories[key], together=named)
+        self.set_clock_back()
         answers = self.bench.commit_together(*keys)
         self.bench.put_outside(A, b"put beside %b" % keys[0].encode())
         return answers

@@ -42,7 +42,7 @@ def test_entries_count_up_to_the_first_damaged_one(count: int) -> None:
 
 def test_a_side_file_of_another_number_has_no_content() -> None:
     """It was renamed by hand."""
-    assert decode_sums(b"".join(ENTRIES), 8) == Sums()
+    assert decode_sums(b"".join(ENTRIES), 8) == Sums(has_file=True)
 
 
 def test_spans_without_their_neighbour_end_the_file() -> None:
