@@ -392,6 +392,8 @@ class BrokerLink:
                     future.set_result(None)
                 else:
                     future.set_exception(error)
+                    if isinstance(future, asyncio.Future):
+                        future.exception()  # it need not be waited for
         self._unanswered_count -= count
         parts.unanswered_count -= count
         if not parts.unanswered_count:
