@@ -116,7 +116,7 @@ class GroupInUseError(ClientError):
 
 
 class QueueGroupError(ClientError):
-    """A queue group is defined otherwise, or a name is of the other kind of group."""
+    """A queue group is defined otherwise or deleted, or a name is of the other kind."""
 
 
 class TopicExistsError(ClientError):

@@ -1,7 +1,7 @@
 """Names of other clients' arguments, and ours for them: for errors. Pure.
 
-People who come from Kafka, NATS or Redis write their names first; the error says what
-the same thing is called here, or that it is not needed.
+People who come from Kafka, RabbitMQ, NATS or Redis write their names first; the error
+says what the same thing is called here, or that it is not needed.
 """
 
 from types import MappingProxyType
@@ -39,7 +39,11 @@ _NAMES: Final = (
     ("max_poll_records", "'max_count' of batches, 'count_max' of receive_many"),
     ("max_poll_interval_ms", "'revoke_timeout_s', in seconds"),
     ("consumer_timeout_ms", "'timeout' of receive, in seconds"),
-    ("prefetch_count queue_buffering_max_messages", "'buffer_count_max'"),
+    ("queue_buffering_max_messages", "'buffer_count_max'"),
+    ("prefetch_count", "'prefetch' of a queue, 'buffer_count_max' of a consumer"),
+    ("visibility_timeout ack_wait", "'lease_s' of a queue, in seconds"),
+    ("max_deliver", "'deliveries_max' of a queue"),
+    ("dead_letter_exchange", "'dead_letter_topic' of a queue"),
     ("max_partition_fetch_bytes", "'fetch_bytes'"),
     ("fetch_max_bytes", "'fetch_bytes_max'"),
     ("fetch_max_wait_ms", "'wait_s', in seconds"),

@@ -467,7 +467,7 @@ def test_in_the_child_of_a_fork_every_call_says_so(java: Any) -> None:
             "send_oneway": lambda: out.send_oneway("test", b"x"),
             "flush": out.flush,
         }
-        wrong = _in_child(calls)
+        wrong = in_child(calls)
         assert wrong == []
         java.inner.delay_s = 0.0
         assert future.result(20).offset > 0
@@ -526,7 +526,7 @@ def test_no_call_in_the_child_of_a_fork_waits_for_a_lock_of_the_parent(
             ),
         }
         try:
-            assert _in_child(calls) == []
+            assert in_child(calls) == []
         finally:
             let_go.set()
         holder.join()
@@ -540,10 +540,10 @@ def test_a_client_that_was_closed_before_a_fork_waits_for_no_lock_either(
     consumer = client.consumer("g", ["test"], **IDLE)
     client.close()
     with twin_of(consumer).fetch_buffer._lock:
-        assert _in_child({"health": consumer.health}) == []
+        assert in_child({"health": consumer.health}) == []
 
 
-def _in_child(calls: dict[str, Callable[[], Any]]) -> list[str]:
+def in_child(calls: dict[str, Callable[[], Any]]) -> list[str]:
     """Return the names of calls that do not raise ClosedError in a forked child."""
     reading, writing = os.pipe()
     pid = os.fork()

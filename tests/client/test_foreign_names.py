@@ -18,10 +18,11 @@ from metaq.client import (
     ProducerOptions,
 )
 from metaq.client.foreign_names import OURS
+from metaq.client.options import QueueOptions
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.worlds import QUICK, WORLDS
 
-OPTIONS = (ClientOptions, ConsumerOptions, ProducerOptions)
+OPTIONS = (ClientOptions, ConsumerOptions, ProducerOptions, QueueOptions)
 
 
 @pytest.fixture
@@ -48,6 +49,8 @@ THEIR_NAMES = [
     ("producer", {"linger_ms": 5}, "'linger_s', in seconds"),
     ("producer", {"linger.ms": 5}, "'linger_s', in seconds"),
     ("producer", {"value_serializer": str}, "not needed: 'data' is bytes, encode it"),
+    ("queue", {"prefetch_count": 4}, "'prefetch' of a queue, 'buffer_count_max'"),
+    ("queue", {"visibility_timeout": 30}, "'lease_s' of a queue, in seconds"),
     ("producer", {"bootstrap_servers": "h:1"}, "'zookeeper', its address, or"),
 ]
 

@@ -68,7 +68,8 @@ DEFAULTS = {
 }  # fmt: skip
 """Our options → Kafka's names → their defaults, of the Java client or of librdkafka."""
 OTHERS = {"servers", "hosts", "durable", "subject", "stream", "deliver_policy",
-          "prefetch_count", "msg", "payload", "body", "tags",
+          "prefetch_count", "visibility_timeout", "ack_wait", "max_deliver",
+          "dead_letter_exchange", "msg", "payload", "body", "tags",
           "delay", "deliver_at", "expires_in"}  # fmt: skip
 """Names of NATS's clients, Redis's, RabbitMQ's and RocketMQ's; the last three are our
 own, where they do not belong."""

@@ -20,14 +20,20 @@ from typing import Any, Final
 
 from metaq.client.consume.decode import decode_messages
 from metaq.client.consume.fetcher import GET_SLACK_S
-from metaq.client.errors import LeaseLostError, NoQueuesError
+from metaq.client.errors import LeaseLostError, NoQueuesError, QueueGroupError
 from metaq.client.queue.prefetch import (
     HeldMessage,
     HeldState,
     QueueParts,
     QueueStatistics,
 )
-from metaq.client.queue.settling import RECLAIM_BACKOFF, PartitionSettler, Settling, ask
+from metaq.client.queue.settling import (
+    RECLAIM_BACKOFF,
+    PartitionSettler,
+    Settling,
+    ask,
+    group_gone,
+)
 from metaq.errors import (
     BadRequestError,
     CorruptRecordError,
@@ -130,6 +136,8 @@ class BrokerLink:
                         if self._taking is _Taking.UNDER_WAY:
                             self._taking = _Taking.IDLE
                     if self._is_final(error):
+                        if isinstance(error, NotDefinedError):
+                            error = group_gone(self._parts.group, self.broker_id)
                         self._parts.fail(error)
                         return
                     self._note_failure(error)
@@ -374,13 +382,18 @@ class BrokerLink:
         for entry, outcome in zip(entries, outcomes, strict=True):
             future, error = entry.future, self._note(entry, outcome)
             if future is None:
-                if error is not None:
+                is_renewal = entry.verb is SettleVerb.EXTEND
+                if error is not None and not (
+                    is_renewal and isinstance(error, QueueGroupError)
+                ):
                     unheard.setdefault(entry.verb, []).append(error)
             elif not future.done():
                 if error is None:
                     future.set_result(None)
                 else:
                     future.set_exception(error)
+                    if isinstance(future, asyncio.Future):
+                        future.exception()  # it need not be waited for
         for verb, errors in unheard.items():
             self._warn(verb, errors)
         self._unanswered_count -= count
@@ -418,6 +431,12 @@ class BrokerLink:
         elif verb in (SettleVerb.NACK, SettleVerb.RELEASE) and entry.is_in_doubt:
             # Another delivery may have it after the first try, as was wanted.
             is_lost = False
+        if isinstance(outcome, QueueGroupError):
+            # There is nothing to renew or to begin; what is begun may be asked for.
+            with parts.prefetch.lock:
+                if held.state is HeldState.WAITING:
+                    held.state = HeldState.LOST
+            self.drop(held)
         if isinstance(outcome, MetaqError):
             return outcome
         if not is_lost:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from metaq.client.names import require_text
 from metaq.client.options import check_delay, check_lease
@@ -34,6 +34,12 @@ class DeliveredMessage(Message, Generic[S, F]):
 
     held: HeldMessage
     queue: QueueLife
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self.held}: a message of a queue group is settled by the worker that has"
+            " it: give another process its data, and settle it here; no copy is made"
+        )
 
     @property
     def deliveries(self) -> int:

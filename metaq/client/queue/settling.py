@@ -13,18 +13,19 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
-from metaq.client.errors import OutcomeUnknownError
+from metaq.client.errors import OutcomeUnknownError, QueueGroupError
 from metaq.client.queue.prefetch import HeldMessage, QueueParts
 from metaq.client.timeouts import finish
 from metaq.errors import (
     ClosedError,
     MetaqError,
+    NotDefinedError,
     NotSentError,
     RemoteProtocolError,
     RequestTimeoutError,
     UnknownPutError,
 )
-from metaq.model import TopicPartition
+from metaq.model import BrokerId, TopicPartition
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Reply, Settle, Take
@@ -45,6 +46,8 @@ them while the others have theirs made."""
 RECLAIM_BACKOFF: Final = Backoff(first_s=0.1, max_s=0.5)
 """Pauses after errors: a worker is back before the broker's queueReclaimMs (2 s) are
 over, after which its messages are given to others."""
+UNDEFINED_S: Final = 2.0
+"""A broker that gave a message knew its group; a new leader may hear of it so late."""
 GRACE_S: Final = 5.0
 """A settle is tried until its lease is over, and so long after it: a late ack is taken
 while no other worker has the message."""
@@ -96,6 +99,15 @@ class Settling:
     def deadline_s(self) -> float:
         """Monotonic; from then on it is not tried any more."""
         return max(self.held.lease_end_s, self.since_s) + GRACE_S
+
+
+def group_gone(group: str, broker_id: BrokerId) -> QueueGroupError:
+    """Return the error of a worker whose group its broker does not know any more."""
+    return QueueGroupError(
+        f"broker {broker_id} does not know queue group '{group}' as it was when this"
+        " worker began: it was deleted, or made again, or this broker cannot reach"
+        " ZooKeeper; open the queue again"
+    )
 
 
 OnSettled = Callable[[Sequence[Settling], Sequence[Word | MetaqError]], None]
@@ -163,6 +175,7 @@ class PartitionSettler:
         self._pending: list[Settling] = []
         self._sent: list[Settling] = []
         self._failures = 0
+        self._undefined_since_s: float | None = None
 
     def add(self, entry: Settling) -> None:
         """Have an entry sent by the next `flush`, after all others."""
@@ -223,7 +236,7 @@ class PartitionSettler:
         if sent is not self._sent:
             return  # given up
         words = decode_words(require_ok(reply).text, len(sent))
-        self._failures, self._sent = 0, []
+        self._failures, self._sent, self._undefined_since_s = 0, [], None
         self._on_settled(sent, words)
         self.flush()
 
@@ -232,6 +245,11 @@ class PartitionSettler:
         if sent is not self._sent:
             return  # given up
         self._sent = []
+        if isinstance(error, NotDefinedError):
+            now_s = self._parts.context.clock.monotonic_s()
+            since_s = self._undefined_since_s = self._undefined_since_s or now_s
+            if now_s - since_s >= UNDEFINED_S:
+                error = group_gone(self._parts.group, self.partition.broker_id)
         in_doubt = RequestTimeoutError | RemoteProtocolError | UnknownPutError
         if error.retriable or isinstance(error, ClosedError | in_doubt):
             self._failures += 1

@@ -41,6 +41,7 @@ class QueueMessage(DeliveredMessage[None, Future[None]]):
     thread: LoopThread
 
     def _make_future(self) -> Future[None]:
+        self.thread.require_own()
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()  # it cannot be cancelled from now on
         return future

@@ -419,7 +419,7 @@ def test_a_group_that_a_broker_does_not_know_is_asked_for_some_seconds() -> None
         assert not rig.fatal
         rig.clock.ahead_s = NOT_DEFINED_S
         await until(lambda: rig.fatal)
-        assert "no queue group 'workers' here" in str(rig.fatal)
+        assert "does not know queue group 'workers' as it was" in str(rig.fatal)
 
     run(scenario)
 

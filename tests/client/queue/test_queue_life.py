@@ -1,6 +1,7 @@
 """Begin and end of a worker, and what a restart of its broker leaves it."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,8 @@ from tests.rigs.waiting import until, wait_until
 
 DROP: dict[str, Any] = {"group": "g", "then": "drop"}
 WAIT_S = 20.0
+QUICKLY_S = 5.0
+"""Half of the time that the end of a block has."""
 
 
 def test_the_end_of_the_block_gives_everything_back(client: Any) -> None:
@@ -101,6 +104,28 @@ def test_a_worker_keeps_what_it_has_over_a_restart(
             assert (second.data, second.deliveries) == (b"b", 1)
             second.ack()
             assert queue.statistics().lost_count == 0
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_worker_whose_group_was_deleted_hears_of_it(
+    client: Any, caplog: pytest.LogCaptureFixture, *, is_made_again: bool
+) -> None:
+    """From its acks, within seconds and not at the end of the lease; nor is the end of
+    the block waited for, or a line logged for each renewal."""
+    send(client, "single", *[b"%d" % n for n in range(9)])
+    with client.queue("single", lease_s=60.0, **DROP) as queue:
+        first, second, _third = [queue.receive(WAIT_S) for _ in range(3)]
+        client.admin().delete_queue_group("g")
+        if is_made_again:
+            client.admin().create_queue_group("g", topic="single", then="drop")
+        time.sleep(1.0)  # the broker may not have heard of it yet
+        with pytest.raises(QueueGroupError, match="it was deleted, or made again"):
+            first.ack(15.0)
+        with pytest.raises(QueueGroupError, match="it was deleted, or made again"):
+            second.ack(1.0)
+        started_s = time.monotonic()
+    assert time.monotonic() - started_s < QUICKLY_S
+    assert caplog.text.count("not settled") < 9
 
 
 def test_a_worker_whose_topic_was_deleted_says_so_once(

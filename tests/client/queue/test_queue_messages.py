@@ -1,13 +1,22 @@
 """Settles of one message: what each says, once, and to whom."""
 
+import asyncio
+import copy
+import gc
+import pickle
 import time
 from typing import Any
 
 import pytest
 
+from metaq.client import AsyncClient, Client
 from metaq.client.errors import AlreadySettledError, LeaseLostError
 from metaq.errors import ClosedError, ConfigError
+from metaq.testing.embedded import EmbeddedBroker
 from tests.client.queue.conftest import send
+from tests.client.test_client_blocking import in_child
+from tests.client.worlds import QUICK
+from tests.rigs.waiting import until
 
 DROP: dict[str, Any] = {"group": "g", "then": "drop"}
 SHORT: dict[str, Any] = {**DROP, "lease_s": 1.0, "handle_s_max": 0.1, "prefetch": 1}
@@ -106,3 +115,54 @@ def test_the_lease_is_on_the_monotonic_clock(client: Any) -> None:
         message = queue.receive(WAIT_S)
         assert 0 < message.lease_until - time.monotonic() <= 30.5
         message.ack()
+
+
+def test_a_message_is_neither_copied_nor_sent_to_another_process(client: Any) -> None:
+    """The error says what to do: there it could not be settled."""
+    send(client, "single", b"a")
+    with client.queue("single", **DROP) as queue:
+        message = queue.receive(WAIT_S)
+        plain = getattr(message, "twin", message)
+        for call in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match="give another process its data"):
+                call(plain)
+        message.ack()
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_message_is_not_settled_in_the_child_of_a_fork(
+    broker: EmbeddedBroker,
+) -> None:
+    """By no ack that is not waited for either: its future would never end."""
+    with Client(**broker.client_options, **QUICK) as client:
+        send(client, "single", b"a")
+        with client.queue("single", **DROP) as queue:
+            message = queue.receive(WAIT_S)
+            assert message is not None
+            calls = {"ack": message.ack, "ack_nowait": message.ack_nowait}
+            assert in_child(calls) == []
+            message.ack()
+
+
+def test_an_ack_that_is_lost_and_not_waited_for_is_no_traceback(
+    broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Asyncio logs a future that has an error and is dropped; it is counted here."""
+
+    async def main() -> None:
+        async with AsyncClient(**broker.client_options, **QUICK) as client:
+            async with client.producer() as producer:
+                await producer.send("single", b"a")
+            async with client.queue("single", **SHORT) as queue:
+                message = await queue.receive(WAIT_S)
+                assert message is not None
+                async with client.queue("single", group="g") as other:
+                    again = await other.receive(WAIT_S)
+                    assert again is not None
+                    message.ack_nowait()
+                    await until(lambda: queue.statistics().lost_count == 1)
+                    await again.ack()
+        gc.collect()
+
+    asyncio.run(main())
+    assert "never retrieved" not in caplog.text

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from metaq.client.errors import OutcomeUnknownError
+from metaq.client.errors import OutcomeUnknownError, QueueGroupError
 from metaq.client.queue.prefetch import HeldMessage
 from metaq.client.queue.settling import (
     GRACE_S,
     RECLAIM_BACKOFF,
+    UNDEFINED_S,
     PartitionSettler,
     Settling,
 )
@@ -20,6 +21,7 @@ from metaq.config.settings import LimitsConfig
 from metaq.errors import (
     ConnectionLostError,
     MetaqError,
+    NotDefinedError,
     NotSentError,
     RemoteProtocolError,
 )
@@ -33,6 +35,7 @@ from metaq.protocol.queue_frames import (
     decode_settlements,
     encode_words,
 )
+from metaq.testing.clock import ManualClock
 from tests.rigs.waiting import until
 
 PARTITION = TopicPartition("orders", BrokerId(3), 1)
@@ -96,7 +99,8 @@ class Rig:
     def __init__(self) -> None:
         self.connection: FakeConnection | None = FakeConnection()
         self.ends: list[tuple[int, Word | MetaqError]] = []
-        context = SimpleNamespace(deadline_s=lambda: 90.0)
+        self.clock = ManualClock()
+        context = SimpleNamespace(deadline_s=lambda: 90.0, clock=self.clock)
         parts: Any = SimpleNamespace(
             context=context, group="workers", worker="w-1", generation=3
         )
@@ -226,6 +230,31 @@ def test_an_answer_that_makes_no_sense_closes_the_connection() -> None:
         assert [type(each) for each in rig.wire.faults] == [RemoteProtocolError]
         assert one.is_in_doubt
         assert rig.ends == []
+
+    asyncio.run(scenario())
+
+
+def test_a_group_that_its_broker_does_not_know_any_more_ends_its_settles() -> None:
+    """After a pause in which a new leader may hear of it; an answer begins it again."""
+
+    async def scenario() -> None:
+        rig, unknown = Rig(), NotDefinedError("queue group 'workers' is not defined")
+        for wait_s in (0.0, UNDEFINED_S - 0.1):
+            rig.clock.advance_s(wait_s)
+            rig.say(entry(0))
+            rig.wire.reply(unknown)
+            assert rig.ends == []
+        rig.settler.flush()
+        rig.wire.answer(Word.OK, Word.OK)
+        rig.ends.clear()
+        rig.say(entry(10))
+        rig.wire.reply(unknown)
+        rig.clock.advance_s(UNDEFINED_S)
+        rig.settler.flush()
+        rig.wire.reply(unknown)
+        ((offset, error),) = rig.ends
+        assert (offset, type(error)) == (10, QueueGroupError)
+        assert "broker 3 does not know queue group 'workers'" in str(error)
 
     asyncio.run(scenario())
 
