@@ -23,7 +23,7 @@ class Exchanges:
     """Applies definitions of exchanges. Owner: the broker, on the loop."""
 
     def __init__(self, topics: Topics, on_change: Callable[[], None]) -> None:
-        """Serve none yet; `on_change` is called after some came or went."""
+        """Serve none yet; `on_change` is called after some came, changed or went."""
         self.problems: tuple[str, ...] = ()
         self._on_change = on_change
         self._topics = topics
@@ -42,6 +42,7 @@ class Exchanges:
         if (defined, taken) == (self._applied, self._taken):
             return
         served, problems, count = dict[str, ServedExchange](), list[str](), 0
+        has_changed = False
         for name, each in sorted(defined.items()):
             count += len(each.bindings)
             if reason := _refusal(name, taken, count):
@@ -54,6 +55,7 @@ class Exchanges:
             served[name] = ServedExchange(name, matcher, each.alternate)
             if self._applied.get(name) != each or name not in self._topics.exchanges:
                 matcher.replace(each.bindings)
+                has_changed = True
                 _log.info(
                     "exchange in effect: exchange=%s bindings=%d",
                     name,
@@ -70,8 +72,8 @@ class Exchanges:
         if served != before:
             remembered.cache_clear()  # of those that have gone
             self._topics.set_exchanges(served)
-            if served.keys() != before.keys():
-                self._on_change()
+        if has_changed or served.keys() != before.keys():
+            self._on_change()
 
 
 def _refusal(name: str, taken: Collection[str], count: int) -> str:

@@ -432,10 +432,15 @@ class QueueService(Service):
         return found[0]
 
     def _logs_of(self, group: QueueGroup) -> list[PartitionLog]:
+        """Return the partitions that messages are given out of."""
+        is_closed, topic = self._context.topics.is_closed, group.definition.topic
+        logs = self._all_logs_of(group)
+        return [log for log in logs if not is_closed(topic, log.log_id.partition)]
+
+    def _all_logs_of(self, group: QueueGroup) -> list[PartitionLog]:
         topics, topic = self._context.topics, group.definition.topic
         count = self._context.config.topic(topic).partition_count
-        partitions = [n for n in range(count) if not topics.is_closed(topic, n)]
-        found = [topics.find_log(topic, partition) for partition in partitions]
+        found = [topics.find_log(topic, partition) for partition in range(count)]
         return [log for log in found if log is not None]
 
     def _queue_of(self, group: QueueGroup, log: PartitionLog) -> ServedQueue:
@@ -706,7 +711,7 @@ class QueueService(Service):
 
     def _floors(self, group: QueueGroup) -> Iterator[Place]:
         """Yield each partition of a group, its queue if it is in memory, its floor."""
-        for log in self._logs_of(group):
+        for log in self._all_logs_of(group):
             queue = group.queues.get(log.log_id.partition)
             if queue is not None:
                 yield log, queue, queue.state.floor

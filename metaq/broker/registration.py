@@ -16,8 +16,10 @@ from contextlib import suppress
 from dataclasses import replace
 from ipaddress import ip_address
 from socket import getaddrinfo
+from types import MappingProxyType
 from typing import Final
 
+from metaq.broker.topics import ServedExchange
 from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig
 from metaq.errors import DataMissingError
@@ -109,11 +111,12 @@ def make_snapshot(
     directories: Mapping[str, tuple[str, int]],
     *,
     withdrawn: Collection[str] = (),
-    exchanges: Collection[str] = (),
+    exchanges: Mapping[str, ServedExchange] = MappingProxyType({}),
 ) -> BrokerSnapshot:
     """Return this broker's snapshot for ZooKeeper, without `withdrawn` topics.
 
-    Producers find an exchange as they find a topic, of one partition; consumers do not.
+    Producers find an exchange as they find a topic, of one partition; consumers do not,
+    nor do producers where all of its topics are for consumers alone.
     `log_topics` have a log here, configured or not; `directories` is path → identity
     and partition count of each data directory.
     """
@@ -140,9 +143,16 @@ def make_snapshot(
         + tuple(
             AdvertisedTopic(name, 1, accepts_gets=False, has_log=False)
             for name in sorted(exchanges)
+            if _takes_messages(exchanges[name], config)
         ),
         directories=encode_directories(directories),
     )
+
+
+def _takes_messages(exchange: ServedExchange, config: BrokerConfig) -> bool:
+    """Return whether a topic of an exchange takes messages: else this broker drains."""
+    bound = exchange.matcher.bound_topics()
+    return not bound or any(config.topic(each).accept_publish for each in bound)
 
 
 def witness_of(node: str) -> str:

@@ -240,6 +240,10 @@ class Matcher:
         self.checksum = names_checksum(bindings)
         self._remember()
 
+    def bound_topics(self) -> set[str]:
+        """Return the topics of all bindings."""
+        return {each.topic for each in self._bindings.values()}
+
     def find(self, key: str, headers: HeaderPairs = ()) -> list[Binding]:
         """Return the bindings that a message matches, by topic."""
         return sorted(self._index.find(key, headers), key=str)

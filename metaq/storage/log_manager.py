@@ -25,7 +25,7 @@ from metaq.errors import ClosedError, OffsetOutOfRangeError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.group_thread import GroupThread, Post
 from metaq.fs.kernel_syncs import Syncs
-from metaq.model import LogId, MessageId, Offset, SizeBytes
+from metaq.model import LogId, MessageId, Offset, SizeBytes, is_internal
 from metaq.stats import HistogramSnapshot, merge_snapshots
 from metaq.storage.append_request import Request
 from metaq.storage.damage import apart
@@ -688,7 +688,10 @@ class LogManager(LogRemoval):
             self._files,
             is_group_commit=settings.unflush_threshold <= 0,
             interval_s=settings.unflush_interval_s,
-            size_bytes_max=hard_limit(limits.log_bytes_max, system.segment_bytes_max),
+            # The broker's own logs go by what is needed of them.
+            size_bytes_max=0
+            if is_internal(log_id.topic)
+            else hard_limit(limits.log_bytes_max, system.segment_bytes_max),
             producers=producers,
             record_count=0 if found is None else found.record_count,
             damage=() if found is None else found.damage,

@@ -84,10 +84,14 @@ def take_directory_snapshot(
 
 def is_over_size_limit(logs: Iterable[PartitionLog], limits: LimitsConfig) -> bool:
     """Return whether retention has a log or data directory to make smaller."""
-    # A log without a sealed segment is as small as retention can make it.
+    # A log without a sealed segment is as small as retention can make it. Those of the
+    # broker itself go by what is needed of them.
     full = [log for log in logs if log.state is LogState.OPEN and len(log.segments) > 1]
     return any(
-        0 < limits.log_bytes_max < log.size_bytes
+        (
+            0 < limits.log_bytes_max < log.size_bytes
+            and not is_internal(log.log_id.topic)
+        )
         or 0 < limits.data_dir_bytes_max < log.log_dir.size_bytes
         for log in full
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from metaq.broker.app import Broker
 from metaq.broker.queue_log import QUEUES
 from metaq.broker.queue_part import SNAPSHOT_CHANGES
 from metaq.clock import SystemClock
@@ -15,7 +16,15 @@ from metaq.protocol.commands import Result, Value
 from metaq.protocol.queue_frames import SettleVerb, Word
 from metaq.record.layout import Record
 from metaq.record.scan import read_record
-from tests.broker.queue_worker import QUICK, Worker, define, got_of, put, queue_of
+from tests.broker.queue_worker import (
+    QUICK,
+    Worker,
+    define,
+    got_of,
+    put,
+    queue_of,
+    run,
+)
 from tests.rigs.broker import Peer, running_broker
 from tests.rigs.fs import FaultyFileSystem
 from tests.rigs.waiting import until
@@ -350,6 +359,30 @@ def test_a_state_that_was_dropped_from_memory_is_read_again(
 
     asyncio.run(before())
     asyncio.run(after())
+
+
+def test_the_size_of_a_partition_is_no_bound_of_the_states(tmp_path: Path) -> None:
+    """They go by what is needed: `logBytesMax` is about messages.
+
+    A queue at rest keeps the records of all others for long; every settle was refused
+    then, and the states were read again without end.
+    """
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        worker = Worker(peer)
+        await put(peer, b"at rest", partition=1)
+        assert len(await worker.take(1, wait_ms=20_000)) == 1
+        await put(peer, b"a")
+        for _ in range(150):
+            (got,) = await worker.take(1, partition=0, wait_ms=20_000)
+            assert await worker.say(got, SettleVerb.NACK, 0) is Word.OK
+        log = broker.context.topics.find_internal(QUEUES)
+        assert log is not None
+        assert log.size_bytes > 6000
+        assert broker.context.queues.problems() == ()
+
+    small = {"maxSegmentSize": "1000", "logBytesMax": "2000"}
+    run(tmp_path, scenario, broker=small, deliveries_max=1000)
 
 
 def test_a_damaged_state_refuses_its_groups_and_no_others(tmp_path: Path) -> None:

@@ -190,6 +190,20 @@ def test_a_group_that_is_used_both_ways_is_named(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_partition_that_is_closed_is_shown_with_what_it_has(tmp_path: Path) -> None:
+    """It was left out, as if no message waited there."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await put(peer, b"a", b"b")
+        assert len(await Worker(peer).take(1)) == 1
+        before = lines(broker)
+        broker.context.topics.close_partitions("test", start=0, end=None)
+        assert lines(broker) == before
+        assert await Worker(peer).take(1, wait_ms=30) == []
+
+    run(tmp_path, scenario)
+
+
 def test_a_queue_without_workers_is_shown_after_a_start(tmp_path: Path) -> None:
     """Its floor is known before the first take."""
 

@@ -35,6 +35,7 @@ ONE_BROKER = {
     "rig": "MetaQ has no exchanges",
     "test_a_broker_keeps_its_exchanges_without_zookeeper": "likewise",
     "test_a_bound_topic_is_on_all_brokers": "likewise",
+    "test_a_broker_that_is_drained_is_sent_no_message_of_an_exchange": "likewise",
 }
 TOPICS = {"orders": 2, "paid": 1, "other": 1}
 
@@ -311,6 +312,39 @@ def test_a_broker_keeps_its_exchanges_without_zookeeper() -> None:
         with Client(**broker.client_options) as client, client.exchange("events") as e:
             e.send("a", b"1")
             assert [each.data for each in client.browse("orders")] == [b"1"]
+
+
+def test_a_broker_that_is_drained_is_sent_no_message_of_an_exchange() -> None:
+    """It is drained of all topics of the exchange; else it is to be found there.
+
+    What was sent to it after its groups had read all would be lost with it.
+    """
+    with (
+        embedded_broker() as first,
+        embedded_broker(settings={"brokerId": "1"}, zookeeper=first.zookeeper),
+        Client(**first.client_options) as client,
+    ):
+        admin = client.admin()
+        admin.create_exchange("events")
+        for topic in ("one", "other"):
+            admin.create_topic(topic, partitions=1)
+            admin.bind("events", topic, key="#")
+        with client.exchange("events") as events:
+
+            def sent_to() -> set[int]:
+                keys = [f"k{n}" for n in range(9)]
+                sent = [events.send("a", b"", key=key) for key in keys]
+                return {each.partition.broker_id for each in sent}
+
+            assert sent_to() == {0, 1}
+            admin.alter_topic("one", brokers=[0])
+            assert sent_to() == {0, 1}
+            admin.alter_topic("other", brokers=[0])
+            wait_until(lambda: sent_to() == {0})
+            admin.unbind("events", "one", key="#")
+            assert sent_to() == {0}
+            admin.alter_topic("other", brokers="all")
+            wait_until(lambda: sent_to() == {0, 1})
 
 
 def test_a_bound_topic_is_on_all_brokers() -> None:

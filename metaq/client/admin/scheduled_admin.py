@@ -46,8 +46,8 @@ class ScheduledDescription:
     """The first ones, soonest first."""
     problems: tuple[str, ...]
     """One sentence for each broker that cannot be asked, for each part of what waits
-    that its broker cannot read, and, of one topic, for each partition whose broker is
-    away."""
+    that its broker cannot read, and for each broker that is away: of one topic, for
+    each of its partitions there."""
 
 
 class AsyncScheduledAdmin(AsyncQueueAdmin):
@@ -100,6 +100,13 @@ class AsyncScheduledAdmin(AsyncQueueAdmin):
             for number in sorted(named)
             for problem in named[number].problems
         ]
+        if topic is None:
+            left_s = deadline_s - context.clock.monotonic_s()
+            for broker in await self.brokers(max(0.1, left_s)):
+                if not broker.is_present:
+                    known = broker.broker_id is not None
+                    name = broker.broker_id if known else broker.address
+                    unread.append(f"broker {name} is away, with what waits there")
         message_count = sum(each.message_count for each in good)
         if topic is not None and not (message_count or unread):
             await _require_known(context, snapshot, topic)
