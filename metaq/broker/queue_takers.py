@@ -198,12 +198,16 @@ class Takers:
             return False
         count = min(taker.command.count, TAKE_COUNT_MAX)
         try:
-            if not queue.scan(count, now):
+            # What is before the damage is given out.
+            if not (queue.problem and queue.state.ready_count) and (
+                not queue.scan(count, now)
+            ):
                 self._read(queue, count, group)
                 return False
         except (StorageError, ClosedError) as error:
             self._fail(group, queue, error)
-            return True
+            if not queue.state.ready_count:
+                return True
         chosen = self._choose(group, queue, now)
         if chosen is None:
             return False
@@ -391,12 +395,14 @@ class Takers:
             self._answer_error(taker, self._error_of(queue, error))
 
     def _fail(self, group: QueueGroup, queue: ServedQueue, error: MetaqError) -> None:
-        """Refuse takers of a partition that cannot be read.
+        """Refuse takers of a partition that cannot be read, once it has nothing else.
 
         Those of any partition wait for the others, where these are sound: the damage of
         one does not end the work on all.
         """
         _note_problem(queue, error, self._service.now())
+        if queue.state.ready_count:
+            return
         is_last = not _has_sound(group, queue)
         for taker in [*group.takers]:
             partition = taker.command.partition

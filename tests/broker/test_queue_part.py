@@ -146,6 +146,28 @@ def test_damage_of_one_partition_ends_no_work_on_another(tmp_path: Path) -> None
     run(tmp_path, scenario)
 
 
+def test_what_is_before_a_damage_is_given_out(tmp_path: Path) -> None:
+    """A take that wants more than that is no reason to keep it."""
+
+    async def scenario(broker, peer) -> None:
+        await put(peer, b"a", b"b", b"c")
+        path = queue_of(broker).log.segments.first.path
+        data = bytearray(path.read_bytes())
+        last = len(data) * 2 // 3
+        data[last : last + 4] = (2**30).to_bytes(4, "big")
+        path.write_bytes(data)
+        worker = Worker(peer)
+        got = await worker.take(9, wait_ms=20_000)
+        assert [each.data for each in got] == [b"a", b"b"]
+        assert await worker.say(got[0], SettleVerb.RELEASE) is Word.OK
+        (again,) = await worker.take(9, wait_ms=20_000)
+        assert again.data == b"a"
+        reply = await worker.ask(worker.taking(9, wait_ms=20_000))
+        assert reply.status == 500
+
+    run(tmp_path, scenario)
+
+
 def test_what_cannot_be_read_again_ends_no_work_on_another(tmp_path: Path) -> None:
     """A message that was returned, and is damaged since, is no answer to its taker."""
 
