@@ -35,8 +35,9 @@ CAUSES_MAX: Final = 50
 """Causes that are counted one by one; others are counted together."""
 CAUSE_CHARS_MAX: Final = 80
 
-Found = tuple[Counter[tuple[str, str]], Mapping[TopicPartition, Offset]]
-"""Letters by topic and cause, and the end of each partition that has more to read."""
+Found = tuple[str, Counter[tuple[str, str]], Mapping[TopicPartition, Offset]]
+"""The dead-letter topic, its letters by topic and cause, and the end of each partition
+that has more to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +113,15 @@ def redrive(
     groups of these get them. Letters that are read on the way and not chosen are put
     at the end of the dead-letter topic.
     """
-    counts, ends = target.run(lambda client: _find(client, group, choice))
-    rows = [(topic, cause, count) for (topic, cause), count in counts.most_common()]
+    topic, counts, ends = target.run(lambda client: _find(client, group, choice))
+    rows = [(*origin, count) for origin, count in counts.most_common()]
     render.print_rows(COLUMNS, rows, as_json=as_json)
     total = min(counts.total(), choice.limit or counts.total())
     if not total:
         such = "" if choice.is_all else " of that kind"
         render.say(
-            f"queue group {group} has no dead letters{such} that were not sent back"
+            f"queue group {group} has no dead letters{such} in topic {topic} that were"
+            " not sent back"
         )
         return
     letters = render.count_text(total, "dead letter")
@@ -139,7 +141,8 @@ def redrive(
 async def _find(client: AsyncClient, group: str, choice: LetterChoice) -> Found:
     """Count the chosen letters that were not sent back yet."""
     counts, ends = Counter[tuple[str, str]](), dict[TopicPartition, Offset]()
-    async for letter in _letters(client, group, await _topic_of(client, group)):
+    letters = await _topic_of(client, group)
+    async for letter in _letters(client, group, letters):
         ends[letter.partition] = letter.next_offset
         origin = _origin(letter, group)
         if origin is not None and choice.has(letter, origin):
@@ -148,7 +151,7 @@ async def _find(client: AsyncClient, group: str, choice: LetterChoice) -> Found:
             if key not in counts and len(counts) >= CAUSES_MAX:
                 key = (topic, "other causes")
             counts[key] += 1
-    return counts, ends
+    return letters, counts, ends
 
 
 async def _topic_of(client: AsyncClient, group: str) -> str:

@@ -10,7 +10,7 @@ from metaq.client.options import check_delay, check_lease
 from metaq.client.queue.prefetch import HeldMessage
 from metaq.client.queue.queue_life import QueueLife
 from metaq.client.queue.settling import Settling
-from metaq.client.timeouts import within
+from metaq.client.timeouts import require_loop, within
 from metaq.client.validation import check_timeout
 from metaq.model import Message
 from metaq.protocol.queue_frames import GROUP_DELAY, SettleVerb
@@ -124,7 +124,8 @@ class AsyncQueueMessage(
     """A message of a queue group; its settles are awaited."""
 
     def _make_future(self) -> asyncio.Future[None]:
-        return asyncio.get_running_loop().create_future()
+        require_loop(self.queue.loop, self.held)
+        return self.queue.loop.create_future()
 
     async def _settle(
         self, verb: SettleVerb, timeout: float | None, argument: int = 0, text: str = ""

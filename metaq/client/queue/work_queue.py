@@ -55,6 +55,7 @@ class AsyncQueue(QueueLife):
 
     async def _iterate(self) -> AsyncIterator[AsyncQueueMessage]:
         self.require_started()
+        require_loop(self.loop, self)
         while True:
             try:
                 held = await self.prefetch.take_async()

@@ -1,0 +1,62 @@
+"""A worker and its messages say so on another loop than their own."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from metaq.client import AsyncClient
+from metaq.errors import ClosedError
+from metaq.testing.embedded import EmbeddedBroker
+from tests.client.worlds import QUICK
+
+SENTENCE = "belongs to the event loop that its client was started on"
+WAIT_S = 20.0
+
+
+async def silent_calls(calls: dict[str, Any]) -> dict[str, str]:
+    """Return what every call did that did not name its own loop."""
+    found = {}
+    for name, call in calls.items():
+        try:
+            async with asyncio.timeout(2):
+                result: object = await call()
+        except Exception as error:
+            result = error
+        if not (isinstance(result, ClosedError) and SENTENCE in str(result)):
+            found[name] = repr(result)
+    return found
+
+
+def test_on_another_loop_every_call_of_a_worker_says_so(broker: EmbeddedBroker) -> None:
+    """It waited for ever there, and a message counted as settled that was not."""
+
+    async def main() -> None:
+        async with (
+            AsyncClient(**broker.client_options, **QUICK) as client,
+            client.producer() as producer,
+            client.queue("single", group="g", then="drop") as queue,
+        ):
+            await producer.send("single", b"a")
+            message = await queue.receive(WAIT_S)
+            assert message is not None
+            calls = {
+                "iterate": lambda: anext(aiter(queue)),
+                "receive": queue.receive,
+                "run": lambda: queue.run(lambda _message: asyncio.sleep(0)),
+                "ack_many": lambda: queue.ack_many([message]),
+                "close": queue.close,
+                "ack": message.ack,
+                "ack_nowait": message.ack_nowait,
+                "nack": message.nack,
+                "release": message.release,
+                "extend": lambda: message.extend(5),
+                "reject": lambda: message.reject("x"),
+            }
+            found = await asyncio.to_thread(lambda: asyncio.run(silent_calls(calls)))
+            assert found == {}
+            with pytest.raises(ClosedError, match="none runs in this thread"):
+                await asyncio.to_thread(message.ack_nowait)
+            await message.ack()
+
+    asyncio.run(main())
