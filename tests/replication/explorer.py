@@ -242,7 +242,8 @@ def may_heal(world: World) -> bool:
     if any(foreign_reason(copy, newest) for copy in known):
         return False  # an operator has to choose
     # Of a ZooKeeper that was set back an operator restores what the copies say.
-    record = newest if world.is_back else world.zk.record
+    record = SetMoves.restored(world) if world.is_back else world.zk.record
+    assert record is not None
     complete = [k for k in record.in_sync if _is_complete(world, k)]
     is_enough = len(complete) >= min(record.min, len(record.in_sync))
     return is_enough or any(_is_sure(world, k) for k in complete)
