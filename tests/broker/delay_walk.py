@@ -197,7 +197,9 @@ class DelayWalk:
 
     async def set_clock(self) -> None:
         jumps = POWER_JUMPS_MS if self.has_power_cuts else JUMPS_MS
-        self.rig.clock.jump_wall_ms(self.random.choice(jumps))
+        jump_ms = self.random.choice(jumps)
+        if self.rig.clock.wall_ms() + jump_ms > 0:  # no machine has a time before 1970
+            self.rig.clock.jump_wall_ms(jump_ms)
         if self.random.random() < 0.5:
             for _ in range(7):
                 self.rig.clock.advance_s(10.0)

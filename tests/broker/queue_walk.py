@@ -483,7 +483,9 @@ class QueueWalk:
 
     async def set_clock(self) -> None:
         jumps = POWER_JUMPS_MS if self.has_power_cuts else JUMPS_MS
-        self.clock.jump_wall_ms(self.random.choice(jumps))
+        jump_ms = self.random.choice(jumps)
+        if self.clock.wall_ms() + jump_ms > 0:  # no machine has a time before 1970
+            self.clock.jump_wall_ms(jump_ms)
 
     async def tend(self) -> None:
         """Do the work of each second, and that after many changes."""

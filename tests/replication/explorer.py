@@ -259,7 +259,8 @@ def _is_complete(world: World, k: int) -> bool:
 def _is_sure(world: World, k: int) -> bool:
     disk, proc = world.disks[k - 1], world.procs[k - 1]
     if proc is not None:
-        return proc.replica.is_sure
+        # One that finds ZooKeeper set back freezes, and is not sure after that.
+        return proc.replica.is_sure and not world.is_back
     clean = disk.file.clean if disk.file is not None else 0
     is_told = clean == disk.holdings == world.zk.members[k - 1]
     return disk.is_sealed and is_told
