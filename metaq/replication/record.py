@@ -426,7 +426,10 @@ def restored_record(
 ) -> SetRecord:
     """Return the record that follows from the replicas' copies.
 
-    It takes the place of one that is missing in ZooKeeper, or was set back.
+    It takes the place of one that is missing in ZooKeeper, or was set back. A leader
+    that knows nothing later than what was set back may have gone on there, and what it
+    acknowledged is at the in-sync set of that record. In sync are then the members of
+    both sets, unless there is none.
 
     Args:
         copies: replica → the copy in its `set` file.
@@ -455,9 +458,15 @@ def restored_record(
             " copies; start them, or name them as missing"
         )
     seen = [*copies.values(), *([found] if found else [])]
+    both = newest.in_sync
+    if found is not None and found.leader != NO_REPLICA:
+        known = copies.get(found.leader)
+        if known is None or known.revision <= found.revision:
+            both &= found.in_sync
     return newest.at(
         max(copy.epoch.number for copy in seen) + RESTORE_STEP,
         nonce,
         revision=max(copy.revision for copy in seen) + RESTORE_STEP,
         leader=NO_REPLICA,
+        in_sync=both if both - missing else newest.in_sync,
     )

@@ -195,7 +195,9 @@ class DelayWalk:
         self.rig.clock.advance_s(self.random.choice(LAPSES_S))
 
     async def set_clock(self) -> None:
-        self.rig.clock.jump_wall_ms(self.random.choice(JUMPS_MS))
+        jump_ms = self.random.choice(JUMPS_MS)
+        if self.rig.clock.wall_ms() + jump_ms > 0:  # no machine has a time before 1970
+            self.rig.clock.jump_wall_ms(jump_ms)
         if self.random.random() < 0.5:
             for _ in range(7):
                 self.rig.clock.advance_s(10.0)

@@ -478,7 +478,9 @@ class QueueWalk:
         await asyncio.sleep(1.0)
 
     async def set_clock(self) -> None:
-        self.clock.jump_wall_ms(self.random.choice(JUMPS_MS))
+        jump_ms = self.random.choice(JUMPS_MS)
+        if self.clock.wall_ms() + jump_ms > 0:  # no machine has a time before 1970
+            self.clock.jump_wall_ms(jump_ms)
 
     async def tend(self) -> None:
         """Do the work of each second, and that after many changes."""

@@ -242,7 +242,8 @@ def may_heal(world: World) -> bool:
     if any(foreign_reason(copy, newest) for copy in known):
         return False  # an operator has to choose
     # Of a ZooKeeper that was set back an operator restores what the copies say.
-    record = newest if world.is_back else world.zk.record
+    record = SetMoves.restored(world) if world.is_back else world.zk.record
+    assert record is not None
     complete = [k for k in record.in_sync if _is_complete(world, k)]
     is_enough = len(complete) >= min(record.min, len(record.in_sync))
     return is_enough or any(_is_sure(world, k) for k in complete)
@@ -258,7 +259,8 @@ def _is_complete(world: World, k: int) -> bool:
 def _is_sure(world: World, k: int) -> bool:
     disk, proc = world.disks[k - 1], world.procs[k - 1]
     if proc is not None:
-        return proc.replica.is_sure
+        # One that finds ZooKeeper set back freezes, and is not sure after that.
+        return proc.replica.is_sure and not world.is_back
     clean = disk.file.clean if disk.file is not None else 0
     is_told = clean == disk.holdings == world.zk.members[k - 1]
     return disk.is_sealed and is_told

@@ -182,7 +182,17 @@ class SetMoves(SetModel):
             zk, w = w.old[old], self.spend(w, "stale")
         view = self._view(zk, k, is_synced=old is None)
         w = self.run(w, k, on_view(self.proc(w, k).replica, view))
+        if old is None:
+            w = self._registered(w, k)
         return self.done(self._lead_on(w, k))
+
+    def _registered(self, w: World, k: int) -> World:
+        """Write a replica's node where ZooKeeper came back with an old one."""
+        replica = self.proc(w, k).replica
+        version = max(w.zk.members[k - 1], replica.incarnation)
+        if replica.role in {R.STARTING, R.FROZEN}:
+            return w
+        return w._replace(zk=w.zk._replace(members=at(w.zk.members, k - 1, version)))
 
     def _lead_on(self, w: World, k: int) -> World:
         replica = self.proc(w, k).replica
@@ -261,6 +271,7 @@ class SetMoves(SetModel):
         w = self.with_proc(w, k, self.proc(w, k)._replace(is_flying=False))
         if self.proc(w, k).replica.incarnation:
             w = self.run(w, k, on_view(self.proc(w, k).replica, self.view(w, k)))
+            w = self._registered(w, k)
         replica = self.proc(w, k).replica
         present = at(w.zk.present, k - 1, replica.presence())
         w = w._replace(zk=w.zk._replace(present=present))
@@ -1006,7 +1017,7 @@ class SetMoves(SetModel):
             for n in range(len(w.old)):
                 yield f"ZooKeeper set back {n}", partial(self.set_back, w, n)
         frozen = [p for p in w.procs if p and p.replica.role is R.FROZEN]
-        if frozen and self._restored(w) is not None:
+        if frozen and self.restored(w) is not None:
             yield "restore", partial(self.restore, w)
 
     def set_min(self, w: World, size: int) -> World:
@@ -1029,7 +1040,8 @@ class SetMoves(SetModel):
         zk = old._replace(leader=None, present=(None,) * len(ALL))
         return w._replace(zk=zk, old=(), is_back=True)
 
-    def _restored(self, w: World) -> SetRecord | None:
+    @staticmethod
+    def restored(w: World) -> SetRecord | None:
         copies = {
             k: disk.file.record
             for k, disk in enumerate(w.disks, 1)
@@ -1044,7 +1056,7 @@ class SetMoves(SetModel):
 
     def restore(self, w: World) -> World:
         """An operator has all replicas up, and writes the record from their copies."""
-        record = self._restored(w)
+        record = self.restored(w)
         assert record is not None
         zk = w.zk._replace(record=record, version=w.zk.version + 1, leader=None)
         return w._replace(zk=zk, old=(), is_back=False)

@@ -235,6 +235,20 @@ def test_a_record_is_restored_from_the_newest_copy() -> None:
     assert not any(foreign_reason(copy, record) for copy in copies.values())
 
 
+def test_members_of_a_restored_set_were_in_sync_before_and_after() -> None:
+    """A leader that finds ZooKeeper set back goes on with the in-sync set it finds."""
+    found = LED.then(in_sync=frozenset({1, 2}))
+    copies = {1: found, 2: LED, 3: found.then().then(in_sync=frozenset({2, 3}))}
+    record = restored_record(copies, found, missing=frozenset(), nonce="r")
+    assert record.in_sync == {2}
+    knowing = {**copies, 1: found.then()}
+    record = restored_record(knowing, found, missing=frozenset(), nonce="r")
+    assert record.in_sync == {2, 3}
+    del copies[2]
+    record = restored_record(copies, found, missing=frozenset({2}), nonce="r")
+    assert record.in_sync == {2, 3}
+
+
 def test_nobody_is_left_out_of_a_restore_unnamed() -> None:
     """A replica that is away may have the newest copy."""
     copies = {1: LED, 2: LED}

@@ -114,3 +114,18 @@ def test_the_last_complete_member_leads_again_after_a_clean_stop() -> None:
         assert (SetMoves(config).claim(world, 1) is not world) is leads
         if leads:
             heal(config, world)
+
+
+def test_a_leader_that_did_not_know_better_has_its_puts_after_a_restore() -> None:
+    """It goes on where ZooKeeper was set back to before a member came, of which only
+    that member knows: what is put then is not at the member."""
+    config = Config(is_led=True, shrinks=1, expansions=1, unknown=1, restores=1)
+    events = (
+        "take out 1 3; answer 1; read 2; ack 2 1; read 3; ack 3 1; take in 1 3;"
+        " lands unanswered 1; read 3; ZooKeeper set back 2; session 1; answer 1;"
+        " put 1 0; pull 2 1; session 3; restore"
+    )
+    world = replay(config, events.split("; "))
+    assert world.acked
+    assert world.zk.record.in_sync == {1, 2}
+    heal(config, world)
