@@ -107,6 +107,10 @@ class QueueOwner(Protocol):
     def now(self) -> Now:
         """Return both clocks."""
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether no task may be begun any more: the service stops, or has failed."""
+
     def spawn(
         self, work: Coroutine[Any, Any, None], *, name: str
     ) -> asyncio.Task[None]:

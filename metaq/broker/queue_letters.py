@@ -121,7 +121,11 @@ class Letters:
         )
 
     def _begin(self) -> None:
-        while self._waiting and len(self._open) < AT_ONCE_MAX:
+        while (
+            self._waiting
+            and len(self._open) < AT_ONCE_MAX
+            and not self._service.is_ending
+        ):
             sending = self._waiting.popleft()
             self._open.add(sending)
             self._service.spawn(self._send(sending), name="letter")

@@ -51,7 +51,7 @@ from metaq.errors import (
     WireError,
 )
 from metaq.filter.language import Filter, parse_filter
-from metaq.lifecycle import Service
+from metaq.lifecycle import Service, State
 from metaq.model import LogId, Offset
 from metaq.protocol import texts
 from metaq.protocol.commands import Settle, Take
@@ -242,6 +242,11 @@ class QueueService(Service):
                     queue.state.reclaim = queue.state.reclaim._replace(
                         until_ms=until_ms
                     )
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether no task may be begun any more: the service stops, or has failed."""
+        return self.state not in (State.STARTING, State.RUNNING)
 
     async def _end_queues(self) -> None:
         for group in self._groups.values():

@@ -90,6 +90,9 @@ class _Settling:
             # Its state is read again, and would not have what is settled here.
             self._end(UnavailableError("the queue is read again"))
             return
+        if service.is_ending:
+            self._end(UnavailableError("the broker stops"))
+            return
         last, now = max(self._entries).offset, service.now()
         try:
             is_found = queue.scan(0, now, through=last)

@@ -151,8 +151,10 @@ class Takers:
     def _may_give(self) -> bool:
         """Return whether no other leader may have settled what is open here."""
         replica = self._context.replica
-        return self._context.topics.refusal is None and (
-            replica is None or replica.knows_ends
+        return (
+            self._context.topics.refusal is None
+            and (replica is None or replica.knows_ends)
+            and not self._service.is_ending
         )
 
     def _pump(self, group: QueueGroup) -> None:

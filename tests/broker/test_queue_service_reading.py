@@ -64,3 +64,34 @@ def test_a_settle_that_is_answered_is_known_to_what_is_read_again(
         await rig.kill()
 
     run_virtually(scenario())
+
+
+def test_what_comes_while_the_service_stops_is_refused_and_does_not_fail_it() -> None:
+    """A settle, a taker and a dead letter would each begin a task."""
+
+    async def scenario() -> None:
+        definition = QueueGroupDefinition(topic="test", dead_letter_topic="dead")
+        rig = await QueueRig(FaultyFileSystem(), LoopClock(), definition).start()
+        session = QueueSession(rig)
+        body = encode_record(b"a", id=MessageId(0), flag=0)
+        put = Mput("test", 0, 1, checksum(body), 1, body)
+        assert (await ask(rig, session, put)).status == 200
+        (got,) = await take(rig, session, 2)
+        rig.service.fail(MetaqError("a record was refused"))
+        rig.bench.run()
+        await asyncio.sleep(1)  # what is given out is to be found again
+        stopping = asyncio.ensure_future(rig.service.stop())
+        await asyncio.sleep(0)
+        answers = list[Result | Value]()
+        entries = encode_settlements([got.says(SettleVerb.REJECT, text="bad")])
+        settle: Any = Settle("test", GROUP, 0, 1, entries, 3, "w")
+        rig.ask(session, settle, answers.append)
+        more: Any = Take("test", GROUP, 0, 9, 1 << 20, 4, "w", wait_ms=10_000)
+        rig.ask(session, more, answers.append)
+        await rig.play(stopping)
+        assert isinstance(answers[0], Result)
+        assert answers[0].status == 503
+        assert rig.service.failure is None
+        await rig.kill()
+
+    run_virtually(scenario())
