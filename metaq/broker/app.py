@@ -375,9 +375,7 @@ class Broker(Service):
             clock=self._clock,
             topics=topics,
             transactions=self._make_coordinator(topics),
-            ids=IdGenerator(
-                self._clock, config.system.broker_id, self._logs.last_message_id()
-            ),
+            ids=self._make_ids(),
             realtime=Realtime(self._clock),
             waiters=Waiters(self._loop, turns),
             load=Load(limits.in_flight_bytes_max),
@@ -446,6 +444,13 @@ class Broker(Service):
         port = self._listener.open(listening_host(config), config.system.server_port)
         self._address = BrokerAddress(advertised_host(config), port)
         self.context.address, self.context.port = str(self._address), port
+
+    def _make_ids(self) -> IdGenerator:
+        broker_id, logs = self._config.system.broker_id, self._logs
+        ids = IdGenerator(self._clock, broker_id, logs.last_message_id())
+        if logs.newest_append_ms is not None:
+            ids.advance_past(logs.newest_append_ms)
+        return ids
 
     def _make_coordinator(self, topics: Topics) -> TransactionCoordinator:
         system, limits = self._config.system, self._config.limits

@@ -106,6 +106,12 @@ class IdGenerator:
         if next_id >> ID_MS_SHIFT <= MS_MAX:
             self._next_tick = max(self._next_tick, _tick_of(next_id))
 
+    def advance_past(self, time_ms: Millis) -> None:
+        """Use no id of a time that a clock has shown from now on; as `advance_to`."""
+        tick = time_ms + 1 - ID_ZERO_MS
+        if tick <= MS_MAX:
+            self._next_tick = max(self._next_tick, tick << SEQUENCE_BITS)
+
     def reserve(self, count: int) -> MessageId:
         """Take `count` ids (1 or more); return the first, `id_after` gives the rest."""
         first = self.peek()

@@ -25,7 +25,7 @@ from metaq.errors import ClosedError, OffsetOutOfRangeError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.group_thread import GroupThread, Post
 from metaq.fs.kernel_syncs import Syncs
-from metaq.model import LogId, MessageId, Offset, SizeBytes, is_internal
+from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes, is_internal
 from metaq.stats import HistogramSnapshot, merge_snapshots
 from metaq.storage.append_request import Request
 from metaq.storage.damage import apart
@@ -103,6 +103,8 @@ class LogManager(LogRemoval):
         self._start_worker = start_worker
         self._syncs = syncs
         self._last_id = NO_ID
+        self.newest_append_ms: Millis | None = None
+        """Wall clock of the newest append that recovery found; None without any."""
         self._is_closing = False
         self._may_seal = True
         self.is_short = False
@@ -194,7 +196,8 @@ class LogManager(LogRemoval):
             self._add_unwritten(self.known, left_out)
             self._find_lack(self.known, buried)
         times = [each.newest_append_ms for each in recovered if each.newest_append_ms]
-        self._retention.start(max(times, default=None))
+        self.newest_append_ms = max(times, default=None)
+        self._retention.start(self.newest_append_ms)
 
     def call_off(self) -> None:
         """Have an `open` that runs on another thread end after the partitions at hand.
@@ -206,7 +209,9 @@ class LogManager(LogRemoval):
     def last_message_id(self) -> MessageId:
         """Return the largest id that recovery found, negative for none: a floor.
 
-        Its record may be missing: see `RecoveredPartition`.
+        Its record may be missing: see `RecoveredPartition`. A greater one may be before
+        the batch of a transaction, whose ids are as old as its puts; it is of a time up
+        to `newest_append_ms`.
         """
         return self._last_id
 

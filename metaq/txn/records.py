@@ -29,7 +29,7 @@ does not count the attachment. `checksum` covers the whole batch, headers of its
 included. `offset` is that of the batch. In a commit record of ours it is a bound first:
 the batch is there or after it; the exact offset is written there before the batch is
 written to its partition (`applier.py`). A power cut may tear that, so field 15 has the
-bounds as well, and is never rewritten. A Java broker skips it, as protobuf does with
+bounds as well, and is never changed. A Java broker skips it, as protobuf does with
 fields that it does not know; all other bytes are those that it writes. It may write the
 attachment again in another order.
 

@@ -92,6 +92,39 @@ def test_ids_go_on_behind_those_on_the_disk_when_the_clock_went_back(
     run(scenario())
 
 
+def test_a_transaction_at_the_end_of_a_log_hides_no_later_ids(data_dir: Path) -> None:
+    """Its messages have the ids that they got when they were put, before others."""
+    from metaq.testing.clock import ManualClock
+
+    async def ask_all(clock: ManualClock, *commands: bytes) -> list[int]:
+        async with (
+            running_broker(data_dir, clock=clock) as broker,
+            Peer(broker) as peer,
+        ):
+            ids = list[int]()
+            for each in commands:
+                clock.jump_wall_ms(60_000)
+                answer = await peer.ask(each)
+                assert answer.startswith(b"result 200"), answer
+                words = answer.split(b"\r\n")[1].split(b" ")
+                ids += [int(words[0])] if each.startswith(b"put") else []
+            return ids
+
+    async def scenario() -> None:
+        begin, commit = (
+            b"transaction TX:a:1 s %b 3\r\n" % word
+            for word in (b"BEGIN", b"COMMIT_ONE_PHASE")
+        )
+        in_it = b"put test 0 5 0 907060870 TX:a:1 2\r\nhello"
+        clock = ManualClock(wall_ms=1_800_000_000_000)
+        old, new = await ask_all(clock, begin, in_it, HELLO, commit)
+        assert old < new
+        (later,) = await ask_all(ManualClock(wall_ms=1_700_000_000_000), HELLO)
+        assert later > new
+
+    run(scenario())
+
+
 def test_two_brokers_on_one_data_directory_are_one_too_many(data_dir: Path) -> None:
     """The second start fails in one sentence and leaves the first alone."""
 

@@ -127,6 +127,21 @@ def test_ids_never_repeat_under_any_clock(steps: list[tuple[int, int]]) -> None:
         last = id_after(first, count - 1)
 
 
+def test_ids_of_a_time_that_a_clock_has_shown_are_over() -> None:
+    """All of its millisecond; a time that no clock shows changes nothing."""
+    clock = StepClock(1_700_000_000_000)
+    last = generator(clock).reserve(SEQUENCE_MASK + 1) + SEQUENCE_MASK
+    clock.ms = 1_600_000_000_000
+    ids = generator(clock)
+    ids.advance_past(Millis(1_700_000_000_000))
+    first = ids.peek()
+    assert first > last
+    assert first >> ID_MS_SHIFT == (last >> ID_MS_SHIFT) + 1
+    for time_ms in (1_699_999_999_999, ID_ZERO_MS + MS_MAX):
+        ids.advance_past(Millis(time_ms))
+        assert ids.peek() == first
+
+
 @given(st.integers(0, 2**62), st.integers(1, 10_000))
 def test_ids_of_a_run_are_those_of_each(first: int, count: int) -> None:
     """Across as many ends of the sequence as there are."""

@@ -8,9 +8,14 @@ import random
 
 import pytest
 
-from metaq.model import MessageId
+from metaq.model import LogId, MessageId, Offset
 from metaq.record.checksum import checksum
-from metaq.txn.records import RedoOperation, encode_operation, encode_put
+from metaq.txn.records import (
+    BatchLocation,
+    RedoOperation,
+    encode_operation,
+    encode_put,
+)
 from metaq.txn.recovery import Replay
 from metaq.txn.sums import Sums, decode_sums, encode_head, encode_span
 from tests.rigs.disk import PAGE_BYTES, Choose
@@ -95,6 +100,27 @@ def test_a_prepare_counts_if_its_puts_have_the_checksums_that_were_sent(
     assert [each.key for each in replay.prepared()] == ([XA] if is_read else [])
     torn = f"torn tail of the journal ignored: file=redo.1 position=0 bytes={len(data)}"
     assert replay.notes == ([] if is_read else [torn])
+
+
+def test_a_commit_of_what_is_over_is_read_over() -> None:
+    """Nothing of it is in the journal, so there is nothing to compare."""
+    place = BatchLocation(LogId("test", 0), Offset(0), 21, 5)
+    kind = RedoOperation.LOCAL_COMMIT
+    data = encode_operation(kind, KEY, locations=[place], has_bounds=True)
+    replay = Replay()
+    replay.read(data + put_and_prepare(-1), Sums(), "redo.1")
+    assert ([each.key for each in replay.prepared()], replay.notes) == ([XA], [])
+
+
+def test_a_put_that_is_none_ends_what_is_read_without_checksums() -> None:
+    """Its length is right, and a page of its line is missing."""
+    whole = put_and_prepare(-1)
+    replay = Replay()
+    replay.read(whole + whole.replace(b" -1 ", b" \0\0 "), Sums(), "redo.1")
+    assert [each.key for each in replay.prepared()] == [XA]
+    size = len(whole)
+    torn = f"torn tail of the journal ignored: file=redo.1 position={size} bytes={size}"
+    assert replay.notes == [torn]
 
 
 def test_bytes_that_have_their_checksum_are_believed() -> None:

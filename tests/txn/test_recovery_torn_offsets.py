@@ -6,8 +6,12 @@ nor are the checksums (`redo_file.py`).
 
 import pytest
 
+from metaq.errors import StorageError
+from metaq.model import LogId, MessageId, Offset
 from metaq.testing.clock import ManualClock
-from metaq.txn.opening import journal_numbers
+from metaq.txn.opening import encode_transaction, journal_numbers
+from metaq.txn.records import BatchLocation, OperationRecord, decode_record
+from metaq.txn.recovery import ReplayedTransaction, find_unapplied
 from tests.rigs.fs import FaultyFileSystem
 from tests.txn.support import DATA, JOURNAL, A, TransactionBench, opened
 
@@ -76,3 +80,40 @@ def test_a_batch_is_found_where_its_offset_is_torn_and_its_checksums_are_lost(
     assert again.payloads() == [BEFORE, BESIDE, *BATCH]
     again.kill()
     assert opened(again.fs).payloads() == [BEFORE, BESIDE, *BATCH]
+
+
+class Partition:
+    """One that ends at an offset, or cannot be read."""
+
+    def __init__(self, end: Offset | None) -> None:
+        self._end = end
+
+    def readable_range(self, _log_id: LogId) -> tuple[Offset, Offset]:
+        return Offset(0), Offset(100) if self._end is None else self._end
+
+    def read_back(self, _log_id: LogId, _offset: Offset, _size_bytes: int) -> bytes:
+        raise StorageError("cannot be read")
+
+    def hold(self, _log_id: LogId, _offset: Offset) -> None:
+        raise AssertionError("nothing is cut")
+
+
+@pytest.mark.parametrize(
+    ("end", "known", "wanted"),
+    [(7, {}, 7), (7, {A: 7}, 7), (None, {A: 5}, 5), (None, {}, None)],
+    ids=["read", "read, and known", "not read, and known", "not read"],
+)
+def test_what_a_start_writes_again_has_the_bounds_that_are_known(
+    end: int | None, known: dict[LogId, Offset], wanted: int | None
+) -> None:
+    """An offset that may be torn is none, where its partition could not be read."""
+    torn = BatchLocation(A, Offset(9), 21, 5)
+    puts = {MessageId(1 << 40): b"put test 0 1 0 -1 TX:s:1 1\r\nx"}
+    commit = ReplayedTransaction(KEY, puts, locations=(torn,), bounds=known)
+    reader = Partition(None if end is None else Offset(end))
+    (left,) = find_unapplied([commit], reader)
+    data = encode_transaction(left)
+    _put, after = decode_record(data, 0, len(data))
+    record, _end = decode_record(data, after, len(data))
+    assert isinstance(record, OperationRecord)
+    assert record.bounds == ({} if wanted is None else {A: wanted})
