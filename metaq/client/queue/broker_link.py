@@ -381,13 +381,11 @@ class BrokerLink:
         unheard: dict[SettleVerb, list[MetaqError]] = {}
         for entry, outcome in zip(entries, outcomes, strict=True):
             future, error = entry.future, self._note(entry, outcome)
-            if future is None:
+            if error is not None and (future is None or not entry.is_awaited):
                 is_renewal = entry.verb is SettleVerb.EXTEND
-                if error is not None and not (
-                    is_renewal and isinstance(error, QueueGroupError)
-                ):
+                if not (is_renewal and isinstance(error, QueueGroupError)):
                     unheard.setdefault(entry.verb, []).append(error)
-            elif not future.done():
+            if future is not None and not future.done():
                 if error is None:
                     future.set_result(None)
                 else:

@@ -60,8 +60,15 @@ class DeliveredMessage(Message, Generic[S, F]):
         return self._settle(SettleVerb.ACK, timeout)
 
     def ack_nowait(self) -> F:
-        """Begin an `ack`; the future has its outcome, and need not be waited for."""
-        return self._say(SettleVerb.ACK)
+        """Begin an `ack`; the future has its outcome, and need not be waited for.
+
+        An error is logged, as it is not known whether the future is looked at.
+        """
+        future = self._make_future()
+        self.queue.settle(
+            [Settling(self.held, SettleVerb.ACK, future=future, is_awaited=False)]
+        )
+        return future
 
     def nack(self, delay: float | None = None, timeout: float | None = None) -> S:
         """Have it delivered again, to any worker; this delivery counts.
