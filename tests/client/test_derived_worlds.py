@@ -130,6 +130,8 @@ INNER = {
     "AsyncQueue.refuse_hold",
     "AsyncQueue.begin_hold",
     "AsyncQueue.begin_run",
+    "AsyncQueue.end_run",
+    "AsyncQueue.end_work",
     "AsyncQueue.close_timeout_s",
     "AsyncQueue.conclude",
     "AsyncQueue.message",

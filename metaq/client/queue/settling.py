@@ -91,7 +91,7 @@ class Settling:
     future: asyncio.Future[None] | Future[None] | SettledTogether | None = None
     """Of who waits for it, in either world; None: no one."""
     is_awaited: bool = True
-    """Where there is a future: its error reaches the caller, and is not logged."""
+    """With a future: its error reaches the caller, and is not logged."""
     since_s: float = 0.0
     """Monotonic; when it came to the link of its broker."""
     is_in_doubt: bool = False
