@@ -103,8 +103,9 @@ class QueueLife:
         self._is_draining = False
         self._said_since_s: float | None = None
         self._said_count = 0
-        self._runs = list[set[HeldMessage]]()
-        """Messages that handlers are at work at, of each run."""
+        self._runs: dict[int, set[HeldMessage]] = {}
+        """Messages that handlers are at work at, by the `id` of each run's set. Threads
+        add and remove with one call each; the loop reads."""
         self._handler_ended = asyncio.Event()
         """Set for a close that waits for handlers."""
         self._is_started = self.is_closed = self.has_ended = False
@@ -246,10 +247,10 @@ class QueueLife:
         mine = {handled.get()}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while set().union(*self._runs) - mine:
+                while set().union(*self._runs.values()) - mine:
                     self._handler_ended.clear()
                     await self._handler_ended.wait()
-        if late := set().union(*self._runs) - mine:
+        if late := set().union(*self._runs.values()) - mine:
             _log.warning(
                 "handlers do not end, and their messages are returned: group=%s"
                 " count=%d",
@@ -293,12 +294,12 @@ class QueueLife:
         for link in self._links.values():
             link.wake()
         at_work = set[HeldMessage]()
-        self._runs.append(at_work)
+        self._runs[id(at_work)] = at_work
         return at_work
 
     def end_run(self, at_work: set[HeldMessage]) -> None:
         """Wait no more for the handlers of a run: it has done so; any thread."""
-        self._runs = [each for each in self._runs if each is not at_work]
+        self._runs.pop(id(at_work), None)
         self._note_ended()
 
     def end_work(self, at_work: set[HeldMessage], held: HeldMessage) -> None:
