@@ -174,8 +174,8 @@ class QueueService(Service):
             logs = self._context.topics.logs()
             self._reclaim_ends = {log.log_id: log.next_offset for log in logs}
             self.restart_reclaim()
-            is_open = LogState.OPEN
-            self._cut({o.log_id: o.next_offset for o in logs if o.state is is_open})
+            whole = [log for log in logs if log.state is LogState.OPEN]
+            self._cut({log.log_id: log.next_offset for log in whole})
         self._delete(self._is_over)
         for group in self._groups.values():
             self._open_latest(group)

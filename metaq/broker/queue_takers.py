@@ -149,7 +149,7 @@ class Takers:
             self._send_replies()
 
     def _may_give(self) -> bool:
-        """Return whether no other leader may have settled what is open here."""
+        """Return whether the service goes on, and no other leader may have settled."""
         replica = self._context.replica
         return (
             self._context.topics.refusal is None

@@ -33,6 +33,15 @@ async def take(rig: QueueRig, session: QueueSession, opaque: int) -> list[Got]:
     return got_of(await ask(rig, session, command))
 
 
+async def give_one(rig: QueueRig, session: QueueSession) -> Got:
+    """Store a message, and give it out."""
+    body = encode_record(b"a", id=MessageId(0), flag=0)
+    put = Mput("test", 0, 1, checksum(body), 1, body)
+    assert (await ask(rig, session, put)).status == 200
+    (got,) = await take(rig, session, 2)
+    return got
+
+
 @pytest.mark.parametrize("is_appended", [False, True])
 def test_a_settle_that_is_answered_is_known_to_what_is_read_again(
     is_appended: bool,
@@ -43,10 +52,7 @@ def test_a_settle_that_is_answered_is_known_to_what_is_read_again(
         definition = QueueGroupDefinition(topic="test", dead_letter_topic=None)
         rig = await QueueRig(FaultyFileSystem(), LoopClock(), definition).start()
         session = QueueSession(rig)
-        body = encode_record(b"a", id=MessageId(0), flag=0)
-        put = Mput("test", 0, 1, checksum(body), 1, body)
-        assert (await ask(rig, session, put)).status == 200
-        (got,) = await take(rig, session, 2)
+        got = await give_one(rig, session)
         entries = encode_settlements([got.says(SettleVerb.ACK)])
         answers = list[Result]()
         settle: Any = Settle("test", GROUP, 0, 1, entries, 3, "w")
@@ -73,10 +79,7 @@ def test_what_comes_while_the_service_stops_is_refused_and_does_not_fail_it() ->
         definition = QueueGroupDefinition(topic="test", dead_letter_topic="dead")
         rig = await QueueRig(FaultyFileSystem(), LoopClock(), definition).start()
         session = QueueSession(rig)
-        body = encode_record(b"a", id=MessageId(0), flag=0)
-        put = Mput("test", 0, 1, checksum(body), 1, body)
-        assert (await ask(rig, session, put)).status == 200
-        (got,) = await take(rig, session, 2)
+        got = await give_one(rig, session)
         rig.service.fail(MetaqError("a record was refused"))
         rig.bench.run()
         await asyncio.sleep(1)  # what is given out is to be found again

@@ -150,14 +150,7 @@ def parse_listing(text: str, broker_id: BrokerId) -> WaitingOnBroker:
         return WaitingOnBroker(
             int(found["count"]), int(found["bytes"]), hours, soonest, problems
         )
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
+    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         raise BadReplyError(f"scheduled: no listing is {text[:80]!r}") from error
 
 

@@ -64,11 +64,7 @@ class DeliveredMessage(Message, Generic[S, F]):
 
         An error is logged, as it is not known whether the future is looked at.
         """
-        future = self._make_future()
-        self.queue.settle(
-            [Settling(self.held, SettleVerb.ACK, future=future, is_awaited=False)]
-        )
-        return future
+        return self._say(SettleVerb.ACK, is_awaited=False)
 
     def nack(self, delay: float | None = None, timeout: float | None = None) -> S:
         """Have it delivered again, to any worker; this delivery counts.
@@ -111,9 +107,17 @@ class DeliveredMessage(Message, Generic[S, F]):
         require_text("reason", reason)
         return self._settle(SettleVerb.REJECT, timeout, text=reason)
 
-    def _say(self, verb: SettleVerb, argument: int = 0, text: str = "") -> F:
+    def _say(
+        self,
+        verb: SettleVerb,
+        argument: int = 0,
+        text: str = "",
+        *,
+        is_awaited: bool = True,
+    ) -> F:
         future = self._make_future()
-        self.queue.settle([Settling(self.held, verb, argument, text, future)])
+        entry = Settling(self.held, verb, argument, text, future, is_awaited)
+        self.queue.settle([entry])
         return future
 
     def _make_future(self) -> F:

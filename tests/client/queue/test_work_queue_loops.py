@@ -1,31 +1,16 @@
 """A worker and its messages say so on another loop than their own."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from metaq.client import AsyncClient
 from metaq.errors import ClosedError
 from metaq.testing.embedded import EmbeddedBroker
+from tests.client.test_other_loops import silent_calls
 from tests.client.worlds import QUICK
 
-SENTENCE = "belongs to the event loop that its client was started on"
 WAIT_S = 20.0
-
-
-async def silent_calls(calls: dict[str, Any]) -> dict[str, str]:
-    """Return what every call did that did not name its own loop."""
-    found = {}
-    for name, call in calls.items():
-        try:
-            async with asyncio.timeout(2):
-                result: object = await call()
-        except Exception as error:
-            result = error
-        if not (isinstance(result, ClosedError) and SENTENCE in str(result)):
-            found[name] = repr(result)
-    return found
 
 
 def test_on_another_loop_every_call_of_a_worker_says_so(broker: EmbeddedBroker) -> None:
