@@ -35,8 +35,6 @@ class ModelLog(LogProgress):
         if bound is None:
             return self
         limit = min(bound, self.end)
-        if limit < self.epoch_start:
-            return self
         hw = max([self.hw, self.epoch_start, *(e for e in self.ends if e <= limit)])
         if hw == self.hw:
             return self
