@@ -1,6 +1,7 @@
 """The client's own loop: waits for it end, whatever happens to it."""
 
 import asyncio
+import concurrent.futures
 import subprocess
 import sys
 import threading
@@ -41,6 +42,46 @@ def test_at_the_end_of_its_time_a_coroutine_is_cancelled(thread: LoopThread) -> 
     with pytest.raises(RequestTimeoutError, match=r"not done within 0\.2 s"):
         thread.run(wait(), timeout_s=0.2)
     assert ended.wait(30)
+
+
+def test_a_coroutine_that_is_not_waited_for_is_cancelled_with_its_future(
+    thread: LoopThread,
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    async def wait() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    future = thread.begin(wait())
+    assert begun.wait(30)
+    assert future.cancel()
+    assert ended.wait(30)
+
+
+def test_a_coroutine_that_is_cancelled_on_the_loop_cancels_its_future(
+    thread: LoopThread,
+) -> None:
+    async def give_up() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(concurrent.futures.CancelledError):
+        thread.begin(give_up()).result(30)
+
+
+def test_an_end_of_the_program_in_a_coroutine_reaches_its_caller_alone(
+    thread: LoopThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit, match="3"):
+        thread.run(leave())
+    assert thread.run(answer()) == 42
+    assert "asked for the end of the program" in caplog.text
 
 
 def test_a_callback_that_wants_to_end_the_program_ends_nothing_here(
@@ -88,10 +129,10 @@ def test_after_a_stop_nothing_runs(thread: LoopThread) -> None:
 def test_an_end_in_the_last_moment_is_no_time_out(
     thread: LoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit = asyncio.run_coroutine_threadsafe
+    begin = thread.begin
 
-    def submit_slowly(work: Any, loop: Any) -> Any:
-        future = submit(work, loop)
+    def begin_slowly(work: Any) -> Any:
+        future = begin(work)
         result = future.result
 
         def wait(timeout: float | None = None) -> int:
@@ -103,7 +144,7 @@ def test_an_end_in_the_last_moment_is_no_time_out(
         monkeypatch.setattr(future, "result", wait)
         return future
 
-    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", submit_slowly)
+    monkeypatch.setattr(thread, "begin", begin_slowly)
     assert thread.run(answer(), timeout_s=0.01) == 42
 
 

@@ -2,10 +2,14 @@
 
 import asyncio
 import errno
+import fcntl
 import itertools
 import re
+import resource
+import socket
 import threading
 import tomllib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,13 @@ from metaq.client import Client
 from metaq.clock import SystemClock
 from metaq.errors import ConfigError
 from metaq.zk._kazoo import KazooCoordinator
-from metaq.zk._kazoo_client import KAZOO_KNOWN, CloseOrder, begin_closer, make_client
+from metaq.zk._kazoo_client import (
+    KAZOO_KNOWN,
+    CloseOrder,
+    _Handler,
+    begin_closer,
+    make_client,
+)
 from tests.rigs.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -157,3 +167,27 @@ def test_a_server_that_stays_away_is_not_waited_for_for_ever(patience_s: float) 
 def test_what_is_told_to_install_is_what_is_required() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert KAZOO_KNOWN in project["dependencies"]
+
+
+@pytest.mark.parametrize("fd_min", [3, 1100])
+def test_a_wait_for_sockets_takes_every_descriptor(fd_min: int) -> None:
+    handler = _Handler()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    try:
+        with ExitStack() as stack:
+            ours, theirs = (
+                stack.enter_context(
+                    socket.socket(fileno=fcntl.fcntl(one, fcntl.F_DUPFD, fd_min))
+                )
+                for one in map(stack.enter_context, socket.socketpair())
+            )
+            assert handler.select([ours], [], [], 0.0) == ([], [], [])
+            theirs.send(b"x")
+            assert handler.select([ours, theirs], [], [], None) == ([ours], [], [])
+            assert handler.select([], [ours], [], 1.0) == ([], [ours], [])
+            ours.close()
+            with pytest.raises(ValueError, match="descriptor"):
+                handler.select([ours], [], [], 1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
