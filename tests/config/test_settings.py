@@ -93,7 +93,7 @@ def test_a_section_wins_over_a_definition_and_both_over_defaults() -> None:
 
 
 def test_the_bound_of_a_log_is_of_no_log_of_the_broker_itself() -> None:
-    """What a queue at rest needs would be gone, or every settle refused."""
+    """Else records that a queue at rest needs were gone, or every settle refused."""
     config = BrokerConfig(limits=LimitsConfig(log_bytes_max=2000))
     assert config.log_bytes_max_of("a") == 2000
     assert config.log_bytes_max_of("__queues") == 0
