@@ -20,7 +20,12 @@ from typing import Any, Final
 
 from metaq.client.consume.decode import decode_messages
 from metaq.client.consume.fetcher import GET_SLACK_S
-from metaq.client.errors import LeaseLostError, NoQueuesError, QueueGroupError
+from metaq.client.errors import (
+    LeaseLostError,
+    NoQueuesError,
+    QueueGroupError,
+    group_gone,
+)
 from metaq.client.queue.prefetch import (
     HeldMessage,
     HeldState,
@@ -34,7 +39,6 @@ from metaq.client.queue.settling import (
     Settling,
     UnknownGroup,
     ask,
-    group_gone,
 )
 from metaq.errors import (
     BadRequestError,

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
-from metaq.client.errors import OutcomeUnknownError, QueueGroupError
+from metaq.client.errors import OutcomeUnknownError, group_gone
 from metaq.client.queue.prefetch import HeldMessage, QueueParts
 from metaq.client.timeouts import finish
 from metaq.clock import Clock
@@ -26,7 +26,7 @@ from metaq.errors import (
     RequestTimeoutError,
     UnknownPutError,
 )
-from metaq.model import BrokerId, TopicPartition
+from metaq.model import TopicPartition
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Reply, Settle, Take
@@ -106,15 +106,6 @@ class Settling:
     def deadline_s(self) -> float:
         """Monotonic; from then on it is not tried any more."""
         return max(self.held.lease_end_s, self.since_s) + GRACE_S
-
-
-def group_gone(group: str, broker_id: BrokerId) -> QueueGroupError:
-    """Return the error of a worker whose group its broker does not know any more."""
-    return QueueGroupError(
-        f"broker {broker_id} does not know queue group '{group}' as it was when this"
-        " worker began: it was deleted, or made again, or this broker cannot reach"
-        " ZooKeeper; open the queue again"
-    )
 
 
 class UnknownGroup:
