@@ -120,12 +120,15 @@ def _is_stopped(log: PartitionLog, keeping: AbstractSet[LogState]) -> bool:
 def key_logs(
     logs: Mapping[LogId, PartitionLog], config: BrokerConfig
 ) -> Iterator[KeyLog]:
-    """Yield the logs of topics with an index of keys. Used on the loop's thread."""
+    """Yield the logs of topics with an index of keys. Used on the loop's thread.
+
+    Others may come and go meanwhile: those of the beginning are yielded as they are.
+    """
     topics = {**config.defined, **config.topics}
     wanted = {
         name: field_names(topic.index) for name, topic in topics.items() if topic.index
     }
-    for log_id, log in logs.items() if wanted else ():
+    for log_id, log in tuple(logs.items()) if wanted else ():
         names = wanted.get(log_id.topic)
         if names and log.state in _INDEXED:
             yield KeyLog(log_id, names, log.segments, log.high_watermark)
