@@ -96,7 +96,8 @@ class Topics:
 
     def set_exchanges(self, exchanges: Mapping[str, ServedExchange]) -> None:
         """Serve these exchanges, and no others."""
-        self._former_exchanges |= self.exchanges.keys() - exchanges.keys()
+        former = self._former_exchanges.union(self.exchanges)
+        self._former_exchanges = former.difference(exchanges)
         self.exchanges = exchanges
         self.version += 1
 
