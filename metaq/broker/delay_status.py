@@ -28,7 +28,8 @@ class DelayStatus:
     """Delayed messages of a broker, as operators see them."""
 
     waiting_count: int = gauge(
-        "metaq_delayed_messages", "Messages that wait for their time."
+        "metaq_delayed_messages",
+        "Messages that wait for their time; those of deleted topics until it comes.",
     )
     waiting_bytes: int = gauge(
         "metaq_delayed_bytes", "Bytes of records of messages that wait for their time."

@@ -12,13 +12,13 @@ It is copied there, since a data directory may be a disk of its own.
 Keep in step: the list of files in docs/storage.md.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from metaq.broker.admin_socket import SOCKET_NAME
-from metaq.errors import StorageError
+from metaq.errors import DataMissingError, StorageError
 from metaq.fs import LOCK_FILE, FileSystem
 from metaq.model import is_internal
 from metaq.storage.holdings import HOLDINGS_BYTES_MAX, HOLDINGS_FILE
@@ -188,6 +188,25 @@ def take_back(fs: FileSystem, directory: Path) -> tuple[str, ...]:
     if not fs.list_directory(aside):
         fs.remove_directory(aside)
     return tuple(names)
+
+
+def require_taken_back(fs: FileSystem, directories: Iterable[Path]) -> None:
+    """Refuse a start that would make again the broker's own logs, which lie aside.
+
+    Messages of queue groups would come again, and those with a time never.
+
+    Raises:
+        DataMissingError: the text names the remedy.
+    """
+    for directory in directories:
+        aside = _aside(directory)
+        if fs.is_directory(aside) and any(map(is_internal, fs.list_directory(aside))):
+            raise DataMissingError(
+                f"data directory is handed over: directory={directory}; run 'metaq"
+                f" hand-over {directory} --back' once and start again, or remove"
+                f" {aside} to lose what queue groups have done, and messages that wait"
+                " for a time"
+            )
 
 
 def _aside(directory: Path) -> Path:

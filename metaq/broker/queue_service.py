@@ -110,6 +110,8 @@ class QueueService(Service):
         self._groups: dict[str, QueueGroup] = {}
         self._content: _Content | None = None
         """None: it is to be read."""
+        self._dropped = set[str]()
+        """Topics that were deleted before it was read."""
         self._failure = ""
         """Why it could not be read, or written."""
         self._workers: dict[str, _Worker] = {}
@@ -177,6 +179,7 @@ class QueueService(Service):
             whole = [log for log in logs if log.state is LogState.OPEN]
             self._cut({log.log_id: log.next_offset for log in whole})
         self._delete(self._is_over)
+        self._dropped.clear()
         for group in self._groups.values():
             self._open_latest(group)
 
@@ -221,6 +224,7 @@ class QueueService(Service):
         self._is_leading, self._is_found = is_leading, False
         self._term += 1
         self._failure, self._content = "", None
+        self._dropped.clear()
         for group in self._groups.values():
             self.takers.refuse_all(group, self._refusal(group.definition.topic, -1))
             for queue in [*group.queues.values()]:
@@ -310,6 +314,8 @@ class QueueService(Service):
             for queue in [*group.queues.values()]:
                 if queue.name.topic == topic:
                     self._forget(group, queue)
+        if self._content is None and self._is_leading:
+            self._dropped.add(topic)
         self._delete(lambda each: each.topic == topic)
 
     def _open_latest(self, group: QueueGroup) -> None:
@@ -322,7 +328,7 @@ class QueueService(Service):
     def _is_over(self, name: QueueName) -> bool:
         """Return whether a queue is of a group that was deleted."""
         definition = self._definitions.get(name.group)
-        if self._context.topics.is_withdrawn(name.topic):
+        if name.topic in self._dropped or self._context.topics.is_withdrawn(name.topic):
             return True  # by another leader, maybe
         return definition is not None and (
             definition.is_deleted

@@ -57,6 +57,8 @@ class Topics:
         self._withdrawn: frozenset[str] = frozenset()
         self.exchanges: Mapping[str, ServedExchange] = {}
         """By name; none of them is a topic, also where a pattern matches it."""
+        self._former_exchanges: set[str] = set()
+        """Those that were here: who still sends to one hears of that."""
         self.refusal: UnavailableError | None = None
         """Why no put is taken; None: they are. Of a replica set."""
         self._config = config
@@ -94,6 +96,8 @@ class Topics:
 
     def set_exchanges(self, exchanges: Mapping[str, ServedExchange]) -> None:
         """Serve these exchanges, and no others."""
+        former = self._former_exchanges.union(self.exchanges)
+        self._former_exchanges = former.difference(exchanges)
         self.exchanges = exchanges
         self.version += 1
 
@@ -261,7 +265,9 @@ class Topics:
             ServerError: it is not accepted.
         """
         if not self._accepts(topic):
-            raise ServerError(texts.topic_not_accepted(topic))
+            is_former = topic in self._former_exchanges
+            text = texts.no_exchange if is_former else texts.topic_not_accepted
+            raise ServerError(text(topic))
         return self._config.topic(topic).partition_count
 
     def _closed_error(self, partition: int) -> ForbiddenError:

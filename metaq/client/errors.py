@@ -8,7 +8,7 @@ from metaq.errors import (
     RequestTimeoutError,
     TransactionError,
 )
-from metaq.model import Message, TopicPartition
+from metaq.model import BrokerId, Message, TopicPartition
 
 
 class GivenUpError(RequestTimeoutError):
@@ -220,3 +220,12 @@ class HeuristicError(XaError):
     7: committed; 6: rolled back; 5: partly this, partly that; 8: not known. The
     broker remembers it, and answers so, until a client has it forget it.
     """
+
+
+def group_gone(group: str, broker_id: BrokerId) -> QueueGroupError:
+    """Return the error of a worker whose group its broker does not know any more."""
+    return QueueGroupError(
+        f"broker {broker_id} does not know queue group '{group}' as it was when this"
+        " worker began: it was deleted, or made again, or this broker cannot reach"
+        " ZooKeeper; open the queue again"
+    )

@@ -414,11 +414,12 @@ def takes_options(kind: type[object]) -> Callable[[Callable[P, R]], Callable[P, 
 
 
 def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a call name its arguments where one is given by another name.
+    """Have a call name itself where arguments are missing, or by another name.
 
     The look is at the failure: a call that is right pays next to nothing.
     """
-    names = inspect.signature(function).parameters.keys() - {"self"}
+    signature = inspect.signature(function)
+    names = signature.parameters.keys() - {"self"}
 
     @functools.wraps(function)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
@@ -427,7 +428,11 @@ def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
         except TypeError:
             for name in keywords:
                 if name not in names:
-                    raise no_option(function.__qualname__, name, names) from None
+                    raise no_option(call.__qualname__, name, names) from None
+            try:
+                signature.bind(*args, **keywords)
+            except TypeError as error:
+                raise TypeError(f"{call.__qualname__}: {error}") from None
             raise
 
     return call

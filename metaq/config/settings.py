@@ -331,6 +331,13 @@ class BrokerConfig:
         size = self.system.segment_bytes_max
         return min(size, INTERNAL_SEGMENT_BYTES) if is_internal(topic) else size
 
+    def log_bytes_max_of(self, topic: str) -> int:
+        """Return the bound of a log: one of the broker's own has none.
+
+        It goes by what is needed of it.
+        """
+        return 0 if is_internal(topic) else self.limits.log_bytes_max
+
     def producers_of(self, topic: str) -> int:
         """Return how many producers a partition remembers.
 

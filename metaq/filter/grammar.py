@@ -49,7 +49,7 @@ listed: "IN"i "(" (TEXT ("," TEXT)* | NUMBER ("," NUMBER)*) ")"
 prefixed: "LIKE"i TEXT
 name: NAME | QUOTED
 EQUAL: "="
-UNEQUAL.2: "<>"
+UNEQUAL.2: "<>" | "!="
 ORDER: "<=" | ">=" | "<" | ">"
 TEXT: /'([^']|'')*'/
 QUOTED: /"([^"]|"")+"/
@@ -72,7 +72,9 @@ _WORDS: Final = {
     "$END": "the end",
 }
 """Terminals as an error names them; others come with one of these."""
-_RELATIONS: Final = {"=": eq, "<>": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
+_RELATIONS: Final = {
+    "=": eq, "<>": ne, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge
+}  # fmt: skip
 _NAMES: Final[Mapping[str, Field]] = {"key": KEY, "attribute": ATTRIBUTE, "tag": "tag"}
 _NUMBER: Final = re.compile(rb"[+-]?[0-9]{1,30}(\.[0-9]{1,30})?")
 _TRUTHS: Final = {b"true": True, b"false": False}

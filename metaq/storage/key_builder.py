@@ -24,7 +24,7 @@ before: sealed ones wait for their time in a heap. Steps of both kinds take turn
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -80,6 +80,12 @@ SCAN_S: Final = 0.25
 
 LOG_S: Final = 0.0002
 """for each log: a hundred times what a look at one takes."""
+
+LOOK_COUNT: Final = 500
+"""A look is cut after so many logs, a millisecond,"""
+
+LOOK_PAUSE_S: Final = 0.01
+"""and goes on after so long: others have their turn on the owner's thread."""
 
 STEP_S_MIN: Final = 0.005
 """A step takes its turn of so long, however little it reads: opening files costs half a
@@ -177,6 +183,10 @@ class KeyBuilder:
         self._due_s = 0.0 if bytes_per_s else math.inf
         self._scan_s = 0.0
         self._known = dict[_LogKey, _Known]()
+        self._looking: Iterator[KeyLog] | None = None
+        """The logs that are left of a look; None: there is none under way."""
+        self._seen = dict[_LogKey, _Known]()
+        """Those that it has looked at."""
         self._active = dict[_LogKey, KeyTarget]()
         """Active segments that are due, the next one first."""
         self._is_turn_of_sealed = False
@@ -203,28 +213,38 @@ class KeyBuilder:
         """Return the next step; None: there is nothing to do now.
 
         Args:
-            logs: all of them, as they are now; looked at now and then.
+            logs: all of them; kept, and gone through as they are then, where a look
+                begins.
             monotonic_s: the time.
         """
         if monotonic_s < self._due_s:
             return None
         self._due_s = self._scan_s
-        if monotonic_s >= self._scan_s:
-            self._look(logs, monotonic_s)
-            self._scan_s = monotonic_s + SCAN_S + LOG_S * len(self._known)
-            self._due_s = monotonic_s + IDLE_S
+        if self._looking is None and monotonic_s >= self._scan_s:
+            self._looking, self._seen = iter(logs), {}
+        if self._looking is not None:
+            self._due_s = monotonic_s + LOOK_PAUSE_S
+            some = itertools.islice(self._looking, LOOK_COUNT)
+            if self._look(some, monotonic_s) < LOOK_COUNT:
+                self._known, self._looking = self._seen, None
+                self._scan_s = monotonic_s + SCAN_S + LOG_S * len(self._known)
+                self._due_s = monotonic_s + IDLE_S
         target = self._take_target(monotonic_s)
         if target is None:
             return None
         self._due_s = monotonic_s + IDLE_S
         return KeyStep(target, self._step_bytes, target.key in self._distrusted)
 
-    def _look(self, logs: Iterable[KeyLog], monotonic_s: float) -> None:
+    def _look(self, logs: Iterable[KeyLog], monotonic_s: float) -> int:
+        """Look at some logs; return how many those are."""
         # Flat on purpose: there may be thousands.
-        seen, ready_bytes = dict[_LogKey, _Known](), self._step_bytes // READY_PARTS
+        seen, ready_bytes = self._seen, self._step_bytes // READY_PARTS
+        before = len(seen)
         for log in logs:
             log_id, names, segments, end = log
-            known = self._known.get(key := (log_id, names)) or _Known()
+            known = self._known.get(key := (log_id, names))
+            if known is None:
+                known = self._known[key] = _Known()
             if known.segments is not segments or len(known.sealed) + 1 < len(segments):
                 self._take_over(log, known, monotonic_s)
             seen[key] = known
@@ -232,7 +252,7 @@ class KeyBuilder:
             due_s = known.wait_s if left > 0 else known.look_s
             if left >= ready_bytes or monotonic_s >= due_s:
                 self._active[key] = log.active()
-        self._known = seen
+        return len(seen) - before
 
     def _take_over(self, log: KeyLog, known: _Known, monotonic_s: float) -> None:
         """Compare the segments of a log with those that it had."""

@@ -25,7 +25,7 @@ from metaq.errors import ClosedError, OffsetOutOfRangeError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.group_thread import GroupThread, Post
 from metaq.fs.kernel_syncs import Syncs
-from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes, is_internal
+from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes
 from metaq.stats import HistogramSnapshot, merge_snapshots
 from metaq.storage.append_request import Request
 from metaq.storage.damage import apart
@@ -450,7 +450,7 @@ class LogManager(LogRemoval):
 
         Then a run of retention without topics is due, regardless of the schedule.
         """
-        return is_over_size_limit(self._logs.values(), self._config.limits)
+        return is_over_size_limit(self._logs.values(), self._config)
 
     def reopen(
         self,
@@ -681,7 +681,6 @@ class LogManager(LogRemoval):
         number: int | None = None,
         watermark: Offset | None = None,
     ) -> PartitionLog:
-        limits, system = self._config.limits, self._config.system
         producers = ProducerTable(self._config.producers_of(log_id.topic))
         for batch in batches:
             producers.add(batch)
@@ -693,10 +692,10 @@ class LogManager(LogRemoval):
             self._files,
             is_group_commit=settings.unflush_threshold <= 0,
             interval_s=settings.unflush_interval_s,
-            # The broker's own logs go by what is needed of them.
-            size_bytes_max=0
-            if is_internal(log_id.topic)
-            else hard_limit(limits.log_bytes_max, system.segment_bytes_max),
+            size_bytes_max=hard_limit(
+                self._config.log_bytes_max_of(log_id.topic),
+                self._config.system.segment_bytes_max,
+            ),
             producers=producers,
             record_count=0 if found is None else found.record_count,
             damage=() if found is None else found.damage,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from metaq.config.settings import BrokerConfig, DeleteKind, LimitsConfig
+from metaq.config.settings import BrokerConfig, DeleteKind
 from metaq.model import LogId, is_internal
 from metaq.storage.holdings import Extent, Holdings
 from metaq.storage.key_builder import KeyLog
@@ -82,17 +82,13 @@ def take_directory_snapshot(
     )
 
 
-def is_over_size_limit(logs: Iterable[PartitionLog], limits: LimitsConfig) -> bool:
+def is_over_size_limit(logs: Iterable[PartitionLog], config: BrokerConfig) -> bool:
     """Return whether retention has a log or data directory to make smaller."""
-    # A log without a sealed segment is as small as retention can make it. Those of the
-    # broker itself go by what is needed of them.
+    # A log without a sealed segment is as small as retention can make it.
     full = [log for log in logs if log.state is LogState.OPEN and len(log.segments) > 1]
     return any(
-        (
-            0 < limits.log_bytes_max < log.size_bytes
-            and not is_internal(log.log_id.topic)
-        )
-        or 0 < limits.data_dir_bytes_max < log.log_dir.size_bytes
+        0 < config.log_bytes_max_of(log.log_id.topic) < log.size_bytes
+        or 0 < config.limits.data_dir_bytes_max < log.log_dir.size_bytes
         for log in full
     )
 
@@ -124,12 +120,15 @@ def _is_stopped(log: PartitionLog, keeping: AbstractSet[LogState]) -> bool:
 def key_logs(
     logs: Mapping[LogId, PartitionLog], config: BrokerConfig
 ) -> Iterator[KeyLog]:
-    """Yield the logs of topics with an index of keys. Used on the loop's thread."""
+    """Yield the logs of topics with an index of keys. Used on the loop's thread.
+
+    Others may come and go meanwhile: those of the beginning are yielded as they are.
+    """
     topics = {**config.defined, **config.topics}
     wanted = {
         name: field_names(topic.index) for name, topic in topics.items() if topic.index
     }
-    for log_id, log in logs.items() if wanted else ():
+    for log_id, log in tuple(logs.items()) if wanted else ():
         names = wanted.get(log_id.topic)
         if names and log.state in _INDEXED:
             yield KeyLog(log_id, names, log.segments, log.high_watermark)

@@ -168,10 +168,12 @@ def encode_copy(definitions: Mapping[str, T], encode: Callable[[T], bytes]) -> b
 
     A broker keeps one of each kind, for starts without ZooKeeper.
     """
-    fields = {
-        name: json.loads(encode(definition)) for name, definition in definitions.items()
-    }
-    text = json.dumps(fields, ensure_ascii=False, sort_keys=True, indent=1).encode()
+    # A line for each; `indent` would take the encoder that is written in Python.
+    lines = [
+        json.dumps(name, ensure_ascii=False).encode() + b": " + encode(definition)
+        for name, definition in sorted(definitions.items())
+    ]
+    text = b"{%s}" % b",\n".join(lines)
     return b"%08x\n%s\n" % (zlib.crc32(text), text)
 
 

@@ -32,7 +32,8 @@ LEASE_MS_MIN: Final = 1_000
 LEASE_MS_MAX: Final = 12 * 3600 * 1000
 DELIVERIES_MAX: Final = 1_000
 DELAY_MS_MAX: Final = 24 * 3600 * 1000
-"""Longest delay before a message is given out again."""
+"""Longest delay before a message is given out again. No setting of a broker, as
+no other bound here: all that read a definition have to agree whether it is right."""
 DELAYS_MAX: Final = 16
 """Most delays of a schedule."""
 STATES: Final = ("active", "deleted")

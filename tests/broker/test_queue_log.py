@@ -385,6 +385,24 @@ def test_the_size_of_a_partition_is_no_bound_of_the_states(tmp_path: Path) -> No
     run(tmp_path, scenario, broker=small, deliveries_max=1000)
 
 
+def test_a_topic_that_is_deleted_while_states_are_unread_has_none(
+    tmp_path: Path,
+) -> None:
+    """Else what comes in another topic of that name would be done already."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        worker, service = Worker(peer), broker.context.queues
+        await put(peer, b"a")
+        assert await worker.ack((await worker.take(1, wait_ms=20_000))[0]) is Word.OK
+        service.fail(StorageError("unreadable"))
+        service.drop_topic("test")
+        await until(lambda: not service.problems())
+        (again,) = await worker.take(1, wait_ms=20_000)
+        assert (again.data, again.deliveries) == (b"a", 1)
+
+    run(tmp_path, scenario)
+
+
 def test_a_damaged_state_refuses_its_groups_and_no_others(tmp_path: Path) -> None:
     """With a sentence that names the partition; it is never taken for an empty one."""
 

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from metaq.broker.topics import Topics
+from metaq.broker.topics import ServedExchange, Topics
 from metaq.clock import SystemClock
 from metaq.errors import AdminError, ForbiddenError, ServerError
 from metaq.model import LogId
+from metaq.routing.match import ExchangeKind, Matcher
 from metaq.storage.log_manager import LogManager
 from tests.rigs.broker import CONFIG, make_config
 from tests.rigs.fs import FaultyFileSystem
@@ -39,6 +40,20 @@ def test_what_does_not_exist_is_refused(
     with pytest.raises(ServerError) as caught:
         make_topics().resolve_put(topic, partition)
     assert str(caught.value) == detail
+
+
+def test_an_exchange_that_was_here_is_refused_as_one() -> None:
+    """Not one that is here again, which has no partitions."""
+    topics, one = make_topics(), ServedExchange("e", Matcher(ExchangeKind.FANOUT), None)
+    for exchanges, detail in (
+        ({}, "do not accept topic e"),
+        ({"e": one}, "do not accept topic e"),
+        ({}, r"'e' is no exchange on this broker \[no-exchange\]"),
+        ({"e": one}, "do not accept topic e"),
+    ):
+        topics.set_exchanges(exchanges)
+        with pytest.raises(ServerError, match=detail):
+            topics.resolve_put("e", 0)
 
 
 @pytest.mark.parametrize("topic", ["test", "wild-", "wild-x", "wild-*"])

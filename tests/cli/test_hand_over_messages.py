@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from metaq.client import Client
+from metaq.errors import DataMissingError
 from metaq.model import MessageId
 from metaq.record.layout import encode_record
 from metaq.testing.embedded import EmbeddedBroker
@@ -58,6 +59,9 @@ def test_what_waits_is_delivered_once_after_the_way_back(
         names = {path.name for path in broker.data_path.iterdir()}
         assert names <= {"jobs-0", "timed-0"}
         put_as_java(broker.data_path / "jobs-0", b"java", last.message_id + 1)
+        with pytest.raises(DataMissingError, match=r"'metaq hand-over .*/data --back'"):
+            broker.start()
+        assert {path.name for path in broker.data_path.glob("*-*")} == names
         back = run("hand-over", str(broker.data_path), "--back")
         assert back.exit_code == 0, back.output
         shutil.move(ini, broker.data_path / "server.ini")

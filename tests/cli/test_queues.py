@@ -18,7 +18,7 @@ from metaq.cli.queues import (
     rates_of,
     show,
 )
-from metaq.client import Client, QueueDescription, QueueGroupDescription
+from metaq.client import AsyncAdmin, Client, QueueDescription, QueueGroupDescription
 from metaq.errors import ClientError
 from metaq.model import BrokerId, TopicPartition
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
@@ -98,6 +98,25 @@ def test_a_group_without_a_partition_says_why(
     out, error = capsys.readouterr()
     assert json.loads(out)["queues"] == []
     assert "no partition of it yet: topic empty has had no message" in error
+
+
+def test_a_group_whose_topic_was_deleted_says_so(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is there still, and has nothing: that is no group without a message yet."""
+
+    async def make(admin: AsyncAdmin) -> None:
+        await admin.create_topic("gone", partitions=1)
+        await admin.create_queue_group("left", "gone", then="drop")
+        await admin.delete_topic("gone")
+
+    target.ask(make)
+    assert not show(target, "left", as_json=False)
+    error = capsys.readouterr().err
+    assert (
+        "topic gone is on no broker: if it was deleted, so is what the group" in error
+    )
+    assert "no partition of it yet" not in error
 
 
 def test_the_rate_is_what_was_done_between_two_looks() -> None:

@@ -113,6 +113,24 @@ def test_a_misspelt_option_of_a_client_is_told(kind: type[Any]) -> None:
         kind("127.0.0.1:2181", zzz=1)
 
 
+def test_a_sync_call_names_itself_and_not_its_twin(broker: AnyBroker) -> None:
+    """Calls that are derived from an async class."""
+    with Client(**broker.client_options) as client, client.producer() as producer:
+        calls: list[tuple[str, Any]] = [
+            ("Client.topics", client.topics),
+            ("Client.request", client.request),
+            ("Admin.describe_topic", client.admin().describe_topic),
+            ("Producer.flush", producer.flush),
+            ("Transaction.send", producer.transaction().send),
+        ]
+        for name, call in calls:
+            with pytest.raises(TypeError, match=f"^{name}: no option 'zzz'; there are"):
+                call(zzz=1)
+        for name, call in calls[1:3]:
+            with pytest.raises(TypeError, match=f"^{name}: missing a required argumen"):
+                call()
+
+
 @pytest.mark.parametrize(
     ("options", "name", "value", "sentence"),
     [

@@ -2,6 +2,7 @@
 
 import datetime as dt
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -199,12 +200,24 @@ def test_an_exchange_is_not_read_as_an_empty_topic(client: Any, read: str) -> No
 
 
 def test_sends_to_an_exchange_that_was_deleted_are_refused(client: Any) -> None:
-    """With the error of one that never was, although it was there for this sender."""
-    with client.exchange("events") as events:
+    """With the error of one that never was, although it was there for this sender; a
+    producer and a transaction that name it hear of the same."""
+    refused = partial(pytest.raises, ExchangeError, match="'events' is no exchange")
+    with client.exchange("events") as events, client.producer() as producer:
         events.send("order.new", b"a")
+        tx = producer.transaction()
+        tx.send("events", b"c", attribute="order.new")
         client.admin().delete_exchange("events")
-        with pytest.raises(ExchangeError, match="'events' is no exchange"):
+        with refused():
             events.send("order.new", b"b")
+        with refused():
+            producer.send("events", b"b")
+        with refused():
+            tx.send("events", b"d")
+        tx.rollback()
+        for messages in ([b"e"], [b"e"] * 100):
+            with refused(), producer.transaction() as tx:
+                tx.send_many("events", messages)
 
 
 def test_a_consumer_that_is_refused_leaves_its_group(client: Any) -> None:

@@ -11,6 +11,7 @@ from metaq.config.settings import (
     BrokerConfig,
     DeleteKind,
     DeletePolicy,
+    LimitsConfig,
     SystemConfig,
     TopicConfig,
     default_data_path,
@@ -89,6 +90,13 @@ def test_a_section_wins_over_a_definition_and_both_over_defaults() -> None:
     assert config.topic("c") is defined
     assert config.topic("other") == TopicConfig(name="other", partition_count=9)
     assert config.topic_names == ("b", "a", "c")
+
+
+def test_the_bound_of_a_log_is_of_no_log_of_the_broker_itself() -> None:
+    """Else records that a queue at rest needs were gone, or every settle refused."""
+    config = BrokerConfig(limits=LimitsConfig(log_bytes_max=2000))
+    assert config.log_bytes_max_of("a") == 2000
+    assert config.log_bytes_max_of("__queues") == 0
 
 
 @pytest.mark.parametrize(

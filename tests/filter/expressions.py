@@ -43,7 +43,7 @@ def _pairs(values: st.SearchStrategy[str], kind: str) -> st.SearchStrategy[Tree]
             st.just("compare"),
             names,
             st.just(kind),
-            st.sampled_from(["=", "<>", "<", "<=", ">", ">="]),
+            st.sampled_from(["=", "<>", "!=", "<", "<=", ">", ">="]),
             values,
         ),
         st.tuples(st.just("between"), names, st.just(kind), values, values),
@@ -152,8 +152,8 @@ def says(tree: Tree, message: Message) -> bool | None:
             if value is None:
                 return None
             order = (value > other) - (value < other)
-            return order in {"=": [0], "<>": [-1, 1], "<": [-1], "<=": [-1, 0],
-                             ">": [1], ">=": [0, 1]}[sign]  # fmt: skip
+            return order in {"=": [0], "<>": [-1, 1], "!=": [-1, 1], "<": [-1],
+                             "<=": [-1, 0], ">": [1], ">=": [0, 1]}[sign]  # fmt: skip
     raise AssertionError(tree)
 
 

@@ -42,6 +42,10 @@ HEADERS = (
         ("text = 'it''s'", True),
         ("text = 'its'", False),
         ("tag <> 'first'", True),
+        (
+            "tag != 'first' AND amount!=99 AND urgent != FALSE AND NOT tag != 'paid'",
+            True,
+        ),
         ("tag < 'paie' AND tag <= 'paid' AND tag > 'Paid' AND tag >= 'paid'", True),
         ("amount = 100.00 AND amount = +100 AND amount <> 99", True),
         ("amount > 99", True),
@@ -135,9 +139,10 @@ def test_lists_and_texts_are_bounded() -> None:
 
 
 PIECES = [
-    "tag", "key", "attribute", '"x-y"', "amount", "=", "<>", "<", ">=", "'paid'", "''",
-    "'", '"', "5", "-1.5", "TRUE", "AND", "OR", "NOT", "IN", "(", ")", ",", "LIKE",
-    "'a%'", "IS", "NULL", "BETWEEN", " ", "\n", "é", "\0", "%", ";", "--", "\ud800",
+    "tag", "key", "attribute", '"x-y"', "amount", "=", "<>", "!=", "<", ">=", "'paid'",
+    "''", "'", '"', "5", "-1.5", "TRUE", "AND", "OR", "NOT", "IN", "(", ")", ",",
+    "LIKE", "'a%'", "IS", "NULL", "BETWEEN", " ", "\n", "é", "\0", "%", ";", "--",
+    "\ud800",
 ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from metaq.errors import StorageError
-from metaq.model import Millis, Offset, SizeBytes
+from metaq.model import LogId, Millis, Offset, SizeBytes
 from metaq.record.checksum import crc32
 from metaq.record.flags import encode_payload
 from metaq.storage.key_builder import (
     DEAD_PARTS,
     IDLE_S,
+    LOOK_COUNT,
+    LOOK_PAUSE_S,
     LOOK_S,
     READY_PARTS,
     SCAN_S,
@@ -312,6 +315,30 @@ def test_a_look_goes_through_the_segments_that_are_new() -> None:
     assert finish_all(later, 90) == [80]
     now_s += LOOK_S
     assert sorted(finish_all(later, 90)) == list(range(10, 100, 10))
+
+
+def test_a_look_at_many_logs_has_pauses() -> None:
+    """Others are served in them; the last log is found all the same."""
+    _fs, segment = small_log(*RECORDS)
+    one, seen = log_of(target_of(segment, is_sealed=False)), list[int]()
+
+    def logs() -> Iterator[KeyLog]:
+        empty = Segments((replace(segment, size_bytes=SizeBytes(0)),))
+        for number in range(2 * LOOK_COUNT):
+            seen.append(number)
+            yield KeyLog(LogId("empty", number), NAMES, empty, segment.base_offset)
+        yield one
+
+    builder, now_s = KeyBuilder(1 << 40), 0.0
+    for count in (LOOK_COUNT, 2 * LOOK_COUNT):
+        assert builder.take_step(logs(), now_s) is None
+        assert len(seen) == count
+        assert builder.delay_s(now_s) == pytest.approx(LOOK_PAUSE_S)
+        now_s += 2 * LOOK_PAUSE_S
+    step = builder.take_step(logs(), now_s)
+    assert step is not None
+    assert step.target.log_id == one.log_id
+    assert len(seen) == 2 * LOOK_COUNT
 
 
 def test_new_bytes_and_sealed_segments_take_turns() -> None:

@@ -130,12 +130,11 @@ def test_nonsense_is_no_definition(data: bytes, wanted: str) -> None:
 
 
 def test_a_copy_is_a_file_that_people_can_read() -> None:
-    """Its first line is the checksum of the rest."""
-    data = encode_copy({"ö": TopicDefinition(partitions=1)}, encode_definition)
-    assert data.decode() == (
-        '6a7f2b21\n{\n "ö": {\n  "brokers": null,\n  "partitions": 1,\n'
-        '  "settings": {},\n  "state": "active"\n }\n}\n'
-    )
+    """Its first line is the checksum of the rest, which has a line for each."""
+    one = TopicDefinition(partitions=1)
+    data = encode_copy({"ö": one, "p": one}, encode_definition)
+    fields = '{"brokers":null,"partitions":1,"settings":{},"state":"active"}'
+    assert data.decode() == f'8102b4f6\n{{"p": {fields},\n"ö": {fields}}}\n'
     copied = {"ö": DEFINITION, "t": TopicDefinition(partitions=2)}
     written = encode_copy(copied, encode_definition)
     assert decode_copy(written, decode_definition) == copied

@@ -118,11 +118,16 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
 
         found = await for_each(look, sorted(snapshot.brokers))
         queues = chain.from_iterable(answers(found).values())
+        problems = problems_of(snapshot, [topic], found)
+        counts = snapshot.puts, snapshot.gets, snapshot.recorded
+        if not any(topic in each for each in counts):
+            gone = f"topic {topic} is on no broker: if it was deleted, so is what the"
+            problems += (f"{gone} group has done of it, and workers wait for it",)
         return QueueGroupDescription(
             group,
             known[group],
             tuple(sorted(queues, key=lambda each: each.partition)),
-            problems_of(snapshot, [topic], found),
+            problems,
         )
 
     async def create_queue_group(

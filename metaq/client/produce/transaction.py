@@ -24,7 +24,11 @@ import logging
 from collections.abc import Iterator
 from typing import Any, Protocol, Self
 
-from metaq.client.errors import TransactionInDoubtError, TransactionRolledBackError
+from metaq.client.errors import (
+    TransactionInDoubtError,
+    TransactionRolledBackError,
+    group_gone,
+)
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.transaction_branch import (
     CERTAIN,
@@ -36,7 +40,7 @@ from metaq.client.produce.transaction_branch import (
     TransactionSends,
 )
 from metaq.client.validation import wrong_type
-from metaq.errors import MetaqError, TransactionError
+from metaq.errors import MetaqError, NotDefinedError, TransactionError
 from metaq.model import BrokerId, LocalTransactionId, Message, Millis
 from metaq.protocol.commands import TransactionType
 from metaq.protocol.queue_frames import Word
@@ -157,6 +161,7 @@ class AsyncTransaction(TransactionSends):
             AlreadySettledError: it was settled before, or is of another client.
             ClosedError: its queue is closed.
             LeaseLostError: another delivery has it; the transaction has failed.
+            QueueGroupError: its group was deleted; the transaction has failed.
             TransactionRolledBackError: the broker has rolled it back: its time is over.
             TransactionError: none is open, or it is at another broker; nothing changed.
             TypeError: it is no message of a queue.
@@ -184,7 +189,11 @@ class AsyncTransaction(TransactionSends):
             queue.begin_hold(held, self._parts.pool)
             self._acked.append((queue, held))
             with self._failing():
-                word = await branch.ack(held, queue, deadline_s=deadline_s)
+                try:
+                    word = await branch.ack(held, queue, deadline_s=deadline_s)
+                except NotDefinedError:
+                    # It gave the message, and the transaction goes to no other leader.
+                    raise group_gone(queue.group, broker_id) from None
                 if word is not Word.OK:
                     raise queue.refuse_hold(held)
 

@@ -11,6 +11,7 @@ import re
 from typing import Final
 
 from metaq.client.errors import (
+    ExchangeError,
     HeuristicError,
     TransactionRolledBackError,
     UnknownXidError,
@@ -18,7 +19,13 @@ from metaq.client.errors import (
     XaProtocolError,
     XaRolledBackError,
 )
-from metaq.errors import BadReplyError, MetaqError, ServerError, UnroutableError
+from metaq.errors import (
+    BadReplyError,
+    MetaqError,
+    NotAnExchangeError,
+    ServerError,
+    UnroutableError,
+)
 from metaq.model import MAX_OFFSET, MessageId, XaTransactionId, printable
 from metaq.peer.replies import require_ok
 from metaq.protocol import texts
@@ -79,10 +86,13 @@ def require_done(reply: Reply, where: str) -> str:
         XaError: of the class that its code says.
         TransactionRolledBackError: the broker does not know the local transaction any
             more.
+        ExchangeError: the exchange of a put was deleted.
         WireError, UnexpectedReplyError: any other refusal.
     """
     try:
         return require_ok(reply).text
+    except NotAnExchangeError as error:
+        raise ExchangeError(f"{where}: {error}") from None
     except ServerError as error:
         raise _error_of(str(error), where) or error from None
 

@@ -20,7 +20,12 @@ from typing import Any, Final
 
 from metaq.client.consume.decode import decode_messages
 from metaq.client.consume.fetcher import GET_SLACK_S
-from metaq.client.errors import LeaseLostError, NoQueuesError, QueueGroupError
+from metaq.client.errors import (
+    LeaseLostError,
+    NoQueuesError,
+    QueueGroupError,
+    group_gone,
+)
 from metaq.client.queue.prefetch import (
     HeldMessage,
     HeldState,
@@ -29,10 +34,11 @@ from metaq.client.queue.prefetch import (
 )
 from metaq.client.queue.settling import (
     RECLAIM_BACKOFF,
+    UNKNOWN_TO_TAKES_S,
     PartitionSettler,
     Settling,
+    UnknownGroup,
     ask,
-    group_gone,
 )
 from metaq.errors import (
     BadRequestError,
@@ -64,8 +70,6 @@ WAIT_S: Final = 10.0
 """Longest wait of a broker for messages, where it announces no less."""
 UNANSWERED_MAX: Final = 10_000
 """Settles without an answer of a broker at which no more is taken from it."""
-NOT_DEFINED_S: Final = 10.0
-"""A broker may not have heard of a new group for so long."""
 ANY_PARTITION: Final = -1
 RENEWED_AT: Final = 2 / 3
 """Part of a lease that is left when it is renewed."""
@@ -110,7 +114,7 @@ class BrokerLink:
         """Of the last take, until the task has seen it."""
         self._failures = 0
         """Takes in a row that failed, or brought nothing too soon."""
-        self._undefined_since_s: float | None = None
+        self._unknown = UnknownGroup(self._context.clock)
         self.last_error: MetaqError | None = None
         """Error of the last take; None after one that was answered."""
         self._renewal_error: MetaqError | None = None
@@ -168,9 +172,7 @@ class BrokerLink:
     def _is_final(self, error: MetaqError) -> bool:
         """Return whether no later try can end better."""
         if isinstance(error, NotDefinedError):
-            now_s = self._context.clock.monotonic_s()
-            since_s = self._undefined_since_s = self._undefined_since_s or now_s
-            return now_s - since_s >= NOT_DEFINED_S
+            return self._unknown.is_over(UNKNOWN_TO_TAKES_S)
         refusals = NoQueuesError | BadRequestError | ServerError
         return isinstance(error, refusals) and not error.retriable
 
@@ -230,7 +232,7 @@ class BrokerLink:
         """Hold what a take brought, and send the next."""
         count = self._on_reply(reply, sent_s)
         had_failed, self.last_error = self.last_error is not None, None
-        self._undefined_since_s = None
+        self._unknown.clear()
         if self._taking is _Taking.ENDED:
             return
         self._taking = _Taking.IDLE
@@ -343,7 +345,11 @@ class BrokerLink:
 
     def _begin_settler(self, partition: TopicPartition) -> PartitionSettler:
         settler = self._settlers[partition.partition] = PartitionSettler(
-            self._parts, partition, self._open_connection, self._on_settled
+            self._parts,
+            partition,
+            self._open_connection,
+            self._on_settled,
+            self._unknown,
         )
         return settler
 

@@ -13,9 +13,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
-from metaq.client.errors import OutcomeUnknownError, QueueGroupError
+from metaq.client.errors import OutcomeUnknownError, group_gone
 from metaq.client.queue.prefetch import HeldMessage, QueueParts
 from metaq.client.timeouts import finish
+from metaq.clock import Clock
 from metaq.errors import (
     ClosedError,
     MetaqError,
@@ -25,7 +26,7 @@ from metaq.errors import (
     RequestTimeoutError,
     UnknownPutError,
 )
-from metaq.model import BrokerId, TopicPartition
+from metaq.model import TopicPartition
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Reply, Settle, Take
@@ -46,8 +47,12 @@ them while the others have theirs made."""
 RECLAIM_BACKOFF: Final = Backoff(first_s=0.1, max_s=0.5)
 """Pauses after errors: a worker is back before the broker's queueReclaimMs (2 s) are
 over, after which its messages are given to others."""
-UNDEFINED_S: Final = 2.0
-"""A broker that gave a message knew its group; a new leader may hear of it so late."""
+UNKNOWN_TO_TAKES_S: Final = 10.0
+UNKNOWN_TO_SETTLES_S: Final = 2.0
+"""A broker may not have heard of a group for so long. One that hears late of a new
+group must not end its workers. One that gave a message knew the group, but for a new
+leader; and the end of a block, which waits for its settles, must not wait long for a
+group that was deleted."""
 GRACE_S: Final = 5.0
 """A settle is tried until its lease is over, and so long after it: a late ack is taken
 while no other worker has the message."""
@@ -103,13 +108,24 @@ class Settling:
         return max(self.held.lease_end_s, self.since_s) + GRACE_S
 
 
-def group_gone(group: str, broker_id: BrokerId) -> QueueGroupError:
-    """Return the error of a worker whose group its broker does not know any more."""
-    return QueueGroupError(
-        f"broker {broker_id} does not know queue group '{group}' as it was when this"
-        " worker began: it was deleted, or made again, or this broker cannot reach"
-        " ZooKeeper; open the queue again"
-    )
+class UnknownGroup:
+    """For how long one broker has not known the group. Owner: the link to it."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Begin with a broker that does."""
+        self._clock = clock
+        self._since_s: float | None = None
+
+    def is_over(self, bound_s: float) -> bool:
+        """Note that the broker does not know it; return whether that is so for long."""
+        now_s = self._clock.monotonic_s()
+        if self._since_s is None:
+            self._since_s = now_s
+        return now_s - self._since_s >= bound_s
+
+    def clear(self) -> None:
+        """Note that it does."""
+        self._since_s = None
 
 
 OnSettled = Callable[[Sequence[Settling], Sequence[Word | MetaqError]], None]
@@ -161,6 +177,7 @@ class PartitionSettler:
         partition: TopicPartition,
         connection: Callable[[], BrokerConnection | None],
         on_settled: OnSettled,
+        unknown: UnknownGroup,
     ) -> None:
         """Begin with nothing to settle.
 
@@ -169,15 +186,16 @@ class PartitionSettler:
             partition: of all messages.
             connection: returns the open connection to the broker, if there is one.
             on_settled: called with entries, and the broker's word or an error for each.
+            unknown: of the link to the broker.
         """
         self._parts = parts
         self.partition = partition
         self._connection = connection
         self._on_settled = on_settled
+        self._unknown = unknown
         self._pending: list[Settling] = []
         self._sent: list[Settling] = []
         self._failures = 0
-        self._undefined_since_s: float | None = None
 
     def add(self, entry: Settling) -> None:
         """Have an entry sent by the next `flush`, after all others."""
@@ -238,7 +256,8 @@ class PartitionSettler:
         if sent is not self._sent:
             return  # given up
         words = decode_words(require_ok(reply).text, len(sent))
-        self._failures, self._sent, self._undefined_since_s = 0, [], None
+        self._failures, self._sent = 0, []
+        self._unknown.clear()
         self._on_settled(sent, words)
         self.flush()
 
@@ -247,11 +266,10 @@ class PartitionSettler:
         if sent is not self._sent:
             return  # given up
         self._sent = []
-        if isinstance(error, NotDefinedError):
-            now_s = self._parts.context.clock.monotonic_s()
-            since_s = self._undefined_since_s = self._undefined_since_s or now_s
-            if now_s - since_s >= UNDEFINED_S:
-                error = group_gone(self._parts.group, self.partition.broker_id)
+        if isinstance(error, NotDefinedError) and self._unknown.is_over(
+            UNKNOWN_TO_SETTLES_S
+        ):
+            error = group_gone(self._parts.group, self.partition.broker_id)
         in_doubt = RequestTimeoutError | RemoteProtocolError | UnknownPutError
         if error.retriable or isinstance(error, ClosedError | in_doubt):
             self._failures += 1

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from operator import attrgetter
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
-from metaq.client.options import no_option
+from metaq.client.options import names_arguments, no_option
 from metaq.client.timeouts import Closable
 from metaq.loop_thread import LoopThread
 
@@ -168,9 +168,9 @@ async def on_loop(make: Callable[P, R], *args: P.args, **keywords: P.kwargs) -> 
 
 
 def _named_like(method: Callable[..., object], call: Callable[P, R]) -> Callable[P, R]:
-    functools.update_wrapper(call, method)
-    call.__doc__ = _sync_text(method)
-    return call
+    named = names_arguments(functools.update_wrapper(call, method))
+    named.__doc__ = _sync_text(method)
+    return named
 
 
 def _sync_text(method: Callable[..., object]) -> str:

@@ -9,15 +9,20 @@ from typing import Any
 import pytest
 
 from metaq.client.cluster.context import ClientContext
+from metaq.client.errors import QueueGroupError
 from metaq.client.options import ClientOptions, QueueOptions
-from metaq.client.queue.broker_link import NOT_DEFINED_S, UNANSWERED_MAX, BrokerLink
+from metaq.client.queue.broker_link import UNANSWERED_MAX, BrokerLink
 from metaq.client.queue.prefetch import (
     HeldMessage,
     Prefetch,
     QueueParts,
     QueueStatistics,
 )
-from metaq.client.queue.settling import Settling
+from metaq.client.queue.settling import (
+    UNKNOWN_TO_SETTLES_S,
+    UNKNOWN_TO_TAKES_S,
+    Settling,
+)
 from metaq.clock import SystemClock
 from metaq.cluster_snapshot import BrokerCopies
 from metaq.errors import MetaqError, NoBrokerError
@@ -57,6 +62,7 @@ class Script:
         self.settle_count = 0
         self.refusal: bytes | None = None
         self.settle_refusal: bytes | None = None
+        self.settle_status = 404
 
     def answer(self, command: Command) -> Reply | None:
         if isinstance(command, Version):
@@ -72,7 +78,7 @@ class Script:
         self.said += entries
         self.settle_count += 1
         if self.settle_refusal is not None:
-            return Result(404, self.settle_refusal, command.opaque)
+            return Result(self.settle_status, self.settle_refusal, command.opaque)
         words = encode_words([Word.OK] * len(entries))
         return Result(200, words, command.opaque)
 
@@ -417,9 +423,30 @@ def test_a_group_that_a_broker_does_not_know_is_asked_for_some_seconds() -> None
         rig.script.refusal = b"no queue group 'workers' here [not-defined]"
         await rig.take(1)
         assert not rig.fatal
-        rig.clock.ahead_s = NOT_DEFINED_S
+        rig.clock.ahead_s = UNKNOWN_TO_TAKES_S
         await until(lambda: rig.fatal)
         assert "does not know queue group 'workers' as it was" in str(rig.fatal)
+
+    run(scenario)
+
+
+def test_a_settle_knows_for_how_long_takes_were_refused() -> None:
+    """It ends with its first answer, where they were refused for long enough."""
+
+    async def scenario(rig: Rig) -> None:
+        first = await rig.take(0)
+        rig.script.refusal = b"no queue group 'workers' here [not-defined]"
+        rig.script.settle_refusal, rig.script.settle_status = rig.script.refusal, 503
+        rig.give(first, [0])
+        await rig.take(2)
+        rig.clock.ahead_s = UNKNOWN_TO_SETTLES_S
+        future = asyncio.get_running_loop().create_future()
+        rig.link.settle([Settling(rig.taken[0], SettleVerb.ACK, future=future)])
+        rig.link.flush()
+        with pytest.raises(QueueGroupError, match="does not know queue group"):
+            await future
+        assert rig.script.settle_count == 1
+        assert not rig.fatal
 
     run(scenario)
 

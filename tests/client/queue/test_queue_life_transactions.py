@@ -9,6 +9,7 @@ from metaq.client import (
     AlreadySettledError,
     ClosedError,
     LeaseLostError,
+    QueueGroupError,
     TransactionError,
     TransactionRolledBackError,
 )
@@ -171,3 +172,18 @@ def test_wrong_uses_are_refused_in_a_sentence(
             foreign.transaction().ack(second)
     with client.producer() as producer, pytest.raises(ClosedError):
         producer.transaction().ack(second)
+
+
+def test_an_ack_whose_group_was_deleted_says_so_as_any(client: Any) -> None:
+    """The group is named, and nothing is stored."""
+    send(client, "single", b"a")
+    admin = client.admin()
+    with client.producer() as producer, client.queue("single", **DROP) as queue:
+        message = queue.receive(WAIT_S)
+        admin.delete_queue_group("g")
+        wait_until(lambda: "group" not in admin.broker_stats(0, "queues"))
+        gone = pytest.raises(QueueGroupError, match="know queue group 'g' as it was")
+        with gone, producer.transaction() as tx:
+            tx.send("dead", b"x")
+            tx.ack(message)
+    assert made(client) == []

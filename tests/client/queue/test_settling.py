@@ -13,9 +13,10 @@ from metaq.client.queue.prefetch import HeldMessage
 from metaq.client.queue.settling import (
     GRACE_S,
     RECLAIM_BACKOFF,
-    UNDEFINED_S,
+    UNKNOWN_TO_SETTLES_S,
     PartitionSettler,
     Settling,
+    UnknownGroup,
 )
 from metaq.config.settings import LimitsConfig
 from metaq.errors import (
@@ -111,6 +112,7 @@ class Rig:
             lambda entries, ends: self.ends.extend(
                 zip((one.held.offset for one in entries), ends, strict=True)
             ),
+            UnknownGroup(self.clock),
         )
 
     @property
@@ -239,7 +241,7 @@ def test_a_group_that_its_broker_does_not_know_any_more_ends_its_settles() -> No
 
     async def scenario() -> None:
         rig, unknown = Rig(), NotDefinedError("queue group 'workers' is not defined")
-        for wait_s in (0.0, UNDEFINED_S - 0.1):
+        for wait_s in (0.0, UNKNOWN_TO_SETTLES_S - 0.1):
             rig.clock.advance_s(wait_s)
             rig.say(entry(0))
             rig.wire.reply(unknown)
@@ -249,7 +251,7 @@ def test_a_group_that_its_broker_does_not_know_any_more_ends_its_settles() -> No
         rig.ends.clear()
         rig.say(entry(10))
         rig.wire.reply(unknown)
-        rig.clock.advance_s(UNDEFINED_S)
+        rig.clock.advance_s(UNKNOWN_TO_SETTLES_S)
         rig.settler.flush()
         rig.wire.reply(unknown)
         ((offset, error),) = rig.ends
