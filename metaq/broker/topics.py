@@ -15,6 +15,7 @@ Source: docs/metaq-1.4/broker.md 2.2, 2.10, 2.11; section 12 row 8.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Final
 
 from metaq.config.settings import BrokerConfig
@@ -96,8 +97,8 @@ class Topics:
 
     def set_exchanges(self, exchanges: Mapping[str, ServedExchange]) -> None:
         """Serve these exchanges, and no others."""
-        former = self._former_exchanges.union(self.exchanges)
-        self._former_exchanges = former.difference(exchanges)
+        former = self._former_exchanges.union(self.exchanges).difference(exchanges)
+        self._former_exchanges = set(islice(former, NAMES_REMEMBERED_MAX))
         self.exchanges = exchanges
         self.version += 1
 

@@ -122,7 +122,7 @@ def key_logs(
 ) -> Iterator[KeyLog]:
     """Yield the logs of topics with an index of keys. Used on the loop's thread.
 
-    Others may come and go meanwhile: those of the beginning are yielded as they are.
+    Logs may come and go between two of them: those of the beginning are yielded.
     """
     topics = {**config.defined, **config.topics}
     wanted = {
