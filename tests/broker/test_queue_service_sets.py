@@ -244,6 +244,29 @@ def test_the_next_leader_mends_what_it_cannot_read_of_the_queues() -> None:
     run(scenario)
 
 
+def test_a_record_that_workers_cannot_be_given_is_mended() -> None:
+    """Its header is damaged on the leader's disk: others have it, and nobody reads.
+
+    Its partition gave out nothing more until the scrub came there.
+    """
+
+    async def scenario(rig: Replicas) -> None:
+        async with serving(rig, b"first", b"other") as (broker, peer):
+            worker, leader = Patient(peer, "w1"), rig.leader()
+            (first,) = await worker.take(1)
+            await rig.equal()
+            queue = queue_of(broker)
+            queue.drop_window()
+            path = queue.log.segments.first.path
+            at = HEADER_BYTES + len(first.data)
+            rig[leader].disk.flip_bit(path, 8 * at + 6)  # 2**30 bytes, by its header
+            (other,) = await worker.take(1, wait_ms=WAIT_MS)
+            assert other.data == b"other"
+            assert rig[leader].node.mender.mended_count == 1
+
+    run(scenario)
+
+
 def test_a_follower_says_that_it_does_not_lead() -> None:
     """To a take and to a settle, with the code that a put gets."""
 
