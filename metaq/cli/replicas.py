@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from metaq.broker.set_making import find_unfinished
 from metaq.cli import render
 from metaq.cli.cluster import Target, open_session
 from metaq.cli.options import FILE, flag, pairs_option, read_bytes
@@ -508,12 +509,16 @@ async def make_set(
     """Make a set of the data directories of one replica, which are locked.
 
     Raises:
-        ReplicaSetError: there is another set, or this one has begun already.
+        ReplicaSetError: there is another set, or this one has begun already; or a set
+            would leave something undone that is stored there.
         CoordinationError: ZooKeeper does not answer.
     """
+    fs = SystemFileSystem()
+    if why := find_unfinished(fs, paths):
+        raise ReplicaSetError(why)
     found = (await nodes.read(synced=True)).view.record
     record, member = begin_set(
-        SystemFileSystem(),
+        fs,
         paths,
         drawn,
         replica,

@@ -36,6 +36,7 @@ from metaq.replication.set_nodes import (
 )
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import NodePaths
+from tests.broker.delay_rig import ask, mput_of
 from tests.cli.runner import run
 from tests.client.memory_broker import MemoryBroker
 from tests.rigs.broker import Peer, running_broker
@@ -399,6 +400,24 @@ def test_a_set_is_made_from_the_data_of_one_broker(
     other = write_settings(tmp_path, tmp_path / "empty", 2)
     with pytest.raises(ReplicaSetError, match="a replica joins it by being started"):
         init(scene, other)
+
+
+def test_a_broker_that_has_messages_that_wait_is_not_made_a_set(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """They were never delivered, and nothing said so."""
+
+    async def schedule() -> None:
+        async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
+            due_ms = broker.context.clock.wall_ms() + 3_600_000
+            assert (await ask(peer, mput_of(b"later", due_ms=due_ms))).status == 200
+
+    asyncio.run(schedule())
+    path = write_settings(tmp_path, tmp_path / "data")
+    with pytest.raises(ReplicaSetError, match="wait for their time here, 1 of them"):
+        init(scene, path)
+    assert RECORD not in scene.zookeeper.tree()
+    assert read_set_file(SystemFileSystem(), tmp_path / "data") is None
 
 
 def test_a_running_broker_is_not_made_a_set(scene: Scene, tmp_path: Path) -> None:
