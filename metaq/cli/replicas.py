@@ -391,6 +391,11 @@ def elect(
         f"{len(losses)} logs of {len(facts[replica].logs)} have less at replica"
         f" {replica} than elsewhere; not asked: {_numbers(unknown) or 'none'}"
     )
+    if replica not in record.in_sync and (silent := record.in_sync & unknown):
+        render.say(
+            f"replica {replica} is not in sync, and {_numbers(silent)} cannot be asked:"
+            " what was acknowledged without it is lost, too"
+        )
     question = f"Let replica {replica} lead, and lose what it lacks?"
     render.may_change(question, is_dry=False, is_sure=is_sure)
     nonce = uuid.uuid4().hex

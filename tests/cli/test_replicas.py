@@ -269,6 +269,7 @@ def test_a_replica_is_forced_to_lead_after_what_is_lost_was_shown(
     assert output.out.splitlines()[1:] == ["t-0\t60\t90\t70\t3"]
     assert "1 logs of 2 have less at replica 2" in output.err
     assert "not asked: 1" in output.err
+    assert "in sync, and" not in output.err
     record = scene.record
     assert record.in_sync == {2}
     assert (record.leader, record.forced) == (0, (8,))
@@ -276,6 +277,19 @@ def test_a_replica_is_forced_to_lead_after_what_is_lost_was_shown(
     assert PATHS.set_leader(ID) not in scene.zookeeper.tree()
     with pytest.raises(ReplicaSetError, match="replica 1 does not say what it has"):
         replicas.elect(scene.target, 1, None, is_sure=True, leads_s=0.2)
+
+
+def test_what_nobody_can_say_is_lost_is_named_before_a_replica_is_forced(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No log has less than elsewhere where nobody else is asked."""
+    scene.write(replace(LED, in_sync=frozenset({1, 3})))
+    scene.show(facts(2, logs=(HeldLog("t-0", 5, 0, 60, 40),)))
+    with pytest.raises(click.UsageError, match="--yes means yes"):
+        replicas.elect(scene.target, 2, None, is_sure=False)
+    assert "replica 2 is not in sync, and 1, 3 cannot be asked" in (
+        capsys.readouterr().err
+    )
 
 
 def frozen(scene: Scene, *copies: ReplicaFacts) -> None:
