@@ -405,7 +405,13 @@ def elect(
             return None
         return plan_force(record, view.view.version, replica, nonce)
 
-    return _lead(target, broker_id, replica, plan, leads_s)
+    is_leading = _lead(target, broker_id, replica, plan, leads_s)
+    render.say(
+        "groups may have committed offsets above the new log ends: until the logs have"
+        " grown past them 'metaq offsets show GROUP' names them. Reset these now, or"
+        " their groups pass over what is put below them"
+    )
+    return is_leading
 
 
 def _has_claim(record: SetRecord, nonce: str) -> bool:

@@ -44,6 +44,7 @@ from tests.rigs.broker import Peer, running_broker
 ONE_BROKER = {
     "MemoryBroker": "it answers as a replica in the state that the test wants",
     "store": "what it has stored becomes the first replica",
+    "test_a_broker_that_has_messages_that_wait_is_not_made_a_set": "likewise",
 }
 
 PATHS, ID = NodePaths("/meta"), BrokerId(0)
@@ -270,6 +271,7 @@ def test_a_replica_is_forced_to_lead_after_what_is_lost_was_shown(
     assert "1 logs of 2 have less at replica 2" in output.err
     assert "not asked: 1" in output.err
     assert "in sync, and" not in output.err
+    assert "'metaq offsets show GROUP' names them" in output.err
     record = scene.record
     assert record.in_sync == {2}
     assert (record.leader, record.forced) == (0, (8,))
