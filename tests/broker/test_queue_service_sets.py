@@ -245,7 +245,7 @@ def test_the_next_leader_mends_what_it_cannot_read_of_the_queues() -> None:
 
 
 def test_a_record_that_workers_cannot_be_given_is_mended() -> None:
-    """Its header is damaged on the leader's disk: others have it, and nobody reads.
+    """Its header is damaged on the leader's disk, and other replicas have it.
 
     Its partition gave out nothing more until the scrub came there.
     """

@@ -1,4 +1,4 @@
-"""What a broker has stored that a replica set does not do is named before it is one."""
+"""Messages that wait, and open transactions, are named before a set is made."""
 
 import asyncio
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_messages_that_wait_are_counted(data_dir: Path) -> None:
 
 
 def test_a_broker_in_which_nothing_waits_may_be_a_set(data_dir: Path) -> None:
-    """What was delivered stays in the log for a while."""
+    """Delivered ones stay in the log for a while, and count for nothing."""
 
     async def main() -> None:
         async with running_broker(data_dir) as broker, Peer(broker) as peer:

@@ -281,10 +281,10 @@ def test_a_replica_is_forced_to_lead_after_what_is_lost_was_shown(
         replicas.elect(scene.target, 1, None, is_sure=True, leads_s=0.2)
 
 
-def test_what_nobody_can_say_is_lost_is_named_before_a_replica_is_forced(
+def test_what_no_replica_can_say_is_lost_is_named_before_a_replica_is_forced(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No log has less than elsewhere where nobody else is asked."""
+    """No log has less than elsewhere where no other replica is asked."""
     scene.write(replace(LED, in_sync=frozenset({1, 3})))
     scene.show(facts(2, logs=(HeldLog("t-0", 5, 0, 60, 40),)))
     with pytest.raises(click.UsageError, match="--yes means yes"):
