@@ -8,6 +8,7 @@ was not ended. A definition that is `deleting` is obeyed, unless a section of
 `server.ini` still defines the topic.
 """
 
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -167,10 +168,15 @@ def _decide_gone(
         return _Decision(None)
     if definition.state is TopicState.DELETING:
         return _Decision(definition)
+    brokers = (
+        "all" if definition.brokers is None else ",".join(map(str, definition.brokers))
+    )
+    words = ["metaq", "topics", "alter", topic, "--brokers", brokers]
+    for key, text in definition.settings.items():
+        words += ["--set", f"{key}={text}"]
     problem = (
         f"definition of topic '{topic}' is gone from ZooKeeper, and stays in effect on"
-        f" this broker: write it again with 'metaq topics alter {topic}', or delete"
-        " the topic"
+        f" this broker: delete the topic, or write it again: {shlex.join(words)}"
     )
     return _Decision(definition, None, problem)
 

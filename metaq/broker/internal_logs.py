@@ -5,6 +5,7 @@ recovered, scrubbed and backed up as any partition. Their owner trims them.
 """
 
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from hashlib import blake2b
 from typing import Final
 
@@ -49,11 +50,22 @@ async def read_records(
         if not position:
             needed = found.needed_bytes if isinstance(found, Incomplete) else 0
             if needed <= len(data):
+                await report_damage(log, offset)
                 raise CorruptRecordError(
                     f"partition {log.log_id}: no record at offset {offset}: {found}"
                 )
             size = max(size, needed)
         offset = Offset(offset + position)
+
+
+async def report_damage(log: PartitionLog, offset: Offset) -> None:
+    """Have a log know damage at an offset, as the scrub does; raises as `read_records`.
+
+    In a replica set another replica has the bytes, and mends them then.
+    """
+    part = log.read(offset, SizeBytes(1))
+    for damage in await part.run(partial(part.damage, log.high_watermark)):
+        log.on_damage(damage)
 
 
 async def read_range(log: PartitionLog, start: Offset, end: Offset) -> bytes:

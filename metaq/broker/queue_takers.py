@@ -7,17 +7,20 @@ page cache are read by the reader threads; the pump goes on when they are there.
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
 from metaq.broker.acks import Answerer, wire_error
 from metaq.broker.context import BrokerContext
+from metaq.broker.internal_logs import report_damage
 from metaq.broker.load import TURN_S
 from metaq.broker.queue_groups import Kept, QueueGroup, QueueOwner, Taker
 from metaq.broker.queue_part import ServedQueue
 from metaq.deadlines import Deadlines, DeadlineTimer
 from metaq.errors import (
     ClosedError,
+    CorruptRecordError,
     ForbiddenError,
     MetaqError,
     ServerError,
@@ -403,6 +406,8 @@ class Takers:
         one does not end the work on all.
         """
         _note_problem(queue, error, self._service.now())
+        if isinstance(error, CorruptRecordError):
+            self._service.spawn(_report(queue), name="damage")
         if queue.state.ready_count:
             return
         is_last = not _has_sound(group, queue)
@@ -453,6 +458,12 @@ def _first_for(group: QueueGroup, partition: int) -> Taker | None:
 
 def _note_problem(queue: ServedQueue, error: MetaqError, now: Now) -> None:
     queue.problem, queue.retry_ms = str(error), now.mono_ms + RETRY_MS
+
+
+async def _report(queue: ServedQueue) -> None:
+    """Have the log know damage that is found in its headers, where the scan stopped."""
+    with suppress(StorageError, ClosedError):
+        await report_damage(queue.log, queue.state.scan_offset)
 
 
 def _has_sound(group: QueueGroup, queue: ServedQueue) -> bool:

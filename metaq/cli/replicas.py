@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from metaq.broker.set_making import find_unfinished
 from metaq.cli import render
 from metaq.cli.cluster import Target, open_session
 from metaq.cli.options import FILE, flag, pairs_option, read_bytes
@@ -390,6 +391,11 @@ def elect(
         f"{len(losses)} logs of {len(facts[replica].logs)} have less at replica"
         f" {replica} than elsewhere; not asked: {_numbers(unknown) or 'none'}"
     )
+    if replica not in record.in_sync and (silent := record.in_sync & unknown):
+        render.say(
+            f"replica {replica} is not in sync, and {_numbers(silent)} cannot be asked:"
+            " what was acknowledged without it is lost, too"
+        )
     question = f"Let replica {replica} lead, and lose what it lacks?"
     render.may_change(question, is_dry=False, is_sure=is_sure)
     nonce = uuid.uuid4().hex
@@ -399,7 +405,13 @@ def elect(
             return None
         return plan_force(record, view.view.version, replica, nonce)
 
-    return _lead(target, broker_id, replica, plan, leads_s)
+    is_leading = _lead(target, broker_id, replica, plan, leads_s)
+    render.say(
+        "groups may have committed offsets above the new log ends: until the logs have"
+        " grown past them 'metaq offsets show GROUP' names them. Reset these now, or"
+        " their groups pass over what is put below them"
+    )
+    return is_leading
 
 
 def _has_claim(record: SetRecord, nonce: str) -> bool:
@@ -508,12 +520,16 @@ async def make_set(
     """Make a set of the data directories of one replica, which are locked.
 
     Raises:
-        ReplicaSetError: there is another set, or this one has begun already.
+        ReplicaSetError: there is another set, or this one has begun already; or a set
+            would leave something undone that is stored there.
         CoordinationError: ZooKeeper does not answer.
     """
+    fs = SystemFileSystem()
+    if why := find_unfinished(fs, paths):
+        raise ReplicaSetError(why)
     found = (await nodes.read(synced=True)).view.record
     record, member = begin_set(
-        SystemFileSystem(),
+        fs,
         paths,
         drawn,
         replica,

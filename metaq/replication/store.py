@@ -119,6 +119,7 @@ class ReplicaStore:
                 a later write succeeds.
         """
         write = partial(write_set_file, self.fs, self._path, file)
+        is_waiting = False
         while file != self._saved:
             self._saved = None  # unknown until the write is known to have succeeded
             writing = asyncio.wrap_future(self._writer.submit(write))
@@ -126,7 +127,9 @@ class ReplicaStore:
                 # What is called off here is written before what comes later.
                 await asyncio.wait_for(asyncio.shield(writing), WRITE_S)
             except NoSpaceError as error:
-                _log.error("replica waits for space: %s", error)
+                if not is_waiting:
+                    _log.error("replica waits for space: %s", error)
+                is_waiting = True
                 await asyncio.sleep(WRITE_PAUSE_S)
             except TimeoutError:
                 text = f"{self._path / SET_FILE} is not written within {WRITE_S:g} s"
@@ -138,6 +141,8 @@ class ReplicaStore:
             else:
                 self._saved, self._error = file, None
                 self.revision = 0 if file.record is None else file.record.revision
+        if is_waiting:
+            _log.warning("replica has space again: path=%s", self._path)
 
     def remove_aside(self) -> None:
         """Have logs removed that were kept until this copy was complete again."""

@@ -157,9 +157,21 @@ def test_a_definition_that_is_gone_stays_as_long_as_there_is_data() -> None:
     assert outcome.accepted == {"t": ACTIVE}
     assert outcome.defined["t"].partition_count == 4
     assert "is gone from ZooKeeper" in outcome.problems[0]
-    assert "metaq topics alter t" in outcome.problems[0]
+    words = "metaq topics alter t --brokers all"
+    assert outcome.problems[0].endswith(words)
     outcome = decided(None, ACTIVE)
     assert (outcome.accepted, outcome.defined, outcome.problems) == ({}, {}, ())
+
+
+def test_the_remedy_of_a_definition_that_is_gone_has_its_settings() -> None:
+    """Without them the topic went back to the defaults, with an age of its messages."""
+    settings = {"deletePolicy": "delete,720h", "deleteWhen": "0 0 6 * * ?"}
+    definition = replace(ACTIVE, brokers=(BrokerId(0), BrokerId(2)), settings=settings)
+    (problem,) = decided(None, definition, logs=("t",)).problems
+    assert problem.endswith(
+        "metaq topics alter t --brokers 0,2 --set deletePolicy=delete,720h"
+        " --set 'deleteWhen=0 0 6 * * ?'"
+    )
 
 
 def test_a_topic_that_is_to_be_deleted_is_not_served() -> None:

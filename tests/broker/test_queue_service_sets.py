@@ -17,6 +17,7 @@ from metaq.protocol.encoding import encode
 from metaq.protocol.queue_frames import SettleVerb, Word
 from metaq.queues.state_log import StateKind, decode_state
 from metaq.record.flags import decode_payload
+from metaq.record.layout import HEADER_BYTES
 from metaq.replication.operator import change_set
 from metaq.replication.record import plan_transfer
 from metaq.storage.partition_log import PartitionLog
@@ -75,6 +76,12 @@ def journal_of(rig: Replicas, number: int) -> PartitionLog:
     found = broker_of(rig, number).context.topics.find_internal(QUEUES)
     assert found is not None
     return found
+
+
+def is_as_long(rig: Replicas, number: int) -> bool:
+    """Return whether a replica has all that the leader has of the queues."""
+    leader = journal_of(rig, rig.leader())
+    return journal_of(rig, number).high_watermark == leader.next_offset
 
 
 @contextlib.asynccontextmanager
@@ -210,6 +217,54 @@ def test_no_queue_gets_the_number_of_one_that_is_in_doubt() -> None:
                 assert await Patient(peer, name, group=name).ack(got) is Word.DONE
 
     run(scenario, has_links=True, lag_ms="500")
+
+
+def test_the_next_leader_mends_what_it_cannot_read_of_the_queues() -> None:
+    """A bit that flipped on its disk is found by that read, and not by the scrub alone.
+
+    Its groups were away until the scrub came there, and other replicas had the bytes.
+    """
+
+    async def scenario(rig: Replicas) -> None:
+        async with serving(rig, b"done", b"open") as (_broker, peer):
+            worker = Patient(peer, "w1")
+            done, last = await worker.take(2)
+            assert await worker.ack(done) is Word.OK
+            assert await worker.say(last, SettleVerb.RELEASE) is Word.OK
+        target = rig.follower()
+        await soon(lambda: is_as_long(rig, target), show=rig.describe)
+        path = journal_of(rig, target).segments.first.path
+        rig[target].disk.flip_bit(path, 8 * (HEADER_BYTES + 5))
+        await transfer(rig, target)
+        async with serving(rig) as (_broker, peer):
+            (again,) = await Patient(peer, "w2").take(9, wait_ms=WAIT_MS)
+            assert again.data == b"open"
+        assert rig[target].node.mender.mended_count == 1
+
+    run(scenario)
+
+
+def test_a_record_that_workers_cannot_be_given_is_mended() -> None:
+    """Its header is damaged on the leader's disk, and other replicas have it.
+
+    Its partition gave out nothing more until the scrub came there.
+    """
+
+    async def scenario(rig: Replicas) -> None:
+        async with serving(rig, b"first", b"other") as (broker, peer):
+            worker, leader = Patient(peer, "w1"), rig.leader()
+            (first,) = await worker.take(1)
+            await rig.equal()
+            queue = queue_of(broker)
+            queue.drop_window()
+            path = queue.log.segments.first.path
+            at = HEADER_BYTES + len(first.data)
+            rig[leader].disk.flip_bit(path, 8 * at + 6)  # 2**30 bytes, by its header
+            (other,) = await worker.take(1, wait_ms=WAIT_MS)
+            assert other.data == b"other"
+            assert rig[leader].node.mender.mended_count == 1
+
+    run(scenario)
 
 
 def test_a_follower_says_that_it_does_not_lead() -> None:

@@ -36,6 +36,7 @@ from metaq.replication.set_nodes import (
 )
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import NodePaths
+from tests.broker.delay_rig import ask, mput_of
 from tests.cli.runner import run
 from tests.client.memory_broker import MemoryBroker
 from tests.rigs.broker import Peer, running_broker
@@ -43,6 +44,7 @@ from tests.rigs.broker import Peer, running_broker
 ONE_BROKER = {
     "MemoryBroker": "it answers as a replica in the state that the test wants",
     "store": "what it has stored becomes the first replica",
+    "test_a_broker_that_has_messages_that_wait_is_not_made_a_set": "likewise",
 }
 
 PATHS, ID = NodePaths("/meta"), BrokerId(0)
@@ -268,6 +270,8 @@ def test_a_replica_is_forced_to_lead_after_what_is_lost_was_shown(
     assert output.out.splitlines()[1:] == ["t-0\t60\t90\t70\t3"]
     assert "1 logs of 2 have less at replica 2" in output.err
     assert "not asked: 1" in output.err
+    assert "in sync, and" not in output.err
+    assert "'metaq offsets show GROUP' names them" in output.err
     record = scene.record
     assert record.in_sync == {2}
     assert (record.leader, record.forced) == (0, (8,))
@@ -275,6 +279,19 @@ def test_a_replica_is_forced_to_lead_after_what_is_lost_was_shown(
     assert PATHS.set_leader(ID) not in scene.zookeeper.tree()
     with pytest.raises(ReplicaSetError, match="replica 1 does not say what it has"):
         replicas.elect(scene.target, 1, None, is_sure=True, leads_s=0.2)
+
+
+def test_what_no_replica_can_say_is_lost_is_named_before_a_replica_is_forced(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No log has less than elsewhere where no other replica is asked."""
+    scene.write(replace(LED, in_sync=frozenset({1, 3})))
+    scene.show(facts(2, logs=(HeldLog("t-0", 5, 0, 60, 40),)))
+    with pytest.raises(click.UsageError, match="--yes means yes"):
+        replicas.elect(scene.target, 2, None, is_sure=False)
+    assert "replica 2 is not in sync, and 1, 3 cannot be asked" in (
+        capsys.readouterr().err
+    )
 
 
 def frozen(scene: Scene, *copies: ReplicaFacts) -> None:
@@ -399,6 +416,24 @@ def test_a_set_is_made_from_the_data_of_one_broker(
     other = write_settings(tmp_path, tmp_path / "empty", 2)
     with pytest.raises(ReplicaSetError, match="a replica joins it by being started"):
         init(scene, other)
+
+
+def test_a_broker_that_has_messages_that_wait_is_not_made_a_set(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """They were never delivered, and nothing said so."""
+
+    async def schedule() -> None:
+        async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
+            due_ms = broker.context.clock.wall_ms() + 3_600_000
+            assert (await ask(peer, mput_of(b"later", due_ms=due_ms))).status == 200
+
+    asyncio.run(schedule())
+    path = write_settings(tmp_path, tmp_path / "data")
+    with pytest.raises(ReplicaSetError, match="wait for their time here, 1 of them"):
+        init(scene, path)
+    assert RECORD not in scene.zookeeper.tree()
+    assert read_set_file(SystemFileSystem(), tmp_path / "data") is None
 
 
 def test_a_running_broker_is_not_made_a_set(scene: Scene, tmp_path: Path) -> None:

@@ -139,8 +139,10 @@ def test_a_file_is_on_the_disk_before_what_comes_after_it() -> None:
     run(scenario)
 
 
-def test_a_file_without_space_is_written_when_there_is_some(writes: Writes) -> None:
-    """A full disk is no failed one."""
+def test_a_file_without_space_is_written_when_there_is_some(
+    writes: Writes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk is no failed one; its begin and its end are logged, and no more."""
     writes.errors = [NoSpaceError("full"), NoSpaceError("full")]
 
     async def scenario(made: ReplicaStore, _fs: object) -> None:
@@ -149,6 +151,10 @@ def test_a_file_without_space_is_written_when_there_is_some(writes: Writes) -> N
 
     run(scenario)
     assert writes.written == [FILE]
+    assert [each.message.partition(":")[0] for each in caplog.records] == [
+        "replica waits for space",
+        "replica has space again",
+    ]
 
 
 def test_a_disk_that_refuses_the_file_has_failed_until_it_takes_one(
