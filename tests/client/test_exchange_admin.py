@@ -35,6 +35,7 @@ from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {
     "rig": "MetaQ has no exchanges",
+    "test_a_broker_of_metaq_1_4_has_no_exchange_made_or_bound": "it has both",
     "test_a_broker_keeps_its_exchanges_without_zookeeper": "likewise",
     "test_a_bound_topic_is_on_all_brokers": "likewise",
     "test_a_broker_that_is_drained_is_sent_no_message_of_an_exchange": "likewise",
