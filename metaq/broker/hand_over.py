@@ -22,7 +22,7 @@ from metaq.errors import StorageError
 from metaq.fs import LOCK_FILE, FileSystem
 from metaq.model import is_internal
 from metaq.storage.holdings import HOLDINGS_BYTES_MAX, HOLDINGS_FILE
-from metaq.storage.inventory import read_holdings
+from metaq.storage.inventory import handed_over_path, read_holdings
 from metaq.storage.opening import find_logs
 from metaq.storage.set_aside import DELETED_DIRECTORY, remove_set_aside
 from metaq.txn.opening import journal_numbers, read_journal
@@ -90,7 +90,7 @@ def plan_hand_over(fs: FileSystem, directory: Path) -> HandOver:
         )
     return HandOver(
         directory=directory,
-        aside=_aside(directory),
+        aside=handed_over_path(directory),
         moved=(
             *(name for name in rest if name in KEPT),
             *(name for name, log_id in logs.items() if is_internal(log_id.topic)),
@@ -162,7 +162,7 @@ def take_back(fs: FileSystem, directory: Path) -> tuple[str, ...]:
         StorageError: the disk refused; or our broker has run on the directory since,
             and has made such a file: nothing was changed then.
     """
-    aside = _aside(directory)
+    aside = handed_over_path(directory)
     if not fs.is_directory(aside):
         return ()
     names = [
@@ -188,10 +188,6 @@ def take_back(fs: FileSystem, directory: Path) -> tuple[str, ...]:
     if not fs.list_directory(aside):
         fs.remove_directory(aside)
     return tuple(names)
-
-
-def _aside(directory: Path) -> Path:
-    return directory.with_name(f"{directory.name}.handed-over")
 
 
 def _move(fs: FileSystem, source: Path, target: Path) -> None:
