@@ -15,6 +15,7 @@ from metaq.client import (
     ConfigError,
     ExchangeError,
     MetaqError,
+    NoBrokerError,
     NoExchangesError,
     NoTopicError,
     RequestTimeoutError,
@@ -128,6 +129,19 @@ def test_a_broker_of_metaq_1_4_has_no_exchange_made_or_bound(rig: Rig) -> None:
         assert admin.unbind("events", "orders", key="#")
         admin.delete_exchange("events")
         assert admin.exchanges() == {}
+
+
+def test_a_send_while_no_broker_is_there_says_so(rig: Rig) -> None:
+    """It reads nothing, and is not advised to read other topics."""
+    broker, client = rig
+    client.admin().create_exchange("events")
+    broker.stop()
+    wait_until(lambda: not parts_of(client).metadata.snapshot.brokers)
+    with (
+        client.exchange("events") as events,
+        pytest.raises(NoBrokerError, match="no broker serves exchange 'events'"),
+    ):
+        events.send("a", b"x", timeout=0.3)
 
 
 def test_a_change_does_not_wait_for_a_broker_that_has_gone(rig: Rig) -> None:
