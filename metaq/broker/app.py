@@ -32,7 +32,6 @@ from metaq.broker.context import BrokerContext
 from metaq.broker.control import Control
 from metaq.broker.definitions import Definitions
 from metaq.broker.delay_service import DelayService
-from metaq.broker.hand_over import require_taken_back
 from metaq.broker.housekeeping import (
     CONNECTION_CHECK_S,
     DELETED_CHECK_S,
@@ -271,7 +270,6 @@ class Broker(Service):
                     f" [replication] with its replicaId, or remove {set_file} to take"
                     " it out of the set for good"
                 )
-            require_taken_back(self._fs, data_paths(self._config))
             self._logs.open(left_out=self._definitions.deleting)
             return
         from metaq.broker.replica_part import SetStart  # noqa: PLC0415  # large, and most brokers are no replica
@@ -282,6 +280,7 @@ class Broker(Service):
     def _open_syncs(self) -> KernelSyncs | None:
         """Watch sockets, and the syncs of the kernel where there are any."""
         syncs = self._fs.open_syncs()
+
         self._poller = Poller(self._loop)
         if syncs is not None:
             self._poller.add_reader(syncs.fileno(), syncs.reap)

@@ -12,17 +12,17 @@ It is copied there, since a data directory may be a disk of its own.
 Keep in step: the list of files in docs/storage.md.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from metaq.broker.admin_socket import SOCKET_NAME
-from metaq.errors import DataMissingError, StorageError
+from metaq.errors import StorageError
 from metaq.fs import LOCK_FILE, FileSystem
 from metaq.model import is_internal
 from metaq.storage.holdings import HOLDINGS_BYTES_MAX, HOLDINGS_FILE
-from metaq.storage.inventory import read_holdings
+from metaq.storage.inventory import handed_over_path, read_holdings
 from metaq.storage.opening import find_logs
 from metaq.storage.set_aside import DELETED_DIRECTORY, remove_set_aside
 from metaq.txn.opening import journal_numbers, read_journal
@@ -90,7 +90,7 @@ def plan_hand_over(fs: FileSystem, directory: Path) -> HandOver:
         )
     return HandOver(
         directory=directory,
-        aside=_aside(directory),
+        aside=handed_over_path(directory),
         moved=(
             *(name for name in rest if name in KEPT),
             *(name for name, log_id in logs.items() if is_internal(log_id.topic)),
@@ -162,7 +162,7 @@ def take_back(fs: FileSystem, directory: Path) -> tuple[str, ...]:
         StorageError: the disk refused; or our broker has run on the directory since,
             and has made such a file: nothing was changed then.
     """
-    aside = _aside(directory)
+    aside = handed_over_path(directory)
     if not fs.is_directory(aside):
         return ()
     names = [
@@ -188,29 +188,6 @@ def take_back(fs: FileSystem, directory: Path) -> tuple[str, ...]:
     if not fs.list_directory(aside):
         fs.remove_directory(aside)
     return tuple(names)
-
-
-def require_taken_back(fs: FileSystem, directories: Iterable[Path]) -> None:
-    """Refuse a start that would make again the broker's own logs, which lie aside.
-
-    Messages of queue groups would come again, and those with a time never.
-
-    Raises:
-        DataMissingError: the text names the remedy.
-    """
-    for directory in directories:
-        aside = _aside(directory)
-        if fs.is_directory(aside) and any(map(is_internal, fs.list_directory(aside))):
-            raise DataMissingError(
-                f"data directory is handed over: directory={directory}; run 'metaq"
-                f" hand-over {directory} --back' once and start again, or remove"
-                f" {aside} to lose what queue groups have done, and messages that wait"
-                " for a time"
-            )
-
-
-def _aside(directory: Path) -> Path:
-    return directory.with_name(f"{directory.name}.handed-over")
 
 
 def _move(fs: FileSystem, source: Path, target: Path) -> None:

@@ -9,6 +9,7 @@ from metaq.cli import render
 from metaq.cli.inspect_log import check, list_segments, require_data_directory
 from metaq.cli.options import flag, json_option, yes_option
 from metaq.cli.tree import command
+from metaq.config.keys import METAQ_TOPIC_KEYS
 from metaq.fs import LOCK_FILE, FileSystem, SystemFileSystem
 from metaq.storage.inventory import TRANSACTIONS, read_holdings
 from metaq.storage.verify import FindingKind, list_logs
@@ -77,7 +78,10 @@ def hand_over_directory(
 
 def _show(plan: HandOver, *, as_json: bool) -> None:
     sections = {
-        topic: {"numPartitions": str(definition.partitions), **definition.settings}
+        topic: {
+            "numPartitions": str(definition.partitions),
+            **{k: v for k, v in definition.settings.items() if k in METAQ_TOPIC_KEYS},
+        }
         for topic, definition in plan.topics.items()
     }
     if as_json:

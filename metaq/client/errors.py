@@ -81,7 +81,7 @@ class PartlySentError(ClientError):
 
 
 class NoDelayError(ClientError):
-    """The broker delivers no message later: an older one, or a replica of a set."""
+    """The broker delivers no message later: MetaQ 1.4, an older one, or a replica."""
 
 
 class NoExchangesError(ClientError):

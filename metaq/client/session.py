@@ -274,7 +274,9 @@ class AsyncClient(AsyncBrowsing):
         coordinator = self._context.coordinator
         if coordinator is None:
             return "running"
-        return f"running, session {coordinator.status.state.value}"
+        status = coordinator.status
+        text = status.state.value if status.session_version else "not there yet"
+        return f"running, session {text}"
 
     async def __aexit__(self, *_error: object) -> None:
         await self.close()

@@ -231,6 +231,9 @@ TOPIC_KEYS: Final = (
     Key("index", "index", KeyKind.NAMES, is_reloadable=True),
 )  # fmt: skip
 
+METAQ_TOPIC_KEYS: Final = frozenset(key.name for key in TOPIC_KEYS) - {"index"}
+"""Those that MetaQ 1.4 has; it does not start with others in a section of a topic."""
+
 DEFINITION_KEYS: Final = tuple(
     key for key in TOPIC_KEYS if key.name not in {"numPartitions", "dataPath"}
 )

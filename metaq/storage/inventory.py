@@ -57,6 +57,11 @@ IDENTITY_BYTES: Final = 16
 _log = logging.getLogger(__name__)
 
 
+def handed_over_path(directory: Path) -> Path:
+    """Return where `metaq hand-over` keeps what a Java broker must not find."""
+    return Path(f"{directory}.handed-over")
+
+
 def read_holdings(fs: FileSystem, directory: Path) -> Holdings | None:
     """Return the record of a data directory; None without one that can be believed.
 
@@ -240,6 +245,14 @@ class Inventory:
         """
         self._found = dict(found)
         for path in found:
+            aside = handed_over_path(path)
+            if self._fs.is_directory(aside):
+                # Without it queue groups would begin again, and what waits would stay.
+                raise DataMissingError(
+                    f"data directory was handed over to a Java broker: run 'metaq"
+                    f" hand-over {path} --back' before this start; to give up what is"
+                    f" in {aside}, move that elsewhere"
+                )
             record = started(read_holdings(self._fs, path))
             self._records[path] = record and _without_topics(record, left_out)
         records = self._records.values()

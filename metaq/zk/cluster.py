@@ -296,11 +296,13 @@ class ClusterWatch(SnapshotFeed):
         parents = [self._paths.topics(kind) for kind in _TOPIC_KINDS]
         exchanges = await self._names([self._paths.exchanges()], deadline_s)
         named = await self._names(parents, deadline_s)
-        others = sorted(named - recorded - exchanges)
+        others = sorted(named - recorded)
 
         async def copies(topic: str) -> frozenset[str]:
-            kinds = [self._paths.topic_children(kind, topic) for kind in _TOPIC_KINDS]
-            return await self._names(kinds, deadline_s)
+            # An exchange, there or deleted, has no readers; a topic of its name has.
+            kinds = [NodeKind.TOPIC_SUB] if topic in exchanges else _TOPIC_KINDS
+            paths = [self._paths.topic_children(kind, topic) for kind in kinds]
+            return await self._names(paths, deadline_s)
 
         found = await in_batches(copies, others)
         return recorded.union(topic for topic, names in found if names)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from metaq.client import Client
+from metaq.errors import DataMissingError
 from metaq.fs import LOCK_FILE
 from metaq.model import BrokerId
 from metaq.storage.holdings import HOLDINGS_FILE
@@ -73,6 +74,18 @@ def test_nothing_but_partitions_remains_and_the_record_comes_back(data: Path) ->
     live(data)
 
 
+def test_a_start_before_the_way_back_is_refused_and_leaves_the_way_open(
+    data: Path,
+) -> None:
+    """Queue groups would begin again, and messages with a time stay aside."""
+    assert run("hand-over", str(data), "--yes").exit_code == 0
+    with pytest.raises(DataMissingError, match=r"run 'metaq hand-over .*data --back'"):
+        live(data)
+    assert names(data) <= {"test-0", LOCK_FILE}
+    assert run("hand-over", str(data), "--back").exit_code == 0
+    live(data)
+
+
 def test_the_logs_of_the_broker_itself_go_aside_and_come_back(data: Path) -> None:
     """A Java broker would register them as topics."""
     shutil.copytree(data / "test-0", data / "__queues-1")
@@ -87,9 +100,14 @@ def test_the_logs_of_the_broker_itself_go_aside_and_come_back(data: Path) -> Non
 
 
 def test_the_plan_is_shown_and_nothing_changes_without_a_yes(data: Path) -> None:
-    """Without a terminal to ask at it is refused; topics made by command are named."""
+    """Without a terminal to ask at it is refused; topics made by command are named.
+
+    A Java broker does not start with a key that it does not know, as `index`.
+    """
     definitions = {
-        "orders": TopicDefinition(partitions=3, settings={"deletePolicy": "delete,1h"}),
+        "orders": TopicDefinition(
+            partitions=3, settings={"deletePolicy": "delete,1h", "index": "key"}
+        ),
         "over": TopicDefinition(partitions=1, state=TopicState.DELETING),
         "others": TopicDefinition(partitions=1, brokers=(BrokerId(9),)),
     }
@@ -223,8 +241,11 @@ def test_a_broker_that_was_killed_is_mentioned(data: Path) -> None:
 def test_a_record_that_was_made_since_is_not_overwritten(data: Path) -> None:
     """The sentence names both files."""
     run("hand-over", str(data), "--yes")
+    moved = data.with_name("data.handed-over")
+    moved.rename(elsewhere := data.with_name("elsewhere"))
     live(data)
-    aside = data.with_name("data.handed-over") / HOLDINGS_FILE
+    elsewhere.rename(moved)
+    aside = moved / HOLDINGS_FILE
     refused = run("hand-over", str(data), "--back")
     assert refused.exit_code == 1
     assert f"a broker has made {data / HOLDINGS_FILE} since" in refused.stderr

@@ -23,6 +23,7 @@ from metaq.client import (
     QueueOptions,
 )
 from metaq.model import Offset
+from metaq.testing.zk import MemoryZooKeeper
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.worlds import IDLE, QUICK
 from tests.rigs.waiting import wait_until
@@ -349,6 +350,15 @@ def test_the_async_world_prints_the_same(broker: AnyBroker) -> None:
             assert repr(consumer).startswith("<AsyncConsumer of group 'g', topics test")
 
     asyncio.run(main())
+
+
+def test_a_session_that_was_never_there_is_not_lost() -> None:
+    """So it is in the first moments of each client."""
+    zookeeper = MemoryZooKeeper()
+    zookeeper.stop()
+    with Client(coordinator=zookeeper.coordinator) as client:
+        wanted = "<Client of ZooKeeper: running, session not there yet>"
+        assert repr(client) == wanted
 
 
 def test_an_address_of_zookeeper_is_printed() -> None:

@@ -15,6 +15,8 @@ from metaq.client import (
     ConfigError,
     ExchangeError,
     MetaqError,
+    NoBrokerError,
+    NoExchangesError,
     NoTopicError,
     RequestTimeoutError,
     TopicExistsError,
@@ -24,6 +26,7 @@ from metaq.client.admin.topic_admin import AsyncAdmin
 from metaq.client.errors import TopicRefusedError
 from metaq.errors import ClientError
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from metaq.testing.fake_broker import FakeBroker
 from metaq.testing.servers import reserve_port
 from metaq.zk.exchange_definitions import binding_name, encode_binding
 from tests.cases import for_each
@@ -33,6 +36,7 @@ from tests.rigs.waiting import wait_until
 
 ONE_BROKER = {
     "rig": "MetaQ has no exchanges",
+    "test_a_broker_of_metaq_1_4_has_no_exchange_made_or_bound": "it has both",
     "test_a_broker_keeps_its_exchanges_without_zookeeper": "likewise",
     "test_a_bound_topic_is_on_all_brokers": "likewise",
     "test_a_broker_that_is_drained_is_sent_no_message_of_an_exchange": "likewise",
@@ -94,6 +98,50 @@ def test_a_name_is_a_topics_or_an_exchanges(rig: Rig) -> None:
         admin.create_topic("events", partitions=1)
     with pytest.raises(ExchangeError, match="exists"):
         admin.create_exchange("events")
+
+
+def test_a_broker_of_metaq_1_4_has_no_exchange_made_or_bound(rig: Rig) -> None:
+    """An exchange of its topic's name would get that topic's messages.
+
+    One that there is already is unbound and deleted all the same.
+    """
+    broker, client = rig
+    admin = client.admin()
+    admin.create_exchange("events")
+    admin.bind("events", "orders", key="#")
+    legacy = FakeBroker(
+        {"legacy": 1}, broker_id=9, coordinator=broker.zookeeper.coordinator
+    )
+    refusal = r"has no exchanges: its version is 1\.4.*; nothing was changed"
+    with legacy, client.producer() as producer:
+        wait_until(lambda: 9 in parts_of(client).metadata.snapshot.leaders())
+        for call in (
+            lambda: admin.create_exchange("legacy"),
+            lambda: admin.create_exchange("other-events"),
+            lambda: admin.bind("events", "paid", key="#"),
+        ):
+            with pytest.raises(NoExchangesError, match=refusal):
+                call()
+        (events,) = admin.exchanges().values()
+        assert [each.topic for each in events.bindings.values()] == ["orders"]
+        producer.send("legacy", b"stays a topic")
+        assert [each.data for each in client.browse("legacy")] == [b"stays a topic"]
+        assert admin.unbind("events", "orders", key="#")
+        admin.delete_exchange("events")
+        assert admin.exchanges() == {}
+
+
+def test_a_send_while_no_broker_is_there_says_so(rig: Rig) -> None:
+    """It reads nothing, and is not advised to read other topics."""
+    broker, client = rig
+    client.admin().create_exchange("events")
+    broker.stop()
+    wait_until(lambda: not parts_of(client).metadata.snapshot.brokers)
+    with (
+        client.exchange("events") as events,
+        pytest.raises(NoBrokerError, match="no broker serves exchange 'events'"),
+    ):
+        events.send("a", b"x", timeout=0.3)
 
 
 def test_a_change_does_not_wait_for_a_broker_that_has_gone(rig: Rig) -> None:

@@ -6,15 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from metaq.client import AsyncClient
+from metaq.client import AsyncClient, Client, NoQueuesError
 from metaq.client.admin.queue_admin import read_lines
 from metaq.client.errors import QueueGroupError
 from metaq.errors import ClientError, FilterError, RemoteProtocolError
 from metaq.model import BrokerId
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from metaq.testing.fake_broker import FakeBroker
 
 ONE_BROKER = {
     "test_a_group_is_described_and_deleted": "MetaQ has no queue groups",
+    "test_messages_at_a_broker_of_metaq_1_4_are_no_end_of_a_group": "it has both",
     "test_a_group_with_a_filter_has_what_matches_alone": "likewise",
     "test_an_altered_group_goes_by_its_options_from_then_on": "likewise",
     "test_an_altered_filter_is_of_what_comes_then": "likewise",
@@ -57,6 +59,23 @@ def test_a_group_is_described_and_deleted() -> None:
         asyncio.run(main(broker))
 
 
+def test_messages_at_a_broker_of_metaq_1_4_are_no_end_of_a_group() -> None:
+    """That broker has no queue of the group: it is named, as one that is away is."""
+    with embedded_broker(topics={"orders": 1, "own": 1}) as broker:
+        legacy = FakeBroker(
+            {"orders": 1}, broker_id=9, coordinator=broker.zookeeper.coordinator
+        )
+        with legacy, Client(**broker.client_options) as client:
+            admin = client.admin()
+            for topic in ("orders", "own"):
+                admin.create_queue_group(f"{topic}-workers", topic, then="drop")
+            (problem,) = admin.describe_queue_group("orders-workers").problems
+            assert problem.startswith("broker 9 cannot be asked: it has no queue group")
+            assert admin.describe_queue_group("own-workers").problems == ()
+            with pytest.raises(NoQueuesError, match=r"broker 9 .* has no queue groups"):
+                client.queue("orders", group="orders-workers").__enter__().receive(10)
+
+
 def test_a_group_with_a_filter_has_what_matches_alone() -> None:
     """Its first worker says it; another one may repeat it, and none says otherwise."""
     paid = "tag = 'paid'"
@@ -68,7 +87,8 @@ def test_a_group_with_a_filter_has_what_matches_alone() -> None:
                     await producer.send("orders", tag, headers={"tag": tag})
             options = {"group": "g", "then": "drop"}
             with pytest.raises(FilterError, match="column 6: expected"):
-                client.queue("orders", **options, where="tag =")
+                async with client.queue("orders", **options, where="tag ="):
+                    pass
             async with client.queue("orders", **options, where=paid) as queue:
                 message = await queue.receive(30)
                 assert message is not None

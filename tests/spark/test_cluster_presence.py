@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from metaq.client import Client, ExchangeError
 from metaq.client.cluster.presence import describe_away, find_away
 from metaq.client.session import AsyncClient
 from metaq.cluster_snapshot import BrokerCopies, ClusterSnapshot
@@ -110,6 +111,10 @@ def test_a_sink_refuses_a_topic_that_nobody_has_and_waits_for_one_that_is_away(
     cluster = clusters.shared_cluster(options().wire)
     with pytest.raises(NoBrokerError, match=r"no broker has topic 'lgos'; .*: logs$"):
         cluster.targets(["lgos"])
+    with Client(coordinator=two.zookeeper.coordinator) as client:
+        client.admin().create_exchange("events")
+    with pytest.raises(ExchangeError, match="'events' is an exchange"):
+        cluster.targets(["events"])
     two.brokers[1].stop()
     with pytest.raises(NoBrokerError, match="takes puts to topic 'lonely'"):
         cluster.targets(["lonely"])

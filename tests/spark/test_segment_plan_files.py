@@ -6,9 +6,17 @@ from pathlib import Path
 import pytest
 
 from metaq.errors import StorageError
-from metaq.model import LogId
+from metaq.model import LogId, SizeBytes
 from metaq.spark.errors import OptionError
-from metaq.spark.segments.segment_plan import FileKind, SegmentFile, find_segments
+from metaq.spark.record_bounds import PushedFilters
+from metaq.spark.segments.checks import plan_checks
+from metaq.spark.segments.segment_options import parse_segment_options
+from metaq.spark.segments.segment_plan import (
+    FileKind,
+    SegmentFile,
+    find_segments,
+    plan_query,
+)
 from tests.spark.segment_dirs import (
     ARCHIVE,
     FS,
@@ -47,6 +55,27 @@ def test_a_data_directory_means_all_its_partitions(data: Path) -> None:
         ]
         assert [f.end_offset for f in own[:-1]] == [f.base_offset for f in own[1:]]
         assert [f.is_active for f in own] == [False] * (len(own) - 1) + [True]
+
+
+def test_the_logs_of_the_broker_itself_are_read_where_they_are_named(
+    data: Path,
+) -> None:
+    """They would be rows among those of the topics, and delayed messages come twice."""
+    waiting = write_log(data, payloads(10), LogId("__delays", 0))
+
+    def topics(path: Path, **more: str) -> set[str]:
+        options = parse_segment_options({"path": str(path), **more})
+        tasks = plan_query(FS, options, PushedFilters()).tasks
+        return {split.file.log_id.topic for task in tasks for split in task}
+
+    assert topics(data) == {"test", "wild-x"}
+    assert topics(data, subscribePattern=".*") == {"test", "wild-x"}
+    assert topics(data, subscribe="__delays") == {"__delays"}
+    assert topics(data, assign='{"__delays": ["7-0"]}') == {"__delays"}
+    assert topics(waiting) == {"__delays"}
+    checked = plan_checks([str(data)], SizeBytes(1 << 20)).tasks
+    found = {split.file.log_id.topic for task in checked for split in task}
+    assert found == {"test", "wild-x", "__delays"}
 
 
 def test_directories_files_and_wildcards_mean_the_same(data: Path) -> None:

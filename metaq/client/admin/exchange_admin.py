@@ -15,6 +15,7 @@ from metaq.client.names import check_topic, require_text
 from metaq.client.validation import wrong_type
 from metaq.errors import ConfigError, NoBrokerError, RequestTimeoutError
 from metaq.model import BrokerAddress, BrokerId, is_internal, no_items
+from metaq.peer.connection import BrokerConnection
 from metaq.record.flags import Headers, list_headers
 from metaq.routing.match import (
     BINDINGS_MAX,
@@ -91,7 +92,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
             ExchangeError: there is one of that name, or a topic.
             ConfigError: a name or kind that cannot be, or no such alternate topic; or
                 the client has no ZooKeeper.
-            NoExchangesError: a broker is an older one.
+            NoExchangesError: a broker is an older one; nothing was made.
             RequestTimeoutError: not all brokers have it in time; it is made.
             CoordinationError: ZooKeeper cannot be asked, or another client has made it
                 at this moment.
@@ -115,6 +116,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
             raise ExchangeError(
                 f"exchange '{exchange}' exists, of kind {old.kind.value}"
             )
+        await here.require_exchanges()
         if await here.brokers_of(exchange) is not None:
             raise ExchangeError(f"exchange '{exchange}': a topic has that name")
         if alternate is not None:
@@ -180,7 +182,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
             ExchangeError: there is no such exchange, or it has too many bindings.
             ConfigError: a binding that such an exchange cannot have, or a topic that a
                 broker does not serve; or the client has no ZooKeeper.
-            NoExchangesError: a broker is an older one.
+            NoExchangesError: a broker is an older one; nothing was bound.
             RequestTimeoutError: not all brokers have it in time; it is bound.
             CoordinationError: ZooKeeper cannot be asked.
             TypeError: an argument of another type; the text names it.
@@ -191,6 +193,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         here = await _reach(self._context, timeout)
         definition = await here.find(exchange)
         check_binding(definition.kind, binding)
+        await here.require_exchanges()
         await here.require_served(topic)
         known = await here.children(here.paths.bindings(exchange))
         path = here.paths.binding(exchange, binding_name(binding))
@@ -380,19 +383,31 @@ class _Exchanges(AdminCall):
             else:
                 return
 
+    async def require_exchanges(self) -> None:
+        """Refuse before anything is written: an exchange is on every broker.
+
+        A topic of an older one may have its name, too; that keeps no record of them.
+        """
+        for each in self.there.values():
+            with suppress(NoBrokerError, RequestTimeoutError):  # it is waited for
+                capabilities = (await self._connect(each)).capabilities
+                if not capabilities.exchanges:
+                    raise NoExchangesError(
+                        f"broker at {each} has no exchanges: its version is"
+                        f" {capabilities.version}; nothing was changed"
+                    )
+
     async def wait_in_effect(self, exchange: str, *, is_deleted: bool = False) -> None:
-        """Wait until the brokers that are there have what ZooKeeper has."""
+        """Wait until the brokers that are there, and have any, have what is written."""
         done = set[BrokerId]()
         while True:
             names = await self.children(self.paths.bindings(exchange))
             wanted = None if is_deleted else str(names_checksum(names))
             asked = {i: each for i, each in self.there.items() if i not in done}
             found = await asyncio.gather(
-                *[self._checksum_on(each, exchange) for each in asked.values()]
+                *[self._is_on(each, exchange, wanted) for each in asked.values()]
             )
-            done.update(
-                i for i, each in zip(asked, found, strict=True) if each == wanted
-            )
+            done.update(i for i, is_on in zip(asked, found, strict=True) if is_on)
             waiting = sorted(self.there.keys() - done)
             if not waiting:
                 return
@@ -403,24 +418,27 @@ class _Exchanges(AdminCall):
                 )
             await asyncio.sleep(POLL_S)
 
-    async def _checksum_on(self, address: BrokerAddress, exchange: str) -> str | None:
-        """Return the checksum of an exchange on a broker; None: it has none."""
-        context = self.context
-        deadline_s = min(self.deadline_s, context.clock.monotonic_s() + ASK_S_MAX)
+    async def _is_on(
+        self, address: BrokerAddress, exchange: str, wanted: str | None
+    ) -> bool:
+        """Return whether a broker has that checksum of an exchange; None: has none."""
         try:
-            connection = await context.pool.get(address, deadline_s=deadline_s)
-            if not connection.capabilities.exchanges:
-                raise NoExchangesError(
-                    f"broker at {address} has no exchanges: its version is"
-                    f" {connection.capabilities.version}"
-                )
+            if not (await self._connect(address)).capabilities.exchanges:
+                return True
             text = await stats_text(
-                context, address, "exchanges", deadline_s=deadline_s
+                self.context, address, "exchanges", deadline_s=self._ask_until_s
             )
         except (NoBrokerError, RequestTimeoutError):
-            return ""  # it may have gone: it is looked up again
+            return False  # it may have gone: it is looked up again
         found = dict(line.split(" ") for line in text.splitlines() if " " in line)
-        return found.get(exchange)
+        return found.get(exchange) == wanted
+
+    async def _connect(self, address: BrokerAddress) -> BrokerConnection:
+        return await self.context.pool.get(address, deadline_s=self._ask_until_s)
+
+    @property
+    def _ask_until_s(self) -> float:
+        return min(self.deadline_s, self.context.clock.monotonic_s() + ASK_S_MAX)
 
 
 async def is_exchange(context: ClientContext, name: str, timeout: float | None) -> bool:

@@ -12,6 +12,7 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.queue_groups import reach_queue_groups
 from metaq.client.consume.browse import stats_text
 from metaq.client.consume.progress import Lag, lag_of
+from metaq.client.errors import NoQueuesError
 from metaq.client.fan_out import answers, failures, for_each
 from metaq.client.names import check_group, check_topic, require_text
 from metaq.client.options import QueueOptions, load_filter
@@ -114,7 +115,10 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
         snapshot = await read_cluster(context, [topic], deadline_s=deadline_s)
 
         async def look(broker_id: BrokerId) -> list[QueueDescription]:
-            return await _queues_on(context, broker_id, group, deadline_s)
+            is_served = broker_id in snapshot.gets.get(topic, {})
+            return await _queues_on(
+                context, broker_id, group, deadline_s, is_served=is_served
+            )
 
         found = await for_each(look, sorted(snapshot.brokers))
         queues = chain.from_iterable(answers(found).values())
@@ -279,12 +283,23 @@ def problems_of(
 
 
 async def _queues_on(
-    context: ClientContext, broker_id: BrokerId, group: str, deadline_s: float
+    context: ClientContext,
+    broker_id: BrokerId,
+    group: str,
+    deadline_s: float,
+    *,
+    is_served: bool,
 ) -> list[QueueDescription]:
     """Return what one broker has of a group, with what its logs say of it."""
     address = context.address_of(broker_id)
     if address is None:
         return []
+    connection = await context.pool.get(address, deadline_s=deadline_s)
+    if is_served and not connection.capabilities.queues:
+        raise NoQueuesError(
+            f"it has no queue groups (version {connection.capabilities.version}): no"
+            " worker gets what the topic has there"
+        )
     text = await stats_text(context, address, "queues", deadline_s=deadline_s)
     queues = [each for name, each in read_lines(text, broker_id) if name == group]
 

@@ -14,6 +14,7 @@ from metaq.client.cluster.metadata_queries import insist
 from metaq.client.cluster.presence import (
     missing_topics,
     put_addresses,
+    refuse_exchanges,
     require_all_there,
     unknown_topic,
 )
@@ -154,9 +155,11 @@ async def read_takers(
 
     Raises:
         NoBrokerError: one does not; a topic that no broker has had is not waited for.
+        ExchangeError: one of them is no topic.
     """
     wanted = tuple(topics)
     snapshot = await read_cluster(context, wanted, deadline_s=deadline_s)
+    refuse_exchanges(snapshot, wanted)
     if isinstance(context.metadata, ZooKeeperMetadata):
         snapshot = await _refuse_unknown(
             context, snapshot, wanted, deadline_s=deadline_s

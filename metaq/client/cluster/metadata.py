@@ -125,6 +125,11 @@ class Metadata(Protocol):
             if newer is None:
                 # Outside of an `except`: why the wait ended is no cause of this.
                 waited_s = self.clock.monotonic_s() - since_s
+                if takes_puts and name in snapshot.exchanges:
+                    self.require_reachable(waited_s)
+                    raise NoBrokerError(
+                        f"no broker serves exchange '{name}' (waited {waited_s:.3g} s)"
+                    )
                 raise self._absence(name, snapshot, known or (), waited_s)
             snapshot = newer
         return snapshot

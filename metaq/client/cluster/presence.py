@@ -24,14 +24,14 @@ NAMES_SHOWN_MAX: Final = 10
 
 
 def refuse_exchanges(snapshot: ClusterSnapshot, topics: Iterable[str]) -> None:
-    """Refuse to read what is an exchange, and would look like an empty topic. Pure.
+    """Refuse to take an exchange for a topic, which would look empty. Pure.
 
     Raises:
         ExchangeError: one of the names is that of an exchange.
     """
     for name in sorted(snapshot.exchanges.intersection(topics)):
         raise ExchangeError(
-            f"'{name}' is an exchange; it stores nothing itself: read the topics that"
+            f"'{name}' is an exchange; it stores nothing itself: name the topics that"
             " it is bound to"
         )
 

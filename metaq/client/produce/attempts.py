@@ -240,8 +240,8 @@ def for_one_time(capabilities: Capabilities, topic: str) -> Capabilities:
 def no_delay(broker: str, capabilities: Capabilities) -> NoDelayError:
     """Return the error of a message with a time, for a broker that takes none."""
     return NoDelayError(
-        f"{broker} delivers no message later: it is an older one, or a replica of a"
-        f" set (version {capabilities.version}); nothing was sent"
+        f"{broker} delivers no message later: it is of MetaQ 1.4, an older one, or a"
+        f" replica of a set (version {capabilities.version}); nothing was sent"
     )
 
 

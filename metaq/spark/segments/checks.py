@@ -85,7 +85,11 @@ def plan_checks(paths: Sequence[str], bytes_per_task: SizeBytes) -> CheckPlan:
     files = find_segments(fs, paths)
     if not files:
         raise OptionError(f"no segment is below {name_few(paths)}: nothing to check")
-    options = SegmentOptions(paths=tuple(paths), bytes_per_partition=bytes_per_task)
+    options = SegmentOptions(
+        paths=tuple(paths),
+        bytes_per_partition=bytes_per_task,
+        leaves_out_internal=False,
+    )
     plan = plan_query(fs, options, PushedFilters())
     return CheckPlan(len(files), (*plan.unreadable, *find_holes(fs, files)), plan.tasks)
 

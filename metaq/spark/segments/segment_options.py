@@ -51,6 +51,8 @@ class SegmentOptions(Chosen):
     """Value of `broker_id` in every row; None: taken from the message ids."""
     values: ValueOptions = BINARY_VALUES
     can_push_filters: bool = False
+    leaves_out_internal: bool = True
+    """Whether the logs of the broker itself are not read, beside those of topics."""
 
     @property
     def named(self) -> frozenset[TopicPartition]:
@@ -106,6 +108,7 @@ def parse_segment_options(options: Mapping[str, str]) -> SegmentOptions:
         broker_id=found["brokerId"],
         values=read_value_options(options, Use.SEGMENTS),
         can_push_filters=found["filterPushdown"],
+        leaves_out_internal=not (way.topics or way.assigned),
     )
 
 

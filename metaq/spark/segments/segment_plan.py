@@ -39,6 +39,7 @@ from metaq.model import (
     Position,
     SizeBytes,
     TopicPartition,
+    is_internal,
 )
 from metaq.record.ids import BROKER_ID_MAX, SEQUENCE_BITS
 from metaq.record.layout import HEADER, HEADER_BYTES
@@ -301,6 +302,8 @@ def plan_query(
     found = find_segments(fs, options.paths)
     _require_topics(options, {file.log_id.topic for file in found})
     files = [file for file in found if options.chooses_topic(file.log_id.topic)]
+    if options.leaves_out_internal:
+        files = [f for f in files if not is_internal(f.log_id.topic)] or files
     placed = list(place_files(fs, files, options.broker_id))
     _require_partitions(options, files, placed)
     splits: list[Split] = []
