@@ -23,13 +23,7 @@ from metaq.client import Client
 from metaq.clock import SystemClock
 from metaq.errors import ConfigError
 from metaq.zk._kazoo import KazooCoordinator
-from metaq.zk._kazoo_client import (
-    KAZOO_KNOWN,
-    CloseOrder,
-    _Handler,
-    begin_closer,
-    make_client,
-)
+from metaq.zk._kazoo_client import KAZOO_KNOWN, CloseOrder, begin_closer, make_client
 from tests.rigs.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -171,7 +165,7 @@ def test_what_is_told_to_install_is_what_is_required() -> None:
 
 @pytest.mark.parametrize("fd_min", [3, 1100])
 def test_a_wait_for_sockets_takes_every_descriptor(fd_min: int) -> None:
-    handler = _Handler()
+    handler = make_client("127.0.0.1:1", 1.0).handler
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
     try:
