@@ -182,9 +182,10 @@ class Session:
     def _on_data(self, data: bytes) -> None:
         """Carry out what was received, now or before."""
         try:
+            # One that waits for messages, or for replies, is idle as well.
             if (
-                not self.unanswered_count
-                and self._frame_since_s is None
+                self._frame_since_s is None
+                and self.unanswered_count == self._waiting_count
                 and self._take_single(data)
             ):
                 return
