@@ -44,7 +44,7 @@ ENTRIES_MAX: Final = 1_000
 GATHERS_BYTES: Final = 2048
 """Bytes of requests that leave together, of some ten workers: the broker begins with
 them while the others have theirs made."""
-LATER_S: Final = 0.01
+LATER_S: Final = 0.02
 """Acks that no one waits for leave at multiples of this: those of all workers of a loop
 together. A put that comes while the broker syncs an ack waits for that sync."""
 RECLAIM_BACKOFF: Final = Backoff(first_s=0.1, max_s=0.5)

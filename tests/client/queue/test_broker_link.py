@@ -234,7 +234,6 @@ def test_acks_that_gather_leave_at_the_end_at_once() -> None:
         await until(lambda: bool(rig.taken))
         rig.link.settle([Settling(rig.taken[0], SettleVerb.ACK)])
         rig.link.flush()
-        await rig.take(1)
         (before,) = rig.pool.statistics().connections
         rig.link.stop_taking()
         rig.link.flush()
