@@ -182,8 +182,10 @@ class Session:
     def _on_data(self, data: bytes) -> None:
         """Carry out what was received, now or before."""
         try:
+            # One whose commands wait for messages or replies is idle as well.
+            waits = self.unanswered_count
             if (
-                not self.unanswered_count
+                (not waits or waits == self._waiting_count)
                 and self._frame_since_s is None
                 and self._take_single(data)
             ):

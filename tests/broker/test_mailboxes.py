@@ -23,6 +23,7 @@ from metaq.protocol.decoding import Frame, decode_frame, decode_line
 from metaq.record.runs import decode_runs
 from tests.rigs.broker import Peer, running_broker
 from tests.rigs.virtual_time import run_virtually
+from tests.rigs.waiting import until
 
 NAME: Final = "a" * 32
 OTHER: Final = "b" * 32
@@ -291,6 +292,30 @@ def test_over_the_wire(data_dir: Path) -> None:
                 assert reply.startswith(b"result 404 ")
             statistics = broker.context.mailboxes.statistics()
             assert (statistics.open_count, statistics.gone_count) == (1, 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_put_of_a_connection_that_listens_is_gathered(data_dir: Path) -> None:
+    """Nothing else of it is under way: its put shares an append with others."""
+
+    async def scenario() -> None:
+        async with (
+            running_broker(data_dir) as broker,
+            Peer(broker) as one,
+            Peer(broker) as other,
+        ):
+            await one.ask(b"put test 0 1 0 -1 1\r\nx")
+            for peer, name in ((one, NAME), (other, OTHER)):
+                peer.write(b"listen %b 2 wait=30000\r\n" % name.encode())
+            await until(lambda: all(each.taker_count for each in broker.sessions))
+            log = broker.context.topics.find_log("test", 0)
+            before = log.statistics().append_count
+            for peer in (one, other):
+                peer.write(b"put test 0 1 0 -1 3\r\nx")
+            for peer in (one, other):
+                assert (await peer.read_some()).startswith(b"result 200 ")
+            assert log.statistics().append_count == before + 1
 
     asyncio.run(scenario())
 

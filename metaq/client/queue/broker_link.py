@@ -357,7 +357,10 @@ class BrokerLink:
         """Send what has gathered for each partition, and a take where there is room."""
         unsent, self._unsent = self._unsent, {}
         for settler in unsent:
-            settler.flush()
+            settler.flush_soon()
+        if self._taking is _Taking.ENDED:
+            for settler in self._settlers.values():
+                settler.flush()  # a close does not wait for others
         self._take_if_room()
 
     def drop(self, held: HeldMessage) -> None:

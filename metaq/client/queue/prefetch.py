@@ -237,6 +237,8 @@ class QueueParts:
     """Most messages of each broker that are here; handlers of `run` may want more."""
     generation: int | None = None
     """Of the group, once that is defined."""
+    is_ordered: bool = False
+    """Likewise: one message of a key is out at a time."""
     unanswered_count: int = 0
     """Entries of settles without an answer."""
     all_answered: asyncio.Event = field(default_factory=asyncio.Event)

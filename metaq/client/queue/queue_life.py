@@ -42,8 +42,6 @@ _log = logging.getLogger(__name__)
 
 UPKEEP_S: Final = 0.15
 """Pause between two looks at the leases: a sixth of the shortest one."""
-GATHER_S: Final = 0.001
-"""Longest time for which something that is said waits for more of it."""
 
 handled: ContextVar[HeldMessage | None] = ContextVar("metaq_handled", default=None)
 """Message of the handler that runs here: a close that it calls does not wait for it."""
@@ -101,8 +99,6 @@ class QueueLife:
         """A broker serves the topic, as far as the log says."""
         self._said = list[Settling]()
         self._is_draining = False
-        self._said_since_s: float | None = None
-        self._said_count = 0
         self._runs: dict[int, set[HeldMessage]] = {}
         """Messages that handlers are at work at, by the `id` of each run's set. Threads
         add and remove with one call each; the loop reads."""
@@ -148,6 +144,7 @@ class QueueLife:
             left_s = max(0.0, deadline_s - self._context.clock.monotonic_s())
             defined = await within(left_s, self._define(), f"{self}: start")
             self.generation = self._parts.generation = defined.generation
+            self._parts.is_ordered = defined.ordered_by is not None
         except BaseException:
             await self.close(0)
             raise
@@ -356,7 +353,7 @@ class QueueLife:
             self._said.extend(entries)
             if not self._is_draining:
                 self._is_draining = True
-                self.schedule(self._gather)
+                self.schedule(self._drain)
 
     def begin_hold(self, held: HeldMessage, pool: object) -> None:
         """Leave a message to a transaction over connections of `pool`; on the loop.
@@ -398,27 +395,11 @@ class QueueLife:
         if held.state is not HeldState.BEGUN:
             raise AlreadySettledError(f"{held}: it was settled before")
 
-    def _gather(self) -> None:
-        """Send what is said, unless each turn of the loop brings more.
-
-        A loop over messages says something in each: together that is one request.
-        """
-        now_s, count = self._context.clock.monotonic_s(), len(self._said)
-        if self._said_since_s is None:
-            self._said_since_s, self._said_count = now_s, 0
-        if (
-            self._said_count < count < self._count_held()
-            and now_s - self._said_since_s < GATHER_S
-        ):
-            self._said_count = count
-            self.loop.call_soon(self._gather)
-        else:
-            self._drain()
-
     def _drain(self) -> None:
+        """Hand what is said to the links of the brokers."""
         with self.prefetch.lock:
             said, self._said = self._said, []
-            self._is_draining, self._said_since_s = False, None
+            self._is_draining = False
         by_broker = defaultdict[BrokerId, list[Settling]](list)
         for entry in said:
             by_broker[entry.held.partition.broker_id].append(entry)

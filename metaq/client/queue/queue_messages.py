@@ -62,7 +62,8 @@ class DeliveredMessage(Message, Generic[S, F]):
     def ack_nowait(self) -> F:
         """Begin an `ack`; the future has its outcome, and need not be waited for.
 
-        An error is logged, as it is not known whether the future is looked at.
+        It leaves within 20 ms, with others, or with the first that is waited for. An
+        error is logged, as it is not known whether the future is looked at.
         """
         return self._say(SettleVerb.ACK, is_awaited=False)
 

@@ -1,6 +1,7 @@
 """Settles of one partition: one request is in flight, and the others gather.
 
 What gathers is the next request: the broker writes one record for it, and syncs once.
+Acks that no one waits for gather for some milliseconds in any case.
 A request without a known outcome is sent again, over the next connection if need be,
 until the deadline of each of its entries. A broker says `done` of what it did before,
 so an entry that is sent twice counts once.
@@ -44,6 +45,9 @@ ENTRIES_MAX: Final = 1_000
 GATHERS_BYTES: Final = 2048
 """Bytes of requests that leave together, of some ten workers: the broker begins with
 them while the others have theirs made."""
+LATER_S: Final = 0.02
+"""Acks that no one waits for leave at multiples of this: those of all workers of a loop
+together. A put that comes while the broker syncs an ack waits for that sync."""
 RECLAIM_BACKOFF: Final = Backoff(first_s=0.1, max_s=0.5)
 """Pauses after errors: a worker is back before the broker's queueReclaimMs (2 s) are
 over, after which its messages are given to others."""
@@ -101,6 +105,12 @@ class Settling:
     """Monotonic; when it came to the link of its broker."""
     is_in_doubt: bool = False
     """It was sent, and no answer came."""
+
+    @property
+    def may_wait(self) -> bool:
+        """Return whether it is an ack that its caller does not wait for."""
+        is_awaited = self.future is not None and self.is_awaited
+        return self.verb is SettleVerb.ACK and not is_awaited
 
     @property
     def deadline_s(self) -> float:
@@ -196,10 +206,28 @@ class PartitionSettler:
         self._pending: list[Settling] = []
         self._sent: list[Settling] = []
         self._failures = 0
+        self._is_due_later = False
+        """A `flush` comes within LATER_S."""
 
     def add(self, entry: Settling) -> None:
         """Have an entry sent by the next `flush`, after all others."""
         self._pending.append(entry)
+
+    def flush_soon(self) -> None:
+        """Send what has gathered: now, or within LATER_S if no one waits for it.
+
+        In order, the next message of a key waits for the settle of the last.
+        """
+        pending, is_ordered = self._pending, self._parts.is_ordered
+        if not pending or is_ordered or not all(one.may_wait for one in pending):
+            self.flush()
+        elif not self._is_due_later:
+            self._is_due_later, loop = True, asyncio.get_running_loop()
+            loop.call_at((loop.time() // LATER_S + 1) * LATER_S, self._flush_later)
+
+    def _flush_later(self) -> None:
+        self._is_due_later = False
+        self.flush()
 
     def flush(self) -> None:
         """Send what has gathered, unless a request is in flight, or there is no way."""
@@ -259,7 +287,7 @@ class PartitionSettler:
         self._failures, self._sent = 0, []
         self._unknown.clear()
         self._on_settled(sent, words)
-        self.flush()
+        self.flush_soon()
 
     def _on_error(self, error: MetaqError, sent: list[Settling]) -> None:
         """Send them again, unless the broker refuses for good."""

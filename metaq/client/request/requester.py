@@ -46,6 +46,9 @@ from metaq.stats import counter
 
 _log = logging.getLogger(__name__)
 
+LISTEN_TURNS: Final = 5
+"""Turns of the loop after a reply: a request that follows at once leaves before the
+next `listen`, which the broker handles in the time of its sync."""
 WAIT_S: Final = 10.0
 """Longest wait of a broker for replies, where it announces no less."""
 
@@ -172,6 +175,8 @@ class Requester:
                 announced_s = connection.capabilities.wait_ms_max / 1000
                 while True:
                     await self._listen(connection, min(WAIT_S, announced_s))
+                    for _ in range(LISTEN_TURNS):
+                        await asyncio.sleep(0)
             except MetaqError as error:
                 self._is_open.clear()
                 self._error = error

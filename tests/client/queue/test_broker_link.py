@@ -223,10 +223,29 @@ def test_a_settle_leaves_with_the_next_take() -> None:
     async def scenario(rig: Rig) -> None:
         rig.give(await rig.take(0), [0])
         await until(lambda: bool(rig.taken))
-        rig.link.settle([Settling(rig.taken[0], SettleVerb.ACK)])
+        done = asyncio.Future[None]()
+        rig.link.settle([Settling(rig.taken[0], SettleVerb.ACK, future=done)])
         rig.link.flush()
         (connection,) = rig.pool.statistics().connections
         assert connection.in_flight_count == 2
+
+    run(scenario, prefetch=1)
+
+
+def test_acks_that_gather_leave_at_the_end_at_once() -> None:
+    """A close sends them, also one that waits for no answer."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.give(await rig.take(0), [0])
+        await until(lambda: bool(rig.taken))
+        rig.link.settle([Settling(rig.taken[0], SettleVerb.ACK)])
+        rig.link.flush()
+        (before,) = rig.pool.statistics().connections
+        rig.link.stop_taking()
+        rig.link.flush()
+        (after,) = rig.pool.statistics().connections
+        assert after.request_count == before.request_count + 2
+        await until(lambda: bool(rig.script.said))
 
     run(scenario, prefetch=1)
 

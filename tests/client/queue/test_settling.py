@@ -97,13 +97,17 @@ class FakeConnection:
 class Rig:
     """A settler over a fake connection, and what became of its entries."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_ordered: bool = False) -> None:
         self.connection: FakeConnection | None = FakeConnection()
         self.ends: list[tuple[int, Word | MetaqError]] = []
         self.clock = ManualClock()
         context = SimpleNamespace(deadline_s=lambda: 90.0, clock=self.clock)
         parts: Any = SimpleNamespace(
-            context=context, group="workers", worker="w-1", generation=3
+            context=context,
+            group="workers",
+            worker="w-1",
+            generation=3,
+            is_ordered=is_ordered,
         )
         self.settler = PartitionSettler(
             parts,
@@ -131,13 +135,42 @@ def test_what_gathers_while_one_request_is_in_flight_is_the_next_one() -> None:
     rig = Rig()
     rig.say(entry(0))
     rig.say(entry(10), entry(20))
-    rig.say(entry(30))
+    rig.say(entry(30, SettleVerb.NACK))
     assert len(rig.wire.requests) == 1
     rig.wire.answer(Word.OK)
     assert len(rig.wire.requests) == 2
     assert rig.wire.offsets == [10, 20, 30]
     rig.wire.answer(Word.OK, Word.DONE, Word.LOST)
     assert rig.ends == [(0, Word.OK), (10, Word.OK), (20, Word.DONE), (30, Word.LOST)]
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+@pytest.mark.parametrize("verb", [SettleVerb.ACK, SettleVerb.NACK])
+@pytest.mark.parametrize("is_awaited", [None, False, True])
+def test_acks_that_no_one_waits_for_gather(
+    *, is_awaited: bool | None, verb: SettleVerb, is_ordered: bool
+) -> None:
+    """One that is waited for, by a caller or by the next of a key, leaves at once."""
+
+    async def scenario() -> None:
+        rig = Rig(is_ordered=is_ordered)
+        rig.settler.add(entry(0))
+        future = None if is_awaited is None else asyncio.Future[None]()
+        rig.settler.add(entry(10, verb, future=future, is_awaited=bool(is_awaited)))
+        rig.settler.flush_soon()
+        waits = not is_ordered and verb is SettleVerb.ACK and not is_awaited
+        assert len(rig.wire.requests) == (0 if waits else 1)
+        rig.settler.add(entry(20))
+        rig.settler.flush_soon()
+        if waits:
+            await until(lambda: bool(rig.wire.requests))
+            assert rig.wire.offsets == [0, 10, 20]
+        else:
+            rig.wire.answer(Word.OK, Word.OK)
+            await until(lambda: len(rig.wire.requests) == 2)
+            assert rig.wire.offsets == [20]
+
+    asyncio.run(scenario())
 
 
 def test_a_request_says_who_settles_what() -> None:

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,13 +23,19 @@ from metaq.client import (
     NoTopicError,
     ReplyTimeoutError,
 )
-from metaq.client.request.requester import RequestStatistics
+from metaq.client.request.requester import Requester, RequestStatistics
 from metaq.client.session import context_of
-from metaq.model import BrokerId
+from metaq.cluster_snapshot import BrokerCopies
+from metaq.model import BrokerAddress, BrokerId, Offset
+from metaq.protocol.commands import Listen, Value
+from metaq.protocol.version import Capabilities
+from metaq.record.reply_to import encode_reply
+from metaq.record.runs import RecordRun, encode_runs
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.fake_broker import FakeBroker
 from metaq.testing.zk import MemoryZooKeeper
 from tests.client.request.conftest import responding
+from tests.client.scripted import CLOCK
 from tests.client.worlds import QUICK, WORLDS
 from tests.rigs.waiting import until, wait_until
 
@@ -103,6 +110,73 @@ def test_a_request_that_expired_is_not_handled(client: Any) -> None:
     with responding(client, note):
         client.request("prices", b"in time", timeout=30)
     assert handled == {b"in time": 1}
+
+
+class Wire:
+    """A connection and a producer, and in which order they were used."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.capabilities = Capabilities("test", mailbox=True, wait_ms_max=10_000)
+        self._replies = asyncio.Queue[bytes]()
+
+    def next_opaque(self) -> int:
+        return len(self.sent)
+
+    async def call(self, command: Listen, **_more: Any) -> Value:
+        self.sent.append("listen")
+        runs = list[RecordRun]()
+        if command.wait_ms:
+            data = encode_reply(await self._replies.get())
+            runs.append(RecordRun(Offset(self.sent.count("put")), data))
+        return Value(encode_runs(runs), command.opaque)
+
+    async def send(self, _topic: str, data: bytes, **_more: Any) -> None:
+        self.sent.append("put")
+        self._replies.put_nowait(data)
+
+    async def close(self, _timeout: float | None) -> None:
+        pass
+
+
+def test_a_request_that_follows_a_reply_leaves_before_the_next_listen() -> None:
+    """The broker begins with what is waited for."""
+
+    async def scenario() -> None:
+        wire: Any = Wire()
+
+        async def found(*_args: Any, **_more: Any) -> Any:
+            return SimpleNamespace(exchanges=frozenset())
+
+        async def reach(*_args: Any) -> float:
+            return CLOCK.monotonic_s() + 30
+
+        async def connect(*_args: Any) -> Any:
+            return wire
+
+        copies = {BrokerId(0): BrokerCopies(BrokerAddress("localhost", 1), {})}
+        context: Any = SimpleNamespace(
+            clock=CLOCK,
+            place="here",
+            make_producer=lambda *_: wire,
+            draw_token=lambda: "0" * 32,
+            limit_s=lambda _timeout: 30.0,
+            reach=reach,
+            deadline_s=lambda: CLOCK.monotonic_s() + 30,
+            connect_leader=connect,
+            metadata=SimpleNamespace(
+                topic=found, snapshot=SimpleNamespace(brokers=copies)
+            ),
+        )
+        requester = Requester(context, RequestStatistics())
+        more: Any = {"key": None, "headers": None, "timeout": None}
+        for data in (b"first", b"second"):
+            assert await requester.request("prices", data, **more) == data
+        await until(lambda: len(wire.sent) == 6)
+        assert wire.sent == ["listen", "listen", "put", "put", "listen", "listen"]
+        await requester.close()
+
+    asyncio.run(scenario())
 
 
 def test_a_broken_connection_loses_no_reply(broker: EmbeddedBroker) -> None:
