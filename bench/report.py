@@ -21,9 +21,12 @@ def machine_card() -> str:
         if line.startswith("model name"):
             model = line.split(":", 1)[1].strip()
             break
+    # Each call into a shared library of the interpreter takes a detour.
+    is_shared = "/libpython" in Path("/proc/self/maps").read_text()
     return (
         f"{os.cpu_count()} cores, {model}, {platform.system()} {platform.release()}, "
         f"{platform.python_implementation()} {platform.python_version()}"
+        f"{' in a shared library' if is_shared else ''}"
     )
 
 

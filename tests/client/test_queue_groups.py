@@ -278,7 +278,7 @@ def test_a_broker_keeps_its_groups_without_zookeeper() -> None:
         ask(broker, work)
         copy = broker.data_path / "groups.json"
         wait_until(copy.exists)
-        assert '"topic": "orders"' in copy.read_text()
+        assert '"topic":"orders"' in copy.read_text()
 
 
 def ack_first(broker: EmbeddedBroker) -> None:

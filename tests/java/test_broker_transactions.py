@@ -335,6 +335,7 @@ def test_what_we_prepared_is_committed_by_java(
         commit(theirs.port, XID)
         assert recover(theirs.port) == b""
         # MetaQ shows it after a restart only (docs/metaq-1.4/broker.md 5.7).
+    metaq("hand-over", str(theirs.data), "--back")
     with ours_on(theirs, tmp_path) as broker:
         assert recover(broker.port) == b""
         assert sorted(all_of(broker.port)) == [b"first", b"prepared", b"second"]
@@ -354,6 +355,7 @@ def test_a_batch_that_we_prepared_is_committed_by_java(
         assert set(recover(theirs.port).split(b"\r\n")) == {XID, OTHER}
         commit(theirs.port, XID)
         assert recover(theirs.port) == OTHER
+    metaq("hand-over", str(theirs.data), "--back")
     with ours_on(theirs, tmp_path) as broker:
         assert recover(broker.port) == OTHER
         assert all_of(broker.port) == [b"first", b"one", b"two", bytes(300)]

@@ -384,11 +384,8 @@ def _propose_avro(values: Sequence[bytes]) -> Iterator[Proposal]:
 def _propose_json(values: Sequence[bytes]) -> Iterator[Proposal]:
     shape = Shape()
     for value in values:
-        try:
-            found = json.loads(value, parse_constant=_refuse)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(found, dict):
+        found = _object_of(value)
+        if found is not None:
             shape.add(found)
     schema = type_of(shape)
     if not isinstance(schema, StructType) or not schema.fields:
@@ -396,6 +393,15 @@ def _propose_json(values: Sequence[bytes]) -> Iterator[Proposal]:
     if sum(1 for _ in _facts(shape, schema)) <= FIELDS_MAX:
         decoder = JsonValues(nullable(_required(schema)), "schema")
         yield _judged(values, ValueForm.JSON, shape, schema, decoder)
+
+
+def _object_of(value: bytes) -> dict[str, Any] | None:
+    """Return the object of JSON that a message is; None: it is something else."""
+    try:
+        found = json.loads(value, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _refuse(constant: str) -> Any:
@@ -430,6 +436,8 @@ def _propose_csv(values: Sequence[bytes]) -> Iterator[Proposal]:
 
 def _records(values: Iterable[bytes], delimiter: str) -> Iterator[list[str]]:
     for value in values:
+        if _object_of(value) is not None:
+            continue  # its commas part no columns, also where it has no field
         try:
             yield split_record(value.decode(), delimiter)
         except (UnicodeDecodeError, csv.Error):

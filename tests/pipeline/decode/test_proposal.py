@@ -185,6 +185,7 @@ def test_fields_inside_of_others_are_told() -> None:
         [b"[1]", b"2"],
         [b'{"a": 1}', b"x", b"y"],
         [b'{"a": NaN}'],
+        [b'{"l": [{}, {}]}'],
         [b"[" * 100_000],
         [json.dumps(dict.fromkeys(map(str, range(FIELDS_MAX + 1)), 1)).encode()],
     ],
@@ -241,12 +242,12 @@ def test_what_is_of_one_kind_fits(rows: list[dict[str, Any]], random: Any) -> No
 
 
 def leaves(row: Any) -> list[Any]:
-    """Return everything in an object that would be a field of some type."""
+    """Return everything in an object that is sure to be a field of some type."""
     if isinstance(row, dict):
         return [leaf for inner in row.values() for leaf in leaves(inner)]
     if isinstance(row, list):
-        return [leaf for inner in row for leaf in leaves(inner)] or [row]
-    return [row]
+        return [leaf for inner in row for leaf in leaves(inner)]
+    return [] if row is None else [row]
 
 
 @pytest.mark.slow
