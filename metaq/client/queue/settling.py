@@ -206,22 +206,23 @@ class PartitionSettler:
         self._pending: list[Settling] = []
         self._sent: list[Settling] = []
         self._failures = 0
+        self._is_urgent = False
+        """Entries that wait here leave with the next `flush_soon`."""
         self._is_due_later = False
         """A `flush` comes within LATER_S."""
 
     def add(self, entry: Settling) -> None:
         """Have an entry sent by the next `flush`, after all others."""
         self._pending.append(entry)
+        # In order, the next message of a key waits for the settle of the last.
+        if not entry.may_wait or self._parts.is_ordered:
+            self._is_urgent = True
 
     def flush_soon(self) -> None:
-        """Send what has gathered: now, or within LATER_S if no one waits for it.
-
-        In order, the next message of a key waits for the settle of the last.
-        """
-        pending, is_ordered = self._pending, self._parts.is_ordered
-        if not pending or is_ordered or not all(one.may_wait for one in pending):
+        """Send what has gathered: now, or within LATER_S if no one waits for it."""
+        if self._is_urgent:
             self.flush()
-        elif not self._is_due_later:
+        elif self._pending and not self._is_due_later:
             self._is_due_later, loop = True, asyncio.get_running_loop()
             loop.call_at((loop.time() // LATER_S + 1) * LATER_S, self._flush_later)
 
@@ -236,6 +237,7 @@ class PartitionSettler:
             return
         sent = self._sent = self._pending[:ENTRIES_MAX]
         self._pending = self._pending[ENTRIES_MAX:]
+        self._is_urgent = bool(self._pending)
         entries = [
             (one.held.offset, one.held.delivery, one.verb, one.argument, one.text)
             for one in sent
@@ -304,7 +306,7 @@ class PartitionSettler:
             if isinstance(error, in_doubt):
                 for one in sent:
                     one.is_in_doubt = True
-            self._pending = [*sent, *self._pending]
+            self._pending, self._is_urgent = [*sent, *self._pending], True
             delay_s = RECLAIM_BACKOFF.delay_s(self._failures)
             asyncio.get_running_loop().call_later(delay_s, self.flush)
             return
