@@ -2,7 +2,7 @@
 
 Every error names its subject and both numbers ("expected ... got ..."), with topic,
 partition, offset, file and position where they exist. `OSError` never leaves `fs`
-and `storage`, kazoo's exceptions never leave `zk/_kazoo.py`, and `struct.error`,
+and `storage`, kazoo's exceptions never leave `zk/coordinator.py`, and `struct.error`,
 `UnicodeDecodeError` and `ValueError` from foreign bytes never leave `record` and
 `protocol`.
 """

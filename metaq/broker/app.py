@@ -103,7 +103,7 @@ from metaq.txn.coordinator import TransactionCoordinator
 from metaq.txn.figures import TransactionLimits
 from metaq.txn.journal import Journal
 from metaq.txn.opening import JournalOpening, OpenedJournal
-from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.coordinator import ZooKeeperCoordinator
 from metaq.zk.plan import BrokerSnapshot
 from metaq.zk.session import Coordinator
 
@@ -487,7 +487,7 @@ class Broker(Service):
         if problem := host_problem(self._config, self._address):
             _log.warning("loopback advertised: %s", problem)
             self.control.host_problem = problem
-        coordinator = self._coordinator or KazooCoordinator(
+        coordinator = self._coordinator or ZooKeeperCoordinator(
             zookeeper.connect,
             session_timeout_ms=zookeeper.session_timeout_ms,
             clock=self._clock,

@@ -22,13 +22,12 @@ from typing import Final
 from metaq.broker.topics import ServedExchange
 from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig
-from metaq.errors import DataMissingError
+from metaq.errors import ConfigError, DataMissingError
 from metaq.lifecycle import Service
 from metaq.model import BrokerAddress, is_internal
 from metaq.net.dial import LOOPBACK, own_host
 from metaq.retry import Backoff, retry
 from metaq.storage.log_manager import LogManager
-from metaq.zk._kazoo_client import server_hosts
 from metaq.zk.errors import PayloadError
 from metaq.zk.paths import BrokerRole, NodePaths, normalize_root
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
@@ -38,6 +37,7 @@ from metaq.zk.registry import (
     RegistrationState,
     RegistrationStatistics,
 )
+from metaq.zk.servers import parse_servers
 from metaq.zk.session import Coordinator
 from metaq.zk.znodes import Node, decode_directories, encode_directories
 
@@ -74,8 +74,8 @@ def find_unknown_hosts(
     if config.system.host_name:
         named.append(("[system] hostName", config.system.host_name))
     if config.zookeeper.is_enabled:
-        with suppress(ValueError):  # the coordinator refuses it
-            hosts = server_hosts(config.zookeeper.connect)
+        with suppress(ConfigError):  # the coordinator refuses it
+            hosts = parse_servers(config.zookeeper.connect).hosts
             named += [("[zookeeper] zk.zkConnect", host) for host in hosts]
     sentences = []
     for setting, host in named:

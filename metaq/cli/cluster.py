@@ -13,9 +13,9 @@ from metaq.clock import Clock
 from metaq.config.topic_rules import compile_topic_pattern
 from metaq.errors import ConfigError, CoordinationError, NoBrokerError
 from metaq.model import TopicPartition
-from metaq.zk._kazoo import KazooCoordinator
-from metaq.zk._kazoo_client import check_hosts
+from metaq.zk.coordinator import ZooKeeperCoordinator
 from metaq.zk.paths import normalize_root
+from metaq.zk.servers import parse_servers
 from metaq.zk.session import Coordinator
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ async def open_session(
     coordinator = (
         make(clock)
         if make
-        else KazooCoordinator(zookeeper, session_timeout_ms=session_ms, clock=clock)
+        else ZooKeeperCoordinator(zookeeper, session_timeout_ms=session_ms, clock=clock)
     )
     coordinator.start()
     try:
@@ -129,7 +129,7 @@ def check_target(target: Target) -> None:
         (lambda text: Client(brokers=[text]), text, "--broker")
         for text in target.brokers
     ] or [
-        (check_hosts, target.zookeeper, "--zookeeper"),
+        (parse_servers, target.zookeeper, "--zookeeper"),
         (normalize_root, target.root, "--zk-root"),
     ]
     for check, text, hint in checks:

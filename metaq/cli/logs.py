@@ -21,7 +21,7 @@ FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 OWN: Final = "metaq.cli."
 RAISED: Final = "metaq.client.consume.consumer_life"
 """Logger whose errors end the command as well, which prints them as its sentence."""
-CHATTY: Final = ("kazoo", "apscheduler", "asyncio", "py4j")
+CHATTY: Final = ("apscheduler", "asyncio", "py4j")
 """Loggers that log every job and packet at INFO."""
 
 

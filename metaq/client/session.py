@@ -76,10 +76,10 @@ from metaq.model import TopicPartition
 from metaq.net.dial import own_host
 from metaq.peer.pool import ConnectionPool
 from metaq.record.flags import Headers
-from metaq.zk._kazoo import KazooCoordinator
-from metaq.zk._kazoo_client import check_hosts
+from metaq.zk.coordinator import ZooKeeperCoordinator
 from metaq.zk.group_definitions import QueueGroupDefinition
 from metaq.zk.paths import NodePaths, normalize_root
+from metaq.zk.servers import parse_servers
 from metaq.zk.session import Coordinator
 
 C = TypeVar("C", bound=Closable)
@@ -142,8 +142,8 @@ class AsyncClient(AsyncBrowsing):
         if brokers is not None:
             self._place = f"brokers {', '.join(map(str, self._addresses))}"
         if zookeeper is not None:
-            check_hosts(zookeeper)
-            self._make_coordinator = lambda clock: KazooCoordinator(
+            parse_servers(zookeeper)
+            self._make_coordinator = lambda clock: ZooKeeperCoordinator(
                 zookeeper,
                 session_timeout_ms=int(self.options.session_timeout_s * 1000),
                 clock=clock,

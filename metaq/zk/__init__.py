@@ -1,1 +1,4 @@
-"""ZooKeeper coordination; kazoo is seen in `_kazoo.py` and `_kazoo_client.py`."""
+"""ZooKeeper coordination.
+
+kazoo, its encoding, is seen in `coordinator.py`, `_connection.py` and `servers.py`.
+"""

@@ -1,6 +1,6 @@
 """ZooKeeper's refusals as errors of our own tree.
 
-kazoo's exceptions are mapped to these in `_kazoo.py` and nowhere else. All of them are
+kazoo's exceptions are mapped to these in `coordinator.py` and nowhere else. All are
 `CoordinationError`s; `retriable` says whether the same call can succeed later with
 nothing changed.
 """

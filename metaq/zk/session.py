@@ -25,10 +25,10 @@ process, session ids might.
     than the last one, or follows LOST.
 
 `Coordinator` is our whole interface to ZooKeeper. It is implemented by
-`_kazoo.KazooCoordinator` and, in memory, by `metaq.testing.zk`; one suite of contract
-tests runs on both.
+`coordinator.ZooKeeperCoordinator` and, in memory, by `metaq.testing.zk`; one suite of
+contract tests runs on both.
 
-Keep in step: `_kazoo.py`, `metaq/testing/zk.py`.
+Keep in step: `coordinator.py`, `metaq/testing/zk.py`.
 """
 
 import enum

@@ -64,7 +64,7 @@ def speak() -> None:
         "metaq.cli.follow",
         "metaq.client.offsets.offset_reset",
         logs.RAISED,
-        "kazoo.x",
+        "apscheduler.x",
     ):
         for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
             text = f"{logging.getLevelName(level)} {name}"
@@ -82,7 +82,7 @@ def test_by_default_errors_are_shown_and_warnings_of_commands(
         "metaq: said WARNING metaq.cli.follow",
         "metaq: said ERROR metaq.cli.follow",
         "metaq: said ERROR metaq.client.offsets.offset_reset",
-        "metaq: said ERROR kazoo.x",
+        "metaq: said ERROR apscheduler.x",
     ]
 
 
@@ -102,7 +102,7 @@ def test_more_is_shown_on_request(
     assert all(line.split()[2:4] == line.split()[5:] for line in lines)
     for name in ("metaq.cli.follow", "metaq.client.offsets.offset_reset", logs.RAISED):
         assert sum(line.endswith(name) for line in lines) == ours
-    assert sum(line.endswith("kazoo.x") for line in lines) == theirs
+    assert sum(line.endswith("apscheduler.x") for line in lines) == theirs
 
 
 @pytest.mark.parametrize("level", [None, logging.DEBUG])

@@ -16,7 +16,7 @@ from metaq.client.metrics import METRICS, PARTITION_SERIES_MAX
 from metaq.client.options import ClientKeywords, ConsumerKeywords, ProducerKeywords
 from metaq.clock import Clock
 from metaq.testing.fake_broker import FakeBroker
-from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.coordinator import ZooKeeperCoordinator
 from tests.brokers import BROKERS, PYTHON
 from tests.docs import reference
 from tests.docs.blocks import ROOT
@@ -129,8 +129,8 @@ def cluster(request: pytest.FixtureRequest, zookeeper: str, seed: int) -> Iterat
         return
     chroot = make_chroot(zookeeper, "metaq-1-4")
 
-    def make(clock: Clock) -> KazooCoordinator:
-        return KazooCoordinator(
+    def make(clock: Clock) -> ZooKeeperCoordinator:
+        return ZooKeeperCoordinator(
             chroot, session_timeout_ms=SESSION_TIMEOUT_MS, clock=clock
         )
 

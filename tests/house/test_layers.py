@@ -171,7 +171,7 @@ NO_ZOOKEEPER = ("client.produce.", "client.consume.")
 
 THIRD_PARTY: dict[str, set[str]] = {
     "configobj": {"config"},
-    "kazoo": {"zk._kazoo", "zk._kazoo_client"},
+    "kazoo": {"zk._connection", "zk.coordinator", "zk.servers"},
     "lark": {"filter.grammar"},
     "apscheduler": {"broker.schedule"},
     "click": {"cli"},

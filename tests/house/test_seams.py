@@ -105,8 +105,8 @@ def test_what_tests_patch_does_not_grow() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "from metaq.zk import _kazoo, session",
-        "from metaq.zk import (\n    session,\n    _kazoo as kazoo,\n)",
+        "from metaq.zk import _connection, session",
+        "from metaq.zk import (\n    session,\n    _connection as link,\n)",
         "thing._name = thing.__name__",
         "thing()\\\n._name()",
         "myself._name = 1",

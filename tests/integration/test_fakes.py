@@ -9,7 +9,7 @@ from metaq.clock import SystemClock
 from metaq.model import BrokerId
 from metaq.testing.fake_broker import FakeBroker
 from metaq.testing.proxy import Proxy
-from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.coordinator import ZooKeeperCoordinator
 from metaq.zk.session import SessionState, SessionStatus
 from tests.client.worlds import parts_of
 from tests.rigs.waiting import until
@@ -35,8 +35,8 @@ def test_a_fake_broker_registers_in_a_real_zookeeper(zookeeper: str) -> None:
                 for number, copies in cluster.brokers.items()
             }
 
-    def make(clock: SystemClock) -> KazooCoordinator:
-        return KazooCoordinator(
+    def make(clock: SystemClock) -> ZooKeeperCoordinator:
+        return ZooKeeperCoordinator(
             zookeeper, session_timeout_ms=SESSION_TIMEOUT_MS, clock=clock
         )
 
@@ -55,7 +55,7 @@ def test_a_proxy_suspends_a_session_and_gives_it_back(zookeeper: str) -> None:
     host, _, port = address.rpartition(":")
 
     async def scenario(proxy: Proxy) -> None:
-        coordinator = KazooCoordinator(
+        coordinator = ZooKeeperCoordinator(
             f"127.0.0.1:{proxy.port}/{root}",
             session_timeout_ms=SESSION_TIMEOUT_MS,
             clock=CLOCK,

@@ -17,7 +17,7 @@ from metaq.errors import SessionLostError
 from metaq.testing.proxy import Proxy
 from metaq.testing.servers import BoundedLoopThread
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
-from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.coordinator import ZooKeeperCoordinator
 from metaq.zk.errors import (
     CoordinationTimeoutError,
     NodeChangedError,
@@ -38,7 +38,7 @@ from metaq.zk.session import (
     WriteNode,
 )
 from tests.integration.conftest import expire_session
-from tests.rigs.inside import kazoo_session
+from tests.rigs.inside import session_identity
 from tests.rigs.waiting import until
 
 CLOCK = SystemClock()
@@ -139,23 +139,23 @@ class RealWorld:
         self.host, _, port = address.partition(":")
         self.port = int(port)
         self.root = slash + root
-        self.proxies: dict[KazooCoordinator, Proxy] = {}
+        self.proxies: dict[ZooKeeperCoordinator, Proxy] = {}
 
-    def coordinator(self) -> KazooCoordinator:
+    def coordinator(self) -> ZooKeeperCoordinator:
         proxy = Proxy(self.host, self.port)
         proxy.start()
         hosts = f"{proxy.address.host}:{proxy.address.port}{self.root}"
-        coordinator = KazooCoordinator(
+        coordinator = ZooKeeperCoordinator(
             hosts, session_timeout_ms=SESSION_TIMEOUT_MS, clock=CLOCK
         )
         self.proxies[coordinator] = proxy
         return coordinator
 
-    async def drop(self, coordinator: KazooCoordinator) -> None:
+    async def drop(self, coordinator: ZooKeeperCoordinator) -> None:
         self.proxies[coordinator].cut()
 
-    async def expire(self, coordinator: KazooCoordinator) -> None:
-        identity = kazoo_session(coordinator)
+    async def expire(self, coordinator: ZooKeeperCoordinator) -> None:
+        identity = session_identity(coordinator)
         await asyncio.to_thread(expire_session, self.hosts, *identity)
 
     def close(self) -> None:

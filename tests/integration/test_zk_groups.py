@@ -20,8 +20,8 @@ from metaq.model import (
     Offset,
     TopicPartition,
 )
-from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.cluster import ClusterWatch
+from metaq.zk.coordinator import ZooKeeperCoordinator
 from metaq.zk.errors import MemberTakenError, NodeChangedError
 from metaq.zk.groups import GroupMembership, Members, read_members, read_owners
 from metaq.zk.offsets import GroupOffsets
@@ -31,7 +31,7 @@ from metaq.zk.registry import BrokerRegistry
 from metaq.zk.session import SessionState
 from metaq.zk.znodes import decode_group_offset
 from tests.integration.conftest import ZooKeeperServer, expire_session
-from tests.rigs.inside import kazoo_session
+from tests.rigs.inside import session_identity
 from tests.rigs.waiting import until
 from tests.zk.watching import wait_topic
 
@@ -55,7 +55,7 @@ def in_s(seconds: float = PATIENCE_S) -> float:
     return CLOCK.monotonic_s() + seconds
 
 
-class MeddledCoordinator(KazooCoordinator):
+class MeddledCoordinator(ZooKeeperCoordinator):
     """One on which something happens before a node is replaced, once."""
 
     before_replace: Callable[[], Awaitable[None]] | None = None
@@ -113,7 +113,7 @@ class Consumer:
 
     async def expire(self) -> None:
         """End the session; the next one comes by itself."""
-        identity = kazoo_session(self.coordinator)
+        identity = session_identity(self.coordinator)
         await asyncio.to_thread(expire_session, self.hosts, *identity)
 
 

@@ -22,13 +22,13 @@ from metaq.clock import SystemClock
 from metaq.errors import CoordinationError
 from metaq.model import BrokerId, TopicPartition
 from metaq.testing.proxy import Proxy
-from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.coordinator import ZooKeeperCoordinator
 from metaq.zk.groups import read_owners
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
 from metaq.zk.session import SessionState
 from metaq.zk.znodes import TopicRegistration, encode_registration
 from tests.integration.conftest import ZooKeeperServer, expire_session
-from tests.rigs.inside import kazoo_session
+from tests.rigs.inside import session_identity
 from tests.rigs.waiting import until
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
@@ -128,14 +128,16 @@ class Member:
         A fence alone does not show that: the owner may win its session back in between.
         """
         version = self.coordinator.status.session_version
-        identity = kazoo_session(self.coordinator)
+        identity = session_identity(self.coordinator)
         await asyncio.to_thread(expire_session, self.hosts, *identity)
         await until(lambda: self.coordinator.status.session_version > version)
 
 
-def coordinator_on(hosts: str, options: ClientOptions = OPTIONS) -> KazooCoordinator:
+def coordinator_on(
+    hosts: str, options: ClientOptions = OPTIONS
+) -> ZooKeeperCoordinator:
     timeout_ms = int(options.session_timeout_s * 1000)
-    return KazooCoordinator(hosts, session_timeout_ms=timeout_ms, clock=CLOCK)
+    return ZooKeeperCoordinator(hosts, session_timeout_ms=timeout_ms, clock=CLOCK)
 
 
 @asynccontextmanager

@@ -18,14 +18,14 @@ from kazoo.exceptions import NoNodeError
 
 from metaq.clock import SystemClock
 from metaq.model import BrokerAddress, BrokerId
-from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.coordinator import ZooKeeperCoordinator
 from metaq.zk.errors import BrokerIdTakenError
 from metaq.zk.paths import BrokerRole, NodePaths
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
 from metaq.zk.registry import BrokerRegistry, RegistrationState
 from metaq.zk.session import SessionState
 from tests.integration.conftest import ZooKeeperServer, expire_session
-from tests.rigs.inside import kazoo_session
+from tests.rigs.inside import session_identity
 from tests.rigs.waiting import until
 from tests.zk.test_registry import catalog_of
 
@@ -109,8 +109,8 @@ async def until_tree(hosts: str, expected: Tree) -> None:
 @asynccontextmanager
 async def broker_on(
     hosts: str, *, session_timeout_ms: int = SESSION_TIMEOUT_MS, **more: Any
-) -> AsyncIterator[tuple[BrokerRegistry, KazooCoordinator]]:
-    coordinator = KazooCoordinator(
+) -> AsyncIterator[tuple[BrokerRegistry, ZooKeeperCoordinator]]:
+    coordinator = ZooKeeperCoordinator(
         hosts, session_timeout_ms=session_timeout_ms, clock=CLOCK
     )
     registry = BrokerRegistry(coordinator, PATHS, clock=CLOCK, **more)
@@ -206,7 +206,7 @@ def test_an_expired_session_is_followed_by_a_full_registration(zookeeper: str) -
     async def scenario() -> None:
         async with broker_on(zookeeper) as (registry, coordinator):
             await registry.register(snapshot_of(*TWO), deadline_s=in_s())
-            identity = kazoo_session(coordinator)
+            identity = session_identity(coordinator)
             await asyncio.to_thread(expire_session, zookeeper, *identity)
             await until(lambda: coordinator.status.session_version >= 2)
             await until_tree(zookeeper, recorded("after_broker_start"))
@@ -270,13 +270,14 @@ def test_a_second_broker_with_our_id_is_refused(zookeeper: str) -> None:
 BROKER_PROGRAM = """
 import asyncio, sys
 from metaq.clock import SystemClock
-from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.coordinator import ZooKeeperCoordinator
 from metaq.zk.registry import BrokerRegistry
 from tests.integration.test_zk_registry import PATHS, TWO, snapshot_of
 
 async def main():
     clock = SystemClock()
-    coordinator = KazooCoordinator(sys.argv[1], session_timeout_ms=60000, clock=clock)
+    hosts = sys.argv[1]
+    coordinator = ZooKeeperCoordinator(hosts, session_timeout_ms=60000, clock=clock)
     registry = BrokerRegistry(coordinator, PATHS, clock=clock)
     coordinator.start()
     registry.start()
@@ -421,7 +422,7 @@ def test_a_frozen_server_blocks_nobody_and_heals(
     run(scenario)
 
 
-async def slowest_turn(coordinator: KazooCoordinator) -> float:
+async def slowest_turn(coordinator: ZooKeeperCoordinator) -> float:
     """Return the seconds of the loop's slowest turn until the server is missed."""
     slowest_s = 0.0
     async with asyncio.timeout(PATIENCE_S):

@@ -15,12 +15,12 @@ from metaq.replication.record import (
     plan_take_out,
 )
 from metaq.replication.set_nodes import Outcome, SetNodes
-from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.coordinator import ZooKeeperCoordinator
 from metaq.zk.paths import NodePaths
 from metaq.zk.session import SessionState
 from tests.integration.conftest import expire_session
 from tests.replication.set_nodes_rig import ALL, BROKER, FIRST, leader, member, shown
-from tests.rigs.inside import kazoo_session
+from tests.rigs.inside import session_identity
 from tests.rigs.waiting import until
 
 CLOCK = SystemClock()
@@ -29,8 +29,8 @@ PATIENCE_S = 60.0
 pytestmark = pytest.mark.zookeeper
 
 
-async def replica_on(hosts: str, replica: int) -> tuple[KazooCoordinator, SetNodes]:
-    client = KazooCoordinator(hosts, session_timeout_ms=20_000, clock=CLOCK)
+async def replica_on(hosts: str, replica: int) -> tuple[ZooKeeperCoordinator, SetNodes]:
+    client = ZooKeeperCoordinator(hosts, session_timeout_ms=20_000, clock=CLOCK)
     client.start()
     await until(lambda: client.status.state is SessionState.CONNECTED)
     return client, SetNodes(client, NodePaths(), BROKER, replica, clock=CLOCK)
@@ -79,7 +79,7 @@ def test_a_set_is_made_led_and_led_on_after_its_session_ended(zookeeper: str) ->
         assert found.shown == {2: shown(2, state=PresenceState.STOPPING)}
         assert found.members == {1: member(4), 2: member(1)}
         # The session ends: its leader node goes, and comes with the next one.
-        await asyncio.to_thread(expire_session, zookeeper, *kazoo_session(client))
+        await asyncio.to_thread(expire_session, zookeeper, *session_identity(client))
         await until(lambda: client.status.session_version == 2)
         out = plan_take_out(claim.record, found.view.version, 3, ALL)
         assert await send(one, 1, out) is Outcome.REFUSED

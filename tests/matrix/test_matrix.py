@@ -25,7 +25,7 @@ from tests.matrix.scene import (
     Scene,
     broker_arguments,
 )
-from tests.rigs.inside import kazoo_session
+from tests.rigs.inside import session_identity
 from tests.rigs.process import BrokerProcess
 from tests.rigs.waiting import wait_until
 
@@ -52,7 +52,7 @@ class Cluster:
 
 def kazoo_of(member: Member) -> tuple[int, bytes]:
     """Return id and password of a member's session."""
-    return kazoo_session(parts_of(member.client).coordinator)
+    return session_identity(parts_of(member.client).coordinator)
 
 
 # -- faults ----------------------------------------------------------------------------

@@ -89,10 +89,10 @@ def wrap_socket(owner: Any, wrap: Callable[[Any], Any]) -> None:
     owner._sock = wrap(owner._sock)
 
 
-def kazoo_session(coordinator: Any) -> tuple[int, bytes]:
+def session_identity(coordinator: Any) -> tuple[int, bytes]:
     """Return id and password of a ZooKeeper session, with which it can be ended."""
-    identity: tuple[int, bytes] = coordinator._client.client_id
-    return identity
+    session = coordinator._session
+    return session.session_id, session.password
 
 
 def hot_puts_of(session: Session) -> HotPuts:

@@ -14,7 +14,7 @@ from metaq.model import Offset
 from metaq.spark.cluster import Cluster
 from metaq.spark.options import WireOptions
 from metaq.testing.embedded import EmbeddedBroker
-from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.coordinator import ZooKeeperCoordinator
 from metaq.zk.session import Coordinator
 from tests.spark.brokers import TOPIC, data_of, numbered, publish, stored, tp
 from tests.spark.test_stream import wait_for
@@ -34,7 +34,9 @@ class RealZooKeeper:
         self.address = address
 
     def coordinator(self, clock: Clock) -> Coordinator:
-        return KazooCoordinator(self.address, session_timeout_ms=20_000, clock=clock)
+        return ZooKeeperCoordinator(
+            self.address, session_timeout_ms=20_000, clock=clock
+        )
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ OF_THE_DRIVER = {
     "metaq.client.cluster.context", "metaq.client.public", "metaq.client.session",
     "metaq.config.load", "metaq.config.settings", "metaq.spark.cluster",
     "metaq.spark.sink.exactly_once", "metaq.spark.source.dead_letters",
-    "metaq.spark.source.facts", "metaq.zk._kazoo",
+    "metaq.spark.source.facts", "metaq.zk.coordinator",
 }  # fmt: skip
 ROWS = StructType([StructField("value", BinaryType())])
 MODULES = "print(*sorted(sys.modules))"

@@ -1,0 +1,607 @@
+"""A session with ZooKeeper: kept alive, made again, asked and watched, on one loop.
+
+Theory of operation. One task keeps a connection to one of the servers
+(`_connection.py`), the next one after each that ends, and greets with the session that
+it had: the server goes on with it, or says that it is over. What a server reports
+becomes events of the `SessionTracker`.
+
+A session counts as alive for LIFE of its time-out after the last answered beat was
+sent, or a greeting that was answered; then it is given up. The server counts from the
+arrival of a request, which is later: so a client knows that it lost its session before
+others see its nodes go. The time-out is the one that the server chose: a server that
+allows less than was asked for would give a member's partitions away while the member
+still relied on its session. A beat is a request every BEAT of the time-out. A
+connection without a word for SILENCE of it is dropped, and the next server tried.
+
+Giving a session up also ends a state that a client cannot detect: a server that came
+back without its data refuses clients that have seen a later transaction than it has,
+for ever, without a word about their sessions. If the session does live on, at a server
+that was away, it is ended when a server is found that knows it: its nodes would be in
+the way of the next session for a whole time-out.
+
+A request is only sent while the session is connected; it does not wait for that.
+
+Keep in step: `session.py`, `watch.py`, `metaq/testing/zk.py`.
+"""
+
+import asyncio
+import itertools
+import logging
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from kazoo import exceptions as kz
+from kazoo.protocol import serialization as jute
+from kazoo.security import OPEN_ACL_UNSAFE
+
+from metaq.clock import Clock
+from metaq.errors import CoordinationError, SessionLostError, SessionSuspendedError
+from metaq.retry import Backoff
+from metaq.zk._connection import ServerConnection, ZooKeeperSession, connect
+from metaq.zk.errors import (
+    CoordinationTimeoutError,
+    NodeChangedError,
+    NodeExistsError,
+    NodeNameError,
+    NodeNotEmptyError,
+    NoNodeError,
+)
+from metaq.zk.paths import require_legal_path
+from metaq.zk.servers import parse_servers
+from metaq.zk.session import (
+    NO_VERSION,
+    Cancel,
+    CheckNode,
+    ChildrenCallback,
+    CreateEphemeral,
+    DataCallback,
+    DeleteNode,
+    Operation,
+    SessionEvent,
+    SessionState,
+    SessionStatus,
+    SessionTracker,
+    StatusCallback,
+    WriteNode,
+)
+from metaq.zk.watch import Watch
+from metaq.zk.znodes import Node
+
+_log = logging.getLogger(__name__)
+
+RECONNECT_BACKOFF: Final = Backoff(first_s=0.2, max_s=5.0)
+"""Pauses between rounds over the servers in which none has answered."""
+# A server that is starting may accept and never greet (ZooKeeper 3.9 does, when a
+# client comes before its data is loaded): with a single server the wait for it must not
+# cost the session.
+GREETINGS_PER_SESSION_TIMEOUT: Final = 3
+GREETING_S_MIN: Final = 0.25
+# Parts of the session time-out; the rest beyond LIFE is for timers that come late.
+BEAT: Final = 1 / 6
+SILENCE: Final = 0.6
+LIFE: Final = 0.9
+WATCH_TIMEOUT_S: Final = 10.0
+# A broker of many topics has thousands of watches, and reads all of them when it comes
+# back; a question that is not about them has to wait for so many answers at most.
+WATCH_READS_AT_ONCE: Final = 64
+# A set that finds no node and a create that finds one may alternate when another client
+# keeps creating and deleting it; this often is coincidence enough.
+SET_OR_CREATE_TRIES: Final = 3
+ANY_VERSION: Final = -1
+"""ZooKeeper's own number for it."""
+EPHEMERAL: Final = 1
+"""Flag of a node that goes with its session."""
+
+T = TypeVar("T")
+
+_MAPPED: Final[tuple[tuple[type[Exception], type[CoordinationError]], ...]] = (
+    (kz.NoNodeError, NoNodeError),
+    (kz.NodeExistsError, NodeExistsError),
+    (kz.BadVersionError, NodeChangedError),
+    (kz.NotEmptyError, NodeNotEmptyError),
+    (kz.BadArgumentsError, NodeNameError),
+    (kz.SessionExpiredError, SessionLostError),
+    (kz.AuthFailedError, SessionLostError),
+    (kz.ConnectionLoss, SessionSuspendedError),
+    (kz.SessionMovedError, SessionSuspendedError),
+    (kz.OperationTimeoutError, SessionSuspendedError),
+)
+
+
+def _map_error(error: BaseException, what: str) -> CoordinationError:
+    for theirs, ours in _MAPPED:
+        if isinstance(error, theirs):
+            return ours(f"{what}: {type(error).__name__}")
+    return CoordinationError(f"{what}: {type(error).__name__} {error}".rstrip())
+
+
+def _node(value: Any) -> Node:
+    data, stat = value
+    return Node(
+        data=data or b"", owner_session_id=stat.ephemeralOwner, version=stat.version
+    )
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return tuple(sorted(value))
+
+
+def _version_after(operation: Operation, result: Any) -> int:
+    """Return the version of a node after an operation that was carried out."""
+    match operation:
+        case CheckNode(_, version) if version is not None:
+            return version
+        case WriteNode(_, _, None) | CreateEphemeral():
+            return 0
+        case WriteNode():
+            return int(result.version)
+    return NO_VERSION
+
+
+def _raise_unfit(operations: Sequence[Operation], results: Sequence[Any]) -> None:
+    """Raise for the first operation that did not fit, if there is one."""
+    for operation, result in zip(operations, results, strict=True):
+        # Those before it are reported as rolled back, those after it as not tried.
+        if isinstance(result, kz.RolledBackError) or not isinstance(result, Exception):
+            continue
+        error = _map_error(result, f"transact {operation.path}")
+        is_write = isinstance(operation, WriteNode) and operation.version is None
+        is_create = is_write or isinstance(operation, CreateEphemeral)
+        if isinstance(error, NodeExistsError) or (
+            isinstance(error, NoNodeError) and not is_create
+        ):
+            raise NodeChangedError(f"{error}, expected {operation}") from result
+        raise error from result
+
+
+class ZooKeeperCoordinator:
+    """The `Coordinator` of real life; see there for lifecycle and errors.
+
+    Concurrency: made, used and stopped on one event loop.
+    """
+
+    def __init__(self, hosts: str, *, session_timeout_ms: int, clock: Clock) -> None:
+        """Prepare a coordinator; nothing is connected before `start`.
+
+        Args:
+            hosts: `host:port,host:port` and optionally `/chroot`, as zk.zkConnect.
+            session_timeout_ms: the wanted time-out; the server may change it.
+            clock: gives meaning to deadlines.
+
+        Raises:
+            ConfigError: `hosts` is not of that form.
+        """
+        servers = parse_servers(hosts)
+        self._hosts, self._root = hosts, servers.root
+        self._count = len(servers.addresses)
+        # Clients of one ensemble do not all begin with the same server.
+        mixed = random.sample(servers.addresses, self._count)
+        self._servers = itertools.cycle(mixed)
+        self._wanted = self._session = ZooKeeperSession(session_timeout_ms)
+        shares = max(self._count, GREETINGS_PER_SESSION_TIMEOUT)
+        self._greeting_s = max(session_timeout_ms / 1000 / shares, GREETING_S_MIN)
+        self._clock = clock
+        self._tracker = SessionTracker()
+        self._listeners: list[StatusCallback] = []
+        self._watches: dict[str, set[Watch[Any]]] = {}
+        """By whole path."""
+        self._watch_reads = asyncio.Semaphore(WATCH_READS_AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._keeper: asyncio.Task[None] | None = None
+        self._connection: ServerConnection | None = None
+        """Over which the session goes on; None: it has none, or there is no session."""
+        self._failures = 0
+        """Attempts to connect since the last answered beat."""
+        self._is_stopped = False
+        self._check: asyncio.TimerHandle | None = None
+        self._beat_at_s = 0.0
+        self._is_beating = False
+
+    # -- session ----------------------------------------------------------------------
+
+    @property
+    def status(self) -> SessionStatus:
+        """The present snapshot of the session."""
+        return self._tracker.status
+
+    def add_listener(self, callback: StatusCallback) -> Cancel:
+        """Call `callback` on the loop with each new status, in order."""
+        self._listeners.append(callback)
+
+        def cancel() -> None:
+            with suppress(ValueError):
+                self._listeners.remove(callback)
+
+        return cancel
+
+    def start(self) -> None:
+        """Begin to connect, and go on trying until `stop`."""
+        self._keeper = self._spawn(self._keep_connected())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work, name=f"zookeeper {self._hosts}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _keep_connected(self) -> None:
+        """Have a connection, and another when it ends; until it is cancelled."""
+        while True:
+            rounds, place = divmod(self._failures, self._count)
+            if rounds and not place:
+                await asyncio.sleep(RECONNECT_BACKOFF.delay_s(rounds))
+            self._failures += 1
+            one = await self._greet(self._session)
+            if one is None:
+                continue
+            if one.session.timeout_ms:
+                self._begin(one)
+                await asyncio.wait([one.ended])
+            else:
+                one.drop("its session is over")
+                self._session = replace(self._wanted, zxid=one.session.zxid)
+                self._apply(SessionEvent.EXPIRED)
+
+    async def _greet(self, session: ZooKeeperSession) -> ServerConnection | None:
+        """Return a connection to the next server, if that greets in time."""
+        host, port = next(self._servers)
+        try:
+            async with asyncio.timeout(self._greeting_s):
+                return await connect(
+                    host, port, session, clock=self._clock, on_event=self._on_event
+                )
+        except Exception as error:  # noqa: BLE001  # no descriptor, thread or memory as well
+            _log.debug("no greeting: server=%s:%d error=%r", host, port, error)
+            return None
+
+    def _begin(self, one: ServerConnection) -> None:
+        """Go on over a connection, with the session that its server has granted."""
+        self._connection, self._session, self._is_beating = one, one.session, False
+        one.ended.add_done_callback(partial(self._on_ended, one))
+        timeout_s = one.session.timeout_ms / 1000
+        self._beat_at_s = max(self._beat_at_s, one.sent_s)
+        self._apply(SessionEvent.ESTABLISHED, one.session.session_id, timeout_s)
+        self._beat(one)
+
+    def _on_ended(self, one: ServerConnection, ended: "asyncio.Future[str]") -> None:
+        """Note the end of a connection, before those who wait for its answers."""
+        if one is self._connection and not self._is_stopped:
+            _log.debug(
+                "connection ended: peer=%s reason=%s", self._hosts, ended.result()
+            )
+            self._connection, self._session = None, one.session
+            self._apply(SessionEvent.DISCONNECTED)
+
+    def _apply(
+        self, event: SessionEvent, session_id: int = 0, timeout_s: float = 0.0
+    ) -> None:
+        status = self._tracker.apply(event, session_id, timeout_s)
+        if status is None:
+            return
+        loop = asyncio.get_running_loop()
+        for callback in tuple(self._listeners):
+            # One callback's failure must not keep the others from being called.
+            loop.call_soon(callback, status)
+        if status.state is SessionState.CONNECTED:
+            for watch in itertools.chain.from_iterable([*self._watches.values()]):
+                watch.refresh()
+        self._schedule_check()
+
+    def _life_left_s(self) -> float:
+        """Return for how long the session is certainly alive."""
+        return self._remaining_s(self._beat_at_s + LIFE * self.status.timeout_s)
+
+    def _schedule_check(self) -> None:
+        if self._check is not None:
+            self._check.cancel()
+        state = self.status.state
+        if state is SessionState.LOST or self._is_stopped:
+            return
+        delay_s = self._life_left_s()
+        if state is SessionState.CONNECTED:
+            delay_s = min(delay_s, BEAT * self.status.timeout_s)
+        loop = asyncio.get_running_loop()
+        self._check = loop.call_later(max(0.0, delay_s), self._check_session)
+
+    def _check_session(self) -> None:
+        """Give up a session that may be over, a connection that is silent; or beat."""
+        one = self._connection
+        if self._life_left_s() <= 0:
+            self._give_up()
+            return
+        if one is not None:
+            silence_s = self._clock.monotonic_s() - one.heard_s
+            if silence_s > SILENCE * self.status.timeout_s:
+                one.drop(f"silent for {silence_s:.1f} s")
+            else:
+                self._beat(one)
+        self._schedule_check()
+
+    def _beat(self, one: ServerConnection) -> None:
+        """Ask whether the session lives, one question at a time."""
+        if self._is_beating:
+            return
+        self._is_beating, sent_s = True, self._clock.monotonic_s()
+
+        def on_answer(answer: "asyncio.Future[Any]") -> None:
+            if answer.exception() is None and one is self._connection:
+                self._is_beating, self._failures = False, 0
+                self._beat_at_s = max(self._beat_at_s, sent_s)
+
+        one.ask(jute.Exists(self._whole("/"), None)).add_done_callback(on_answer)
+
+    def _give_up(self) -> None:
+        """Begin another session; the last one is over, or will be ended."""
+        one, self._connection = self._connection, None
+        last = self._session if one is None else one.session
+        _log.warning(
+            "zookeeper session given up, it may be over: hosts=%s session=%#x",
+            self._hosts,
+            last.session_id,
+        )
+        self._session, self._failures = self._wanted, 0
+        if one is not None:
+            one.drop("its session may be over")
+        self._apply(SessionEvent.EXPIRED)
+        assert self._keeper is not None
+        self._keeper.cancel()
+        self._keeper = self._spawn(self._keep_connected())
+        # After the listeners: what is theirs may go to others with the session.
+        self._spawn(self._end_session(last))
+
+    async def _end_session(self, last: ZooKeeperSession) -> None:
+        """End a session that may live on, as soon as there is a server."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(last.timeout_ms / 1000):
+                failures = 0
+                while (one := await self._greet(last)) is None:
+                    failures += 1
+                    await asyncio.sleep(RECONNECT_BACKOFF.delay_s(failures))
+                await _close(one)
+
+    async def stop(self, *, deadline_s: float) -> None:
+        """Close the session, which removes its ephemeral nodes; never raises."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        if self._check is not None:
+            self._check.cancel()
+        for watch in itertools.chain.from_iterable(self._watches.values()):
+            watch.cancel()
+        if self.status.state is not SessionState.LOST:
+            await self._close_session(deadline_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._connection = None
+        self._apply(SessionEvent.EXPIRED)
+
+    async def _close_session(self, deadline_s: float) -> None:
+        try:
+            async with asyncio.timeout(self._remaining_s(deadline_s)):
+                if self._connection is not None and await _close(self._connection):
+                    return
+        except TimeoutError:
+            pass
+        _log.warning("zookeeper session not closed in time, it will expire")
+
+    # -- requests ---------------------------------------------------------------------
+
+    def _remaining_s(self, deadline_s: float) -> float:
+        return deadline_s - self._clock.monotonic_s()
+
+    def _whole(self, path: str) -> str:
+        """Return a path with the root before it."""
+        return (self._root + path).rstrip("/") or "/"
+
+    async def _ask(self, what: str, path: str, request: Any, deadline_s: float) -> Any:
+        """Send a request of kazoo's and return what kazoo makes of its answer."""
+        require_legal_path(path)
+        return await self._send(what, path, request, deadline_s)
+
+    async def _send(self, what: str, path: str, request: Any, deadline_s: float) -> Any:
+        self.status.require_connected()
+        remaining_s = self._remaining_s(deadline_s)
+        if remaining_s <= 0:
+            raise CoordinationTimeoutError(f"{what} {path}: no time left, not asked")
+        assert self._connection is not None
+        try:
+            async with asyncio.timeout(remaining_s):
+                return await self._connection.ask(request)
+        except TimeoutError as error:
+            raise CoordinationTimeoutError(
+                f"{what} {path}: no answer in time"
+            ) from error
+        except kz.KazooException as error:
+            raise _map_error(error, f"{what} {path}") from error
+
+    async def sync(self, path: str, *, deadline_s: float) -> None:
+        """Wait until the server that answers us has all that was changed before."""
+        await self._ask("sync", path, jute.Sync(self._whole(path)), deadline_s)
+
+    async def get(self, path: str, *, deadline_s: float) -> Node | None:
+        """Return a node, or None when there is none."""
+        request = jute.GetData(self._whole(path), None)
+        try:
+            return _node(await self._ask("get", path, request, deadline_s))
+        except NoNodeError:
+            return None
+
+    async def exists(self, path: str, *, deadline_s: float) -> bool:
+        """Return whether a node exists."""
+        request = jute.Exists(self._whole(path), None)
+        return await self._ask("exists", path, request, deadline_s) is not None
+
+    async def children(self, path: str, *, deadline_s: float) -> tuple[str, ...]:
+        """Return the sorted names of a node's children; () also without the node."""
+        request = jute.GetChildren(self._whole(path), None)
+        try:
+            return _names(await self._ask("children", path, request, deadline_s))
+        except NoNodeError:
+            return ()
+
+    async def create_ephemeral(
+        self, path: str, data: bytes, *, deadline_s: float
+    ) -> None:
+        """Create a node that lives as long as this session; parents as needed."""
+        require_legal_path(path)
+        await self._create(path, data, deadline_s, EPHEMERAL)
+
+    async def set_or_create(self, path: str, data: bytes, *, deadline_s: float) -> None:
+        """Write a persistent node, creating it and its parents as needed."""
+        for _ in range(SET_OR_CREATE_TRIES):
+            with suppress(NoNodeError):
+                await self._set("set", path, data, ANY_VERSION, deadline_s)
+                return
+            with suppress(NodeExistsError):
+                await self._create(path, data, deadline_s)
+                return
+        raise CoordinationError(
+            f"set {path}: created and deleted by others, {SET_OR_CREATE_TRIES} times"
+        )
+
+    async def _set(
+        self, what: str, path: str, data: bytes, version: int, deadline_s: float
+    ) -> None:
+        request = jute.SetData(self._whole(path), data, version)
+        await self._ask(what, path, request, deadline_s)
+
+    async def _create(
+        self, path: str, data: bytes, deadline_s: float, flags: int = 0
+    ) -> None:
+        """Create a node, and what is missing above it: the root, and nothing above."""
+        request = jute.Create(self._whole(path), data, OPEN_ACL_UNSAFE, flags)
+        try:
+            await self._send("create", path, request, deadline_s)
+        except NoNodeError as error:
+            if path == "/":
+                text = f"{error}; create {self._root} of zk.zkConnect first"
+                raise NoNodeError(text) from error
+        else:
+            return
+        with suppress(NodeExistsError):
+            await self._create(path.rpartition("/")[0] or "/", b"", deadline_s)
+        await self._send("create", path, request, deadline_s)
+
+    async def replace(
+        self, path: str, data: bytes, *, version: int | None, deadline_s: float
+    ) -> None:
+        """Write a persistent node, unless it was changed since it was read."""
+        require_legal_path(path)
+        try:
+            if version is None:
+                await self._create(path, data, deadline_s)
+            else:
+                await self._set("replace", path, data, version, deadline_s)
+        except (NodeExistsError, NoNodeError) as error:
+            raise NodeChangedError(f"{error}, expected version {version}") from error
+
+    async def delete(
+        self, path: str, *, version: int | None = None, deadline_s: float
+    ) -> bool:
+        """Delete a node; False when there was none."""
+        number = ANY_VERSION if version is None else version
+        request = jute.Delete(self._whole(path), number)
+        try:
+            await self._ask("delete", path, request, deadline_s)
+        except NoNodeError:
+            return False
+        return True
+
+    async def transact(
+        self, operations: Sequence[Operation], *, deadline_s: float
+    ) -> tuple[int, ...]:
+        """Carry out all operations or none, in one request and one write to disk."""
+        if not operations:
+            return ()
+        for operation in operations:
+            require_legal_path(operation.path)
+        request = jute.Transaction([*map(self._part, operations)])
+        results = await self._ask("transact", operations[0].path, request, deadline_s)
+        _raise_unfit(operations, results)
+        return tuple(map(_version_after, operations, results))
+
+    def _part(self, operation: Operation) -> Any:
+        """Return kazoo's request for an operation of a transaction."""
+        path = self._whole(operation.path)
+        match operation:
+            case CheckNode(_, version):
+                return jute.CheckVersion(
+                    path, ANY_VERSION if version is None else version
+                )
+            case WriteNode(_, data, None):
+                return jute.Create(path, data, OPEN_ACL_UNSAFE, 0)
+            case WriteNode(_, data, version):
+                return jute.SetData(path, data, version)
+            case CreateEphemeral(_, data):
+                return jute.Create(path, data, OPEN_ACL_UNSAFE, EPHEMERAL)
+            case DeleteNode(_, version):
+                return jute.Delete(path, ANY_VERSION if version is None else version)
+
+    # -- watches ----------------------------------------------------------------------
+
+    def watch_children(self, path: str, callback: ChildrenCallback) -> Cancel:
+        """Call `callback` on the loop with the node's children, now and on change."""
+        return self._watch(jute.GetChildren, path, _names, callback)
+
+    def watch_data(self, path: str, callback: DataCallback) -> Cancel:
+        """Call `callback` on the loop with the node's payload, now and on change."""
+        return self._watch(jute.GetData, path, lambda v: _node(v).data, callback)
+
+    def _watch(
+        self,
+        reading: Callable[[str, bool], Any],
+        path: str,
+        convert: Callable[[Any], T],
+        callback: Callable[[T | None], None],
+    ) -> Cancel:
+        require_legal_path(path)
+        whole = self._whole(path)
+        read_it, look_for_it = reading(whole, True), jute.Exists(whole, True)
+
+        async def read_now() -> T | None:
+            deadline_s = self._clock.monotonic_s() + WATCH_TIMEOUT_S
+            # Reading a missing node sets no watch, asking for its existence does; it
+            # may come to life between the two, hence the loop.
+            while True:
+                with suppress(NoNodeError):
+                    return convert(await self._ask("watch", path, read_it, deadline_s))
+                found = await self._ask("watch", path, look_for_it, deadline_s)
+                if found is None:
+                    return None
+
+        async def read() -> T | None:
+            async with self._watch_reads:
+                return await read_now()
+
+        def cancel() -> None:
+            watches = self._watches.get(whole, set())
+            watches.discard(watch)
+            if not watches:
+                self._watches.pop(whole, None)
+            watch.cancel()
+
+        watch = Watch(path, read, callback)
+        self._watches.setdefault(whole, set()).add(watch)
+        watch.refresh()
+        return cancel
+
+    def _on_event(self, path: str) -> None:
+        """Have the watches of a node look again."""
+        for watch in tuple(self._watches.get(path, ())):
+            watch.refresh()
+
+
+async def _close(one: ServerConnection) -> bool:
+    """End the session of a connection; return whether the server has said so."""
+    try:
+        await one.ask(jute.CloseInstance)
+    except kz.KazooException:
+        return False
+    finally:
+        one.drop("its session was closed")
+    return True

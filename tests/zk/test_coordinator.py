@@ -1,0 +1,270 @@
+"""A session over servers that do what a test says; what real ones do is tested in
+`tests/integration`.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from metaq.clock import SystemClock
+from metaq.errors import SessionSuspendedError
+from metaq.zk.coordinator import ZooKeeperCoordinator
+from metaq.zk.session import SessionState
+from tests.rigs.waiting import until
+from tests.zk.scripted_server import (
+    PASSWORD,
+    Greeted,
+    Link,
+    ScriptedServer,
+    greeting,
+    scripted_server,
+)
+
+CLOCK = SystemClock()
+SHORT_MS, LONG_MS = 600, 60_000
+
+
+def in_s(seconds: float = 30.0) -> float:
+    return CLOCK.monotonic_s() + seconds
+
+
+def coordinator_on(*servers: ScriptedServer) -> ZooKeeperCoordinator:
+    hosts = ",".join(f"127.0.0.1:{one.port}" for one in servers)
+    return ZooKeeperCoordinator(hosts, session_timeout_ms=LONG_MS, clock=CLOCK)
+
+
+async def connected(coordinator: ZooKeeperCoordinator, version: int = 1) -> None:
+    """Wait until a session is connected, the one with this number."""
+    await until(
+        lambda: (
+            coordinator.status.state is SessionState.CONNECTED
+            and coordinator.status.session_version == version
+        )
+    )
+
+
+async def grant(server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
+    """Grant a session that does not end by itself."""
+    await server.grant(link, LONG_MS, 0x51)
+
+
+async def refuse(_server: ScriptedServer, _link: Link, _greeted: Greeted) -> None:
+    """Close at once, as a server does that has not seen what its client has."""
+
+
+async def garble(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
+    link.send(b"?")
+
+
+async def mute(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
+    await link.reader.read()
+
+
+Act = Callable[[ScriptedServer, Link, Greeted], Awaitable[None]]
+
+
+def in_turn(*acts: Act) -> Act:
+    """Do one thing after the other with the connections; the last one for the rest."""
+
+    async def script(server: ScriptedServer, link: Link, greeted: Greeted) -> None:
+        number = min(server.connection_count, len(acts))
+        await acts[number - 1](server, link, greeted)
+
+    return script
+
+
+@pytest.mark.parametrize("act", [refuse, garble])
+def test_a_server_that_does_not_greet_is_asked_again(act: Act) -> None:
+    """Also where its answer cannot be read; later and later, not in a busy loop."""
+
+    async def scenario() -> None:
+        async with scripted_server(in_turn(*[act] * 3, grant)) as server:
+            coordinator = coordinator_on(server)
+            begun_s = CLOCK.monotonic_s()
+            coordinator.start()
+            await connected(coordinator)
+            # Pauses of at least half of 0.2, 0.4 and 0.8 s.
+            assert CLOCK.monotonic_s() - begun_s > 0.6
+            assert server.connection_count == 4
+            await coordinator.stop(deadline_s=in_s())
+
+    asyncio.run(scenario())
+
+
+def test_a_mute_server_does_not_keep_the_others_from_being_asked() -> None:
+    async def scenario() -> None:
+        async with scripted_server(mute) as bad, scripted_server(grant) as good:
+            hosts = f"127.0.0.1:{bad.port},127.0.0.1:{good.port}"
+            for _ in range(3):  # whichever it begins with
+                coordinator = ZooKeeperCoordinator(
+                    hosts, session_timeout_ms=SHORT_MS, clock=CLOCK
+                )
+                coordinator.start()
+                await connected(coordinator)
+                await coordinator.stop(deadline_s=in_s())
+            assert good.closed_sessions == [0x51] * 3
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_connection_is_made_again_with_the_same_session() -> None:
+    """Password and last transaction are those that its server gave."""
+
+    async def once(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
+        link.send(greeting(LONG_MS, 0x51))
+        beat = asyncio.create_task(link.serve(zxid=99))
+        await released.wait()
+        beat.cancel()
+
+    async def scenario() -> None:
+        async with scripted_server(in_turn(once, grant)) as server:
+            coordinator = coordinator_on(server)
+            states: list[str] = []
+            coordinator.add_listener(lambda status: states.append(status.state.value))
+            coordinator.start()
+            await connected(coordinator)
+            assert not await coordinator.exists("/a", deadline_s=in_s())
+            released.set()
+            await until(lambda: states == ["connected", "suspended", "connected"])
+            assert coordinator.status.session_version == 1
+            assert server.greeted == [
+                Greeted(0, LONG_MS, 0, bytes(16)),
+                Greeted(99, LONG_MS, 0x51, PASSWORD),
+            ]
+            await coordinator.stop(deadline_s=in_s())
+
+    released = asyncio.Event()
+    asyncio.run(scenario())
+
+
+def test_requests_of_a_lost_connection_fail_when_it_is_known_as_lost() -> None:
+    """A caller that hears of it and looks at the status finds it suspended."""
+
+    async def once(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
+        link.send(greeting(LONG_MS, 0x51))
+        await link.receive()  # the beat
+        await link.receive()
+
+    async def scenario() -> None:
+        async with scripted_server(in_turn(once, mute)) as server:
+            coordinator = coordinator_on(server)
+            coordinator.start()
+            await connected(coordinator)
+            with pytest.raises(SessionSuspendedError):
+                await coordinator.get("/a", deadline_s=in_s())
+            assert coordinator.status.state is SessionState.SUSPENDED
+            await coordinator.stop(deadline_s=in_s())
+
+    asyncio.run(scenario())
+
+
+def test_a_session_that_is_over_is_followed_by_another() -> None:
+    """Its server says so in the greeting."""
+
+    async def once(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
+        link.send(greeting(LONG_MS, 0x51))
+
+    async def over(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
+        link.send(greeting(0, 0, bytes(16)))
+        await link.reader.read()
+
+    async def scenario() -> None:
+        async with scripted_server(in_turn(once, over, grant)) as server:
+            coordinator = coordinator_on(server)
+            coordinator.start()
+            await connected(coordinator, version=2)
+            assert [one.session_id for one in server.greeted] == [0, 0x51, 0]
+            await coordinator.stop(deadline_s=in_s())
+
+    asyncio.run(scenario())
+
+
+def test_a_silent_connection_is_left_while_the_session_lives() -> None:
+    """Another server goes on with it: nothing of it is given up."""
+
+    async def silent(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
+        link.send(greeting(3000, 0x51))
+        await link.reader.read()
+
+    async def scenario() -> None:
+        async with scripted_server(in_turn(silent, grant)) as server:
+            coordinator = coordinator_on(server)
+            coordinator.start()
+            await until(lambda: len(server.greeted) == 2)
+            await connected(coordinator)
+            assert server.greeted[1].session_id == 0x51
+            await coordinator.stop(deadline_s=in_s())
+
+    asyncio.run(scenario())
+
+
+def test_a_session_that_is_given_up_is_ended_when_a_server_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its nodes would be in the way of the next one for a whole time-out. The next one
+    claims to have seen nothing: the server may have lost its data.
+    """
+
+    async def script(server: ScriptedServer, link: Link, greeted: Greeted) -> None:
+        if server.connection_count == 1:
+            link.send(greeting(SHORT_MS, 0x51))
+        elif "lost" in states:
+            await server.grant(link, LONG_MS, greeted.session_id or 0x52)
+
+    async def scenario() -> None:
+        async with scripted_server(script) as server:
+            coordinator = coordinator_on(server)
+            coordinator.add_listener(lambda status: states.append(status.state.value))
+            coordinator.start()
+            await connected(coordinator, version=2)
+            await until(lambda: server.closed_sessions == [0x51])
+            assert [one.zxid for one in server.greeted if not one.session_id] == [0, 0]
+            assert "session given up" in caplog.text
+            await coordinator.stop(deadline_s=in_s())
+            assert server.closed_sessions == [0x51, 0x52]
+
+    states: list[str] = []
+    asyncio.run(scenario())
+
+
+def test_a_stop_ends_the_session_or_says_that_it_could_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It waits to its deadline, and not after it."""
+
+    async def stop_on(act: Act) -> ScriptedServer:
+        async with scripted_server(act) as server:
+            coordinator = coordinator_on(server)
+            coordinator.start()
+            await connected(coordinator)
+            await coordinator.stop(deadline_s=in_s(0.1))
+            assert coordinator.status.state is SessionState.LOST
+            await coordinator.stop(deadline_s=in_s())  # is harmless
+        return server
+
+    async def deaf(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
+        link.send(greeting(LONG_MS, 0x51))
+        await link.reader.read()
+
+    caplog.set_level(logging.INFO)
+    assert asyncio.run(stop_on(grant)).closed_sessions == [0x51]
+    assert not caplog.messages
+    asyncio.run(stop_on(deaf))
+    assert caplog.messages == ["zookeeper session not closed in time, it will expire"]
+
+
+def test_a_coordinator_has_no_thread_and_leaves_no_task() -> None:
+    async def scenario() -> None:
+        async with scripted_server(grant) as server:
+            tasks, threads = asyncio.all_tasks(), threading.active_count()
+            coordinator = coordinator_on(server)
+            coordinator.start()
+            await connected(coordinator)
+            assert threading.active_count() == threads
+            await coordinator.stop(deadline_s=in_s())
+            await until(lambda: len(asyncio.all_tasks()) <= len(tasks))
+
+    asyncio.run(scenario())
