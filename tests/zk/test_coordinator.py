@@ -15,10 +15,12 @@ from metaq.zk.coordinator import ZooKeeperCoordinator
 from metaq.zk.session import SessionState
 from tests.rigs.waiting import until
 from tests.zk.scripted_server import (
+    NO_NODE,
     PASSWORD,
     Greeted,
     Link,
     ScriptedServer,
+    answer,
     greeting,
     scripted_server,
 )
@@ -162,10 +164,12 @@ def test_requests_of_a_lost_connection_fail_when_it_is_known_as_lost() -> None:
 
 
 def test_a_session_that_is_over_is_followed_by_another() -> None:
-    """Its server says so in the greeting."""
+    """Its server says so in the greeting. The next one sees nothing older."""
 
     async def once(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
         link.send(greeting(LONG_MS, 0x51))
+        await link.receive()
+        link.send(answer(1, zxid=99, error=NO_NODE))
 
     async def over(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
         link.send(greeting(0, 0, bytes(16)))
@@ -177,6 +181,7 @@ def test_a_session_that_is_over_is_followed_by_another() -> None:
             coordinator.start()
             await connected(coordinator, version=2)
             assert [one.session_id for one in server.greeted] == [0, 0x51, 0]
+            assert [one.zxid for one in server.greeted] == [0, 99, 99]
             await coordinator.stop(deadline_s=in_s())
 
     asyncio.run(scenario())
