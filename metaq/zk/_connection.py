@@ -156,7 +156,7 @@ class ServerConnection(asyncio.Protocol):
         if not self.greeted.done():
             granted, _end = jute.Connect.deserialize(frame, 0)
             self.session = ZooKeeperSession(
-                max(0, granted.time_out),
+                granted.time_out,
                 granted.session_id,
                 granted.passwd,
                 self.session.zxid,

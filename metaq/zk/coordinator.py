@@ -238,7 +238,7 @@ class ZooKeeperCoordinator:
             one = await self._greet(self._session)
             if one is None:
                 continue
-            if one.session.timeout_ms:
+            if one.session.timeout_ms > 0:
                 self._begin(one)
                 await asyncio.wait([one.ended])
             else:
@@ -265,7 +265,6 @@ class ZooKeeperCoordinator:
         timeout_s = one.session.timeout_ms / 1000
         self._beat_at_s = max(self._beat_at_s, one.sent_s)
         self._apply(SessionEvent.ESTABLISHED, one.session.session_id, timeout_s)
-        self._beat(one)
 
     def _on_ended(self, one: ServerConnection, ended: "asyncio.Future[str]") -> None:
         """Note the end of a connection, before those who wait for its answers."""
@@ -273,7 +272,7 @@ class ZooKeeperCoordinator:
             _log.debug(
                 "connection ended: peer=%s reason=%s", self._hosts, ended.result()
             )
-            self._connection, self._session = None, one.session
+            self._connection = None
             self._apply(SessionEvent.DISCONNECTED)
 
     def _apply(
@@ -328,7 +327,7 @@ class ZooKeeperCoordinator:
         self._is_beating, sent_s = True, self._clock.monotonic_s()
 
         def on_answer(answer: "asyncio.Future[Any]") -> None:
-            if answer.exception() is None and one is self._connection:
+            if answer.exception() is None:
                 self._is_beating, self._failures = False, 0
                 self._beat_at_s = max(self._beat_at_s, sent_s)
 
@@ -337,7 +336,7 @@ class ZooKeeperCoordinator:
     def _give_up(self) -> None:
         """Begin another session; the last one is over, or will be ended."""
         one, self._connection = self._connection, None
-        last = self._session if one is None else one.session
+        last = self._session
         _log.warning(
             "zookeeper session given up, it may be over: hosts=%s session=%#x",
             self._hosts,

@@ -91,7 +91,7 @@ def test_frames_come_in_any_pieces(cuts: list[int]) -> None:
         assert here.one.greeted.done()
         first, second = here.one.ask(jute.Exists("/n", None)), here.one.ask(ASK)
         answered = answer(2, zxid=9, fields=struct.pack(">i", 3) + b"/up")
-        feed(answer(1, zxid=8, error=NO_NODE), event("/a"), answered)
+        feed(answer(1, zxid=8, error=NO_NODE), event("/a"), event(""), answered)
         assert (first.result(), second.result()) == (None, "/up")
         assert here.events == ["/a"]
         assert here.one.session == ANSWERED

@@ -38,6 +38,11 @@ def coordinator_on(*servers: ScriptedServer) -> ZooKeeperCoordinator:
     return ZooKeeperCoordinator(hosts, session_timeout_ms=LONG_MS, clock=CLOCK)
 
 
+def task_count() -> int:
+    """Count the tasks of coordinators."""
+    return sum(one.get_name().startswith("zookeeper") for one in asyncio.all_tasks())
+
+
 async def connected(coordinator: ZooKeeperCoordinator, version: int = 1) -> None:
     """Wait until a session is connected, the one with this number."""
     await until(
@@ -147,7 +152,6 @@ def test_requests_of_a_lost_connection_fail_when_it_is_known_as_lost() -> None:
 
     async def once(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
         link.send(greeting(LONG_MS, 0x51))
-        await link.receive()  # the beat
         await link.receive()
 
     async def scenario() -> None:
@@ -179,6 +183,8 @@ def test_a_session_that_is_over_is_followed_by_another() -> None:
         async with scripted_server(in_turn(once, over, grant)) as server:
             coordinator = coordinator_on(server)
             coordinator.start()
+            await connected(coordinator)
+            assert not await coordinator.exists("/a", deadline_s=in_s())
             await connected(coordinator, version=2)
             assert [one.session_id for one in server.greeted] == [0, 0x51, 0]
             assert [one.zxid for one in server.greeted] == [0, 99, 99]
@@ -216,6 +222,8 @@ def test_a_session_that_is_given_up_is_ended_when_a_server_is_back(
     async def script(server: ScriptedServer, link: Link, greeted: Greeted) -> None:
         if server.connection_count == 1:
             link.send(greeting(SHORT_MS, 0x51))
+            await link.receive()
+            link.send(answer(1, zxid=99, error=NO_NODE))
         elif "lost" in states:
             await server.grant(link, LONG_MS, greeted.session_id or 0x52)
 
@@ -224,8 +232,11 @@ def test_a_session_that_is_given_up_is_ended_when_a_server_is_back(
             coordinator = coordinator_on(server)
             coordinator.add_listener(lambda status: states.append(status.state.value))
             coordinator.start()
+            await connected(coordinator)
+            assert not await coordinator.exists("/a", deadline_s=in_s())
             await connected(coordinator, version=2)
             await until(lambda: server.closed_sessions == [0x51])
+            await until(lambda: task_count() == 1)
             assert [one.zxid for one in server.greeted if not one.session_id] == [0, 0]
             assert "session given up" in caplog.text
             await coordinator.stop(deadline_s=in_s())
@@ -241,13 +252,15 @@ def test_a_stop_ends_the_session_or_says_that_it_could_not(
     """It waits to its deadline, and not after it."""
 
     async def stop_on(act: Act) -> ScriptedServer:
+        states: list[str] = []
         async with scripted_server(act) as server:
             coordinator = coordinator_on(server)
+            coordinator.add_listener(lambda status: states.append(status.state.value))
             coordinator.start()
             await connected(coordinator)
             await coordinator.stop(deadline_s=in_s(0.1))
-            assert coordinator.status.state is SessionState.LOST
             await coordinator.stop(deadline_s=in_s())  # is harmless
+        assert states == ["connected", "lost"]
         return server
 
     async def deaf(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
@@ -264,12 +277,13 @@ def test_a_stop_ends_the_session_or_says_that_it_could_not(
 def test_a_coordinator_has_no_thread_and_leaves_no_task() -> None:
     async def scenario() -> None:
         async with scripted_server(grant) as server:
-            tasks, threads = asyncio.all_tasks(), threading.active_count()
+            threads = threading.active_count()
             coordinator = coordinator_on(server)
             coordinator.start()
             await connected(coordinator)
             assert threading.active_count() == threads
+            assert task_count() == 1
             await coordinator.stop(deadline_s=in_s())
-            await until(lambda: len(asyncio.all_tasks()) <= len(tasks))
+            assert task_count() == 0
 
     asyncio.run(scenario())
