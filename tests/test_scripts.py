@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -158,6 +159,18 @@ def test_of_several_interpreters_one_is_taken_that_tests_have_run_on(
     assert f"making .venv with {chosen} (" in done.stderr
     is_newest = chosen == "python3" and versions[0] == "3.14.0"
     assert ("newer than those" in done.stderr) == is_newest
+
+
+def test_the_package_names_the_versions_that_are_preferred() -> None:
+    """Its classifiers are those between the bounds of scripts/install."""
+    script = (ROOT / "scripts" / "install").read_text()
+    low, high = map(int, re.findall(r"^python_minor_m..=(\d+)$", script, re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [each for each in project["classifiers"] if " :: Python :: " in each]
+    assert named == [
+        f"Programming Language :: Python :: 3.{minor}" for minor in range(low, high + 1)
+    ]
+    assert project["requires-python"] == f">=3.{low}"
 
 
 def test_an_interpreter_without_venv_is_told_its_package(machine: Machine) -> None:
