@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,8 +22,7 @@ JAVA = "echo 'openjdk version \"{version}\" 2024-01-01' >&2"
 # Answers what scripts/install asks; `-m venv` copies it into the environment.
 PYTHON = """case "$*" in
 *ensurepip*) exit {no_venv} ;;
-*python_version*) echo 3.11.9 ;;
-*version_info*:2*) echo 3.11 ;;
+*python_version*) echo {version} ;;
 *"-m venv"*) mkdir -p "$4/bin"; cp "$0" "$4/bin/python" ;;
 *"-m pip"*) echo "pip $*" >> "${{0%/bin/python}}/../calls"; exit {pip} ;;
 esac"""
@@ -49,8 +49,16 @@ class Machine:
         path.write_text(f"#!{shutil.which('bash')}\n{script}\n")
         path.chmod(0o755)
 
-    def python(self, *, no_venv: int = 0, pip: int = 0) -> None:
-        self.fake("python3", PYTHON.format(no_venv=no_venv, pip=pip))
+    def python(
+        self,
+        version: str = "3.11.9",
+        *,
+        name: str = "python3",
+        no_venv: int = 0,
+        pip: int = 0,
+    ) -> None:
+        script = PYTHON.format(version=version, no_venv=no_venv, pip=pip)
+        self.fake(name, script)
 
     def java(self, version: str) -> None:
         self.fake("java", JAVA.format(version=version))
@@ -113,14 +121,56 @@ def test_a_machine_without_python_is_told_what_to_install(machine: Machine) -> N
     assert "no Python 3.11 or newer found" in done.stderr
 
 
-def test_a_chosen_interpreter_that_is_too_old_is_refused(machine: Machine) -> None:
+@pytest.mark.parametrize("version", ["2.7.18", "3.10.13", "3.13.0t", "4.0.0"])
+def test_a_chosen_interpreter_that_does_not_fit_is_refused(
+    machine: Machine, version: str
+) -> None:
     """PYTHON is taken at its word or not at all."""
     machine.java("17.0.9")
     machine.python()
-    machine.fake("python2", "exit 1")
-    done = machine.install(PYTHON="python2")
+    machine.python(version, name="chosen")
+    done = machine.install(PYTHON="chosen")
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert "PYTHON=python2" in done.stderr
+    assert "PYTHON=chosen is not" in done.stderr
+    assert not (machine.checkout / ".venv").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("versions", "chosen"),
+    [
+        (["3.12.1", "3.13.0"], "python3"),
+        (["3.10.2", "3.12.1", "3.11.7"], "python3.12"),
+        (["3.14.0", "3.13.0", "3.14.0"], "python3.13"),
+        (["3.13.0t", "3.11.7"], "python3.11"),
+        (["3.14.0", "3.10.2"], "python3"),
+    ],
+)
+def test_of_several_interpreters_one_is_taken_that_tests_have_run_on(
+    machine: Machine, versions: Sequence[str], chosen: str
+) -> None:
+    """The system's own comes first, and a newer one is better than none."""
+    machine.java("17.0.9")
+    machine.python(versions[0])
+    for version in versions[1:]:
+        machine.python(version, name="python" + version.rpartition(".")[0])
+    done = machine.install()
+    assert done.returncode == 0
+    assert f"making .venv with {chosen} (" in done.stderr
+    is_newest = chosen == "python3" and versions[0] == "3.14.0"
+    assert ("newer than those" in done.stderr) == is_newest
+
+
+def test_the_package_names_the_versions_that_are_preferred() -> None:
+    """Its classifiers are those between the bounds of scripts/install."""
+    script = (ROOT / "scripts" / "install").read_text()
+    low, high = map(int, re.findall(r"^python_minor_m..=(\d+)$", script, re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [each for each in project["classifiers"] if " :: Python :: " in each]
+    assert named == [
+        f"Programming Language :: Python :: 3.{minor}" for minor in range(low, high + 1)
+    ]
+    assert project["requires-python"] == f">=3.{low}"
 
 
 def test_an_interpreter_without_venv_is_told_its_package(machine: Machine) -> None:

@@ -258,8 +258,7 @@ class TransactionCoordinator:
             puts: one or more.
             ticket: called when they are journalled.
         """
-        if tx.state is not TxState.IN_USE:
-            tx.state = advance(tx.key, tx.state, TxEvent.PUT)
+        tx.state = TxState.IN_USE
         tx.add(puts)
         count = puts.record_count
         self.counters.put_count += count

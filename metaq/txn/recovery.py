@@ -443,10 +443,10 @@ def locate(
     if 0 <= bound < log_start:
         return None
     position: int = bound if bound >= 0 else end
-    while position + HEADER_BYTES <= end:
-        head = windows.read(batch.log_id, Offset(position), HEADER_BYTES)
-        if len(head) < HEADER_BYTES:
-            break
+    while (
+        len(head := windows.read(batch.log_id, Offset(position), HEADER_BYTES))
+        == HEADER_BYTES
+    ):
         length, _checksum, message_id, _flag = HEADER.unpack(head)
         if length < 0:
             break

@@ -154,7 +154,7 @@ def test_what_a_java_broker_left_prepared_is_restored(
     run(scenario())
     (told,) = [text for text in caplog.messages if text.startswith("journal opened: ")]
     assert f"directory={journal} " in told
-    assert " prepared=1 " in told
+    assert " records=2 commits=0 prepared=1 " in told
 
 
 def test_a_damaged_journal_leaves_a_broker_without_transactions(

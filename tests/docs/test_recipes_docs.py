@@ -14,6 +14,7 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
@@ -241,7 +242,7 @@ def test_a_member_that_was_late_bills_nothing(
         wait_until(
             lambda: len(rows(tmp_path / "bills.db", "SELECT data FROM bills")) == 10
         )
-        with sqlite3.connect(tmp_path / "bills.db") as database:
+        with closing(sqlite3.connect(tmp_path / "bills.db")) as database, database:
             database.execute("UPDATE offsets SET next = next + 100000")
         publish(client, "orders", 10, partition="0-0")
         assert one.end() == 1

@@ -135,13 +135,18 @@ class TransactionBench:
     def open(self) -> None:
         """Recover everything; raises what a start would."""
         self.logs.open()
-        self.ids = IdGenerator(self.clock, 0, self.logs.manager.last_message_id())  # type: ignore[arg-type]
         try:
-            self.opened = JournalOpening(self.fs, self.journal, self.logs.manager).run()
+            found = JournalOpening(self.fs, self.journal, self.logs.manager).run()
         except StorageError:
             self.journal.abandon()
             self.logs.close()
             raise
+        self.go_on(found)
+
+    def go_on(self, found: OpenedJournal) -> None:
+        """Serve transactions, with what an opening has found."""
+        self.opened = found
+        self.ids = IdGenerator(self.clock, 0, self.logs.manager.last_message_id())  # type: ignore[arg-type]
         self.ids.advance_to(self.opened.next_id)
         self.journal.start()
         self.coordinator.restore(self.opened, self._on_settled)
@@ -173,6 +178,7 @@ class TransactionBench:
         self.coordinator.close(lambda: closed.append(True))
         self.run()
         assert closed
+        assert all(worker.is_stopped for worker in self.workers)
         self.logs.close()
 
     def kill(self) -> None:

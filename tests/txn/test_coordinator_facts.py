@@ -75,6 +75,8 @@ def test_a_commit_without_puts_writes_nothing() -> None:
     bench.run()
     assert redo_bytes(bench.fs) == b""
     assert bench.coordinator.views() == []
+    counters = bench.coordinator.counters
+    assert (counters.committed, counters.rolled_back) == (1, 1)
 
 
 def test_a_prepared_transaction_is_restored_with_its_puts() -> None:
@@ -142,9 +144,35 @@ def test_a_put_without_a_begin_is_refused() -> None:
             bench.put(key, A, b"x", "owner")
         assert str(caught.value) == f"{kind} transaction '{key}' has not been started."
     bench.begin(LOCAL, "owner")
+    counters = bench.coordinator.counters
+    assert (counters.begun_local, counters.begun_xa) == (1, 0)
     with pytest.raises(TransactionError, match="has not been started"):
         bench.put(LOCAL, A, b"x", "other")
     assert redo_bytes(bench.fs) == b""
+
+
+def test_a_put_behind_the_end_is_refused() -> None:
+    """So is a change to a partition that has no batch of a commit yet."""
+    bench = opened(FaultyFileSystem())
+    for key, ask in ((LOCAL, bench.commit), (XA, bench.prepare)):
+        bench.begin(key)
+        bench.put(key, A, key.encode())
+        bench.coordinator.require_ended(A)
+        answer = ask(key)
+        with pytest.raises(TransactionError, match="takes no puts"):
+            bench.coordinator.find_for_put(key, None)
+        if key == LOCAL:
+            bench.coordinator.require_ended(B)
+            with pytest.raises(StorageError, match=f"'{key}' is being committed to"):
+                bench.coordinator.require_ended(A)
+        bench.run()
+        assert answer.is_good
+    with pytest.raises(TransactionError):
+        bench.coordinator.find_for_put(XA, None)
+    bench.commit(XA)
+    bench.run()
+    bench.coordinator.require_ended(A)
+    assert bench.payloads() == [LOCAL.encode(), XA.encode()]
 
 
 def test_a_verdict_on_what_has_ended_is_refused() -> None:

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from metaq.errors import TransactionError
+from metaq.errors import NoSpaceError, TransactionError
 from metaq.txn.decisions import DecisionTicket
 from metaq.txn.journal import JournalEntry, Slot
 from metaq.txn.state import HeuristicOutcome
@@ -45,6 +45,23 @@ def test_a_transaction_that_is_finished_just_before_the_close() -> None:
     assert answer.is_good
     bench.close()
     assert opened(bench.fs).payloads() == [b"x" * 200]
+
+
+def test_a_last_step_that_fails_is_logged_and_the_directory_is_free(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Another broker may take it over."""
+    bench = opened(FaultyFileSystem())
+
+    def fail() -> None:
+        raise NoSpaceError("no room")
+
+    closed: list[bool] = []
+    bench.journal.close(fail, lambda: closed.append(True))
+    bench.run()
+    assert closed
+    assert "last step of closing the journal failed: error=no room" in caplog.text
+    bench.fs.lock_directory(JOURNAL).release()
 
 
 def live(bench: TransactionBench) -> list[Answer | PutTicket]:

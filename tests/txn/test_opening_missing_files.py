@@ -248,3 +248,20 @@ def test_whichever_call_finds_no_space_nothing_is_lost(seed: int) -> None:
             again = opened(disk.crash(choose))
             assert sorted(again.coordinator.recover(None)) == sorted(XIDS)
     assert refused
+
+
+def test_a_first_opening_that_was_tried_again_closes_as_others_do() -> None:
+    """Nothing writes to the files of the earlier try."""
+    for spare in range(0, 200, 8):
+        disk = FaultyFileSystem()
+        bench = TransactionBench(disk)
+        bench.logs.open()
+        opening = JournalOpening(disk, bench.journal, bench.logs.manager)
+        disk.set_capacity((1 << 40) - disk.free_bytes(JOURNAL.parent) + spare)
+        with pytest.raises(NoSpaceError):
+            opening.run()
+        disk.set_capacity(1 << 40)
+        bench.go_on(opening.run())
+        prepare(bench, XIDS[0])
+        bench.close()
+        assert bench.coordinator.figures().offline_cause is None, spare

@@ -118,6 +118,9 @@ def test_a_put_record_is_read() -> None:
     assert end == len(PUT_1)
     put = decode_put(PUT_1[-34:])
     assert put == (LogId("test", 1), 0, -1, b"hello")
+    sizes = rf"position 0: expected 1\.\.16 bytes, got {len(PUT_1) - 4}"
+    with pytest.raises(RecordError, match=sizes):
+        decode_record(PUT_1, 0, 20)
 
 
 def test_a_commit_record_is_read_with_its_attachment() -> None:
