@@ -58,7 +58,7 @@ def test_a_requester_that_has_left_stops_no_responder(
             sent = producer.send("prices", b"?", headers=headers)
     with responding(client, lambda message: message.data):
         assert client.request("prices", b"next", timeout=30) == b"next"
-        text = f"not delivered: group=quotes request=prices/0-0@{sent.offset} broker=9 "
+        text = f"group=quotes request={sent.partition}@{sent.offset} broker=9 error="
         wait_until(lambda: text in caplog.text)
 
 
