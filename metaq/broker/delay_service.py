@@ -227,13 +227,15 @@ class DelayService(Service):
             try:
                 if await self.tick():
                     pause_s = BATCH_PAUSE_S
+                if self._problem:
+                    _log.info("delayed messages are delivered again")
                 failures, self._problem = 0, ""
             except MetaqError as error:
                 failures += 1
                 # The deletion is tried again.
                 self._end_drops(list(self._drops), error)
                 pause_s = RETRY.delay_s(failures)
-                if str(error) != self._problem:
+                if not self._problem:  # its figures change with each try
                     _log.error("delayed messages are not delivered: %s", error)
                 self._problem = str(error)
             self._end_follow()

@@ -10,7 +10,7 @@ Everything happens on the loop's thread.
               may have: workers that were cut off come back, and extend what they hold
     serve
     away      an append to `__queues` failed: the queues are dropped from memory, and
-              read again until it works
+              read again, later and later, until one works
 
 A worker is a name, not a connection. Its leases end queueReclaimMs after its
 last connection, unless it is back by then.
@@ -114,6 +114,8 @@ class QueueService(Service):
         """Topics that were deleted before it was read."""
         self._failure = ""
         """Why it could not be read, or written."""
+        self._failures = 0
+        """Times that this was so, without a while in between in which all went well."""
         self._workers: dict[str, _Worker] = {}
         self._names: dict[Answerer, set[str]] = {}
         """Workers of each connection that has any."""
@@ -143,14 +145,18 @@ class QueueService(Service):
         self.spawn(self._run(), name="load")
 
     async def _run(self) -> None:
-        failures = 1 if self._failure else 0
+        """Read what is not in memory: later and later, while that or a write fails."""
         while True:
-            await wait_set(
-                self._load_due, RELOAD.delay_s(failures) if failures else None
-            )
+            calm_s = RELOAD.max_s if self._failures else None
+            if not await wait_set(self._load_due, calm_s):
+                _log.info("queue groups are served again: partition=%s", QUEUES)
+                self._failures = 0
+                continue
             self._load_due.clear()
+            if self._failures:
+                await wait_set(self._load_due, RELOAD.delay_s(self._failures))
+                self._load_due.clear()
             await self._load()
-            failures = failures + 1 if self._failure else 0
 
     async def _load(self) -> None:
         """Read `__queues`, unless it is in memory."""
@@ -166,9 +172,8 @@ class QueueService(Service):
                 self._context.transactions.require_ended(QUEUES)
                 found = (Images(), {}) if log is None else await read_images(log)
             except (StorageError, ClosedError) as error:
-                if term == self._term and self._failure != str(error):
-                    _log.error("queue groups are away: %s", error)
-                    self._failure = str(error)
+                if term == self._term:
+                    self._note_away(error)
                 return
             if term != self._term:
                 return
@@ -223,7 +228,7 @@ class QueueService(Service):
             return
         self._is_leading, self._is_found = is_leading, False
         self._term += 1
-        self._failure, self._content = "", None
+        self._failure, self._failures, self._content = "", 0, None
         self._dropped.clear()
         for group in self._groups.values():
             self.takers.refuse_all(group, self._refusal(group.definition.topic, -1))
@@ -264,11 +269,18 @@ class QueueService(Service):
         """Drop all queues from memory: their state is not stored."""
         if self._content is None:
             return
-        _log.error("queue groups are read again: partition=%s error=%s", QUEUES, error)
-        self._content, self._failure = None, str(error)
+        self._content = None
+        self._note_away(error)
         for group in self._groups.values():
             for queue in [*group.queues.values()]:
                 self._forget(group, queue)
+
+    def _note_away(self, error: MetaqError) -> None:
+        """Have `__queues` read again, after a pause."""
+        if not self._failures:
+            _log.error("queue groups are away: partition=%s error=%s", QUEUES, error)
+        self._failure = str(error)
+        self._failures += 1
         self._load_due.set()
 
     # -- definitions and topics

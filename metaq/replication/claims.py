@@ -136,9 +136,10 @@ class Claims:
                         return
                     waiting.remove(member)
                 except (MetaqError, TimeoutError) as error:
-                    if causes.get(member) != str(error):
-                        _log.warning("replica %d did not answer: %s", member, error)
-                    causes[member] = str(error)
+                    cause = str(error) or f"waited {MERGE_TIMEOUT_S:g} s"
+                    if causes.get(member) != cause:
+                        _log.warning("replica %d did not answer: %s", member, cause)
+                    causes[member] = cause
             await asyncio.sleep(ASK_AGAIN_S)
 
     async def _take_note(self, member: int, found: Merged) -> bool:

@@ -593,6 +593,8 @@ class ReplicaNode(Service):
     def refusal(self) -> NotLeaderError:
         """Return why it takes no puts, and where the leader is."""
         leader = self.seen.leader_address if self.seen else ""
+        if leader == self._served.address:
+            leader = ""  # it leads no more, or not yet
         where = f"the leader is {leader}" if leader else "there is no leader now"
         return NotLeaderError(f"replica {self.id} does not lead its set: {where}")
 

@@ -36,9 +36,10 @@ SEARCH_BYTES: Final = 4 << 20
 SEARCH_PAYLOAD_BYTES_MAX: Final = 1 << 20
 """Longer payloads are not found by the search, which keeps it fast."""
 
-MTIME_LAG_MS: Final = 10
+MTIME_LAG_MS: Final = 1_000
 """Longest time by which a file's time of change, moved by kernel ticks of 10 ms, may
-lie before the clock that stamped its bytes."""
+lie before the clock that stamped its bytes: a tick of a machine that is not given its
+processors comes late."""
 
 _UNLIMITED: Final = 1 << 63
 

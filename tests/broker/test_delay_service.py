@@ -4,16 +4,20 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
+
 from metaq.broker.app import Broker
+from metaq.broker.delay_service import DelayService
 from metaq.broker.delay_status import list_scheduled
 from metaq.broker.handlers.stats import handle_version
-from metaq.errors import StorageError
+from metaq.errors import NoSpaceError, StorageError
 from metaq.protocol import texts
 from metaq.protocol.commands import Cancel, ListScheduled
-from tests.broker.delay_rig import DelayRig, ask, mput_of
+from tests.broker.delay_rig import DelayRig, SteppedDelays, ask, mput_of
 from tests.broker.queue_worker import stored
 from tests.rigs.broker import Peer, running_broker
 from tests.rigs.fs import keep_all
+from tests.rigs.virtual_time import run_virtually
 from tests.rigs.waiting import until
 
 
@@ -192,6 +196,42 @@ def test_a_full_disk_delays_and_loses_nothing() -> None:
         await rig.kill()
 
     asyncio.run(main())
+
+
+class _FullForAWhile(SteppedDelays):
+    """Ticks by itself, on a disk whose room changes while it is too little."""
+
+    on_start = DelayService.on_start
+    ticks = 0
+
+    async def tick(self) -> int:
+        self.ticks += 1
+        if self.ticks < 5:
+            raise NoSpaceError(f"low on space: got {self.ticks}")
+        return 0
+
+
+def test_what_keeps_messages_waiting_is_logged_once_and_so_is_its_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also where the error has other figures at each try; the alarm has the newest."""
+
+    async def main() -> None:
+        rig = DelayRig(make=_FullForAWhile)
+        await rig.service.start()
+        await asyncio.sleep(1)
+        (problem,) = rig.service.status().problems
+        assert problem.startswith("delayed messages are not delivered: low on space")
+        await asyncio.sleep(60)
+        assert rig.service.status().problems == ()
+        await rig.service.stop()
+
+    caplog.set_level("INFO", "metaq.broker.delay_service")
+    run_virtually(main())
+    assert [record.getMessage() for record in caplog.records] == [
+        "delayed messages are not delivered: low on space: got 1",
+        "delayed messages are delivered again",
+    ]
 
 
 def test_without_a_journal_nothing_is_delivered_by_half() -> None:

@@ -98,3 +98,33 @@ def test_what_comes_while_the_service_stops_is_refused_and_does_not_fail_it() ->
         await rig.kill()
 
     run_virtually(scenario())
+
+
+def test_states_that_are_not_written_are_read_again_later_and_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A disk that stays full is named once, and costs a few readings."""
+
+    async def scenario() -> None:
+        definition = QueueGroupDefinition(topic="test", dead_letter_topic=None)
+        rig = await QueueRig(FaultyFileSystem(), LoopClock(), definition).start()
+        session = QueueSession(rig)
+        got = await give_one(rig, session)
+        entries = encode_settlements([got.says(SettleVerb.ACK)])
+        rig.fs.set_capacity(rig.fs.used_bytes())
+        for opaque in range(300):
+            settle: Any = Settle("test", GROUP, 0, 1, entries, 3 + opaque, "w")
+            assert (await ask(rig, session, settle)).status in (500, 503)
+            await asyncio.sleep(0.1)
+        assert rig.service.fail_count <= 10
+        rig.fs.set_capacity(1 << 40)
+        await asyncio.sleep(30)
+        assert rig.service.problems() == ()
+        assert len(await take(rig, session, 1000)) == 1
+        await rig.kill()
+
+    caplog.set_level("INFO", "metaq.broker.queue_service")
+    run_virtually(scenario())
+    away, again = (record.getMessage() for record in caplog.records)
+    assert away.startswith("queue groups are away: partition=__queues-0 error=")
+    assert again == "queue groups are served again: partition=__queues-0"

@@ -295,9 +295,12 @@ def test_a_member_that_refuses_is_asked_again_until_it_answers(
 
 
 def test_a_member_that_hangs_is_gone_without(
-    merges: Merges, monkeypatch: pytest.MonkeyPatch
+    merges: Merges, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The others are asked all the same; so is one without an address."""
+    """The others are asked all the same; so is one without an address.
+
+    The log has a cause.
+    """
     monkeypatch.setattr(claims, "MERGE_TIMEOUT_S", 0.01)
     merges.found = {"host3": Merged(MessageId(7), is_short=False)}
 
@@ -308,6 +311,8 @@ def test_a_member_that_hangs_is_gone_without(
         assert merges.asked[:2] == ["host1", "host3"]
 
     run(MERGING, scenario)
+    texts = [record.getMessage() for record in caplog.records]
+    assert "replica 1 did not answer: waited 0.01 s" in texts
 
 
 def test_a_claimer_that_lacks_committed_bytes_gives_up(merges: Merges) -> None:

@@ -216,6 +216,18 @@ def test_a_follower_names_the_leader_to_producers() -> None:
     run(scenario)
 
 
+def test_a_replica_that_refuses_puts_does_not_send_producers_to_itself() -> None:
+    """Its node is there before it leads, and for a moment after it has ended."""
+
+    async def scenario(rig: Replicas) -> None:
+        leader = rig.leader()
+        assert str(rig[leader].node.refusal()) == (
+            f"replica {leader} does not lead its set: there is no leader now"
+        )
+
+    run(scenario)
+
+
 def test_a_port_that_is_open_before_the_set_was_asked_takes_no_put() -> None:
     """A log without a number would be made, which the set cannot follow."""
 

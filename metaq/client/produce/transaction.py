@@ -163,7 +163,8 @@ class AsyncTransaction(TransactionSends):
             LeaseLostError: another delivery has it; the transaction has failed.
             QueueGroupError: its group was deleted; the transaction has failed.
             TransactionRolledBackError: the broker has rolled it back: its time is over.
-            TransactionError: none is open, or it is at another broker; nothing changed.
+            TransactionError: none is open, or it is at another broker, where what was
+                sent before the ack went; nothing changed.
             TypeError: it is no message of a queue.
             MetaqError: the transaction has failed.
 
@@ -180,7 +181,8 @@ class AsyncTransaction(TransactionSends):
             if bound is not None and bound.broker_id != broker_id:
                 raise TransactionError(
                     f"{held}: it is of broker {broker_id}, and transaction {self.id} of"
-                    f" {bound.where}: handle it in a transaction that begins there"
+                    f" {bound.where}: begin one with this ack, and what it sends goes"
+                    " there, too"
                 )
             branch = await self._connect(broker_id, deadline_s)
             with self._failing():

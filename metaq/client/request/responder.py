@@ -154,9 +154,16 @@ class AsyncResponder:
         try:
             await insist(context, send, deadline_s)
         except NotFoundError:
-            _log.debug("requester has left: %s", address)
+            _log.debug("requester has left: mailbox=%s", address.mailbox)
         except MetaqError as error:
-            _log.warning("reply was not delivered: %s: %s", address, error)
+            _log.warning(
+                "reply was not delivered: group=%s request=%s@%d broker=%d error=%s",
+                self.queue.group,
+                message.partition,
+                message.offset,
+                address.broker_id,
+                error,
+            )
 
     async def close(self, timeout: float | None = None) -> None:
         """Handle no more requests; see `AsyncQueue.close`."""

@@ -158,7 +158,7 @@ def test_wrong_uses_are_refused_in_a_sentence(
             tx.ack("x")
         tx.send("far", b"x")
         text = r"single/0-0: message at offset 0: it is of broker 0, and .* of broker 1"
-        with pytest.raises(TransactionError, match=text):
+        with pytest.raises(TransactionError, match=text + ": begin one with this ack"):
             tx.ack(first)
         tx.commit()
         with pytest.raises(TransactionError, match="has ended"):
@@ -172,6 +172,24 @@ def test_wrong_uses_are_refused_in_a_sentence(
             foreign.transaction().ack(second)
     with client.producer() as producer, pytest.raises(ClosedError):
         producer.transaction().ack(second)
+
+
+def test_what_is_sent_after_an_ack_goes_to_the_broker_of_the_message(
+    client: Any, broker: EmbeddedBroker
+) -> None:
+    """Each partition of its topic at another broker is passed over."""
+    send(client, "single", b"a")
+    far = embedded_broker(
+        topics={"dead": 4}, zookeeper=broker.zookeeper, settings={"brokerId": "1"}
+    )
+    with far, client.producer() as producer, client.queue("single", **DROP) as queue:
+        wait_until(lambda: len(client.partitions("dead")) == 5)
+        message = queue.receive(WAIT_S)
+        with producer.transaction() as tx:
+            tx.ack(message)
+            for number in range(9):
+                tx.send("dead", b"%d" % number)
+        assert [each.partition.name for each in client.browse("dead")] == ["0-0"] * 9
 
 
 def test_an_ack_whose_group_was_deleted_says_so_as_any(client: Any) -> None:

@@ -43,16 +43,23 @@ def open_count(client: Any) -> int:
     return sum(each.open_count for each in described.queues)
 
 
-def test_a_requester_that_has_left_stops_no_responder(client: Any) -> None:
-    """Its mailbox is gone, or its broker: the next request is answered."""
+def test_a_requester_that_has_left_stops_no_responder(
+    client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its mailbox is gone, or its broker: the next request is answered.
+
+    Of a broker that is away the log says so, and names the request.
+    """
     gone = ReplyAddress(BrokerId(0), "f" * 32, 1)
     away = ReplyAddress(BrokerId(9), "f" * 32, 1)
     with client.producer() as producer:
         for each in (gone, away):
-            headers = {**dict(each.headers()), "expires-in": b"300"}
-            producer.send("prices", b"?", headers=headers)
+            headers = {**dict(each.headers()), "expires-in": b"2000"}
+            sent = producer.send("prices", b"?", headers=headers)
     with responding(client, lambda message: message.data):
         assert client.request("prices", b"next", timeout=30) == b"next"
+        text = f"group=quotes request={sent.partition}@{sent.offset} broker=9 error="
+        wait_until(lambda: text in caplog.text)
 
 
 def test_two_responders_share_the_requests(client: Any, broker: EmbeddedBroker) -> None:
