@@ -479,9 +479,10 @@ class QueueService(Service):
             queue.state.leave_bound()
         reclaim = None
         is_known, image.is_idle = is_new or image.is_idle, False
-        if not is_known and self.now().mono_ms < self._reclaims_until_ms:
+        until_ms = self._reclaims_until_ms
+        if self.now().mono_ms < until_ms and (not is_known or image.kept()):
             end = self._reclaim_ends.get(log.log_id, log.next_offset)
-            reclaim = Reclaim(end, self._reclaims_until_ms)
+            reclaim = Reclaim(end if not is_known else Offset(0), until_ms)
         state = QueueState(
             rules,
             image,

@@ -20,7 +20,8 @@ puts of the transaction, none of the state.
 
 What was in the log at a restart is READY, and not *queued* to be given out, until the
 `reclaim` time is over: workers come back, and extend what they have. What was appended
-since was given out by no earlier life, and waits for nothing.
+since was given out by no earlier life, and waits for nothing. A life that ended in
+peace has said what they have, and only that waits.
 
 With order by key a message is READY, and not *queued* to be given out, while an earlier
 one has its key that is open, or done and not stored as that. A message whose lease
@@ -40,7 +41,14 @@ from metaq.model import Offset, SizeBytes
 from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, SettleVerb, Word
 from metaq.queues.leases import At, Lease, LeaseTable, OpenBound, OpenMessage, Reclaim
 from metaq.queues.rules import INCARNATION_SHIFT, Now, QueueRules
-from metaq.queues.state_log import Change, Done, DoneRanges, QueueImage, Returned
+from metaq.queues.state_log import (
+    KEPT_DUE_MS,
+    Change,
+    Done,
+    DoneRanges,
+    QueueImage,
+    Returned,
+)
 
 PASSED_BYTES_MAX: Final = 16 << 20
 """So much is passed over before it is a change by itself: a restart looks again."""
@@ -136,6 +144,8 @@ class QueueState:
         self.reclaim = reclaim
         """None when its time is over."""
         self._reclaim_end = Offset(0) if reclaim is None else reclaim.end
+        self._kept = frozenset[Offset]() if reclaim is None else image.kept()
+        """Messages that workers of the last life have, which said so."""
         self.incarnation: Final = image.incarnation
         """Number of this life, 1 or more."""
         self._first_life = image.first_life
@@ -259,13 +269,13 @@ class QueueState:
         self.bound.count += 1
         if lock is not None:
             self._keys.setdefault(lock, []).append(offset)
-        if before is not None and before.due_ms > now.wall_ms:
+        if before is not None and now.wall_ms < before.due_ms != KEPT_DUE_MS:
             message.at = At.DELAYED
             left_ms = before.due_ms - now.wall_ms
             if before.delivery:
                 left_ms = min(left_ms, before.left_ms)
             self._delays.set(offset, now.mono_ms + left_ms)
-        elif lock is None and not count and offset >= self._reclaim_end:
+        elif lock is None and before is None and offset >= self._reclaim_end:
             # Nearly always. As `_queue` does it.
             message.heap = self._queued
             heapq.heappush(message.heap, offset)
@@ -591,7 +601,7 @@ class QueueState:
     def on_time(self, now: Now) -> None:
         """End the leases, the delays and the reclaim time that are over."""
         if self.reclaim is not None and self.reclaim.until_ms <= now.mono_ms:
-            self.reclaim, self._reclaim_end = None, Offset(0)
+            self.reclaim, self._reclaim_end, self._kept = None, Offset(0), frozenset()
             for message in self._open.values():
                 if message.at is At.READY:
                     self._queue(message)
@@ -629,6 +639,14 @@ class QueueState:
         done = DoneRanges(self._done.ranges())
         return QueueImage(self.floor, done, returned, self.incarnation)
 
+    def leased(self) -> list[Returned]:
+        """Return what the next life is to keep for its workers."""
+        return [
+            Returned(at, one.size_bytes, one.count - 1, KEPT_DUE_MS, one.delivery - 1)
+            for at, one in self._open.items()
+            if one.at is At.LEASED
+        ]
+
     # -- changes of one message
 
     def _queue(self, message: OpenMessage) -> None:
@@ -636,11 +654,12 @@ class QueueState:
 
         One that a worker of an earlier life may have is, when the reclaim time is over.
         """
-        is_free = message.offset >= self._reclaim_end and message.heap is None
-        if is_free and self._is_first(message):
+        at = message.offset
+        is_free = at >= self._reclaim_end and at not in self._kept
+        if is_free and message.heap is None and self._is_first(message):
             is_alone = message.silent_count >= ALONE_COUNT
             message.heap = self._alone if is_alone else self._queued
-            heapq.heappush(message.heap, message.offset)
+            heapq.heappush(message.heap, at)
             self.ready_count += 1
 
     def _is_first(self, message: OpenMessage) -> bool:
