@@ -168,6 +168,11 @@ class QueueGroups(Protocol):
     def problems(self) -> tuple[str, ...]:
         """Return one sentence for each thing that needs an operator's attention."""
 
+    async def skip_damage(
+        self, topic: str, group: str, partition: int, agreed: tuple[int, int] | None
+    ) -> dict[str, object]:
+        """Show the damage that a queue is at, or pass over it; raises MetaqError."""
+
     def require_read(self) -> None:
         """Raise UnavailableError where `lines` would lack queues."""
 

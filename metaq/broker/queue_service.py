@@ -37,6 +37,7 @@ from metaq.broker.queue_letters import Letters, stored_letters
 from metaq.broker.queue_log import QUEUES, read_images
 from metaq.broker.queue_part import ServedQueue
 from metaq.broker.queue_settling import settle
+from metaq.broker.queue_skips import skip_damage
 from metaq.broker.queue_status import Place, QueueGroupStatus, line_of, status_of
 from metaq.broker.queue_takers import TIMER_S, Takers
 from metaq.broker.wall_time import WallTime
@@ -385,6 +386,14 @@ class QueueService(Service):
     def settle(self, command: Settle, answerer: Answerer) -> None:
         """Answer a `settle`; see `queue_settling.py`."""
         settle(self, command, answerer)
+
+    async def skip_damage(
+        self, topic: str, group: str, partition: int, agreed: tuple[int, int] | None
+    ) -> dict[str, object]:
+        """Obey an order; see `queue_skips.py`."""
+        named = self.find_group(Take(topic, group, partition, 0, 0, 0, ""))
+        queue = self.queue_for(named, partition)
+        return await skip_damage(self, self._context, queue, agreed)
 
     # -- queues
 

@@ -137,6 +137,8 @@ class QueueState:
         """Messages that transactions hold."""
         self.lost_bytes = 0
         """Bytes that retention took before they were looked at."""
+        self.skipped_bytes = 0
+        """Bytes that were passed over by command."""
         self._open_max = open_max
         self.bound = bound or OpenBound()
         self.leases: Final = LeaseTable()
@@ -308,17 +310,35 @@ class QueueState:
         """Give up what retention took; return how many open messages that were."""
         if log_start <= self.floor:
             return 0
-        self._changes.append(Done(self.floor, log_start))
-        lost = [each for each in self._open.values() if each.offset < log_start]
-        for message in lost:
-            self._end_stored(message)
-        for offset in [each for each in self._returned if each < log_start]:
-            del self._returned[offset]
         self.lost_bytes += max(0, log_start - self.scan_offset)
-        self.scan_offset = max(self.scan_offset, log_start)
-        self._skip_done()
-        self._rise(max(self.floor, log_start))
-        return len(lost)
+        return self._drop(self.floor, log_start)
+
+    def skip(self, start: Offset, end: Offset) -> None:
+        """Give up what begins in a range, of which no byte can be read.
+
+        Args:
+            start: at or below the scan offset.
+            end: where a record begins, or the log ends.
+        """
+        self.skipped_bytes += end - start
+        self._drop(start, end)
+
+    def _drop(self, start: Offset, end: Offset) -> int:
+        """Count a range as done; return how many open messages that were."""
+        self._changes.append(Done(start, end))
+        dropped = [each for at, each in self._open.items() if start <= at < end]
+        for message in dropped:
+            self._end_stored(message)
+        for offset in [each for each in self._returned if start <= each < end]:
+            del self._returned[offset]
+        self.scan_offset = max(self.scan_offset, end)
+        self._skip_done()  # first: what the floor passes is in no range any more
+        self._add_done(start, end)
+        return len(dropped)
+
+    def count_in(self, start: Offset, end: Offset) -> int:
+        """Return how many open messages begin in a range."""
+        return sum(start <= offset < end for offset in self._open)
 
     # -- giving out
 

@@ -17,9 +17,10 @@ from metaq.cli.queues import (
     list_queues,
     rates_of,
     show,
+    skip,
 )
 from metaq.client import AsyncAdmin, Client, QueueDescription, QueueGroupDescription
-from metaq.errors import ClientError
+from metaq.errors import AdminError, ClientError, ServerError
 from metaq.model import BrokerId, TopicPartition
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.zk.group_definitions import QueueGroupDefinition
@@ -204,6 +205,38 @@ def test_wrong_use_is_refused(words: list[str], text: str) -> None:
     done = CliRunner().invoke(main, ["queues", *words])
     assert done.exit_code == 2
     assert text in done.output
+
+
+def test_a_group_passes_over_damage_after_a_question(
+    broker: EmbeddedBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is given up is shown before; the next message comes, and no other goes."""
+    (path,) = (broker.data_path / "orders-0").glob("*.meta")
+    data = bytearray(path.read_bytes())
+    size = len(data) // 3
+    data[size] ^= 0x40  # the length of the second record
+    path.write_bytes(data)
+    place = "orders", "workers", 0, broker.data_path
+    with Client(**broker.client_options, **QUICK) as client:
+        with (
+            client.queue("orders", group="workers") as queue,
+            pytest.raises(ServerError, match=f"offset {size}|offset={size}"),
+        ):
+            queue.receive(10)
+        skip(*place, is_dry=True, is_sure=False)
+        shown = capsys.readouterr().out
+        assert f"offsets {size} to {2 * size}, {size} bytes" in shown
+        with pytest.raises(AdminError, match="not defined here"):
+            skip("orders", "others", 0, broker.data_path, is_dry=True, is_sure=False)
+        skip(*place, is_dry=False, is_sure=True)
+        assert f"goes on at offset {2 * size}" in capsys.readouterr().err
+        with client.queue("orders", group="workers") as queue:
+            message = queue.receive(10)
+            assert message is not None
+            assert message.data == b"2"
+            message.ack()
+        with pytest.raises(AdminError, match="at no damage"):
+            skip(*place, is_dry=False, is_sure=True)
 
 
 def test_a_deleted_group_is_gone_and_a_new_one_begins_again(
