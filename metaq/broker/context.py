@@ -162,7 +162,11 @@ class QueueGroups(Protocol):
     def set_leading(self, *, is_leading: bool) -> None:
         """Begin to serve, or stop at once: the replica leads its set, or no more."""
 
-    def apply_groups(self, definitions: Mapping[str, QueueGroupDefinition]) -> None:
+    def apply_groups(
+        self,
+        definitions: Mapping[str, QueueGroupDefinition],
+        unread: Mapping[str, str],
+    ) -> None:
         """Put definitions in effect."""
 
     def problems(self) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ from metaq.errors import (
 )
 from metaq.filter.language import Filter, parse_filter
 from metaq.lifecycle import Service, State
-from metaq.model import LogId, Offset
+from metaq.model import LogId, Offset, no_items
 from metaq.protocol import texts
 from metaq.protocol.commands import Settle, Take
 from metaq.queues.leases import OpenBound, Reclaim
@@ -108,6 +108,7 @@ class QueueService(Service):
         self._wall = WallTime(clock.wall_ms(), int(clock.boot_s() * 1000))
         self._journal = InternalLogs(context)
         self._definitions: Mapping[str, QueueGroupDefinition] = {}
+        self._unread: Mapping[str, str] = {}
         self._groups: dict[str, QueueGroup] = {}
         self._content: _Content | None = None
         """None: it is to be read."""
@@ -274,13 +275,21 @@ class QueueService(Service):
 
     # -- definitions and topics
 
-    def apply_groups(self, definitions: Mapping[str, QueueGroupDefinition]) -> None:
+    def apply_groups(
+        self,
+        definitions: Mapping[str, QueueGroupDefinition],
+        unread: Mapping[str, str] = no_items(),  # stays empty
+    ) -> None:
         """Put definitions in effect.
 
         The state of a group is deleted where its definition says so, or is of a later
         group of that name. One without a definition stays as it is.
+
+        Args:
+            definitions: by name.
+            unread: why others cannot be read, by name.
         """
-        self._definitions = definitions
+        self._definitions, self._unread = definitions, unread
         for name, definition in definitions.items():
             group = self._groups.get(name)
             if group is not None and _ends(group.definition, definition):
@@ -402,11 +411,13 @@ class QueueService(Service):
 
         Raises:
             UnavailableError: it is not known here, or this broker serves none now.
-            ServerError: it is of another topic.
+            ServerError: it is of another topic, or its definition cannot be read.
         """
         if self._context.topics.refusal is not None:
             raise self._refusal(command.topic, command.partition)
         group = self._groups.get(command.group)
+        if group is None and (reason := self._unread.get(command.group)):
+            raise ServerError(f"queue group '{command.group}': {reason}")
         if group is None or (
             command.generation not in (None, group.definition.generation)
         ):

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from metaq.cli.cluster import Target
+from metaq.cli.exchanges import list_exchanges
 from metaq.cli.main import main
 from metaq.cli.queues import (
     GroupWishes,
@@ -30,6 +31,8 @@ ONE_BROKER = {
     "broker": "MetaQ has no queue groups",
     "target": "likewise",
     "test_a_partition_that_is_away_is_named": "likewise",
+    "test_what_a_newer_version_has_made_is_named": "likewise",
+    "test_a_group_passes_over_damage_after_a_question": "likewise",
     "test_a_deleted_group_is_gone_and_a_new_one_begins_again": "likewise",
 }
 
@@ -65,6 +68,20 @@ def test_groups_are_listed_with_their_options(
     list_queues(target, as_json=True)
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["deliveries_max"] == 16
+
+
+def test_what_a_newer_version_has_made_is_named(
+    broker: EmbeddedBroker, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is in no table, and the exit code says so."""
+    assert list_queues(target, as_json=False)
+    assert not capsys.readouterr().err
+    broker.zookeeper.put("/meta/catalog/groups/odd", b'{"type":"stream"}')
+    for lists in (list_queues, list_exchanges):
+        assert not lists(target, as_json=False)
+        said = capsys.readouterr().err
+        assert "definition of queue group 'odd' cannot be read" in said
+        assert "made by a newer version" in said
 
 
 def test_a_group_shows_how_far_it_is(
@@ -210,7 +227,7 @@ def test_wrong_use_is_refused(words: list[str], text: str) -> None:
 def test_a_group_passes_over_damage_after_a_question(
     broker: EmbeddedBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is given up is shown before; the next message comes, and no other goes."""
+    """The order shows the damage first; the next message comes, and no other goes."""
     (path,) = (broker.data_path / "orders-0").glob("*.meta")
     data = bytearray(path.read_bytes())
     size = len(data) // 3
