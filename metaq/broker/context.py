@@ -162,11 +162,20 @@ class QueueGroups(Protocol):
     def set_leading(self, *, is_leading: bool) -> None:
         """Begin to serve, or stop at once: the replica leads its set, or no more."""
 
-    def apply_groups(self, definitions: Mapping[str, QueueGroupDefinition]) -> None:
+    def apply_groups(
+        self,
+        definitions: Mapping[str, QueueGroupDefinition],
+        unread: Mapping[str, str],
+    ) -> None:
         """Put definitions in effect."""
 
     def problems(self) -> tuple[str, ...]:
         """Return one sentence for each thing that needs an operator's attention."""
+
+    async def skip_damage(
+        self, topic: str, group: str, partition: int, agreed: tuple[int, int] | None
+    ) -> dict[str, object]:
+        """Show the damage that a queue is at, or pass over it; raises MetaqError."""
 
     def require_read(self) -> None:
         """Raise UnavailableError where `lines` would lack queues."""

@@ -45,7 +45,7 @@ from metaq.model import BrokerId
 from metaq.retry import Backoff, wait_set
 from metaq.storage.log_manager import LogManager
 from metaq.storage.log_removal import outcome_of
-from metaq.zk.children import Settler, ValuesWatch
+from metaq.zk.children import ChildrenOfEach, Settler, ValuesWatch
 from metaq.zk.definitions import (
     COPY_BYTES_MAX,
     COPY_NAME,
@@ -75,7 +75,7 @@ from metaq.zk.group_definitions import (
     encode_group,
     wants_parser,
 )
-from metaq.zk.paths import NodePaths, normalize_root
+from metaq.zk.paths import NodeKind, NodePaths, normalize_root
 from metaq.zk.registry import RegistrationState
 from metaq.zk.session import Cancel, Coordinator, SessionState
 
@@ -127,7 +127,9 @@ class Definitions(Service):
             encode_copied,
             lambda each: each,
         )
-        self._groups_in_effect: Mapping[str, QueueGroupDefinition] | None = None
+        self._groups_in_effect: (
+            tuple[Mapping[str, QueueGroupDefinition], Mapping[str, str]] | None
+        ) = None
         self._removed: set[str] = set()
         self._published: dict[str, TopicStatus | None] = {}
         self._published_session_version = 0
@@ -142,9 +144,10 @@ class Definitions(Service):
         self._writer = HelperThreads(1, "metaq-definitions")
         self._has_read = asyncio.Event()
         self._watch: ValuesWatch[TopicDefinition | str] | None = None
-        self._log_watches: dict[str, Cancel] = {}
-        """Queue group → watch of the members that a log group of its name has."""
-        self._both_ways = set[str]()
+        self._log_groups = ChildrenOfEach(lambda: None)
+        """Members that log groups with the names of queue groups have."""
+        self._topics = ChildrenOfEach(self._wake.set)
+        """Brokers of topics with the names of exchanges."""
         self._coordinator: Coordinator | None = None
         self._outcome = decide(None, {}, config, has_log=lambda _topic: False)
         self._is_known = not config.zookeeper.is_enabled
@@ -208,13 +211,23 @@ class Definitions(Service):
             f"topic '{topic}' is withdrawn and not yet deleted: {error}"
             for topic, error in sorted(self._held_up.items())
         ]
+        errors = filter(None, [self._error])
+        return (*self._lasting_problems(), *held_up, *errors)
+
+    def _lasting_problems(self) -> tuple[str, ...]:
         others = (*self._groups.problems, *self._exchanges.problems)
-        errors = filter(None, [*self._served.problems, self._error])
-        return (*self._outcome.problems, *held_up, *others, *errors)
+        beside = [
+            f"exchange '{name}' has the name of a topic on broker {_ids(nodes)}, where"
+            " messages go to that: delete one of the two ('metaq exchanges delete"
+            f" {name}')"
+            for name, nodes in sorted(self._topics.children.items())
+            if name in self._context.topics.exchanges
+        ]
+        return (*self._outcome.problems, *others, *self._served.problems, *beside)
 
     def groups_both_ways(self) -> tuple[str, ...]:
         """Return the queue groups whose names have log consumers as well."""
-        return tuple(sorted(self._both_ways & self._log_watches.keys()))
+        return tuple(sorted(self._log_groups.children))
 
     def wake(self) -> None:
         """Ask for a pass: settings changed."""
@@ -277,7 +290,8 @@ class Definitions(Service):
                 self._watch.cancel,
                 groups.cancel,
                 exchanges.cancel,
-                self._forget_log_groups,
+                self._log_groups.cancel,
+                self._topics.cancel,
             ]
             self.on_way_down("watch", partial(_call_all, cancels))
         self.spawn(self._run(), name="run")
@@ -316,10 +330,6 @@ class Definitions(Service):
         topics = {log_id.topic for log_id in self._logs.logs()}
         self.decide(config, has_log=topics.__contains__)
         outcome = self._outcome
-        for problem in outcome.problems:
-            if problem not in self._logged:
-                _log.error("%s", problem)
-        self._logged = outcome.problems
         is_read = self._found() is not None
         if is_read and self._copied != outcome.accepted:
             encode = partial(encode_copy, outcome.accepted, encode_definition)
@@ -327,6 +337,11 @@ class Definitions(Service):
             self._copied = outcome.accepted
         self._put_in_effect(outcome)
         await self._pass_others()
+        problems = self._lasting_problems()
+        for problem in problems:
+            if problem not in self._logged:
+                _log.error("%s", problem)
+        self._logged = problems
         if is_read:
             self._has_read.set()
         self._removed &= outcome.deleting
@@ -374,37 +389,38 @@ class Definitions(Service):
         for kind in (self._groups, self._exchanges):
             if kind.refresh():
                 await self._write_copy(kind.path, kind.encode)
-        queues = self._context.queues
-        if queues is not None and self._groups.values != self._groups_in_effect:
-            self._groups_in_effect = self._groups.values
-            queues.apply_groups(self._groups.values)
+        queues, groups = self._context.queues, self._groups
+        wanted = groups.values, groups.unread
+        if queues is not None and wanted != self._groups_in_effect:
+            self._groups_in_effect = wanted
+            queues.apply_groups(*wanted)
         self._apply_exchanges()
         if self._coordinator is not None:
-            self._watch_log_groups(self._coordinator)
+            self._watch_names(self._coordinator)
 
     def _apply_exchanges(self) -> None:
         """Have the broker serve the exchanges, but for those with a topic's name."""
         self._served.apply(
-            self._exchanges.active(),
+            self._exchanges.values,
             {*self._context.config.topic_names, *(i.topic for i in self._logs.logs())},
+            self._exchanges.unread,
         )
 
-    def _watch_log_groups(self, coordinator: Coordinator) -> None:
-        """Note which queue groups are used as log groups too: a Java consumer may."""
-        wanted = self._groups.active().keys()
-        for name in self._log_watches.keys() - wanted:
-            self._log_watches.pop(name)()
-        for name in wanted - self._log_watches.keys():
-            self._log_watches[name] = coordinator.watch_children(
-                self._paths.members(name), partial(self._on_log_members, name)
+    def _watch_names(self, coordinator: Coordinator) -> None:
+        """Note which names are used in another way, too: by Java, which cannot know.
+
+        A consumer of it may join a group of any name, and a broker of it that was away
+        may have a topic of any.
+        """
+        paths = self._paths
+        readable = partial(paths.topic_children, NodeKind.TOPIC_SUB)
+        for watched, path_of, names in (
+            (self._log_groups, paths.members, self._groups.active()),
+            (self._topics, readable, self._exchanges.active()),
+        ):
+            watched.follow(
+                {each: path_of(each) for each in names}, coordinator.watch_children
             )
-
-    def _forget_log_groups(self) -> None:
-        for cancel in self._log_watches.values():
-            cancel()
-
-    def _on_log_members(self, name: str, members: tuple[str, ...] | None) -> None:
-        (self._both_ways.add if members else self._both_ways.discard)(name)
 
     async def _write_copy(self, path: Path, encode: Callable[[], bytes]) -> None:
         def write() -> None:  # of ten thousand bindings: not on the loop's thread
@@ -534,6 +550,10 @@ class Definitions(Service):
             if await coordinator.exists(path, deadline_s=self._deadline_s()):
                 found[topic] = None
         return found
+
+
+def _ids(nodes: Iterable[str]) -> str:
+    return " and ".join(sorted({each.partition("-")[0] for each in nodes}))
 
 
 async def _call_all(cancels: Iterable[Cancel]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from metaq.broker.topics import ServedExchange, Topics
-from metaq.model import is_internal
+from metaq.model import is_internal, no_items
 from metaq.routing.match import Matcher, remembered
 from metaq.zk.exchange_definitions import ExchangeDefinition
 
@@ -28,25 +28,35 @@ class Exchanges:
         self._on_change = on_change
         self._topics = topics
         self._applied: dict[str, ExchangeDefinition] = {}
-        self._taken: Collection[str] = ()
+        self._beside: tuple[Collection[str], Mapping[str, str]] = (), {}
 
     def apply(
-        self, defined: Mapping[str, ExchangeDefinition], taken: Collection[str]
+        self,
+        defined: Mapping[str, ExchangeDefinition],
+        taken: Collection[str],
+        unread: Mapping[str, str] = no_items(),  # stays empty
     ) -> None:
         """Put definitions in effect: of each exchange what has changed.
 
         Args:
-            defined: the exchanges that are not deleted.
+            defined: the exchanges, those that were deleted as well.
             taken: names of topics.
+            unread: why others cannot be read, by name.
         """
-        if (defined, taken) == (self._applied, self._taken):
+        if (defined, (taken, unread)) == (self._applied, self._beside):
             return
         served, problems, count = dict[str, ServedExchange](), list[str](), 0
+        unserved = {name: unread[name] for name in unread if name not in taken}
+        former = {name for name, each in defined.items() if each.is_deleted}
         has_changed = False
         for name, each in sorted(defined.items()):
+            if each.is_deleted:
+                continue
             count += len(each.bindings)
-            if reason := _refusal(name, taken, count):
+            if reason := _refusal(name, each, taken, count):
                 problems.append(f"exchange '{name}' is not served: {reason}")
+                if name not in taken:
+                    unserved[name] = reason
                 continue
             known = self._topics.exchanges.get(name)
             if known is None or known.matcher.kind is not each.kind:
@@ -67,20 +77,25 @@ class Exchanges:
                 for one, text in matcher.problems.items()
             ]
         self.problems = tuple(problems)
-        self._applied, self._taken = {**defined}, taken
+        self._applied, self._beside = {**defined}, (taken, {**unread})
         before = self._topics.exchanges
         if served != before:
             remembered.cache_clear()  # of those that have gone
-            self._topics.set_exchanges(served)
+        self._topics.set_exchanges(served, unserved, former)
         if has_changed or served.keys() != before.keys():
             self._on_change()
 
 
-def _refusal(name: str, taken: Collection[str], count: int) -> str:
+def _refusal(
+    name: str, definition: ExchangeDefinition, taken: Collection[str], count: int
+) -> str:
     if is_internal(name):
         return "names that begin with '__' are the broker's own"
     if name in taken:
         return "a topic has that name; delete one of the two"
     if count > BINDINGS_ALL_MAX:
         return f"expected at most {BINDINGS_ALL_MAX} bindings on a broker, got {count}"
+    if definition.unread:  # its topic would lack messages without a word
+        each = min(definition.unread)
+        return f"binding {each} cannot be read: {definition.unread[each]}"
     return ""

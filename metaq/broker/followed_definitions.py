@@ -19,6 +19,10 @@ class Definition(Protocol):
     def is_deleted(self) -> bool:
         """Whether it is over."""
 
+    @property
+    def others(self) -> Mapping[str, object]:
+        """Properties that are not known here."""
+
 
 D = TypeVar("D", bound=Definition)
 F = TypeVar("F")
@@ -65,6 +69,8 @@ class FollowedDefinitions(Generic[F, D]):
         self.path = path
         self.values: Mapping[str, D] = {}
         self.problems: tuple[str, ...] = ()
+        self.unread: Mapping[str, str] = {}
+        """Why those cannot be read that were not known before, by name."""
         self.lost: tuple[str, ...] = ()
         """Names of those whose generation ZooKeeper has lost."""
         self.watch: DefinitionWatch[F] | None = None
@@ -92,13 +98,25 @@ class FollowedDefinitions(Generic[F, D]):
 
     def _read(self, found: Mapping[str, D | str]) -> dict[str, D]:
         values, problems, lost = {**self.values}, list[str](), list[str]()
+        unread = dict[str, str]()
         for name, each in found.items():
             if isinstance(each, str):
+                is_known = name in values and not values[name].is_deleted
+                effect = "what it was stays in effect" if is_known else "it is left out"
                 problems.append(
-                    f"definition of {self._kind} '{name}' cannot be read: {each}"
+                    f"definition of {self._kind} '{name}' cannot be read, and {effect}"
+                    f" on this broker: {each}"
                 )
+                if not is_known:
+                    unread[name] = f"its definition cannot be read: {each}"
             elif (old := values.get(name)) is None or not self._is_lost(old, each):
                 values[name] = each
+                if each.others and not each.is_deleted:
+                    problems.append(
+                        f"definition of {self._kind} '{name}' was made by a newer"
+                        f" version, and is in effect on this broker without"
+                        f" {', '.join(sorted(each.others))}"
+                    )
             else:
                 lost.append(name)
                 problems.append(
@@ -117,6 +135,7 @@ class FollowedDefinitions(Generic[F, D]):
                 f" in effect on this broker: {self._advice}"
             )
         self.problems, self.lost = tuple(problems), tuple(lost)
+        self.unread = unread
         return values
 
     def _is_lost(self, old: D, new: D) -> bool:

@@ -134,7 +134,7 @@ def _find_problem(fs: FileSystem, directory: Path) -> str:
 
 
 def _has_internal_puts(transaction: ReplayedTransaction) -> bool:
-    commands = transaction.puts.values()
+    commands = [command for _, command in transaction.puts]
     return any(is_internal(decode_put(each).log_id.topic) for each in commands)
 
 

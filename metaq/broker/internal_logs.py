@@ -5,6 +5,7 @@ recovered, scrubbed and backed up as any partition. Their owner trims them.
 """
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from typing import Final
@@ -66,6 +67,12 @@ async def report_damage(log: PartitionLog, offset: Offset) -> None:
     part = log.read(offset, SizeBytes(1))
     for damage in await part.run(partial(part.damage, log.high_watermark)):
         log.on_damage(damage)
+
+
+async def note_damage(log: PartitionLog, offset: Offset) -> None:
+    """Have a log know damage at an offset, if it can be asked now."""
+    with suppress(StorageError, ClosedError):
+        await report_damage(log, offset)
 
 
 async def read_range(log: PartitionLog, start: Offset, end: Offset) -> bytes:

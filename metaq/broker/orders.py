@@ -106,6 +106,24 @@ async def _end_transaction(control: Control, request: Figures) -> Figures:
     return {"key": key, "as": word}
 
 
+async def _skip_damage(control: Control, request: Figures) -> Figures:
+    """Without `start` and `end` nothing is changed."""
+    queues, get = control.context.queues, request.get
+    topic, group, partition = get("topic"), get("group"), get("partition")
+    start, end, agreed = get("start"), get("end"), None
+    if not isinstance(topic, str) or not isinstance(group, str):
+        raise AdminError("'topic' or 'group' is missing")
+    if type(partition) is not int:
+        raise AdminError("'partition' is a whole number")
+    if type(start) is int and type(end) is int:
+        agreed = start, end
+    elif start is not None or end is not None:
+        raise AdminError("'start' and 'end' are whole numbers, or neither is there")
+    if queues is None:
+        raise AdminError("this broker has no queue groups")
+    return await queues.skip_damage(topic, group, partition, agreed)
+
+
 def _read_partitions(request: Figures) -> tuple[str, int, int | None]:
     """Return topic, first and last partition; None: the last there is.
 
@@ -135,6 +153,7 @@ ORDERS: Final[Mapping[str, Order]] = MappingProxyType(
         "reload": _reload,
         "close_partitions": _close_partitions,
         "open_partitions": _open_partitions,
+        "skip_damage": _skip_damage,
         "transactions": _transactions,
         "end_transaction": _end_transaction,
     }

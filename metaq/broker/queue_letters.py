@@ -17,7 +17,12 @@ from functools import partial
 from typing import Final
 
 from metaq.broker.context import BrokerContext
-from metaq.broker.internal_logs import InternalLogs, Ticket, producer_name
+from metaq.broker.internal_logs import (
+    InternalLogs,
+    Ticket,
+    note_damage,
+    producer_name,
+)
 from metaq.broker.joined_appends import JoinedAppends, JoinedRecord
 from metaq.broker.queue_groups import OnTried, QueueOwner
 from metaq.broker.queue_log import QUEUES
@@ -135,8 +140,10 @@ class Letters:
         end = Offset(letter.offset + letter.size_bytes)
         try:
             is_gone = letter.offset < queue.log.log_start_offset
+            is_gone |= queue.state.is_done(letter.offset)
             if is_gone or not self._service.has(queue):
-                self._end(sending, is_stored=False)  # retention was faster
+                # Retention was faster, or an operator passes over damage.
+                self._end(sending, is_stored=False)
                 return
             topic = self._service.letter_topic(queue)
             if topic is None:  # an operator wants it so by now
@@ -235,6 +242,9 @@ class Letters:
             _log.error(
                 "dead letter not stored: topic=%s error=%s", sending.topic, error
             )
+        if isinstance(error, CorruptRecordError) and not sending.error:
+            at = sending.letter.offset
+            self._service.spawn(note_damage(queue.log, at), name="damage")
         sending.error = str(error)
         sending.failure_count += 1
         delay_s = PATIENCE.delay_s(sending.failure_count)

@@ -171,10 +171,11 @@ class ServedQueue:
             each(error)
 
     def end(self) -> None:
-        """Write that no worker has anything, where that is so: this life ends."""
+        """Write what workers have, where that is known: this life ends."""
         state = self.state
-        is_known = self.is_open and state.reclaim is None
-        if is_known and not (state.leases.holders() or state.held_count):
+        if self.is_open and state.reclaim is None and not state.held_count:
+            if leased := state.leased():
+                self._append(self.encode(leased), lambda _error: None)
             self._append(self.encode(()), lambda _error: None)
 
     def note_done(self, done: Sequence[Done], on_stored: OnStored) -> None:

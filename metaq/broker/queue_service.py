@@ -37,6 +37,7 @@ from metaq.broker.queue_letters import Letters, stored_letters
 from metaq.broker.queue_log import QUEUES, read_images
 from metaq.broker.queue_part import ServedQueue
 from metaq.broker.queue_settling import settle
+from metaq.broker.queue_skips import skip_damage
 from metaq.broker.queue_status import Place, QueueGroupStatus, line_of, status_of
 from metaq.broker.queue_takers import TIMER_S, Takers
 from metaq.broker.wall_time import WallTime
@@ -52,7 +53,7 @@ from metaq.errors import (
 )
 from metaq.filter.language import Filter, parse_filter
 from metaq.lifecycle import Service, State
-from metaq.model import LogId, Offset
+from metaq.model import LogId, Offset, no_items
 from metaq.protocol import texts
 from metaq.protocol.commands import Settle, Take
 from metaq.queues.leases import OpenBound, Reclaim
@@ -107,6 +108,7 @@ class QueueService(Service):
         self._wall = WallTime(clock.wall_ms(), int(clock.boot_s() * 1000))
         self._journal = InternalLogs(context)
         self._definitions: Mapping[str, QueueGroupDefinition] = {}
+        self._unread: Mapping[str, str] = {}
         self._groups: dict[str, QueueGroup] = {}
         self._content: _Content | None = None
         """None: it is to be read."""
@@ -285,13 +287,21 @@ class QueueService(Service):
 
     # -- definitions and topics
 
-    def apply_groups(self, definitions: Mapping[str, QueueGroupDefinition]) -> None:
+    def apply_groups(
+        self,
+        definitions: Mapping[str, QueueGroupDefinition],
+        unread: Mapping[str, str] = no_items(),  # stays empty
+    ) -> None:
         """Put definitions in effect.
 
         The state of a group is deleted where its definition says so, or is of a later
         group of that name. One without a definition stays as it is.
+
+        Args:
+            definitions: by name.
+            unread: why others cannot be read, by name.
         """
-        self._definitions = definitions
+        self._definitions, self._unread = definitions, unread
         for name, definition in definitions.items():
             group = self._groups.get(name)
             if group is not None and _ends(group.definition, definition):
@@ -398,6 +408,14 @@ class QueueService(Service):
         """Answer a `settle`; see `queue_settling.py`."""
         settle(self, command, answerer)
 
+    async def skip_damage(
+        self, topic: str, group: str, partition: int, agreed: tuple[int, int] | None
+    ) -> dict[str, object]:
+        """Obey an order; see `queue_skips.py`."""
+        named = self.find_group(Take(topic, group, partition, 0, 0, 0, ""))
+        queue = self.queue_for(named, partition)
+        return await skip_damage(self, self._context, queue, agreed)
+
     # -- queues
 
     def find_group(self, command: Take | Settle) -> QueueGroup:
@@ -405,11 +423,13 @@ class QueueService(Service):
 
         Raises:
             UnavailableError: it is not known here, or this broker serves none now.
-            ServerError: it is of another topic.
+            ServerError: it is of another topic, or its definition cannot be read.
         """
         if self._context.topics.refusal is not None:
             raise self._refusal(command.topic, command.partition)
         group = self._groups.get(command.group)
+        if group is None and (reason := self._unread.get(command.group)):
+            raise ServerError(f"queue group '{command.group}': {reason}")
         if group is None or (
             command.generation not in (None, group.definition.generation)
         ):
@@ -491,9 +511,10 @@ class QueueService(Service):
             queue.state.leave_bound()
         reclaim = None
         is_known, image.is_idle = is_new or image.is_idle, False
-        if not is_known and self.now().mono_ms < self._reclaims_until_ms:
+        until_ms = self._reclaims_until_ms
+        if self.now().mono_ms < until_ms and (not is_known or image.kept()):
             end = self._reclaim_ends.get(log.log_id, log.next_offset)
-            reclaim = Reclaim(end, self._reclaims_until_ms)
+            reclaim = Reclaim(end if not is_known else Offset(0), until_ms)
         state = QueueState(
             rules,
             image,

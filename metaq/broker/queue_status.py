@@ -59,6 +59,11 @@ class QueueGroupStatus:
         "metaq_queue_dead_letters_total",
         "Messages that were given up: stored as dead letters, or dropped.",
     )
+    skipped_bytes: int = counter(
+        "metaq_queue_skipped_bytes_total",
+        "Damaged bytes of the log that were passed over by command.",
+        default=0,
+    )
     full: tuple[str, ...] = ()
     """One sentence for each partition with as many open messages as there may be."""
     lost: tuple[str, ...] = ()
@@ -79,6 +84,7 @@ def status_of(group: QueueGroup, places: Iterable[Place], now: Now) -> QueueGrou
             log.high_watermark - (floor if queue is None else queue.state.scan_offset)
             for log, queue, floor in found
         ),
+        skipped_bytes=sum(queue.state.skipped_bytes for queue in queues),
         full=tuple(_full(queue) for queue in queues if not queue.state.has_room),
         lost=tuple(
             f"{_subject(queue)}: retention took {queue.lost_count} open messages, and"

@@ -7,13 +7,12 @@ page cache are read by the reader threads; the pump goes on when they are there.
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
 from metaq.broker.acks import Answerer, wire_error
 from metaq.broker.context import BrokerContext
-from metaq.broker.internal_logs import report_damage
+from metaq.broker.internal_logs import note_damage
 from metaq.broker.load import TURN_S
 from metaq.broker.queue_groups import Kept, QueueGroup, QueueOwner, Taker
 from metaq.broker.queue_part import ServedQueue
@@ -393,6 +392,9 @@ class Takers:
         error: MetaqError,
     ) -> None:
         queue.state.give_back(taken)
+        if isinstance(error, CorruptRecordError):
+            at = taken[0].offset
+            self._service.spawn(note_damage(queue.log, at), name="damage")
         _note_problem(queue, error, self._service.now())
         if taker.command.partition < 0 and _has_sound(taker.group, queue):
             self._send_empty(taker)
@@ -407,7 +409,8 @@ class Takers:
         """
         _note_problem(queue, error, self._service.now())
         if isinstance(error, CorruptRecordError):
-            self._service.spawn(_report(queue), name="damage")
+            at = queue.state.scan_offset
+            self._service.spawn(note_damage(queue.log, at), name="damage")
         if queue.state.ready_count:
             return
         is_last = not _has_sound(group, queue)
@@ -458,12 +461,6 @@ def _first_for(group: QueueGroup, partition: int) -> Taker | None:
 
 def _note_problem(queue: ServedQueue, error: MetaqError, now: Now) -> None:
     queue.problem, queue.retry_ms = str(error), now.mono_ms + RETRY_MS
-
-
-async def _report(queue: ServedQueue) -> None:
-    """Have the log know damage that is found in its headers, where the scan stopped."""
-    with suppress(StorageError, ClosedError):
-        await report_damage(queue.log, queue.state.scan_offset)
 
 
 def _has_sound(group: QueueGroup, queue: ServedQueue) -> bool:

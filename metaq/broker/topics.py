@@ -12,16 +12,15 @@ make an earlier answer wrong.
 Source: docs/metaq-1.4/broker.md 2.2, 2.10, 2.11; section 12 row 8.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from typing import Final
 
 from metaq.config.settings import BrokerConfig
 from metaq.config.topic_rules import TopicRules
 from metaq.errors import AdminError, ForbiddenError, ServerError, UnavailableError
-from metaq.model import RANDOM_PARTITION, LogId, is_internal
+from metaq.model import RANDOM_PARTITION, LogId, is_internal, no_items
 from metaq.protocol import texts
 from metaq.routing.match import Matcher
 from metaq.storage.log_manager import LogManager
@@ -58,8 +57,10 @@ class Topics:
         self._withdrawn: frozenset[str] = frozenset()
         self.exchanges: Mapping[str, ServedExchange] = {}
         """By name; none of them is a topic, also where a pattern matches it."""
-        self._former_exchanges: set[str] = set()
-        """Those that were here: who still sends to one hears of that."""
+        self._unserved: Mapping[str, str] = {}
+        """Exchanges that are defined and not served here, with the reason: likewise."""
+        self._former: Collection[str] = ()
+        """Those that were deleted: who still sends to one hears of that."""
         self.refusal: UnavailableError | None = None
         """Why no put is taken; None: they are. Of a replica set."""
         self._config = config
@@ -95,11 +96,20 @@ class Topics:
         self._withdrawn = topics
         self.version += 1
 
-    def set_exchanges(self, exchanges: Mapping[str, ServedExchange]) -> None:
-        """Serve these exchanges, and no others."""
-        former = self._former_exchanges.union(self.exchanges).difference(exchanges)
-        self._former_exchanges = set(islice(former, NAMES_REMEMBERED_MAX))
-        self.exchanges = exchanges
+    def set_exchanges(
+        self,
+        exchanges: Mapping[str, ServedExchange],
+        unserved: Mapping[str, str] = no_items(),  # stays empty
+        former: Collection[str] = (),
+    ) -> None:
+        """Serve these exchanges, and no others.
+
+        Args:
+            exchanges: by name.
+            unserved: name → why another one is not; it is no topic either.
+            former: names of those that were deleted, which topics may have.
+        """
+        self.exchanges, self._unserved, self._former = exchanges, unserved, former
         self.version += 1
 
     def is_withdrawn(self, topic: str) -> bool:
@@ -113,8 +123,9 @@ class Topics:
         self.refusal = error
 
     def _accepts(self, topic: str) -> bool:
-        is_free = topic not in self._withdrawn and topic not in self.exchanges
-        return is_free and self._accepts_any(topic)
+        if topic in self.exchanges or topic in self._unserved:
+            return False
+        return topic not in self._withdrawn and self._accepts_any(topic)
 
     # -- puts -------------------------------------------------------------------------
 
@@ -266,7 +277,10 @@ class Topics:
             ServerError: it is not accepted.
         """
         if not self._accepts(topic):
-            is_former = topic in self._former_exchanges
+            if topic in self._unserved:
+                reason = self._unserved[topic]
+                raise ServerError(texts.exchange_not_served(topic, reason))
+            is_former = topic in self._former
             text = texts.no_exchange if is_former else texts.topic_not_accepted
             raise ServerError(text(topic))
         return self._config.topic(topic).partition_count

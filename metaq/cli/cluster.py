@@ -63,6 +63,16 @@ class Target:
         """Do some work with the administration of the cluster."""
         return self.run(lambda client: work(client.admin()))
 
+    def ask_defined(
+        self, work: Callable[[AsyncAdmin], Awaitable[T]]
+    ) -> tuple[T, tuple[str, ...]]:
+        """Do the same; return as well what of definitions could not be read."""
+
+        async def both(admin: AsyncAdmin) -> tuple[T, tuple[str, ...]]:
+            return await work(admin), await admin.unread_definitions()
+
+        return self.ask(both)
+
     def _client_options(self) -> dict[str, Any]:
         options: dict[str, Any] = {
             "root": self.root,

@@ -65,9 +65,16 @@ class BindingWishes:
 @command(
     "exchanges list", examples=("metaq exchanges list", "metaq exchanges list --json")
 )
-def list_exchanges(target: Target, *, as_json: bool) -> None:
-    """List exchanges, with a row for each binding."""
-    _print_exchanges(target.ask(lambda admin: admin.exchanges()), as_json=as_json)
+def list_exchanges(target: Target, *, as_json: bool) -> bool:
+    """List exchanges, with a row for each binding.
+
+    What a newer version has made is named; then the exit code is 1.
+    """
+    found, unread = target.ask_defined(lambda admin: admin.exchanges())
+    _print_exchanges(found, as_json=as_json)
+    for sentence in unread:
+        render.say(sentence)
+    return not unread
 
 
 @command(

@@ -3,13 +3,23 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
 import click
 
 from metaq.cli import render
+from metaq.cli.admin import ask
 from metaq.cli.cluster import Target
-from metaq.cli.options import GROUP, TOPIC, ReadWord, SecondsRange, option, takes
+from metaq.cli.options import (
+    GROUP,
+    TOPIC,
+    ReadWord,
+    SecondsRange,
+    option,
+    takes,
+    topic_argument,
+)
 from metaq.cli.tree import command, group
 from metaq.client import AsyncAdmin, QueueGroupDescription
 from metaq.filter.language import parse_filter
@@ -37,9 +47,16 @@ group_argument = click.argument("group", type=GROUP)
 
 
 @command("queues list", examples=("metaq queues list", "metaq queues list --json"))
-def list_queues(target: Target, *, as_json: bool) -> None:
-    """List queue groups with their options."""
-    _print_groups(target.ask(lambda admin: admin.queue_groups()), as_json=as_json)
+def list_queues(target: Target, *, as_json: bool) -> bool:
+    """List queue groups with their options.
+
+    What a newer version has made is named; then the exit code is 1.
+    """
+    found, unread = target.ask_defined(lambda admin: admin.queue_groups())
+    _print_groups(found, as_json=as_json)
+    for sentence in unread:
+        render.say(sentence)
+    return not unread
 
 
 @command(
@@ -228,6 +245,43 @@ def delete(
     if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
         target.ask(lambda admin: admin.delete_queue_group(group))
         render.say(f"queue group {group} is deleted")
+
+
+@command(
+    "queues skip",
+    topic_argument,
+    group_argument,
+    click.argument("partition", type=click.IntRange(min=0)),
+    examples=(
+        "metaq queues skip orders workers 3 --dry-run",
+        "metaq queues skip orders workers 3",
+    ),
+)
+def skip(
+    topic: str,
+    group: str,
+    partition: int,
+    data_dir: Path,
+    *,
+    is_dry: bool,
+    is_sure: bool,
+) -> None:
+    """Have GROUP pass over damage in a PARTITION of TOPIC, on the broker here.
+
+    Prints what is given up, and asks. What is damaged there comes to no worker any
+    more, also where a good copy of it is put back; the messages after it do.
+    """
+    fields = {"topic": topic, "group": group, "partition": partition}
+    found = ask(data_dir, "skip_damage", **fields)
+    start, end = found["start"], found["end"]
+    click.echo(
+        f"damaged: offsets {start} to {end}, {end - start} bytes, with"
+        f" {found['open_count']} open messages, file {found['file']}: {found['reason']}"
+    )
+    question = f"Pass over {end - start} bytes of {topic}-{partition} for {group}?"
+    if render.may_change(question, is_dry=is_dry, is_sure=is_sure):
+        ask(data_dir, "skip_damage", **fields, start=start, end=end)
+        render.say(f"queue group {group} goes on at offset {end}")
 
 
 def rates_of(

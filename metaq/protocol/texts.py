@@ -169,6 +169,12 @@ def no_exchange(name: str) -> str:
     return with_code(f"'{name}' is no exchange on this broker", NO_EXCHANGE, {})
 
 
+def exchange_not_served(name: str, reason: str) -> str:
+    """Return our text for a put to an exchange that is not served here (500)."""
+    text = f"exchange '{name}' is not served by this broker: {printable(reason)}"
+    return with_code(text, NO_EXCHANGE, {})
+
+
 def unroutable(
     exchange: str, routing_key: str, numbers: Sequence[int], count: int
 ) -> str:
@@ -251,7 +257,8 @@ UNROUTABLE: Final = "unroutable"
 """A mandatory put to an exchange is not stored: no binding matches a message of it.
 `messages` are the numbers of such messages in their batch, as of `too-far`."""
 NO_EXCHANGE: Final = "no-exchange"
-"""A put with a route is not stored: what it is to is a topic, or is not there."""
+"""A put with a route is not stored: what it is to is a topic, or is not there, or not
+served here."""
 TOO_FAR: Final = "too-far"
 """A put with a time is not stored: times of some of its messages are too far away.
 `messages` are the numbers of these, the first NAMED_MAX, in a batch of several."""

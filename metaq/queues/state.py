@@ -20,7 +20,8 @@ puts of the transaction, none of the state.
 
 What was in the log at a restart is READY, and not *queued* to be given out, until the
 `reclaim` time is over: workers come back, and extend what they have. What was appended
-since was given out by no earlier life, and waits for nothing.
+since was given out by no earlier life, and waits for nothing. A life that ended in
+peace has said what they have, and only that waits.
 
 With order by key a message is READY, and not *queued* to be given out, while an earlier
 one has its key that is open, or done and not stored as that. A message whose lease
@@ -40,7 +41,14 @@ from metaq.model import Offset, SizeBytes
 from metaq.protocol.queue_frames import GROUP_DELAY, Settlement, SettleVerb, Word
 from metaq.queues.leases import At, Lease, LeaseTable, OpenBound, OpenMessage, Reclaim
 from metaq.queues.rules import INCARNATION_SHIFT, Now, QueueRules
-from metaq.queues.state_log import Change, Done, DoneRanges, QueueImage, Returned
+from metaq.queues.state_log import (
+    KEPT_DUE_MS,
+    Change,
+    Done,
+    DoneRanges,
+    QueueImage,
+    Returned,
+)
 
 PASSED_BYTES_MAX: Final = 16 << 20
 """So much is passed over before it is a change by itself: a restart looks again."""
@@ -129,6 +137,8 @@ class QueueState:
         """Messages that transactions hold."""
         self.lost_bytes = 0
         """Bytes that retention took before they were looked at."""
+        self.skipped_bytes = 0
+        """Bytes that were passed over by command."""
         self._open_max = open_max
         self.bound = bound or OpenBound()
         self.leases: Final = LeaseTable()
@@ -136,6 +146,8 @@ class QueueState:
         self.reclaim = reclaim
         """None when its time is over."""
         self._reclaim_end = Offset(0) if reclaim is None else reclaim.end
+        self._kept = frozenset[Offset]() if reclaim is None else image.kept()
+        """Messages that workers of the last life have, which said so."""
         self.incarnation: Final = image.incarnation
         """Number of this life, 1 or more."""
         self._first_life = image.first_life
@@ -259,13 +271,13 @@ class QueueState:
         self.bound.count += 1
         if lock is not None:
             self._keys.setdefault(lock, []).append(offset)
-        if before is not None and before.due_ms > now.wall_ms:
+        if before is not None and now.wall_ms < before.due_ms != KEPT_DUE_MS:
             message.at = At.DELAYED
             left_ms = before.due_ms - now.wall_ms
             if before.delivery:
                 left_ms = min(left_ms, before.left_ms)
             self._delays.set(offset, now.mono_ms + left_ms)
-        elif lock is None and not count and offset >= self._reclaim_end:
+        elif lock is None and before is None and offset >= self._reclaim_end:
             # Nearly always. As `_queue` does it.
             message.heap = self._queued
             heapq.heappush(message.heap, offset)
@@ -298,17 +310,35 @@ class QueueState:
         """Give up what retention took; return how many open messages that were."""
         if log_start <= self.floor:
             return 0
-        self._changes.append(Done(self.floor, log_start))
-        lost = [each for each in self._open.values() if each.offset < log_start]
-        for message in lost:
-            self._end_stored(message)
-        for offset in [each for each in self._returned if each < log_start]:
-            del self._returned[offset]
         self.lost_bytes += max(0, log_start - self.scan_offset)
-        self.scan_offset = max(self.scan_offset, log_start)
-        self._skip_done()
-        self._rise(max(self.floor, log_start))
-        return len(lost)
+        return self._drop(self.floor, log_start)
+
+    def skip(self, start: Offset, end: Offset) -> None:
+        """Give up what begins in a range, of which no byte can be read.
+
+        Args:
+            start: at or below the scan offset.
+            end: where a record begins, or the log ends.
+        """
+        self.skipped_bytes += end - start
+        self._drop(start, end)
+
+    def _drop(self, start: Offset, end: Offset) -> int:
+        """Count a range as done; return how many open messages that were."""
+        self._changes.append(Done(start, end))
+        dropped = [each for at, each in self._open.items() if start <= at < end]
+        for message in dropped:
+            self._end_stored(message)
+        for offset in [each for each in self._returned if start <= each < end]:
+            del self._returned[offset]
+        self.scan_offset = max(self.scan_offset, end)
+        self._skip_done()  # first: what the floor passes is in no range any more
+        self._add_done(start, end)
+        return len(dropped)
+
+    def count_in(self, start: Offset, end: Offset) -> int:
+        """Return how many open messages begin in a range."""
+        return sum(start <= offset < end for offset in self._open)
 
     # -- giving out
 
@@ -591,7 +621,7 @@ class QueueState:
     def on_time(self, now: Now) -> None:
         """End the leases, the delays and the reclaim time that are over."""
         if self.reclaim is not None and self.reclaim.until_ms <= now.mono_ms:
-            self.reclaim, self._reclaim_end = None, Offset(0)
+            self.reclaim, self._reclaim_end, self._kept = None, Offset(0), frozenset()
             for message in self._open.values():
                 if message.at is At.READY:
                     self._queue(message)
@@ -629,6 +659,14 @@ class QueueState:
         done = DoneRanges(self._done.ranges())
         return QueueImage(self.floor, done, returned, self.incarnation)
 
+    def leased(self) -> list[Returned]:
+        """Return what the next life is to keep for its workers."""
+        return [
+            Returned(at, one.size_bytes, one.count - 1, KEPT_DUE_MS, one.delivery - 1)
+            for at, one in self._open.items()
+            if one.at is At.LEASED
+        ]
+
     # -- changes of one message
 
     def _queue(self, message: OpenMessage) -> None:
@@ -636,11 +674,12 @@ class QueueState:
 
         One that a worker of an earlier life may have is, when the reclaim time is over.
         """
-        is_free = message.offset >= self._reclaim_end and message.heap is None
-        if is_free and self._is_first(message):
+        at = message.offset
+        is_free = at >= self._reclaim_end and at not in self._kept
+        if is_free and message.heap is None and self._is_first(message):
             is_alone = message.silent_count >= ALONE_COUNT
             message.heap = self._alone if is_alone else self._queued
-            heapq.heappush(message.heap, message.offset)
+            heapq.heappush(message.heap, at)
             self.ready_count += 1
 
     def _is_first(self, message: OpenMessage) -> bool:

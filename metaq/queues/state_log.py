@@ -21,11 +21,11 @@ The payload of a record, all numbers big-endian:
 | 3 snapshot | all | yes | the whole state, in place of what was known |
 | 4 deleted | none | yes | the queue is gone |
 
-Changes without an entry are the last record of a life that ended in peace while no
-worker had anything. Every message below the floor is done. `due` is the wall clock in
-milliseconds, 0 for at once, and `left` how long that was when the record was made: a
-wall clock that was set back since holds a message for no longer. Neighbours among done
-ranges are one range.
+Changes without an entry are the last record of a life that ended in peace: what workers
+had then is among the returned, with KEPT_DUE_MS as `due`. Every message below the floor
+is done. `due` is the wall clock in milliseconds, 0 for at once, and `left` how long
+that was when the record was made: a wall clock that was set back since holds a message
+for no longer. Neighbours among done ranges are one range.
 """
 
 import enum
@@ -46,6 +46,8 @@ _RETURNED: Final = Struct(">BqiHq")
 _DELIVERY: Final = Struct(">qI")
 _PLACE: Final = Struct(">iI")
 _LENGTH: Final = Struct(">H")
+KEPT_DUE_MS: Final = 2**53
+"""`due` of what a worker had at the end of a life."""
 COUNT_MAX: Final = 2**16 - 1
 """A higher count of deliveries is kept as this."""
 
@@ -160,7 +162,7 @@ class QueueImage:
     incarnation: int = 0
     """Of the last life; 0: it had none."""
     is_idle: bool = False
-    """The last life ended in peace, and no worker had anything."""
+    """The last life ended in peace, and what workers had is known."""
     first_life: int = 1
     """Deliveries of earlier ones are of other messages at the same offsets; known until
     the broker ends."""
@@ -195,6 +197,11 @@ class QueueImage:
     def rise(self, floor: Offset) -> None:
         """Move the floor, and over the done ranges that it touches."""
         self.floor = self.done.take_below(max(floor, self.floor))
+
+    def kept(self) -> frozenset[Offset]:
+        """Return what workers had when the last life ended in peace."""
+        found = self.open_returned().items()
+        return frozenset(at for at, it in found if it.due_ms == KEPT_DUE_MS)
 
     def open_returned(self) -> dict[Offset, Returned]:
         """Return those of `returned` that are not done."""

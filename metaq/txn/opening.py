@@ -383,7 +383,7 @@ def compact(
 def encode_transaction(transaction: ReplayedTransaction) -> bytes:
     """Return all records of a transaction, its commit last."""
     locations, bounds = transaction.locations, transaction.bounds
-    parts = [encode_put(*put) for put in transaction.puts.items()]
+    parts = [encode_put(*put) for put in transaction.puts]
     if transaction.is_prepared:
         parts.append(encode_operation(RedoOperation.XA_PREPARE, transaction.key))
     if locations is None:

@@ -33,7 +33,7 @@ Source: docs/metaq-1.4/broker.md 5.7, 12 rows 3 and 5.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from metaq.errors import StorageError
 from metaq.model import LogId, MessageId, Offset
@@ -60,13 +60,18 @@ class JournalDamagedError(StorageError):
     """A file is missing, or contradicts its checksums, where no crash explains it."""
 
 
+JournalledPut: TypeAlias = tuple[MessageId, bytes]
+"""Its id, and the put as on the wire."""
+
+
 @dataclass(slots=True)
 class ReplayedTransaction:
     """Records of one transaction in the journal."""
 
     key: str
-    puts: dict[MessageId, bytes] = field(default_factory=dict)
-    """Id → the put as on the wire, in the order in which they came."""
+    puts: dict[JournalledPut, None] = field(default_factory=dict)
+    """In the order in which they came, each once: a start that was interrupted may have
+    copied some. A message of an exchange has one id in each of its topics."""
     is_prepared: bool = False
     locations: tuple[BatchLocation, ...] | None = None
     """Of a commit: offsets of its batches, or bounds; None: there is none."""
@@ -82,7 +87,7 @@ class ReplayedTransaction:
     @property
     def first_id(self) -> MessageId:
         """The id of its first put; -1 without any."""
-        return next(iter(self.puts), MessageId(-1))
+        return next((message_id for message_id, _ in self.puts), MessageId(-1))
 
     def is_named(self, group: Mapping[str, MessageId]) -> bool:
         """Return whether a group means this one, and no former one of its key."""
@@ -180,7 +185,7 @@ class Replay:
             self.last_id = max(self.last_id, record.message_id)
             # A Java broker journals puts after the prepare, and drops them at a start.
             if not found.is_prepared:
-                found.puts.setdefault(record.message_id, record.command)
+                found.puts[record.message_id, record.command] = None
             return
         if record.operation is RedoOperation.XA_PREPARE:
             if record.key in self.open:
@@ -248,6 +253,7 @@ class CommittedBatch(NamedTuple):
     log_id: LogId
     data: bytes
     ids: tuple[MessageId, ...]
+    puts: tuple[JournalledPut, ...]
 
 
 def make_batches(transaction: ReplayedTransaction) -> list[CommittedBatch]:
@@ -256,19 +262,20 @@ def make_batches(transaction: ReplayedTransaction) -> list[CommittedBatch]:
     Raises:
         JournalDamagedError: a put is malformed.
     """
-    found: dict[LogId, tuple[list[bytes], list[MessageId]]] = {}
-    for message_id, command in transaction.puts.items():
+    found: dict[LogId, tuple[list[bytes], list[JournalledPut]]] = {}
+    for each in transaction.puts:
+        message_id, command = each
         try:
             put = decode_put(command)
         except RecordError as error:
             text = f"journal damaged: transaction={transaction.key} {error}"
             raise JournalDamagedError(text) from error
-        chunks, ids = found.setdefault(put.log_id, ([], []))
+        chunks, puts = found.setdefault(put.log_id, ([], []))
         chunks.append(encode_record(put.payload, id=message_id, flag=put.flag))
-        ids.append(message_id)
+        puts.append(each)
     return [
-        CommittedBatch(log_id, b"".join(chunks), tuple(ids))
-        for log_id, (chunks, ids) in found.items()
+        CommittedBatch(log_id, b"".join(chunks), tuple(i for i, _ in puts), tuple(puts))
+        for log_id, (chunks, puts) in found.items()
     ]
 
 
@@ -296,7 +303,7 @@ def find_unapplied(
             continue
         left = _left_of(commit, windows)
         if left is not None:
-            seen.update(left.puts)
+            seen.update(message_id for message_id, _ in left.puts)
             missing[commit.first_id] = left
     for names in together:
         if not any(each.is_named(names) for each in missing.values()):
@@ -381,7 +388,7 @@ def _left_of(
     left = ReplayedTransaction(commit.key, is_prepared=commit.is_prepared)
     found_at = list[BatchLocation]()
     placed = {location.log_id: location.offset for location in locations}
-    kept: set[MessageId] = set()
+    kept: set[JournalledPut] = set()
     for batch in make_batches(commit):
         if batch.log_id.topic in gone:
             continue
@@ -397,14 +404,14 @@ def _left_of(
             found = Unapplied(bound, 0)
         if found is None:
             continue
-        kept.update(batch.ids)
+        kept.update(batch.puts)
         left.applied_bytes[batch.log_id] = found.applied_bytes
         found_at.append(
             BatchLocation(batch.log_id, found.offset, size, checksum(batch.data))
         )
     if not kept:
         return None
-    left.puts = {each: put for each, put in commit.puts.items() if each in kept}
+    left.puts = dict.fromkeys(each for each in commit.puts if each in kept)
     left.locations, left.bounds = tuple(found_at), commit.bounds
     if not left.is_unverified:
         left.bounds = {location.log_id: location.offset for location in found_at}
@@ -417,7 +424,7 @@ def _record_bytes(commit: ReplayedTransaction) -> int:
     return sum(
         [
             HEADER_BYTES + len(command) - command.find(line_end) - len(line_end)
-            for command in commit.puts.values()
+            for _, command in commit.puts
         ]
     )
 

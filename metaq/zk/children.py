@@ -12,13 +12,13 @@ an unreadable payload; the latter are logged, once for each payload.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Generic, TypeVar
 
 from metaq.model import printable
 from metaq.zk.errors import PayloadError
-from metaq.zk.session import Cancel, Coordinator, SessionState
+from metaq.zk.session import Cancel, ChildrenCallback, Coordinator, SessionState
 
 _log = logging.getLogger(__name__)
 
@@ -146,6 +146,40 @@ class ValuesWatch(Generic[T]):
         path = f"{self._path}/{name}"
         value = None if data is None else _value_of(path, data, self._decode)
         self._values[name] = value
+        self._on_change()
+
+
+class ChildrenOfEach:
+    """The names of the children of some nodes, kept current; owned by one loop."""
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        """Watch none yet; `on_change` is called on the loop after each change."""
+        self.children: dict[str, tuple[str, ...]] = {}
+        """Key of a node → its children; without the nodes that have none."""
+        self._on_change = on_change
+        self._watches: dict[str, Cancel] = {}
+
+    def follow(
+        self,
+        paths: Mapping[str, str],
+        watch: Callable[[str, ChildrenCallback], Cancel],
+    ) -> None:
+        """Watch these nodes, by key, and no others; they do not have to exist."""
+        for key in self._watches.keys() - paths.keys():
+            self._watches.pop(key)()
+            self.children.pop(key, None)
+        for key in paths.keys() - self._watches.keys():
+            self._watches[key] = watch(paths[key], partial(self._on_names, key))
+
+    def cancel(self) -> None:
+        """End it; nothing is delivered any more. May be repeated."""
+        for cancel in self._watches.values():
+            cancel()
+
+    def _on_names(self, key: str, names: tuple[str, ...] | None) -> None:
+        self.children.pop(key, None)
+        if names:
+            self.children[key] = names
         self._on_change()
 
 

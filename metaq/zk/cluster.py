@@ -192,6 +192,9 @@ class ClusterWatch(SnapshotFeed):
         self._topics: dict[str, dict[NodeKind, ValuesWatch[int]]] = {}
         self._exchanges: dict[str, bool | None] = {}
         """Whether a topic's name is that of an exchange; None: not read yet."""
+        self._unread: dict[str, str] = {}
+        self.unread_exchanges: Mapping[str, str] = MappingProxyType(self._unread)
+        """Those of them whose definition cannot be read, and why."""
         self._listed: dict[str, frozenset[str] | None] = {}
         """Parent of topics → their names; None: not read yet."""
         self._cancels: list[Cancel] = []
@@ -245,6 +248,7 @@ class ClusterWatch(SnapshotFeed):
             self._cancels.append(self._coordinator.watch_data(path, on_data))
 
     def _on_exchange(self, name: str, data: bytes | None) -> None:
+        self._unread.pop(name, None)
         try:
             self._exchanges[name] = (
                 data is not None and not decode_exchange(data).is_deleted
@@ -253,7 +257,8 @@ class ClusterWatch(SnapshotFeed):
             _log.warning(
                 "exchange is not understood: exchange=%s error=%s", name, error
             )
-            self._exchanges[name] = False
+            # As a topic it would look empty.
+            self._exchanges[name], self._unread[name] = True, str(error)
         self._settler.note()
 
     def watch_names(self) -> None:

@@ -273,6 +273,11 @@ def decode_json(data: bytes, what: str) -> dict[str, object]:
     return fields
 
 
+def made_later(text: str) -> PayloadError:
+    """Return the error of a definition that is JSON, with what is not known here."""
+    return PayloadError(f"{text}: made by a newer version, or by hand")
+
+
 def _items(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 

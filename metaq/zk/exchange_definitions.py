@@ -10,19 +10,21 @@
 `{b}` is a digest of the bytes, so to bind twice is to bind once. A deleted exchange
 keeps its node, as a deleted queue group does: one that is gone may be ZooKeeper's loss.
 A binding that is gone is unbound. Brokers keep a copy of both on the disk: the
-properties of each exchange, and `bindings`, name → binding.
-Properties of an exchange that are not known here are kept. Source: docs/messaging.md.
+properties of each exchange, `bindings`, name → binding, and `unread`, name → reason.
+Properties of an exchange that are not known here are kept. A binding with such a one
+cannot be read: it may say which messages the topic is not to get.
+Source: docs/messaging.md.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Final
 
 from metaq.model import no_items
 from metaq.routing.match import Binding, ExchangeKind
-from metaq.zk.definitions import decode_json, encode_json
+from metaq.zk.definitions import decode_json, encode_json, made_later
 from metaq.zk.errors import PayloadError
 
 EXCHANGES_COPY_NAME: Final = "exchanges.json"
@@ -31,7 +33,9 @@ STATES: Final = ("active", "deleted")
 MATCHES: Final = ("all", "any")
 
 _BINDINGS: Final = "bindings"
-_KNOWN: Final = frozenset({"alternate", _BINDINGS, "kind", "state"})
+_UNREAD: Final = "unread"
+_KNOWN: Final = frozenset({"alternate", _BINDINGS, "kind", "state", _UNREAD})
+_KNOWN_OF_BINDING: Final = frozenset({"headers", "key", "match", "topic"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +47,25 @@ class ExchangeDefinition:
     """Topic of messages that match no binding; None: there is none."""
     bindings: Mapping[str, Binding] = field(default_factory=no_items)
     """By the names of their nodes."""
+    unread: Mapping[str, str] = field(default_factory=no_items)
+    """Why others cannot be read, by the names of their nodes: it is not served."""
     is_deleted: bool = False
     others: Mapping[str, object] = field(default_factory=no_items)
     """Properties that are not known here, ready for JSON."""
+
+
+def with_bindings(
+    definition: ExchangeDefinition, found: Mapping[str, Binding | str]
+) -> ExchangeDefinition:
+    """Return an exchange with what was found of its bindings, by name.
+
+    Args:
+        definition: of the exchange.
+        found: a text says why a binding cannot be read.
+    """
+    unread = {name: each for name, each in found.items() if isinstance(each, str)}
+    bindings = {name: each for name, each in found.items() if isinstance(each, Binding)}
+    return replace(definition, bindings=bindings, unread=unread)
 
 
 def encode_exchange(definition: ExchangeDefinition) -> bytes:
@@ -55,9 +75,10 @@ def encode_exchange(definition: ExchangeDefinition) -> bytes:
 
 def encode_copied(definition: ExchangeDefinition) -> bytes:
     """Return the bytes of an exchange with its bindings, for the copy."""
-    found = definition.bindings.items()
+    found, unread = definition.bindings.items(), definition.unread
     bindings = {name: _binding_fields(each) for name, each in found}
-    return encode_json({**_fields_of(definition), _BINDINGS: bindings})
+    fields = {**_fields_of(definition), _BINDINGS: bindings}
+    return encode_json(fields | ({_UNREAD: {**unread}} if unread else {}))
 
 
 def _fields_of(definition: ExchangeDefinition) -> dict[str, object]:
@@ -78,6 +99,7 @@ def decode_exchange(data: bytes) -> ExchangeDefinition:
     fields = decode_json(data, "exchange")
     kinds = [each.value for each in ExchangeKind]
     bindings: Any = fields.get(_BINDINGS, {})
+    unread: Any = fields.get(_UNREAD, {})
     if fields.get("kind") not in kinds:
         raise _nonsense("exchange", f"a kind of {', '.join(kinds)}", data)
     if fields.get("state") not in STATES:
@@ -89,6 +111,7 @@ def decode_exchange(data: bytes) -> ExchangeDefinition:
         kind=ExchangeKind(fields["kind"]),
         alternate=alternate,
         bindings={name: _binding_of(each, data) for name, each in bindings.items()},
+        unread=unread,
         is_deleted=fields["state"] == "deleted",
         others=MappingProxyType(
             {name: each for name, each in fields.items() if name not in _KNOWN}
@@ -135,6 +158,8 @@ def _binding_of(fields: Mapping[str, Any], data: bytes) -> Binding:
         value is None or isinstance(value, str) for value in headers.values()
     ):
         raise _nonsense("binding", "headers to be an object of texts, or null", data)
+    if others := sorted(fields.keys() - _KNOWN_OF_BINDING):
+        raise _nonsense("binding", f"no property {', '.join(others)}", data)
     if fields.get("match", "all") not in MATCHES:
         raise _nonsense("binding", "match to be all or any", data)
     pairs = tuple(sorted(headers.items()))
@@ -146,4 +171,4 @@ def _is_name(value: object) -> bool:
 
 
 def _nonsense(what: str, wanted: str, data: bytes) -> PayloadError:
-    return PayloadError(f"{what}: expected {wanted}, got {data[:200]!r}")
+    return made_later(f"{what}: expected {wanted}, got {data[:200]!r}")

@@ -5,7 +5,6 @@ are watched as long as it is there and not deleted.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from metaq.routing.match import Binding
@@ -15,6 +14,7 @@ from metaq.zk.exchange_definitions import (
     ExchangeDefinition,
     decode_binding,
     decode_exchange,
+    with_bindings,
 )
 from metaq.zk.paths import NodePaths
 from metaq.zk.session import Coordinator
@@ -30,7 +30,7 @@ class ExchangeWatch:
         self._coordinator = coordinator
         self._paths = paths
         self._on_change = on_change
-        self._bindings: dict[str, ValuesWatch[Binding]] = {}
+        self._bindings: dict[str, ValuesWatch[Binding | str]] = {}
         self._exchanges: ValuesWatch[ExchangeDefinition | str] = ValuesWatch(
             coordinator,
             paths.exchanges(),
@@ -50,7 +50,7 @@ class ExchangeWatch:
         values = dict(self._exchanges.values)
         for name, watch in self._bindings.items():
             if isinstance(each := values.get(name), ExchangeDefinition):
-                values[name] = replace(each, bindings=watch.values)
+                values[name] = with_bindings(each, watch.values)
         return values
 
     def cancel(self) -> None:
@@ -71,7 +71,7 @@ class ExchangeWatch:
             self._bindings[name] = ValuesWatch(
                 self._coordinator,
                 self._paths.bindings(name),
-                decode_binding,
+                partial(or_error, decode_binding),
                 self._on_change,
             )
         self._on_change()

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 from metaq.errors import FilterError
 from metaq.filter.language import Filter, has_parser, parse_filter
 from metaq.model import no_items
-from metaq.zk.definitions import decode_json, encode_json, whole_number
+from metaq.zk.definitions import decode_json, encode_json, made_later, whole_number
 from metaq.zk.errors import PayloadError
 
 GROUPS_COPY_NAME: Final = "groups.json"
@@ -180,4 +180,4 @@ _PROPERTIES: Final[Mapping[str, _Rule]] = {
 
 
 def _nonsense(wanted: str, data: bytes) -> PayloadError:
-    return PayloadError(f"queue group: expected {wanted}, got {data[:200]!r}")
+    return made_later(f"queue group: expected {wanted}, got {data[:200]!r}")

@@ -217,19 +217,20 @@ class DelayRig:
         self.bench.run()
 
     async def commit(
-        self, command: Mput, wait_s: float, *, is_committed: bool = True
+        self, command: Mput, wait_s: float, *more: Mput, is_committed: bool = True
     ) -> bool:
-        """Put a batch in a transaction; return whether it was committed."""
+        """Put batches in a transaction; return whether it was committed."""
         key = f"TX:s:{next(self._keys)}"
         session, transactions = FakeSession(self.context), self.bench.coordinator
         outcomes: list[MetaqError | None] = []
         try:
             transactions.begin(key, session, 0)
-            command = replace(command, transaction=parse_key(key))
-            for _ in handle_mput(command, [command.payload], session):
-                pass
+            for each in (command, *more):
+                inside = replace(each, transaction=parse_key(key))
+                for _ in handle_mput(inside, [inside.payload], session):
+                    pass
             self.bench.run()
-            if result_of(session.replies[0]).status != 200:
+            if any(result_of(each).status != 200 for each in session.replies):
                 return False
             self.clock.advance_s(wait_s)
             await self.try_tick()

@@ -110,6 +110,7 @@ QUEUE_GROUP = QueueGroupStatus(
     passed_count=60,
     expired_count=49,
     letter_count=50,
+    skipped_bytes=61,
 )
 
 HEALTHY = BrokerStatus(

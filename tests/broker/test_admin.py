@@ -44,6 +44,7 @@ class Actions:
 
     def __init__(self) -> None:
         self.context = self.topics = self.waiters = self.transactions = self
+        self.queues = self
         self.config = BrokerConfig()
         self.calls: list[tuple[object, ...]] = []
         self.reload_error: Exception | None = None
@@ -76,6 +77,10 @@ class Actions:
 
     def closed_partitions(self) -> dict[str, tuple[int, ...]]:
         return self.closed
+
+    async def skip_damage(self, *asked: object) -> dict[str, object]:
+        self.calls.append(("skip", *asked))
+        return {"reason": "a flipped bit"}
 
     def views(self) -> Sequence[TransactionView]:
         return (TransactionView("XID:1:0a::uq", "prepared", 2, 40, ("t-0",), 9, 8),)
@@ -229,10 +234,12 @@ def test_every_order_of_the_table_is_answered(data_dir: Path) -> None:
         "reload": "added",
         "close_partitions": "closed",
         "open_partitions": "closed",
+        "skip_damage": "reason",
         "transactions": "transactions",
         "end_transaction": "as",
     }
     more = {"topic": "test", "key": "XID:1:0a::uq", "as": "commit"}
+    more |= {"group": "workers", "partition": 0}
 
     async def body(_: AdminServer) -> None:
         for command in ORDERS:

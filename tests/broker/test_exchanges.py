@@ -2,6 +2,7 @@
 
 import gc
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 
@@ -89,6 +90,36 @@ def test_bindings_that_cannot_be_are_left_out_and_too_many_of_all_refused() -> N
         "exchange 'e5' is not served: expected at most 50000 bindings on a broker, got"
         " 60000"
     )
+
+
+def test_an_exchange_that_is_not_understood_takes_nothing() -> None:
+    """With a binding left out a topic would lack messages, and no sender hear of it."""
+    rig = RouteRig(ALL)
+    topics, odd = rig.context.topics, replace(exchange_of(ALL), unread={"b1": "new"})
+    for defined, unread in (
+        ({EXCHANGE: odd}, {}),
+        ({}, {EXCHANGE: "new"}),
+    ):
+        rig.exchanges.apply({EXCHANGE: exchange_of(ALL)}, TOPICS)
+        assert topics.exchanges
+        rig.exchanges.apply(defined, TOPICS, unread)
+        assert not topics.exchanges
+        with pytest.raises(ServerError, match=r"'events' is not served by .*new"):
+            topics.open_for_put(EXCHANGE, 0)
+    rig.exchanges.apply({EXCHANGE: odd}, TOPICS)
+    (problem,) = rig.exchanges.problems
+    assert problem == (
+        f"exchange '{EXCHANGE}' is not served: binding b1 cannot be read: new"
+    )
+
+
+def test_what_is_sent_to_a_deleted_exchange_is_refused_as_that() -> None:
+    """Also by a broker that began after it was deleted."""
+    rig = RouteRig()
+    over = replace(exchange_of(), is_deleted=True)
+    rig.exchanges.apply({"over": over}, TOPICS)
+    with pytest.raises(ServerError, match="'over' is no exchange"):
+        rig.context.topics.open_for_put("over", 0)
 
 
 def many_bindings(kind: ExchangeKind, turn: int) -> list[Binding]:

@@ -63,7 +63,11 @@ def test_what_cannot_be_read_or_is_gone_stays_with_a_sentence() -> None:
     assert kind.values == {"g": ONE, "lost": OTHER}
     assert kind.active().keys() == {"g", "lost"}
     unread, gone = kind.problems
-    assert unread == "definition of queue group 'g' cannot be read: no JSON"
+    assert unread == (
+        "definition of queue group 'g' cannot be read, and what it was stays in effect"
+        " on this broker: no JSON"
+    )
+    assert not kind.unread
     assert gone.endswith("stays in effect on this broker: write it again")
     found.values = {"g": OVER, "lost": OTHER}
     assert kind.refresh()
@@ -90,3 +94,27 @@ def test_one_of_an_earlier_generation_is_not_taken_for_another_one() -> None:
     found.values = {"g": ONE}
     assert kind.refresh()
     assert (kind.values, kind.lost) == ({"g": ONE}, ())
+
+
+def test_what_was_never_read_is_left_out_with_a_sentence() -> None:
+    """A user of it hears why; one with more than is known is in effect without that."""
+    kind, found = followed()
+    kind.values = {"over": OVER}
+    newer = replace(ONE, others={"priority": 1, "limit": 2})
+    found.values = {"g": "a newer version", "over": "likewise", "more": newer}
+    found.is_complete = True
+    assert kind.refresh()
+    assert kind.active() == {"more": newer}
+    assert kind.unread == {
+        "g": "its definition cannot be read: a newer version",
+        "over": "its definition cannot be read: likewise",
+    }
+    left_out, _, more = kind.problems
+    assert left_out == (
+        "definition of queue group 'g' cannot be read, and it is left out on this"
+        " broker: a newer version"
+    )
+    assert more.endswith("is in effect on this broker without limit, priority")
+    found.values = {}
+    assert kind.refresh()
+    assert not kind.unread

@@ -106,3 +106,18 @@ def test_a_worker_of_a_former_or_later_group_is_refused(tmp_path: Path) -> None:
             assert await new.ack(again) is Word.OK
 
     asyncio.run(main())
+
+
+def test_a_worker_of_a_group_that_is_not_understood_hears_why(tmp_path: Path) -> None:
+    """Not that it is not defined, which workers take for deleted in the end."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        queues = broker.context.queues
+        assert queues is not None
+        queues.apply_groups({}, {"newer": "made by a newer version"})
+        worker = Worker(peer, group="newer")
+        refused = await worker.ask(worker.taking())
+        assert refused.status == 500
+        assert refused.text == "queue group 'newer': made by a newer version"
+
+    run(tmp_path, scenario)

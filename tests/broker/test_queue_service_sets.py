@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +23,15 @@ from metaq.replication.operator import change_set
 from metaq.replication.record import plan_transfer
 from metaq.storage.partition_log import PartitionLog
 from metaq.zk.group_definitions import QueueGroupDefinition
-from tests.broker.queue_worker import GROUP, Got, Worker, define, queue_of, stored
+from tests.broker.queue_worker import (
+    GROUP,
+    TOPIC,
+    Got,
+    Worker,
+    define,
+    queue_of,
+    stored,
+)
 from tests.replication.replicas import SOON_S, Replicas, replicas, soon
 from tests.rigs.broker import Peer
 
@@ -263,6 +272,35 @@ def test_a_record_that_workers_cannot_be_given_is_mended() -> None:
             (other,) = await worker.take(1, wait_ms=WAIT_MS)
             assert other.data == b"other"
             assert rig[leader].node.mender.mended_count == 1
+
+    run(scenario)
+
+
+def test_damage_that_none_can_mend_is_passed_over_by_the_next_leader_too() -> None:
+    """By order, once the set knows that it is lost."""
+
+    async def scenario(rig: Replicas) -> None:
+        async with serving(rig, b"first", b"gone", b"last") as (broker, peer):
+            worker, queues = Patient(peer, "w1"), broker.context.queues
+            (first,) = await worker.take(1)
+            assert await worker.ack(first) is Word.OK
+            await rig.equal()
+            queue = queue_of(broker)
+            queue.drop_window()
+            for each in rig.running:
+                log = broker_of(rig, each.number).context.topics.find_log(TOPIC, 0)
+                path = log.segments.first.path
+                at = HEADER_BYTES + len(first.data)
+                rig[each.number].disk.flip_bit(path, 8 * at + 6)
+            order = partial(queues.skip_damage, TOPIC, GROUP, 0)
+            await worker.ask(worker.taking(1))
+            await soon(lambda: queue.log.lost, show=rig.describe)
+            shown = await order(None)
+            await order((shown["start"], shown["end"]))
+        await kill_leader(rig)
+        async with serving(rig) as (_broker, peer):
+            (last,) = await Patient(peer, "w2").take(9, wait_ms=WAIT_MS)
+            assert last.data == b"last"
 
     run(scenario)
 

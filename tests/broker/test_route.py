@@ -15,7 +15,8 @@ from metaq.record.layout import encode_record
 from metaq.routing.match import Binding, ExchangeKind
 from metaq.txn.figures import TransactionLimits
 from tests.broker.delay_rig import FakeSession, result_of
-from tests.broker.route_rig import EXCHANGE, RouteRig, batch_of
+from tests.broker.route_rig import EXCHANGE, TOPICS, RouteRig, batch_of
+from tests.broker.stepped import cut_at_sync
 from tests.cases import for_each
 from tests.rigs.fs import keep_all
 
@@ -277,6 +278,30 @@ def test_in_a_transaction_all_targets_have_it_with_the_commit() -> None:
     assert rig.commit(batch_of(("nothing", b"|c"), is_mandatory=False))
     assert not rig.commit(batch_of(("nothing", b"|c")))
     assert rig.payloads("t0") == [b"|a", b"|b"]
+
+
+def test_a_commit_that_is_cut_is_in_all_targets_or_in_none() -> None:
+    """Whatever of it is on the disk; a message has one id in all of them.
+
+    A start took the second copy for a repetition: it was in the first topic alone.
+    """
+    seen = list[bool]()
+    for number in range(8):
+        rig = RouteRig(ORDERS, PAID)
+        batch = batch_of(("order.paid", b"|a"), ("order.paid", b"|b"))
+        with cut_at_sync(rig.fs, number, lambda: None) as found:
+            assert rig.commit(batch)
+        again = RouteRig(fs=found[0][0].crash(keep_all))
+        again.bench.run()
+        first, *others = [
+            sorted(
+                each for p in range(TOPICS[name]) for each in again.payloads(name, p)
+            )
+            for name in ("t0", "t1")
+        ]
+        assert [first] == others
+        seen.append(bool(first))
+    assert {*seen} == {False, True}
 
 
 def test_a_transaction_has_room_for_the_copies_of_all_targets_or_for_none() -> None:

@@ -127,6 +127,23 @@ def test_a_transaction_has_them_wait_from_its_commit_on(is_committed: bool) -> N
     asyncio.run(main())
 
 
+def test_a_transaction_has_them_wait_once_for_each_topic_over_a_kill() -> None:
+    """In the journal all copies of a message have its id, and one partition.
+
+    A start took the second one for a repetition, and appended the others again.
+    """
+
+    async def main() -> None:
+        rig = bind(await DelayRig().start(), *BOTH)
+        assert await rig.commit(delayed(rig, 60_000), 0.0, delayed(rig, 60_000))
+        rig = bind(await rig.again(keep_all), *BOTH)
+        await rig.pass_s(60.0)
+        assert found(rig) == [2 * [b"1", b"2", b"3"], 2 * [b"1", b"3"]]
+        await rig.kill()
+
+    asyncio.run(main())
+
+
 def test_what_no_binding_matches_is_refused_also_where_it_is_not_mandatory() -> None:
     """There is nothing that it could wait for; an alternate topic is something."""
 

@@ -187,6 +187,7 @@ EXPECTED = {
     "metaq_queue_done_messages_total{group=workers,topic=test}": 48,
     "metaq_queue_passed_messages_total{group=workers,topic=test}": 60,
     "metaq_queue_expired_leases_total{group=workers,topic=test}": 49,
+    "metaq_queue_skipped_bytes_total{group=workers,topic=test}": 61,
     "metaq_queue_dead_letters_total{group=workers,topic=test}": 50,
     "metaq_delayed_messages{}": 55,
     "metaq_delayed_bytes{}": 56,

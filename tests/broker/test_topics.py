@@ -42,18 +42,22 @@ def test_what_does_not_exist_is_refused(
     assert str(caught.value) == detail
 
 
-def test_an_exchange_that_was_here_is_refused_as_one() -> None:
-    """Not one that is here again, which has no partitions."""
+def test_an_exchange_that_is_not_served_is_refused_as_one() -> None:
+    """Not one that is here, which has no partitions. A deleted one may be a topic."""
     topics, one = make_topics(), ServedExchange("e", Matcher(ExchangeKind.FANOUT), None)
-    for exchanges, detail in (
-        ({}, "do not accept topic e"),
-        ({"e": one}, "do not accept topic e"),
-        ({}, r"'e' is no exchange on this broker \[no-exchange\]"),
-        ({"e": one}, "do not accept topic e"),
+    for exchanges, unserved, former, detail in (
+        ({}, {}, (), "do not accept topic e"),
+        ({"e": one}, {}, (), "do not accept topic e"),
+        ({}, {}, {"e"}, r"'e' is no exchange on this broker \[no-exchange\]"),
+        ({}, {"e": "too new"}, (), r"'e' is not served .*: too new \[no-exchange\]"),
     ):
-        topics.set_exchanges(exchanges)
+        topics.set_exchanges(exchanges, unserved, former)
         with pytest.raises(ServerError, match=detail):
             topics.resolve_put("e", 0)
+    topics.set_exchanges({}, {"wild-x": "too new"}, {"wild-y"})
+    with pytest.raises(ServerError, match="too new"):
+        topics.resolve_put("wild-x", 0)
+    assert topics.resolve_put("wild-y", 0) == 0
 
 
 @pytest.mark.parametrize("topic", ["test", "wild-", "wild-x", "wild-*"])

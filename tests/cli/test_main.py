@@ -76,6 +76,7 @@ COMMANDS = {
         "--json",
     },
     "queues delete": {"--zookeeper", "--dry-run", "--yes", "--json"},
+    "queues skip": {"--data-dir", "--config", "--dry-run", "--yes"},
     "offsets show": {"--zookeeper", "--json"},
     "offsets reset": {
         "--zookeeper",

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from metaq.cli.cluster import Target
+from metaq.cli.exchanges import list_exchanges
 from metaq.cli.main import main
 from metaq.cli.queues import (
     GroupWishes,
@@ -17,9 +18,10 @@ from metaq.cli.queues import (
     list_queues,
     rates_of,
     show,
+    skip,
 )
 from metaq.client import AsyncAdmin, Client, QueueDescription, QueueGroupDescription
-from metaq.errors import ClientError
+from metaq.errors import AdminError, ClientError, ServerError
 from metaq.model import BrokerId, TopicPartition
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.zk.group_definitions import QueueGroupDefinition
@@ -29,6 +31,8 @@ ONE_BROKER = {
     "broker": "MetaQ has no queue groups",
     "target": "likewise",
     "test_a_partition_that_is_away_is_named": "likewise",
+    "test_what_a_newer_version_has_made_is_named": "likewise",
+    "test_a_group_passes_over_damage_after_a_question": "likewise",
     "test_a_deleted_group_is_gone_and_a_new_one_begins_again": "likewise",
 }
 
@@ -64,6 +68,20 @@ def test_groups_are_listed_with_their_options(
     list_queues(target, as_json=True)
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["deliveries_max"] == 16
+
+
+def test_what_a_newer_version_has_made_is_named(
+    broker: EmbeddedBroker, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is in no table, and the exit code says so."""
+    assert list_queues(target, as_json=False)
+    assert not capsys.readouterr().err
+    broker.zookeeper.put("/meta/catalog/groups/odd", b'{"type":"stream"}')
+    for lists in (list_queues, list_exchanges):
+        assert not lists(target, as_json=False)
+        said = capsys.readouterr().err
+        assert "definition of queue group 'odd' cannot be read" in said
+        assert "made by a newer version" in said
 
 
 def test_a_group_shows_how_far_it_is(
@@ -204,6 +222,38 @@ def test_wrong_use_is_refused(words: list[str], text: str) -> None:
     done = CliRunner().invoke(main, ["queues", *words])
     assert done.exit_code == 2
     assert text in done.output
+
+
+def test_a_group_passes_over_damage_after_a_question(
+    broker: EmbeddedBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The order shows the damage first; the next message comes, and no other goes."""
+    (path,) = (broker.data_path / "orders-0").glob("*.meta")
+    data = bytearray(path.read_bytes())
+    size = len(data) // 3
+    data[size] ^= 0x40  # the length of the second record
+    path.write_bytes(data)
+    place = "orders", "workers", 0, broker.data_path
+    with Client(**broker.client_options, **QUICK) as client:
+        with (
+            client.queue("orders", group="workers") as queue,
+            pytest.raises(ServerError, match=f"offset {size}|offset={size}"),
+        ):
+            queue.receive(10)
+        skip(*place, is_dry=True, is_sure=False)
+        shown = capsys.readouterr().out
+        assert f"offsets {size} to {2 * size}, {size} bytes" in shown
+        with pytest.raises(AdminError, match="not defined here"):
+            skip("orders", "others", 0, broker.data_path, is_dry=True, is_sure=False)
+        skip(*place, is_dry=False, is_sure=True)
+        assert f"goes on at offset {2 * size}" in capsys.readouterr().err
+        with client.queue("orders", group="workers") as queue:
+            message = queue.receive(10)
+            assert message is not None
+            assert message.data == b"2"
+            message.ack()
+        with pytest.raises(AdminError, match="at no damage"):
+            skip(*place, is_dry=False, is_sure=True)
 
 
 def test_a_deleted_group_is_gone_and_a_new_one_begins_again(

@@ -13,6 +13,7 @@ from metaq.client import (
     Binding,
     Client,
     ConfigError,
+    CoordinationError,
     ExchangeError,
     MetaqError,
     NoBrokerError,
@@ -39,6 +40,7 @@ ONE_BROKER = {
     "test_a_broker_of_metaq_1_4_has_no_exchange_made_or_bound": "it has both",
     "test_a_broker_keeps_its_exchanges_without_zookeeper": "likewise",
     "test_a_bound_topic_is_on_all_brokers": "likewise",
+    "test_a_topic_of_a_java_broker_with_the_name_of_an_exchange_is_an_alarm": "both",
     "test_a_broker_that_is_drained_is_sent_no_message_of_an_exchange": "likewise",
 }
 TOPICS = {"orders": 2, "paid": 1, "other": 1}
@@ -345,6 +347,83 @@ def test_headers_are_matched_all_or_any(rig: Rig) -> None:
         events.send("", b"c", headers={"region": b"eu"})
     assert [each.data for each in client.browse("orders")] == [b"a"]
     assert [each.data for each in client.browse("paid")] == [b"a", b"b"]
+
+
+def test_what_a_newer_version_has_made_is_named_and_is_no_topic(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the health of its broker, once in its log, by lists, and to who uses it."""
+    broker, client = rig
+    admin, inner = client.admin(), running_inside(broker)
+    admin.create_exchange("events")
+    admin.bind("events", "orders", key="#")
+    newer = b'{"alternate":null,"kind":"hash","state":"active"}'
+    broker.zookeeper.put("/meta/catalog/exchanges/odd", newer)
+    bound = b'{"key":"a","topic":"orders","where":"tag = 1"}'
+    broker.zookeeper.put("/meta/catalog/bindings/events/b1", bound)
+
+    def problems() -> tuple[str, ...]:
+        return inner.control.status().definition_problems
+
+    wait_until(lambda: len(problems()) == 2)
+    assert all("made by a newer version" in each for each in problems())
+    admin.create_exchange("third")  # the definitions are looked at again
+    assert [caplog.messages.count(each) for each in problems()] == [1, 1]
+    unread = admin.unread_definitions()
+    assert ["'odd'" in unread[0], "b1 of exchange 'events'" in unread[1]] == [True] * 2
+    assert all("made by a newer version" in each for each in unread)
+    assert list(admin.exchanges()["events"].unread) == ["b1"]
+    with pytest.raises(ExchangeError, match="newer version"):
+        admin.route("events", "a")
+    with pytest.raises(CoordinationError, match="newer version"):
+        admin.route("odd", "a")
+    with pytest.raises(ExchangeError, match="'odd' is an exchange"):
+        list(client.browse("odd"))
+    with (
+        client.exchange("odd") as odd,
+        pytest.raises(NoBrokerError, match="newer version"),
+    ):
+        odd.send("a", b"x", timeout=0.5)
+    with client.exchange("events") as events:
+        with pytest.raises(NoBrokerError, match=r"'events' .*its health says why"):
+            events.send("a", b"x", timeout=0.5)
+        broker.zookeeper.remove("/meta/catalog/bindings/events/b1")
+        events.send("a", b"y")
+    assert [each.data for each in client.browse("orders")] == [b"y"]
+
+
+def test_a_topic_of_a_java_broker_with_the_name_of_an_exchange_is_an_alarm(
+    rig: Rig,
+) -> None:
+    """It was away when the exchange was made, and is back; producers reach both."""
+    broker, client = rig
+    admin, inner = client.admin(), running_inside(broker)
+    admin.create_exchange("events")
+
+    def problems() -> tuple[str, ...]:
+        return inner.control.status().definition_problems
+
+    coordinator = broker.zookeeper.coordinator
+    with FakeBroker({"events": 1}, broker_id=9, coordinator=coordinator):
+        wait_until(problems)
+        (problem,) = problems()
+        assert problem == (
+            "exchange 'events' has the name of a topic on broker 9, where messages go"
+            " to that: delete one of the two ('metaq exchanges delete events')"
+        )
+    wait_until(lambda: not problems())
+
+
+def test_a_deleted_exchange_is_refused_as_one_after_a_restart(rig: Rig) -> None:
+    """By its broker, whose copy of the definitions has it."""
+    broker, client = rig
+    admin = client.admin()
+    admin.create_exchange("events")
+    admin.delete_exchange("events")
+    broker.restart()
+    topics = running_inside(broker).context.topics
+    with pytest.raises(MetaqError, match="'events' is no exchange on this broker"):
+        topics.resolve_put("events", 0)
 
 
 def test_a_broker_keeps_its_exchanges_without_zookeeper() -> None:

@@ -12,7 +12,7 @@ from metaq.client.cluster.queue_groups import QueueGroupDefinitions, reach_queue
 from metaq.client.errors import QueueGroupError
 from metaq.client.options import QueueOptions
 from metaq.client.queue.work_queue import AsyncQueue
-from metaq.errors import ClientError, ConfigError
+from metaq.errors import ClientError, ConfigError, CoordinationError
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.zk.group_definitions import QueueGroupDefinition, decode_group
 from tests.client.worlds import parts_of
@@ -39,6 +39,7 @@ ONE_BROKER = {
     "test_a_log_consumer_that_was_refused_leaves_the_name_free": "MetaQ has none",
     "test_a_log_consumer_that_joins_at_the_same_moment_is_found": "MetaQ has none",
     "test_a_broker_keeps_its_groups_without_zookeeper": "MetaQ has none",
+    "test_a_group_that_a_newer_version_has_made_is_named": "MetaQ has none",
 }
 DROP = {"then": "drop"}
 
@@ -364,6 +365,32 @@ def test_a_group_made_again_while_its_broker_was_down_begins_anew() -> None:
         ask(broker, remake)
         broker.start()
         assert take_all(broker, 2) == [(b"first", 1), (b"second", 1)]
+
+
+def test_a_group_that_a_newer_version_has_made_is_named() -> None:
+    """In every call that names it, and in lists; not as one that is missing."""
+    newer = b'{"type":"stream","topic":"orders"}'
+    with (
+        embedded_broker(topics={"orders": 1}) as broker,
+        Client(**broker.client_options) as client,
+    ):
+        broker.zookeeper.put("/meta/catalog/groups/g", newer)
+        admin = client.admin()
+        assert admin.queue_groups() == {}
+        (sentence,) = admin.unread_definitions()
+        assert sentence.startswith("definition of queue group 'g' cannot be read: ")
+
+        def work() -> None:
+            with client.queue("orders", group="g", then="drop"):
+                pass
+
+        for call in (
+            lambda: admin.describe_queue_group("g"),
+            lambda: admin.delete_queue_group("g"),
+            work,
+        ):
+            with pytest.raises(CoordinationError, match="made by a newer version"):
+                call()
 
 
 def test_a_worker_waits_for_a_broker_that_has_the_group_before() -> None:

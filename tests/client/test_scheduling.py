@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaq.client import (
+    Client,
     MessageTooLargeError,
     NoDelayError,
     OutgoingMessage,
@@ -22,6 +23,8 @@ from metaq.errors import ConfigError, NoRoomError, ServerError
 from metaq.model import BrokerId, MessageId, Millis, Offset, TopicPartition, id_time
 from metaq.protocol.commands import Mput
 from metaq.protocol.version import Capabilities
+from metaq.testing.embedded import embedded_broker
+from metaq.testing.fake_broker import FakeBroker
 from tests.brokers import PYTHON, AnyBroker, StartBroker, broker_of
 from tests.cases import for_each
 from tests.client.producing import (
@@ -41,6 +44,7 @@ ONE_BROKER = {
     "test_a_full_log_of_delays_refuses_and_stores_nothing": (
         "a MetaQ 1.4 broker has no such log"
     ),
+    "test_beside_a_broker_of_metaq_1_4_a_message_waits_or_fails": "it has both",
 }
 HOUR_MS = 3_600_000
 NOW_MS = Millis(1_700_000_000_003)
@@ -519,3 +523,28 @@ def test_a_producer_that_may_spool_refuses_a_time(
     ):
         producer.send(b"x", delay="1h")
     assert broker.stored() == []
+
+
+def test_beside_a_broker_of_metaq_1_4_a_message_waits_or_fails() -> None:
+    """It is never there at once: what that broker would get is refused, by itself."""
+    with embedded_broker(topics={"test": 1}) as broker:
+        coordinator = broker.zookeeper.coordinator
+        with (
+            FakeBroker({"test": 1}, broker_id=9, coordinator=coordinator) as legacy,
+            Client(**broker.client_options) as client,
+            client.producer() as producer,
+        ):
+            wait_until(lambda: len(client.partitions("test")) == 2)
+            refused = 0
+            for number in range(40):
+                try:
+                    sent = producer.send("test", b"%d" % number, delay="1h")
+                except NoDelayError:
+                    refused += 1
+                else:
+                    assert isinstance(sent, Scheduled)
+            assert 0 < refused < 40
+            assert client.admin().scheduled("test").message_count == 40 - refused
+            assert legacy.payloads() == []
+            kept = producer.send("test", b"x", delay="1h", partition="0-0")
+            assert isinstance(kept, Scheduled)

@@ -302,6 +302,7 @@ WRONG: dict[str, dict[str, tuple[object, ...]]] = {
     "Exchange.flush": {"timeout": NO_TIMES},
     "Exchange.close": {"timeout": NO_TIMES},
     "Admin.exchanges": {"timeout": NO_TIMES},
+    "Admin.unread_definitions": {"timeout": NO_TIMES},
     "Admin.create_exchange": {
         "exchange": (*NO_TOPICS, "__x"),
         "kind": (5, None, "x"),

@@ -423,6 +423,31 @@ def test_retention_ends_what_it_takes() -> None:
     assert numbers(rig.take(9)) == [4, 5]
 
 
+def test_a_range_is_given_up_by_order() -> None:
+    """Open messages in it as well, in any place; what is around it stays."""
+    rig = Rig()
+    rig.put(7)
+    a, b, c, d = rig.take(4)
+    rig.settle(c, SettleVerb.REJECT)
+    assert rig.ack(b) is Word.OK
+    assert rig.state.count_in(Offset(100), Offset(300)) == 1
+    rig.state.skip(Offset(100), Offset(300))
+    assert (rig.state.floor, rig.state.skipped_bytes) == (0, 200)
+    assert rig.ack(c) is Word.DONE
+    rig.state.letter_stored(c.offset)  # it was on its way
+    assert rig.state.open_count == 2
+    rig.state.skip(Offset(400), Offset(600))
+    assert numbers(rig.take(9)) == [6]
+    assert rig.ack(a) is Word.OK
+    assert rig.state.floor == 300
+    assert rig.ack(d) is Word.OK
+    assert rig.state.floor == 600
+    rig.store()
+    rig.crash()
+    rig.pass_time(RECLAIM_MS)
+    assert numbers(rig.take(9)) == [6]
+
+
 def test_a_restart_forgets_leases_and_keeps_counts() -> None:
     """A message in flight has the count of its last return."""
     rig = Rig()

@@ -11,7 +11,7 @@ from metaq.txn.records import (
     encode_operation,
     encode_put,
 )
-from metaq.txn.recovery import Replay
+from metaq.txn.recovery import Replay, make_batches
 from metaq.txn.sums import BOUND, decode_sums, encode_entry, encode_head, encode_span
 
 KEY = "TX:s:1"
@@ -20,6 +20,19 @@ PLACES = (BatchLocation(LogId("test", 0), Offset(0), 21, 5),)
 COMMIT = encode_operation(RedoOperation.LOCAL_COMMIT, KEY, locations=PLACES)
 DATA = PUT + COMMIT
 ((BOUND_AT, _BOUND),) = bounds_of(PLACES, len(DATA))
+
+
+def test_puts_of_one_id_are_as_many_batches() -> None:
+    """A message of an exchange has one id in each of its topics; a copy is none."""
+    commands = [b"put %b 0 1 0 -1 TX:s:1 1\r\nx" % name for name in (b"a", b"b", b"a")]
+    puts = [encode_put(MessageId(7), command) for command in commands]
+    replay = Replay()
+    replay.read(b"".join(puts), decode_sums(encode_head(1), 1), "redo.1")
+    batches = make_batches(replay.open[KEY])
+    assert [(each.log_id.topic, each.ids) for each in batches] == [
+        ("a", (7,)),
+        ("b", (7,)),
+    ]
 
 
 @pytest.mark.parametrize("size", range(len(PUT), len(DATA)))
@@ -34,7 +47,7 @@ def test_a_commit_cut_anywhere_before_its_sync_is_a_torn_tail(size: int) -> None
     assert BOUND_AT + OFFSET.size < len(DATA)
     replay = Replay()
     replay.read(DATA[:size], decode_sums(b"".join(entries), 1), "redo.1")
-    assert list(replay.open[KEY].puts) == [MessageId(1 << 40)]
+    assert [each for each, _ in replay.open[KEY].puts] == [MessageId(1 << 40)]
     assert not replay.commits
     torn = f"file=redo.1 position={len(PUT)} bytes={size - len(PUT)}"
     notes = [f"torn tail of the journal ignored: {torn}"] if size > len(PUT) else []

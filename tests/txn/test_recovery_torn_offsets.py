@@ -108,8 +108,8 @@ def test_what_a_start_writes_again_has_the_bounds_that_are_known(
 ) -> None:
     """An offset that may be torn is none, where its partition could not be read."""
     torn = BatchLocation(A, Offset(9), 21, 5)
-    puts = {MessageId(1 << 40): b"put test 0 1 0 -1 TX:s:1 1\r\nx"}
-    commit = ReplayedTransaction(KEY, puts, locations=(torn,), bounds=known)
+    put = MessageId(1 << 40), b"put test 0 1 0 -1 TX:s:1 1\r\nx"
+    commit = ReplayedTransaction(KEY, {put: None}, locations=(torn,), bounds=known)
     reader = Partition(None if end is None else Offset(end))
     (left,) = find_unapplied([commit], reader)
     data = encode_transaction(left)

@@ -12,6 +12,7 @@ from metaq.zk.children import (
     INCOMPLETE_S_MAX,
     READS_AT_ONCE,
     SETTLE_S,
+    ChildrenOfEach,
     Settler,
     ValuesWatch,
     read_values,
@@ -263,3 +264,33 @@ def test_a_cancelled_settler_is_silent() -> None:
         assert told.times_s == []
 
     settled(scenario)
+
+
+def test_children_of_each_node_are_followed_by_its_key() -> None:
+    """Those of nodes that are wanted no more are forgotten."""
+
+    async def scenario() -> None:
+        server, changes = MemoryZooKeeper(), list[None]()
+        coordinator = await connect(server)
+        found = ChildrenOfEach(lambda: changes.append(None))
+        found.follow({"a": "/a", "b": "/b"}, coordinator.watch_children)
+        server.put("/a/x", b"")
+        await rounds()
+        assert found.children == {"a": ("x",)}
+        server.put("/b/y", b"")
+        server.remove("/a/x")
+        await rounds()
+        assert found.children == {"b": ("y",)}
+        found.follow({"a": "/a"}, coordinator.watch_children)
+        assert not found.children
+        server.put("/b/z", b"")
+        server.put("/a/z", b"")
+        await rounds()
+        assert found.children == {"a": ("z",)}
+        count = len(changes)
+        found.cancel()
+        server.remove("/a/z")
+        await rounds()
+        assert len(changes) == count
+
+    run_virtually(scenario())

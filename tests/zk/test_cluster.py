@@ -100,7 +100,7 @@ def test_a_snapshot_holds_brokers_and_watched_topics() -> None:
 
 
 def test_a_name_is_that_of_an_exchange_unless_there_is_a_topic() -> None:
-    """It comes and goes with its definition; one that makes no sense is none."""
+    """It comes and goes with its definition, also with one that makes no sense."""
 
     async def scenario() -> None:
         server, path = MemoryZooKeeper(), NodePaths().exchange("e")
@@ -126,7 +126,7 @@ def test_a_name_is_that_of_an_exchange_unless_there_is_a_topic() -> None:
             await look()
             server.put(path, encode_exchange(replace(exchange, is_deleted=True)))
             await look()
-            assert seen == [False, True, False, False, True, False]
+            assert seen == [False, True, True, False, True, False]
 
     run_virtually(scenario())
 

@@ -62,7 +62,8 @@ def test_definitions_read_back(
     assert decode_exchange(encode_exchange(definition)) == definition
     assert [decode_binding(encode_binding(each)) for each in bindings] == bindings
     named = {binding_name(each): each for each in bindings}
-    copied = {"events": replace(definition, bindings=named)}
+    unread = {"odd": "made by a newer version"}
+    copied = {"events": replace(definition, bindings=named, unread=unread)}
     assert decode_copy(encode_copy(copied, encode_copied), decode_exchange) == copied
 
 

@@ -40,6 +40,11 @@ def test_exchanges_and_bindings_are_followed_one_by_one() -> None:
         server.remove(node)
         await asyncio.sleep(1)
         assert watch.values["events"] == TOPIC
+        server.put(PATHS.binding("events", "odd"), b'{"topic":"a","where":"x"}')
+        await asyncio.sleep(1)
+        (unread,) = watch.values["events"].unread.items()
+        assert unread[0] == "odd"
+        assert "expected no property where" in unread[1]
         assert "expected a kind" in str(watch.values["odd"])
         over = ExchangeDefinition(kind=ExchangeKind.TOPIC, is_deleted=True)
         server.put(PATHS.exchange("events"), encode_exchange(over))

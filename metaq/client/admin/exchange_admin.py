@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
 from metaq.client.admin.broker_admin import AdminCall
@@ -12,8 +13,10 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.browse import stats_text
 from metaq.client.errors import ExchangeError, NoExchangesError
 from metaq.client.names import check_topic, require_text
+from metaq.client.options import load_filter
 from metaq.client.validation import wrong_type
 from metaq.errors import ConfigError, NoBrokerError, RequestTimeoutError
+from metaq.filter.language import ANY_FILTER
 from metaq.model import BrokerAddress, BrokerId, is_internal, no_items
 from metaq.peer.connection import BrokerConnection
 from metaq.record.flags import Headers, list_headers
@@ -25,7 +28,7 @@ from metaq.routing.match import (
     check_binding,
     names_checksum,
 )
-from metaq.zk.definitions import TopicState, decode_definition
+from metaq.zk.definitions import TopicState, decode_definition, or_error
 from metaq.zk.errors import NodeChangedError, NoNodeError
 from metaq.zk.exchange_definitions import (
     ExchangeDefinition,
@@ -34,7 +37,9 @@ from metaq.zk.exchange_definitions import (
     decode_exchange,
     encode_binding,
     encode_exchange,
+    with_bindings,
 )
+from metaq.zk.group_definitions import decode_group
 from metaq.zk.session import WriteNode
 from metaq.zk.znodes import Node
 
@@ -63,10 +68,45 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         here = await _reach(self._context, timeout)
         found = await here.values(here.paths.exchanges(), decode_exchange)
         return {
-            name: replace(each, bindings=await here.bindings(name))
+            name: await here.bound(name, each)
             for name, each in found.items()
             if not each.is_deleted
         }
+
+    async def unread_definitions(self, timeout: float | None = None) -> tuple[str, ...]:
+        """Return what `queue_groups` and `exchanges` leave out, a sentence for each.
+
+        Those are definitions that this version cannot read: a newer one has made them.
+
+        Args:
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            ConfigError: the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked.
+        """
+        await load_filter(ANY_FILTER)  # one of the groups may have a filter
+        here = await _reach(self._context, timeout)
+        groups = await here.values(
+            here.paths.queue_groups(), partial(or_error, decode_group)
+        )
+        exchanges = await here.values(
+            here.paths.exchanges(), partial(or_error, decode_exchange)
+        )
+        found = [
+            f"definition of {kind} '{name}' cannot be read: {each}"
+            for kind, values in (("queue group", groups), ("exchange", exchanges))
+            for name, each in values.items()
+            if isinstance(each, str)
+        ]
+        for name, each in exchanges.items():
+            if isinstance(each, ExchangeDefinition) and not each.is_deleted:
+                unread = (await here.bound(name, each)).unread
+                found += [
+                    f"binding {one} of exchange '{name}' cannot be read: {text}"
+                    for one, text in unread.items()
+                ]
+        return tuple(found)
 
     async def create_exchange(
         self,
@@ -262,7 +302,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
             it matches none.
 
         Raises:
-            ExchangeError: there is no such exchange.
+            ExchangeError: there is no such exchange, or a binding cannot be read.
             ConfigError: the client has no ZooKeeper.
             CoordinationError: ZooKeeper cannot be asked.
             TypeError: an argument of another type; the text names it.
@@ -271,8 +311,13 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
         pairs = list_headers(headers) if headers else ()
         here = await _reach(self._context, timeout)
         definition = await here.find(exchange)
-        matcher = Matcher(definition.kind)
-        matcher.replace(await here.bindings(exchange))
+        bound, matcher = (
+            await here.bound(exchange, definition),
+            Matcher(definition.kind),
+        )
+        for text in bound.unread.values():
+            raise ExchangeError(f"exchange '{exchange}': {text}")
+        matcher.replace(bound.bindings)
         return tuple(matcher.find(routing_key, pairs))
 
 
@@ -318,8 +363,14 @@ class _Exchanges(AdminCall):
             raise ExchangeError(f"no exchange '{exchange}'")
         return found
 
-    async def bindings(self, exchange: str) -> dict[str, Binding]:
-        return await self.values(self.paths.bindings(exchange), decode_binding)
+    async def bound(
+        self, name: str, definition: ExchangeDefinition
+    ) -> ExchangeDefinition:
+        """Return an exchange with its bindings."""
+        decode = partial(or_error, decode_binding)
+        return with_bindings(
+            definition, await self.values(self.paths.bindings(name), decode)
+        )
 
     async def unbind_all(self, exchange: str) -> None:
         for name in await self.children(self.paths.bindings(exchange)):
@@ -388,14 +439,24 @@ class _Exchanges(AdminCall):
 
         A topic of an older one may have its name, too; that keeps no record of them.
         """
-        for each in self.there.values():
-            with suppress(NoBrokerError, RequestTimeoutError):  # it is waited for
-                capabilities = (await self._connect(each)).capabilities
-                if not capabilities.exchanges:
-                    raise NoExchangesError(
-                        f"broker at {each} has no exchanges: its version is"
-                        f" {capabilities.version}; nothing was changed"
-                    )
+        for error in await asyncio.gather(*map(self._look_at, self.there.values())):
+            if error is not None:
+                raise error
+
+    async def _look_at(self, address: BrokerAddress) -> NoExchangesError | None:
+        """Return why a broker refuses; None: it does not, or is waited for later."""
+        try:
+            capabilities = (await self._connect(address)).capabilities
+        except (NoBrokerError, RequestTimeoutError):
+            return None
+        return (
+            None
+            if capabilities.exchanges
+            else NoExchangesError(
+                f"broker at {address} has no exchanges: its version is"
+                f" {capabilities.version}; nothing was changed"
+            )
+        )
 
     async def wait_in_effect(self, exchange: str, *, is_deleted: bool = False) -> None:
         """Wait until the brokers that are there, and have any, have what is written."""

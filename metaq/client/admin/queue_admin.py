@@ -103,12 +103,16 @@ class AsyncQueueAdmin(AsyncGroupAdmin):
         Raises:
             ClientError: there is no such group; the text names those there are.
             ConfigError: the client has no ZooKeeper.
-            CoordinationError: ZooKeeper cannot be asked.
+            CoordinationError: ZooKeeper cannot be asked, or a newer version has made
+                the group.
             TypeError: the name is no text.
         """
         require_text("group", group)
-        context, known = self._context, await self.queue_groups(timeout)
+        context = self._context
+        groups = await reach_queue_groups(context, timeout)
+        known = await groups.read()
         if group not in known:
+            await groups.require_readable(group)
             names = ", ".join(known) or "none"
             raise ClientError(f"no queue group {group}; groups there are: {names}")
         deadline_s, topic = context.deadline_s(timeout), known[group].topic

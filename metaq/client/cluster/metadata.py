@@ -73,6 +73,8 @@ class Metadata(Protocol):
     clock: Clock
     snapshot: ClusterSnapshot
     """The present snapshot; version 0 while nothing is known."""
+    unread_exchanges: Mapping[str, str] = MappingProxyType({})
+    """Why definitions of exchanges of the snapshot cannot be read, by name."""
 
     async def start(self) -> None:
         """Begin to learn; does not wait for anything to be known."""
@@ -127,8 +129,12 @@ class Metadata(Protocol):
                 waited_s = self.clock.monotonic_s() - since_s
                 if takes_puts and name in snapshot.exchanges:
                     self.require_reachable(waited_s)
+                    reason = self.unread_exchanges.get(
+                        name, "where one is there, its health says why"
+                    )
                     raise NoBrokerError(
-                        f"no broker serves exchange '{name}' (waited {waited_s:.3g} s)"
+                        f"no broker serves exchange '{name}' (waited {waited_s:.3g} s):"
+                        f" {reason}"
                     )
                 raise self._absence(name, snapshot, known or (), waited_s)
             snapshot = newer

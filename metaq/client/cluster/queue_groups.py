@@ -60,6 +60,14 @@ class QueueGroupDefinitions(ZooKeeperCall):
         found = await self.values(self.paths.queue_groups(), decode_group)
         return {name: each for name, each in found.items() if not each.is_deleted}
 
+    async def require_readable(self, group: str) -> None:
+        """Refuse a group that a newer version has made: it is not missing.
+
+        Raises:
+            PayloadError: the text says so.
+        """
+        await self._look(group)
+
     async def ensure(
         self, group: str, topic: str, wanted: Mapping[str, object]
     ) -> QueueGroupDefinition:

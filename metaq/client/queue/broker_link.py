@@ -51,7 +51,7 @@ from metaq.errors import (
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.peer.connection import BrokerConnection, ignore
 from metaq.peer.replies import require_ok
-from metaq.protocol.commands import Reply, Take, Value
+from metaq.protocol.commands import Check, Reply, Take, Value
 from metaq.protocol.queue_frames import (
     GROUP_DELAY,
     SettleVerb,
@@ -313,6 +313,7 @@ class BrokerLink:
                 self._parts.group,
                 offset,
             )
+            self._check(held)
             self.give_back(held, SettleVerb.NACK)
         if self._parts.prefetch.put(good):
             self._parts.counts.taken_count += len(good)
@@ -323,6 +324,22 @@ class BrokerLink:
                 self.give_back(held, SettleVerb.RELEASE)
         self.flush()
         return len(taken.deliveries)
+
+    def _check(self, held: HeldMessage) -> None:
+        """Have the broker look whether its own bytes of a message are damaged.
+
+        It mends them then, or stops there: such a message is not given up in silence.
+        """
+        connection, partition = self._open_connection(), held.partition
+        if connection is not None and connection.capabilities.check:
+            opaque = connection.next_opaque()
+            ask(
+                connection,
+                Check(partition.topic, partition.partition, held.offset, 1, opaque),
+                on_reply=ignore,
+                on_error=ignore,
+                deadline_s=self._context.deadline_s(),
+            )
 
     # -- settling ---------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from metaq.errors import (
 from metaq.model import TopicPartition
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.replies import require_ok
-from metaq.protocol.commands import Reply, Settle, Take
+from metaq.protocol.commands import Check, Reply, Settle, Take
 from metaq.protocol.encoding import encode
 from metaq.protocol.queue_frames import (
     SettleVerb,
@@ -143,7 +143,7 @@ OnSettled = Callable[[Sequence[Settling], Sequence[Word | MetaqError]], None]
 
 def ask(
     connection: BrokerConnection,
-    command: Take | Settle,
+    command: Take | Settle | Check,
     *,
     on_reply: Callable[[Reply], None],
     on_error: Callable[[MetaqError], None],

@@ -260,6 +260,7 @@ class Admin(SyncPart[AsyncAdmin]):
     alter_queue_group = blocking(AsyncAdmin.alter_queue_group)
     delete_queue_group = blocking(AsyncAdmin.delete_queue_group)
     exchanges = blocking(AsyncAdmin.exchanges)
+    unread_definitions = blocking(AsyncAdmin.unread_definitions)
     create_exchange = blocking(AsyncAdmin.create_exchange)
     delete_exchange = blocking(AsyncAdmin.delete_exchange)
     bind = blocking(AsyncAdmin.bind)

@@ -422,8 +422,10 @@ def _propose_pattern(values: Sequence[bytes]) -> Iterator[Proposal]:
 
 
 def _propose_csv(values: Sequence[bytes]) -> Iterator[Proposal]:
+    # The commas of an object part no columns, also where it has no field.
+    others = [each for each in values if _object_of(each) is None]
     for delimiter in ",;\t|":
-        records = list(_records(values, delimiter))
+        records = list(_records(others, delimiter))
         counts = Counter(map(len, records))
         width = max(counts, key=counts.__getitem__, default=1)
         if 1 < width <= FIELDS_MAX:
@@ -436,8 +438,6 @@ def _propose_csv(values: Sequence[bytes]) -> Iterator[Proposal]:
 
 def _records(values: Iterable[bytes], delimiter: str) -> Iterator[list[str]]:
     for value in values:
-        if _object_of(value) is not None:
-            continue  # its commas part no columns, also where it has no field
         try:
             yield split_record(value.decode(), delimiter)
         except (UnicodeDecodeError, csv.Error):

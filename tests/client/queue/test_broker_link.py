@@ -28,7 +28,16 @@ from metaq.cluster_snapshot import BrokerCopies
 from metaq.errors import MetaqError, NoBrokerError
 from metaq.model import BrokerId, MessageId, Offset
 from metaq.peer.pool import ConnectionPool
-from metaq.protocol.commands import Command, Reply, Result, Settle, Take, Value, Version
+from metaq.protocol.commands import (
+    Check,
+    Command,
+    Reply,
+    Result,
+    Settle,
+    Take,
+    Value,
+    Version,
+)
 from metaq.protocol.encoding import encode
 from metaq.protocol.queue_frames import (
     GROUP_DELAY,
@@ -47,7 +56,7 @@ from tests.client.scripted import CLOCK, ScriptedBroker
 from tests.client.worlds import QUICK
 from tests.rigs.waiting import until
 
-OURS = Capabilities("test", queues=True, wait_ms_max=10_000)
+OURS = Capabilities("test", queues=True, check=True, wait_ms_max=10_000)
 RECORD = encode_record(b"payload", id=MessageId(1), flag=0)
 SIZE = len(RECORD)
 
@@ -59,6 +68,7 @@ class Script:
         self.capabilities = OURS
         self.takes: list[Take] = []
         self.said: list[Settlement] = []
+        self.checks: list[Check] = []
         self.settle_count = 0
         self.refusal: bytes | None = None
         self.settle_refusal: bytes | None = None
@@ -73,6 +83,9 @@ class Script:
             if self.refusal is not None:
                 return Result(503, self.refusal, command.opaque)
             return None
+        if isinstance(command, Check):
+            self.checks.append(command)
+            return Result(200, b"", command.opaque)
         assert isinstance(command, Settle)
         entries = decode_settlements(command.payload, command.count)
         self.said += entries
@@ -324,6 +337,9 @@ def test_a_message_against_its_checksum_is_given_back_and_no_other() -> None:
             SettleVerb.NACK,
             GROUP_DELAY,
         )
+        # The broker hears of it: it mends what it has, or stops there.
+        (asked,) = rig.script.checks
+        assert (asked.topic, asked.partition, asked.offset) == ("orders", 0, SIZE)
 
     run(scenario)
 

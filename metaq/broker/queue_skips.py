@@ -1,0 +1,105 @@
+"""Damage that an operator has a queue group pass over: shown, agreed, stored, counted.
+
+A queue stops at a damaged record, and waits: a backup or another replica may have it.
+Only an order ends that. What begins in the damaged range counts as done from then on,
+by a record of `__queues`, so a restart and the next leader pass over it as well.
+"""
+
+import logging
+from dataclasses import asdict, dataclass
+
+from metaq.broker.context import BrokerContext
+from metaq.broker.internal_logs import note_damage
+from metaq.broker.queue_groups import QueueOwner
+from metaq.broker.queue_part import ServedQueue
+from metaq.errors import AdminError
+from metaq.model import Offset
+from metaq.storage.log_removal import outcome_of
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """A damaged range that a queue is at."""
+
+    start: Offset
+    end: Offset
+    """The next offset that is good."""
+    open_count: int
+    """Messages in it that were looked at before, and are not done."""
+    file: str
+    reason: str
+
+
+async def skip_damage(
+    service: QueueOwner,
+    context: BrokerContext,
+    queue: ServedQueue,
+    agreed: tuple[int, int] | None,
+) -> dict[str, object]:
+    """Show the damage that a queue is at; or pass over it, if it is what was agreed to.
+
+    Args:
+        service: of the queue.
+        context: of its broker.
+        queue: on the loop.
+        agreed: start and end; None: nothing is changed.
+
+    Returns:
+        The fields of `Skip`; what is passed over is stored then.
+
+    Raises:
+        AdminError: it is at no damage, at another one, or another replica may mend it.
+        MetaqError: it cannot be read, or the order cannot be stored.
+    """
+    if queue.problem:
+        await note_damage(queue.log, queue.state.scan_offset)
+    skip = _find(context, queue)
+    if agreed is not None:
+        if agreed != (skip.start, skip.end):
+            raise AdminError(
+                f"{_name(queue)} is at damage from {skip.start} to {skip.end} by now,"
+                f" got {agreed[0]} to {agreed[1]}: nothing was passed over"
+            )
+        await _pass_over(service, queue, skip)
+    return asdict(skip)
+
+
+def _find(context: BrokerContext, queue: ServedQueue) -> Skip:
+    state, log = queue.state, queue.log
+    for damage in log.damage:
+        start = max(damage.offset, state.floor)
+        end = damage.next_good_offset or log.high_watermark
+        count = state.count_in(start, end)
+        if end <= start or not (count or start <= state.scan_offset < end):
+            continue
+        if context.replica is not None and damage not in log.lost:
+            raise AdminError(
+                f"{_name(queue)}: another replica may have what is damaged from"
+                f" {start} to {end}; where none has, the alarm is log_lost"
+            )
+        return Skip(start, Offset(end), count, str(damage.path), damage.detail)
+    raise AdminError(f"{_name(queue)} is at no damage")
+
+
+async def _pass_over(service: QueueOwner, queue: ServedQueue, skip: Skip) -> None:
+    queue.state.skip(skip.start, skip.end)
+    error = await outcome_of(queue.store)
+    if error is not None:
+        raise error
+    _log.warning(
+        "queue group passes over damage by command: group=%s partition=%s start=%d"
+        " end=%d open=%d file=%s",
+        queue.name.group,
+        queue.log.log_id,
+        skip.start,
+        skip.end,
+        skip.open_count,
+        skip.file,
+    )
+    service.on_settled(queue)
+
+
+def _name(queue: ServedQueue) -> str:
+    return f"queue group '{queue.name.group}' of {queue.log.log_id}"
