@@ -442,7 +442,12 @@ def restore(
     view, facts, errors = look(target, broker_id)
     copies = {k: one.record for k, one in facts.items() if one.record is not None}
     found = view.view.record
-    record = restored_record(copies, found, missing=frozenset(missing), nonce=nonce)
+    completed = {
+        k: one.completed for k, one in facts.items() if not view.shown[k].presence.flag
+    }
+    record = restored_record(
+        copies, found, completed=completed, missing=frozenset(missing), nonce=nonce
+    )
     _print_rows(_rows(record, view, facts, errors))
     question = (
         f"Restore the set with replicas {_numbers(record.replicas)}, of which"
