@@ -271,7 +271,7 @@ def test_a_replica_is_forced_to_lead_after_what_is_lost_was_shown(
     assert "1 logs of 2 have less at replica 2" in output.err
     assert "not asked: 1" in output.err
     assert "in sync, and" not in output.err
-    assert "'metaq offsets show GROUP' names them" in output.err
+    assert "0 committed offsets lowered to the log ends of replica 2" in output.err
     record = scene.record
     assert record.in_sync == {2}
     assert (record.leader, record.forced) == (0, (8,))
@@ -292,6 +292,58 @@ def test_what_no_replica_can_say_is_lost_is_named_before_a_replica_is_forced(
     assert "replica 2 is not in sync, and 1, 3 cannot be asked" in (
         capsys.readouterr().err
     )
+
+
+def test_groups_go_on_at_the_log_ends_of_a_replica_that_is_forced_to_lead(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Above these they would pass over what comes next; other offsets stay."""
+    nodes = {
+        "g/offsets/t/0-0": b"77-70",
+        "g/offsets/t/0-1": b"78-5",
+        "g/offsets/u/0-0": b"79-10",
+        "g/offsets/u/1-0": b"80-90",
+        "java/offsets/t/0-0": b"no offset",
+        "away/offsets/t/0-0": b"61",
+    }
+    for path, data in nodes.items():
+        scene.zookeeper.write(f"/meta/consumers/{path}", data)
+    scene.write(LED)
+    logs = (HeldLog("t-0", 5, 0, 60, 40), HeldLog("u-0", 6, 0, 10, 10))
+    scene.show(facts(2, logs=logs))
+
+    def stored() -> dict[str, bytes]:
+        tree = scene.zookeeper.tree()
+        return {path: tree[f"/meta/consumers/{path}"].data for path in nodes}
+
+    with pytest.raises(click.UsageError, match="--yes means yes"):
+        replicas.elect(scene.target, 2, None, is_sure=False)
+    assert stored() == nodes
+    assert not replicas.elect(scene.target, 2, None, is_sure=True, leads_s=0.2)
+    assert stored() == nodes | {
+        "g/offsets/t/0-0": b"-1-60",
+        "g/offsets/t/0-1": b"-1-0",
+        "away/offsets/t/0-0": b"-1-60",
+    }
+    said = capsys.readouterr().err
+    assert "group g has committed 70 of t/0-0, and goes on at 60" in said
+    assert "3 committed offsets lowered to the log ends of replica 2" in said
+    assert "replica 2 does not lead after 0.2 s" in said
+
+
+def test_nothing_is_said_of_offsets_where_no_replica_was_forced(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is removed while the operator is asked: the election lands nowhere."""
+    scene.write(LED)
+    scene.show(facts(2, logs=(HeldLog("t-0", 5, 0, 60, 40),)))
+    path = "/meta/consumers/g/offsets/t/0-0"
+    scene.zookeeper.write(path, b"77-70")
+    scene.write(replace(LED, replicas=frozenset({1, 3}), in_sync=frozenset({1, 3})))
+    with pytest.raises(ReplicaSetError, match=r"expected one of \[1, 3\], got 2"):
+        replicas.elect(scene.target, 2, None, is_sure=True, leads_s=0.2)
+    assert "lowered" not in capsys.readouterr().err
+    assert scene.zookeeper.tree()[path].data == b"77-70"
 
 
 def frozen(scene: Scene, *copies: ReplicaFacts) -> None:
