@@ -37,6 +37,7 @@ from metaq.replication.operator import (
     change_set,
     find_losses,
     find_offsets_above,
+    follows_from_all,
     leave_set,
     lower_offsets,
     wait_until_leads,
@@ -463,19 +464,22 @@ def restore(
     """Write the record of a set again, when ZooKeeper has lost it or was set back.
 
     The replicas freeze then and keep their copies; the newest is taken. Start all of
-    them before.
+    them before. Where the record is good nothing is written.
     """
     nonce = uuid.uuid4().hex
-    view, facts, errors = look(target, broker_id)
+    seen, facts, errors = look(target, broker_id)
     copies = {k: one.record for k, one in facts.items() if one.record is not None}
-    found = view.view.record
+    found = seen.view.record
+    if found is not None and follows_from_all(found, copies, seen.view.presences):
+        render.say("nothing to restore: the record follows from each copy")
+        return
     completed = {
-        k: one.completed for k, one in facts.items() if not view.shown[k].presence.flag
+        k: one.completed for k, one in facts.items() if not seen.shown[k].presence.flag
     }
     record = restored_record(
         copies, found, completed=completed, missing=frozenset(missing), nonce=nonce
     )
-    _print_rows(_rows(record, view, facts, errors))
+    _print_rows(_rows(record, seen, facts, errors))
     question = (
         f"Restore the set with replicas {_numbers(record.replicas)}, of which"
         f" {_numbers(record.in_sync)} are in sync?"
@@ -486,8 +490,8 @@ def restore(
     def plan(view: SetView, found: SetRecord) -> Change | None:
         if _has_claim(found, nonce):
             return None
-        if found.revision >= record.revision:
-            raise ReplicaSetError("the set has a newer record now: look again")
+        if found != seen.view.record:
+            raise ReplicaSetError("the set has another record now: look again")
         version = view.view.version
         return Change(Purpose.OPERATOR, record, version, LeaderNode.DELETED)
 

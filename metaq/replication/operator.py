@@ -25,6 +25,7 @@ from metaq.peer.options import ConnectionOptions
 from metaq.peer.pool import open_connection
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Stats
+from metaq.replication.election import Presence, newer_copy
 from metaq.replication.epoch_journal import (
     ENTRIES,
     EPOCHS_FILE,
@@ -34,7 +35,13 @@ from metaq.replication.epoch_journal import (
 )
 from metaq.replication.epochs import Epoch
 from metaq.replication.facts import ITEM, HeldLog, ReplicaFacts, decode_facts
-from metaq.replication.record import SET_FILE, Change, ReplicaSetError, SetRecord
+from metaq.replication.record import (
+    SET_FILE,
+    Change,
+    ReplicaSetError,
+    SetRecord,
+    foreign_reason,
+)
 from metaq.replication.replica import SetFile
 from metaq.replication.set_file import read_set_file, write_set_file
 from metaq.replication.set_nodes import Member, Outcome, SetNodes, SetView
@@ -130,6 +137,16 @@ def find_losses(facts: Mapping[int, ReplicaFacts], chosen: int) -> list[LogLoss]
             other = max((log.end for log in more.values()), default=end)
             found.append(LogLoss(name, end, other, hw, tuple(sorted(more))))
     return found
+
+
+def follows_from_all(
+    record: SetRecord,
+    copies: Mapping[int, SetRecord],
+    presences: Iterable[Presence],
+) -> bool:
+    """Return whether no replica that is there has a reason to freeze. Pure."""
+    foreign = any(foreign_reason(copy, record) for copy in copies.values())
+    return not foreign and newer_copy(record, presences) is None
 
 
 class OffsetAbove(NamedTuple):

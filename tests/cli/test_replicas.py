@@ -12,6 +12,7 @@ import pytest
 
 from metaq.cli import replicas
 from metaq.cli.cluster import Target
+from metaq.clock import Clock
 from metaq.errors import ConfigError, LogDirLockedError, NoBrokerError
 from metaq.fs import SystemFileSystem
 from metaq.model import BrokerId
@@ -36,6 +37,7 @@ from metaq.replication.set_nodes import (
 )
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import NodePaths
+from metaq.zk.session import Coordinator
 from tests.broker.delay_rig import ask, mput_of
 from tests.cli.runner import run
 from tests.client.memory_broker import MemoryBroker
@@ -377,6 +379,32 @@ def test_a_lost_record_is_made_again_from_the_copies(
     assert record.in_sync == {1, 2}
     assert record.epoch.number == 1_000_007
     assert record.revision > newest.revision + 999_999
+    # Replicas that have not read it yet show their old copies.
+    replicas.restore(scene.target, None, (), is_dry=False, is_sure=True)
+    assert "nothing to restore" in capsys.readouterr().err
+    assert scene.record == record
+
+
+def test_a_record_that_changed_while_the_operator_was_asked_is_not_restored(
+    scene: Scene,
+) -> None:
+    """Another one may lead by it."""
+    newest = FIRST.at(7, "n7", leader=1, in_sync=frozenset({1, 2}))
+    scene.write(FIRST)
+    frozen(scene, *(facts(k, record=newest) for k in (1, 2, 3)))
+    claimed = FIRST.at(2, "other", leader=2)
+
+    def write_first(clock: Clock) -> Coordinator:
+        looks.append(clock)
+        if len(looks) == 2:
+            scene.write(claimed)
+        return scene.zookeeper.coordinator(clock)
+
+    looks: list[Clock] = []
+    target = replace(scene.target, coordinator=write_first)
+    with pytest.raises(ReplicaSetError, match="another record now"):
+        replicas.restore(target, None, (), is_dry=False, is_sure=True)
+    assert scene.record == claimed
 
 
 def test_copies_of_two_histories_are_not_mixed(scene: Scene) -> None:
