@@ -150,14 +150,13 @@ def test_a_claim_in_a_record_that_was_set_back_is_void_if_none_has_led_by_it() -
 
 def test_a_void_claim_says_whom_the_leader_before_it_waited_for() -> None:
     """It went on where a later member was not known, and acknowledged without it."""
-    config = Config(
-        is_led=True, shrinks=1, expansions=1, unknown=1, restores=1, expiries=1
-    )
+    faults: dict[str, Any] = {"unknown": 1, "restores": 1, "expiries": 1, "give_ups": 1}
+    config = Config(is_led=True, shrinks=1, expansions=1, **faults)
     events = (
         "take out 1 3; answer 1; read 2; ack 2 1; read 3; ack 3 1; take in 1 3;"
         " lands unanswered 1; read 3; ZooKeeper set back 2; session 1; answer 1;"
         " put 1 0; pull 2 1; session 2; expire 1; read 2; claim 2; answer 2;"
-        " session 3; restore"
+        " give up 2; answer 2; session 3; restore"
     )
     world = replay(config, events.split("; "))
     assert world.acked
