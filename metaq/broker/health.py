@@ -245,6 +245,9 @@ def _judge_replica(replica: ReplicaStatus) -> Iterator[tuple[Alarm, str]]:
     if replica.frozen_cause:
         text = f"replica {replica.replica} is frozen: {replica.frozen_cause}"
         yield Alarm.REPLICA_FROZEN, text
+    if replica.lack_of_space:
+        text = f"replica {replica.replica} waits for space: {replica.lack_of_space}"
+        yield Alarm.LOW_SPACE, text
     if replica.is_incomplete:
         text = f"replica {replica.replica} lacks bytes, and counts for nothing"
         yield Alarm.REPLICA_INCOMPLETE, text

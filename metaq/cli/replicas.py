@@ -9,6 +9,7 @@ import contextlib
 import secrets
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -29,12 +30,16 @@ from metaq.replication.election import counted
 from metaq.replication.facts import ReplicaFacts
 from metaq.replication.joins import check_newcomer
 from metaq.replication.operator import (
+    OffsetAbove,
     Plan,
     ask_replicas,
     begin_set,
     change_set,
     find_losses,
+    find_offsets_above,
+    follows_from_all,
     leave_set,
+    lower_offsets,
     wait_until_leads,
 )
 from metaq.replication.record import (
@@ -59,6 +64,8 @@ from metaq.zk.session import Coordinator
 
 LEADS_S: Final = 30.0
 """Longest wait for the replica that is to lead."""
+OFFSETS_S: Final = 60.0
+"""Longest time for the committed offsets of all groups."""
 MIN_IN_SYNC: Final = 2
 COLUMNS: Final = (
     "id", "state", "role", "is_in_sync", "flag", "address", "epoch", "revision",
@@ -374,7 +381,8 @@ def elect(
     """Let one replica lead with what it has, when those with all bytes are gone.
 
     Prints which logs of other replicas that are there have more, and asks. What it
-    lacks is lost for good: the others are cut to what it has.
+    lacks is lost for good: the others are cut to what it has. Offsets that groups have
+    committed above its log ends are set to these; stop their members before.
     """
     view, facts, errors = look(target, broker_id)
     record = view.view.record
@@ -396,6 +404,13 @@ def elect(
             f"replica {replica} is not in sync, and {_numbers(silent)} cannot be asked:"
             " what was acknowledged without it is lost, too"
         )
+    ends = {log.name: log.end for log in facts[replica].logs}
+    lower = partial(_lower_offsets, ends=ends)
+    for each in at_set(target, broker_id, partial(lower, is_dry=True)):
+        render.say(
+            f"group {each.group} has committed {each.committed} of {each.partition},"
+            f" and goes on at {each.end}"
+        )
     question = f"Let replica {replica} lead, and lose what it lacks?"
     render.may_change(question, is_dry=False, is_sure=is_sure)
     nonce = uuid.uuid4().hex
@@ -405,13 +420,26 @@ def elect(
             return None
         return plan_force(record, view.view.version, replica, nonce)
 
-    is_leading = _lead(target, broker_id, replica, plan, leads_s)
-    render.say(
-        "groups may have committed offsets above the new log ends: until the logs have"
-        " grown past them 'metaq offsets show GROUP' names them. Reset these now, or"
-        " their groups pass over what is put below them"
-    )
-    return is_leading
+    async def force(nodes: SetNodes, clock: Clock) -> str:
+        await change_set(nodes, plan)
+        # From here on only members that still run commit above these ends.
+        lowered = await lower(nodes, clock)
+        return render.count_text(len(lowered), "committed offset")
+
+    count = at_set(target, broker_id, force)
+    render.say(f"{count} lowered to the log ends of replica {replica}")
+    return _lead(target, broker_id, replica, lambda *_: None, leads_s)
+
+
+async def _lower_offsets(
+    nodes: SetNodes, clock: Clock, *, ends: Mapping[str, int], is_dry: bool = False
+) -> list[OffsetAbove]:
+    """Return committed offsets above these log ends, lowered unless that is dry."""
+    deadline_s = clock.monotonic_s() + OFFSETS_S
+    above = await find_offsets_above(nodes, ends, deadline_s=deadline_s)
+    if not is_dry:
+        await lower_offsets(nodes, above, deadline_s=deadline_s)
+    return above
 
 
 def _has_claim(record: SetRecord, nonce: str) -> bool:
@@ -436,14 +464,22 @@ def restore(
     """Write the record of a set again, when ZooKeeper has lost it or was set back.
 
     The replicas freeze then and keep their copies; the newest is taken. Start all of
-    them before.
+    them before. Where the record is good nothing is written.
     """
     nonce = uuid.uuid4().hex
-    view, facts, errors = look(target, broker_id)
+    seen, facts, errors = look(target, broker_id)
     copies = {k: one.record for k, one in facts.items() if one.record is not None}
-    found = view.view.record
-    record = restored_record(copies, found, missing=frozenset(missing), nonce=nonce)
-    _print_rows(_rows(record, view, facts, errors))
+    found = seen.view.record
+    if found is not None and follows_from_all(found, copies, seen.view.presences):
+        render.say("nothing to restore: the record follows from each copy")
+        return
+    completed = {
+        k: one.completed for k, one in facts.items() if not seen.shown[k].presence.flag
+    }
+    record = restored_record(
+        copies, found, completed=completed, missing=frozenset(missing), nonce=nonce
+    )
+    _print_rows(_rows(record, seen, facts, errors))
     question = (
         f"Restore the set with replicas {_numbers(record.replicas)}, of which"
         f" {_numbers(record.in_sync)} are in sync?"
@@ -454,8 +490,8 @@ def restore(
     def plan(view: SetView, found: SetRecord) -> Change | None:
         if _has_claim(found, nonce):
             return None
-        if found.revision >= record.revision:
-            raise ReplicaSetError("the set has a newer record now: look again")
+        if found != seen.view.record:
+            raise ReplicaSetError("the set has another record now: look again")
         version = view.view.version
         return Change(Purpose.OPERATOR, record, version, LeaderNode.DELETED)
 

@@ -70,6 +70,8 @@ class ReplicaStatus:
     """Copies that differ though none is damaged; "" for none."""
     frozen_cause: str = ""
     """Why it has no part in its set; "" while it has."""
+    lack_of_space: str = ""
+    """Why it waits for space, and lags; "" while it does not."""
     is_incomplete: bool = False
     """It may lack bytes that were acknowledged."""
     refusal: str = ""

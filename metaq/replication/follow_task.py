@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from metaq.clock import Clock
-from metaq.errors import ClosedError, MetaqError
+from metaq.errors import ClosedError, MetaqError, NoSpaceError
 from metaq.model import BrokerAddress, LogId, MessageId, Offset
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.options import READ_BACKOFF, ConnectionOptions
@@ -135,6 +135,8 @@ class FollowTask:
         self._store = store
         self.leader: Final = leader, epoch
         """Number and epoch of the leader."""
+        self.lack_of_space = ""
+        """Why the copy waits for space; "" while it does not."""
         self._clock = clock
         self._follower: Follower | None = None
         self._task = node.spawn(self._run(), name="follow")
@@ -158,6 +160,8 @@ class FollowTask:
                 if self.replica.role is ReplicaRole.FROZEN:
                     return
             except MetaqError as error:
+                if isinstance(error, NoSpaceError):
+                    self.lack_of_space = str(error)
                 _log.warning(
                     "stream ended: replica=%d leader=%d epoch=%d cause=%s",
                     self.replica.id,
@@ -231,7 +235,8 @@ class FollowTask:
         self._node.wake()
 
     def note_last_id(self, last_id: MessageId) -> None:
-        """Records with ids up to this one exist."""
+        """Records with ids up to this one exist: some were appended."""
+        self.lack_of_space = ""
         self._node.note_last_id(last_id)
 
     def takes_data(self, epoch: Epoch) -> bool:

@@ -764,6 +764,8 @@ class ReplicaNode(Service):
             mended_bytes=self.mender.mended_bytes,
             differing=self.mender.comparison.differing,
             frozen_cause=own.reason or _removal(self.id, own.record.replicas),
+            lack_of_space=self._store.lack_of_space
+            or (self._following.lack_of_space if self._following else ""),
             is_incomplete=own.file.flag is Flag.INCOMPLETE,
             refusal=str((term and term.refusal(self._presences)) or ""),
             followers=() if term is None else term.streams.lag(),

@@ -9,7 +9,8 @@ copy of the record and the ends of its logs, which `restore` and `elect` need.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,11 +20,12 @@ from metaq.clock import Clock
 from metaq.errors import CoordinationError, MetaqError
 from metaq.fs import FileSystem
 from metaq.fs.frame_file import encode_frame, encode_header
-from metaq.model import Millis, Offset
+from metaq.model import GroupOffset, LogId, MessageId, Millis, Offset, TopicPartition
 from metaq.peer.options import ConnectionOptions
 from metaq.peer.pool import open_connection
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Stats
+from metaq.replication.election import Presence, newer_copy
 from metaq.replication.epoch_journal import (
     ENTRIES,
     EPOCHS_FILE,
@@ -33,7 +35,13 @@ from metaq.replication.epoch_journal import (
 )
 from metaq.replication.epochs import Epoch
 from metaq.replication.facts import ITEM, HeldLog, ReplicaFacts, decode_facts
-from metaq.replication.record import SET_FILE, Change, ReplicaSetError, SetRecord
+from metaq.replication.record import (
+    SET_FILE,
+    Change,
+    ReplicaSetError,
+    SetRecord,
+    foreign_reason,
+)
 from metaq.replication.replica import SetFile
 from metaq.replication.set_file import read_set_file, write_set_file
 from metaq.replication.set_nodes import Member, Outcome, SetNodes, SetView
@@ -43,6 +51,9 @@ from metaq.storage.opening import find_logs
 from metaq.storage.segment import META_SUFFIX, segment_file_name
 from metaq.storage.set_aside import ASIDE_DIRECTORY, set_aside
 from metaq.storage.watermarks import WATERMARKS_NAME
+from metaq.zk.errors import PayloadError
+from metaq.zk.groups import list_groups
+from metaq.zk.offsets import GroupOffsets
 from metaq.zk.znodes import decode_address
 
 TRIES: Final = 10
@@ -50,6 +61,8 @@ TRIES: Final = 10
 POLL_S: Final = 0.1
 """Interval of looks at what becomes of a change."""
 NO_MEMBERS: Final[Mapping[int, Member]] = MappingProxyType({})
+NO_MESSAGE: Final = MessageId(-1)
+"""Written by MetaQ's clients as the id when no message was read yet."""
 NUMBER_BYTES: Final = 8
 """Size of a log number, drawn at random."""
 
@@ -124,6 +137,70 @@ def find_losses(facts: Mapping[int, ReplicaFacts], chosen: int) -> list[LogLoss]
             other = max((log.end for log in more.values()), default=end)
             found.append(LogLoss(name, end, other, hw, tuple(sorted(more))))
     return found
+
+
+def follows_from_all(
+    record: SetRecord,
+    copies: Mapping[int, SetRecord],
+    presences: Iterable[Presence],
+) -> bool:
+    """Return whether no replica that is there has a reason to freeze. Pure."""
+    foreign = any(foreign_reason(copy, record) for copy in copies.values())
+    return not foreign and newer_copy(record, presences) is None
+
+
+class OffsetAbove(NamedTuple):
+    """Offset of a group above the end that a log has after an election by force."""
+
+    group: str
+    partition: TopicPartition
+    committed: Offset
+    end: Offset
+
+
+async def find_offsets_above(
+    nodes: SetNodes, ends: Mapping[str, int], *, deadline_s: float
+) -> list[OffsetAbove]:
+    """Return the committed offsets in partitions of a set that are above its log ends.
+
+    Left alone, their groups would pass over what is put there next, or begin at the log
+    start if they come before that.
+
+    Args:
+        nodes: of a command.
+        ends: log → end, of the replica that has what is left; others have no log.
+        deadline_s: when to give up.
+
+    Raises:
+        CoordinationError: ZooKeeper does not answer.
+    """
+    coordinator, paths, found = nodes.coordinator, nodes.paths, []
+    for group in await list_groups(coordinator, paths, deadline_s=deadline_s):
+        offsets = GroupOffsets(coordinator, paths, group=group)
+        for topic in await offsets.topics(deadline_s=deadline_s):
+            for each in await offsets.partitions(topic, deadline_s=deadline_s):
+                if each.broker_id != nodes.broker_id:
+                    continue
+                end = Offset(ends.get(str(LogId(topic, each.partition)), 0))
+                with suppress(PayloadError):  # no group goes on there
+                    stored = await offsets.read_offset(each, deadline_s=deadline_s)
+                    if stored is not None and stored.offset > end:
+                        found.append(OffsetAbove(group, each, stored.offset, end))
+    return found
+
+
+async def lower_offsets(
+    nodes: SetNodes, above: Iterable[OffsetAbove], *, deadline_s: float
+) -> None:
+    """Have groups go on at the ends of the logs; may be repeated.
+
+    Raises:
+        CoordinationError: ZooKeeper does not answer.
+    """
+    for each in above:
+        offsets = GroupOffsets(nodes.coordinator, nodes.paths, group=each.group)
+        lowered = GroupOffset(each.end, NO_MESSAGE)
+        await offsets.set_offset(each.partition, lowered, deadline_s=deadline_s)
 
 
 # -- changes of the record ------------------------------------------------------------

@@ -421,6 +421,7 @@ def restored_record(
     copies: Mapping[int, SetRecord],
     found: SetRecord | None,
     *,
+    completed: Mapping[int, int],
     missing: AbstractSet[int],
     nonce: str,
 ) -> SetRecord:
@@ -431,9 +432,15 @@ def restored_record(
     acknowledged is at the in-sync set of that record. In sync are then the members of
     both sets, unless there is none.
 
+    A replica may have claimed there before it saw what others know. Where no replica
+    has led by that claim it is void: it comes last among the claims of the record, so
+    that those who know of it go on, and only members of its in-sync set stay members.
+
     Args:
         copies: replica → the copy in its `set` file.
         found: what ZooKeeper has, older than some copy; None where it has nothing.
+        completed: replica → the number of the epoch in which it last led, or completed
+            a join; of those that have no flag.
         missing: replicas that the operator goes on without.
         nonce: a text that no claim has.
 
@@ -443,30 +450,89 @@ def restored_record(
     """
     if not copies:
         raise ReplicaSetError("expected the copy of one replica or more, got none")
-    first = max(copies, key=lambda k: (copies[k].epoch.number, copies[k].revision))
-    newest = copies[first]
-    for replica, copy in copies.items():
-        if reason := foreign_reason(copy, newest):
-            raise ReplicaSetError(
-                f"set {newest.set_id}: the copies of replicas {replica} and {first} are"
-                f" of two histories ({reason}); stop the replicas of one of them, and"
-                " name these as missing"
-            )
+    newest, void = _history(copies, completed)
     if silent := newest.replicas - copies.keys() - missing:
         raise ReplicaSetError(
             f"set {newest.set_id}: replicas {sorted(silent)} have not shown their"
             " copies; start them, or name them as missing"
         )
     seen = [*copies.values(), *([found] if found else [])]
-    both = newest.in_sync
+    revision = max(copy.revision for copy in seen) + RESTORE_STEP
+    kept = newest.in_sync.intersection(*(copy.in_sync for copy in void))
+    both = kept
     if found is not None and found.leader != NO_REPLICA:
         known = copies.get(found.leader)
         if known is None or known.revision <= found.revision:
             both &= found.in_sync
-    return newest.at(
+    others = {claim.epoch for copy in void for claim in copy.claims}
+    others -= {claim.epoch for claim in newest.claims}
+    ended = tuple(EpochClaim(epoch, revision) for epoch in sorted(others))
+    return replace(newest, claims=newest.claims + ended).at(
         max(copy.epoch.number for copy in seen) + RESTORE_STEP,
         nonce,
-        revision=max(copy.revision for copy in seen) + RESTORE_STEP,
+        revision=revision,
         leader=NO_REPLICA,
-        in_sync=both if both - missing else newest.in_sync,
+        in_sync=both if both - missing else kept,
+    )
+
+
+def _history(
+    copies: Mapping[int, SetRecord], completed: Mapping[int, int]
+) -> tuple[SetRecord, list[SetRecord]]:
+    """Return the newest copy of the one history, and the copies with void claims.
+
+    Raises:
+        ReplicaSetError: there are two histories.
+    """
+    order = sorted(copies, key=lambda k: (copies[k].epoch.number, copies[k].revision))
+    refusal = ""
+    for first in reversed(order):
+        newest = copies[first]
+        reasons = {
+            replica: reason
+            for replica, copy in copies.items()
+            if (reason := foreign_reason(copy, newest))
+        }
+        void = [copies[k] for k in reasons]
+        kept = newest.in_sync.intersection(*(copy.in_sync for copy in void))
+        is_whole = kept and all(
+            _is_void(copy, newest, copies, completed) for copy in void
+        )
+        if not reasons or is_whole:
+            return newest, void
+        replica, reason = next(iter(reasons.items()))
+        refusal = refusal or (
+            f"set {newest.set_id}: the copies of replicas {replica} and {first} are"
+            f" of two histories ({reason}); stop the replicas of one of them, and"
+            " name these as missing"
+        )
+    raise ReplicaSetError(refusal)
+
+
+def _is_void(
+    copy: SetRecord,
+    newest: SetRecord,
+    copies: Mapping[int, SetRecord],
+    completed: Mapping[int, int],
+) -> bool:
+    """Return whether a copy has nothing but claims beyond another one, and none led.
+
+    A leader has its claim in its copy, and the epoch as completed before it takes a
+    put. So the word of all replicas is needed, and of one with a flag it is none.
+    """
+    known = {claim.epoch for claim in newest.claims}
+    trunk = [claim for claim in copy.claims if claim.epoch in known]
+    if not trunk or (copy.replicas | newest.replicas) - copies.keys():
+        return False
+    more = copy.claims[copy.claims.index(trunk[-1]) + 1 :]
+    if not more:
+        return False
+    before = replace(copy, epoch=trunk[-1].epoch, revision=more[0].revision - 1)
+    if foreign_reason(before, newest):
+        return False
+    return all(
+        replica in completed and completed[replica] < claim.epoch.number
+        for claim in more
+        for replica, other in copies.items()
+        if claim in other.claims
     )

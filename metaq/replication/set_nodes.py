@@ -268,7 +268,12 @@ class SetNodes:
             replica: our number, from 1 to 9; `NO_REPLICA` for a command.
             clock: the coordinator's.
         """
-        self._coordinator = coordinator
+        self.coordinator: Final = coordinator
+        """Session with ZooKeeper."""
+        self.paths: Final = paths
+        """Paths of its nodes."""
+        self.broker_id: Final = broker_id
+        """The broker that the set is."""
         self._replica = replica
         self._clock = clock
         self._record = paths.replica_set(broker_id)
@@ -282,17 +287,17 @@ class SetNodes:
         return self._clock.monotonic_s() + REQUEST_TIMEOUT_S
 
     async def _get(self, path: str) -> Node | None:
-        return await self._coordinator.get(path, deadline_s=self._deadline_s())
+        return await self.coordinator.get(path, deadline_s=self._deadline_s())
 
     async def _make(self, parent: str) -> None:
         deadline_s = self._deadline_s()
-        await self._coordinator.set_or_create(parent, b"", deadline_s=deadline_s)
+        await self.coordinator.set_or_create(parent, b"", deadline_s=deadline_s)
 
     async def _transact(self, steps: Sequence[Operation]) -> None:
-        await self._coordinator.transact(steps, deadline_s=self._deadline_s())
+        await self.coordinator.transact(steps, deadline_s=self._deadline_s())
 
     def _is_mine(self, node: Node) -> bool:
-        return node.owner_session_id == self._coordinator.status.session_id
+        return node.owner_session_id == self.coordinator.status.session_id
 
     # -- reading ----------------------------------------------------------------------
 
@@ -306,14 +311,14 @@ class SetNodes:
             ReplicaSetError: a node cannot be read; its path is named.
             SessionLostError: also when another session began in between.
         """
-        session_version = self._coordinator.status.session_version
+        session_version = self.coordinator.status.session_version
         if synced:
-            await self._coordinator.sync(self._record, deadline_s=self._deadline_s())
+            await self.coordinator.sync(self._record, deadline_s=self._deadline_s())
         shown = await self._each(self._presences, decode_present)
         node = await self._get(self._record)
         led = await self._get(self._leader)
         members = await self._each(self._members, lambda _, data: decode_member(data))
-        if self._coordinator.status.session_version != session_version:
+        if self.coordinator.status.session_version != session_version:
             raise SessionLostError(f"read {self._record}: the session ended in between")
         record = leader = seen = None
         # Without a payload it is the parent of frozen replicas that show themselves.
@@ -351,7 +356,7 @@ class SetNodes:
     ) -> dict[int, T]:
         """Return what the node of each replica below a node says."""
         deadline_s = self._deadline_s()
-        names = await self._coordinator.children(parent, deadline_s=deadline_s)
+        names = await self.coordinator.children(parent, deadline_s=deadline_s)
         there = [replica for replica in REPLICAS if str(replica) in names]
         paths = [f"{parent}/{replica}" for replica in there]
         nodes = await asyncio.gather(*map(self._get, paths))
@@ -379,8 +384,8 @@ class SetNodes:
         """
         paths = [self._record, self._leader]
         paths += [f"{self._presences}/{replica}" for replica in REPLICAS]
-        watch_data = self._coordinator.watch_data
-        cancels = [self._coordinator.add_listener(lambda _: on_change())]
+        watch_data = self.coordinator.watch_data
+        cancels = [self.coordinator.add_listener(lambda _: on_change())]
         cancels += [watch_data(path, lambda _: on_change()) for path in paths]
 
         def cancel() -> None:
@@ -448,7 +453,7 @@ class SetNodes:
             steps.append(CheckNode(path, version))
         if shown is not None:
             steps += await self._show_steps(shown)
-        if (now := self._coordinator.status.session_version) != self._session_version:
+        if (now := self.coordinator.status.session_version) != self._session_version:
             raise NodeChangedError(
                 f"read in session {self._session_version}, now {now}"
             )

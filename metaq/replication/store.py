@@ -21,7 +21,7 @@ from metaq.fs.helper_threads import HelperThreads
 from metaq.replication.epochs import Epoch
 from metaq.replication.record import SET_FILE
 from metaq.replication.replica import SetFile
-from metaq.replication.set_file import write_set_file
+from metaq.replication.set_file import encode_set_file, write_set_file
 from metaq.replication.set_nodes import Member
 from metaq.replication.tables import EpochTables
 from metaq.storage.log_dir import DirState, LogDir
@@ -87,6 +87,8 @@ class ReplicaStore:
         self._saved: SetFile | None = None
         self.revision = 0
         """Revision of the copy of the record that was saved last."""
+        self.lack_of_space = ""
+        """Why the `set` file waits for space; "" while it does not."""
         self._error: StorageError | None = None
         self._holdings_s = clock.monotonic_s()
         self._synced_ends = 0
@@ -119,7 +121,6 @@ class ReplicaStore:
                 a later write succeeds.
         """
         write = partial(write_set_file, self.fs, self._path, file)
-        is_waiting = False
         while file != self._saved:
             self._saved = None  # unknown until the write is known to have succeeded
             writing = asyncio.wrap_future(self._writer.submit(write))
@@ -127,9 +128,13 @@ class ReplicaStore:
                 # What is called off here is written before what comes later.
                 await asyncio.wait_for(asyncio.shield(writing), WRITE_S)
             except NoSpaceError as error:
-                if not is_waiting:
+                if not self.lack_of_space:
                     _log.error("replica waits for space: %s", error)
-                is_waiting = True
+                room = {each.path: each.free_bytes for each in self.logs.directories()}
+                self.lack_of_space = (
+                    f"{error}: expected room for {len(encode_set_file(file))} bytes,"
+                    f" free are {room.get(self._path, 0)}"
+                )
                 await asyncio.sleep(WRITE_PAUSE_S)
             except TimeoutError:
                 text = f"{self._path / SET_FILE} is not written within {WRITE_S:g} s"
@@ -141,7 +146,8 @@ class ReplicaStore:
             else:
                 self._saved, self._error = file, None
                 self.revision = 0 if file.record is None else file.record.revision
-        if is_waiting:
+        if self.lack_of_space:
+            self.lack_of_space = ""
             _log.warning("replica has space again: path=%s", self._path)
 
     def remove_aside(self) -> None:

@@ -102,6 +102,11 @@ CASES = [
         "replica 2 is frozen: the record is missing",
     ),
     (
+        status(replica=replace(REPLICA, lack_of_space="expected at most 5, got 7")),
+        Alarm.LOW_SPACE,
+        "replica 2 waits for space: expected at most 5, got 7",
+    ),
+    (
         status(replica=replace(REPLICA, is_incomplete=True)),
         Alarm.REPLICA_INCOMPLETE,
         "replica 2 lacks bytes, and counts for nothing",

@@ -12,6 +12,7 @@ import pytest
 
 from metaq.cli import replicas
 from metaq.cli.cluster import Target
+from metaq.clock import Clock
 from metaq.errors import ConfigError, LogDirLockedError, NoBrokerError
 from metaq.fs import SystemFileSystem
 from metaq.model import BrokerId
@@ -36,6 +37,7 @@ from metaq.replication.set_nodes import (
 )
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import NodePaths
+from metaq.zk.session import Coordinator
 from tests.broker.delay_rig import ask, mput_of
 from tests.cli.runner import run
 from tests.client.memory_broker import MemoryBroker
@@ -271,7 +273,7 @@ def test_a_replica_is_forced_to_lead_after_what_is_lost_was_shown(
     assert "1 logs of 2 have less at replica 2" in output.err
     assert "not asked: 1" in output.err
     assert "in sync, and" not in output.err
-    assert "'metaq offsets show GROUP' names them" in output.err
+    assert "0 committed offsets lowered to the log ends of replica 2" in output.err
     record = scene.record
     assert record.in_sync == {2}
     assert (record.leader, record.forced) == (0, (8,))
@@ -292,6 +294,58 @@ def test_what_no_replica_can_say_is_lost_is_named_before_a_replica_is_forced(
     assert "replica 2 is not in sync, and 1, 3 cannot be asked" in (
         capsys.readouterr().err
     )
+
+
+def test_groups_go_on_at_the_log_ends_of_a_replica_that_is_forced_to_lead(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Above these they would pass over what comes next; other offsets stay."""
+    nodes = {
+        "g/offsets/t/0-0": b"77-70",
+        "g/offsets/t/0-1": b"78-5",
+        "g/offsets/u/0-0": b"79-10",
+        "g/offsets/u/1-0": b"80-90",
+        "java/offsets/t/0-0": b"no offset",
+        "away/offsets/t/0-0": b"61",
+    }
+    for path, data in nodes.items():
+        scene.zookeeper.write(f"/meta/consumers/{path}", data)
+    scene.write(LED)
+    logs = (HeldLog("t-0", 5, 0, 60, 40), HeldLog("u-0", 6, 0, 10, 10))
+    scene.show(facts(2, logs=logs))
+
+    def stored() -> dict[str, bytes]:
+        tree = scene.zookeeper.tree()
+        return {path: tree[f"/meta/consumers/{path}"].data for path in nodes}
+
+    with pytest.raises(click.UsageError, match="--yes means yes"):
+        replicas.elect(scene.target, 2, None, is_sure=False)
+    assert stored() == nodes
+    assert not replicas.elect(scene.target, 2, None, is_sure=True, leads_s=0.2)
+    assert stored() == nodes | {
+        "g/offsets/t/0-0": b"-1-60",
+        "g/offsets/t/0-1": b"-1-0",
+        "away/offsets/t/0-0": b"-1-60",
+    }
+    said = capsys.readouterr().err
+    assert "group g has committed 70 of t/0-0, and goes on at 60" in said
+    assert "3 committed offsets lowered to the log ends of replica 2" in said
+    assert "replica 2 does not lead after 0.2 s" in said
+
+
+def test_nothing_is_said_of_offsets_where_no_replica_was_forced(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is removed while the operator is asked: the election lands nowhere."""
+    scene.write(LED)
+    scene.show(facts(2, logs=(HeldLog("t-0", 5, 0, 60, 40),)))
+    path = "/meta/consumers/g/offsets/t/0-0"
+    scene.zookeeper.write(path, b"77-70")
+    scene.write(replace(LED, replicas=frozenset({1, 3}), in_sync=frozenset({1, 3})))
+    with pytest.raises(ReplicaSetError, match=r"expected one of \[1, 3\], got 2"):
+        replicas.elect(scene.target, 2, None, is_sure=True, leads_s=0.2)
+    assert "lowered" not in capsys.readouterr().err
+    assert scene.zookeeper.tree()[path].data == b"77-70"
 
 
 def frozen(scene: Scene, *copies: ReplicaFacts) -> None:
@@ -325,6 +379,32 @@ def test_a_lost_record_is_made_again_from_the_copies(
     assert record.in_sync == {1, 2}
     assert record.epoch.number == 1_000_007
     assert record.revision > newest.revision + 999_999
+    # Replicas that have not read it yet show their old copies.
+    replicas.restore(scene.target, None, (), is_dry=False, is_sure=True)
+    assert "nothing to restore" in capsys.readouterr().err
+    assert scene.record == record
+
+
+def test_a_record_that_changed_while_the_operator_was_asked_is_not_restored(
+    scene: Scene,
+) -> None:
+    """Another one may lead by it."""
+    newest = FIRST.at(7, "n7", leader=1, in_sync=frozenset({1, 2}))
+    scene.write(FIRST)
+    frozen(scene, *(facts(k, record=newest) for k in (1, 2, 3)))
+    claimed = FIRST.at(2, "other", leader=2)
+
+    def write_first(clock: Clock) -> Coordinator:
+        looks.append(clock)
+        if len(looks) == 2:
+            scene.write(claimed)
+        return scene.zookeeper.coordinator(clock)
+
+    looks: list[Clock] = []
+    target = replace(scene.target, coordinator=write_first)
+    with pytest.raises(ReplicaSetError, match="another record now"):
+        replicas.restore(target, None, (), is_dry=False, is_sure=True)
+    assert scene.record == claimed
 
 
 def test_copies_of_two_histories_are_not_mixed(scene: Scene) -> None:

@@ -11,7 +11,7 @@ from metaq.cli import replicas
 from metaq.errors import MetaqError
 from metaq.replication.election import PresenceState
 from tests.cluster.ledger import load
-from tests.cluster.rig import BROKER_ID, SETTLE_S, Cluster, ReplicaProcess
+from tests.cluster.rig import BROKER_ID, SETTLE_S, TOPIC, Cluster, ReplicaProcess
 from tests.cluster.test_failover import wait_acked
 from tests.rigs.waiting import wait_until
 
@@ -74,6 +74,57 @@ def test_a_replica_is_forced_to_lead_when_the_others_are_gone(
         wait_until(lambda: len(ledger.acked) > before + 50, SETTLE_S, cluster.describe)
         assert cluster.leader() == last
         cluster.mend()
+
+
+def test_a_group_that_had_read_what_is_lost_is_given_what_comes_next(
+    cluster: Cluster,
+) -> None:
+    """It was away while an operator forced a replica to lead that lacked it."""
+    leader = cluster.leader()
+    last, other = cluster.followers()
+    replicas_of = cluster.replicas
+
+    def send(words: list[str]) -> None:
+        with cluster.client() as client, client.producer() as producer:
+            for word in words:
+                producer.send(TOPIC, word.encode(), partition=f"{BROKER_ID}-0")
+
+    def read(count: int) -> list[str]:
+        given: list[str] = []
+        with (
+            cluster.client() as client,
+            client.consumer("away", [TOPIC], start="earliest") as consumer,
+        ):
+            while len(given) < count and (message := consumer.receive(SETTLE_S)):
+                given.append(message.data.decode())
+        return given
+
+    kept = [f"kept {n}" for n in range(5)]
+    lost = [f"lost {n}" for n in range(10)]
+    more = [f"more {n}" for n in range(30)]
+    send(kept)
+    cluster.wait_whole()
+    replicas_of[last].kill()
+    wait_until(lambda: last not in cluster.record.in_sync, SETTLE_S, cluster.describe)
+    send(lost)
+    assert read(15) == kept + lost
+    for number in (leader, other):
+        replicas_of[number].kill()
+    replicas_of[last].start()
+    # Its former life may be shown, which does not say what it has.
+    wait_until(
+        lambda: last in replicas.look(cluster.target, BROKER_ID)[1],
+        SETTLE_S,
+        cluster.describe,
+    )
+    assert replicas.elect(cluster.target, last, BROKER_ID, is_sure=True)
+    # The one keeps what is lost aside, the other is cut to what is left.
+    replicas_of[other].start()
+    wait_until(lambda: other in cluster.record.in_sync, SETTLE_S, cluster.describe)
+    assert replicas.join(replicas_of[leader].ini, {}, is_discarding=True, is_sure=True)
+    send(more)
+    cluster.mend()
+    assert read(30) == more
 
 
 def test_a_replica_is_taken_out_and_another_disk_put_in(cluster: Cluster) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from metaq.replication.election import Flag
-from metaq.replication.record import foreign_reason
+from metaq.replication.record import SetRecord, foreign_reason
 from metaq.replication.replica import ReplicaRole
 from tests.replication.set_checks import check
 from tests.replication.set_model import BUDGETED, Config, Violation, World, at
@@ -207,7 +207,7 @@ HEALING = (
 
 def is_well(world: World) -> bool:
     """Whether a leader has committed its epoch start, and all have joined it."""
-    foreign = _foreign(world)
+    foreign = _foreign(world, world.zk.record)
     for k, proc in enumerate(world.procs, 1):
         if k in foreign:
             continue  # an operator has it discarded
@@ -221,13 +221,13 @@ def is_well(world: World) -> bool:
     )
 
 
-def _foreign(world: World) -> set[int]:
-    """Return the replicas whose disks have another history than the record."""
+def _foreign(world: World, record: SetRecord) -> set[int]:
+    """Return the replicas whose disks have another history than a record."""
     copies = [disk.file and disk.file.record for disk in world.disks]
     return {
         k
         for k, copy in enumerate(copies, 1)
-        if copy is not None and foreign_reason(copy, world.zk.record)
+        if copy is not None and foreign_reason(copy, record)
     }
 
 
@@ -236,14 +236,10 @@ def may_heal(world: World) -> bool:
 
     One that is sure of its directories, or so many complete ones as answer a claim.
     """
-    copies = [disk.file.record for disk in world.disks if disk.file is not None]
-    known = [copy for copy in copies if copy is not None]
-    newest = max(known, key=lambda copy: (copy.epoch.number, copy.revision))
-    if any(foreign_reason(copy, newest) for copy in known):
-        return False  # an operator has to choose
     # Of a ZooKeeper that was set back an operator restores what the copies say.
     record = SetMoves.restored(world) if world.is_back else world.zk.record
-    assert record is not None
+    if record is None or _foreign(world, record):
+        return False  # an operator has to choose
     complete = [k for k in record.in_sync if _is_complete(world, k)]
     is_enough = len(complete) >= min(record.min, len(record.in_sync))
     return is_enough or any(_is_sure(world, k) for k in complete)
@@ -283,7 +279,7 @@ def heal(config: Config, world: World, *, steps: int = 200) -> World:
             return world
         label, after = _heal_once(model, world, gone)
         if not label:
-            gone |= _foreign(world)
+            gone |= _foreign(world, world.zk.record)
             label, after = "discard", _without(world, gone)
         if after == world:
             break

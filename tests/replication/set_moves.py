@@ -969,13 +969,18 @@ class SetMoves(SetModel):
     def start(self, w: World, k: int) -> World:
         disk = w.disks[k - 1]
         file = disk.file or SetFile(SET, k)
+        is_cut = disk.is_torn and not self.config.breaks("k")
+        if is_cut and not file.flag:
+            # Before the tail goes, and also where the record is not believed.
+            file = replace(file, flag=Flag.CUT)
+            disk = disk._replace(file=file)
         members = w.zk.members[k - 1]
         proofs = Proofs(
             is_known=disk.holdings > 0,
             holdings_version=disk.holdings,
             member_version=disk.holdings if self.config.breaks("h") else members,
             is_short=any(copy.hw > copy.end for copy in disk.logs),
-            is_cut=disk.is_torn and not self.config.breaks("k"),
+            is_cut=is_cut,
             is_sealed=disk.is_sealed or self.config.breaks("seal"),
         )
         logs = tuple(
@@ -1047,10 +1052,21 @@ class SetMoves(SetModel):
             for k, disk in enumerate(w.disks, 1)
             if disk.file is not None and disk.file.record is not None
         }
+        completed = {
+            k: disk.file.completed
+            for k, disk in enumerate(w.disks, 1)
+            if disk.file is not None and not disk.file.flag
+        }
         missing = frozenset(ALL) - copies.keys()
         nonce = f"restore.{w.zk.version}"
         try:
-            return restored_record(copies, w.zk.record, missing=missing, nonce=nonce)
+            return restored_record(
+                copies,
+                w.zk.record,
+                completed=completed,
+                missing=missing,
+                nonce=nonce,
+            )
         except ReplicaSetError:
             return None
 

@@ -799,13 +799,18 @@ async def set_back(walk: Walk) -> bool:
 async def _restore_record(walk: Walk) -> None:
     """Do what `metaq replicas restore` does."""
     rig = walk.rig
-    copies = {each.number: each.node.facts().record for each in rig.running}
-    known = {k: copy for k, copy in copies.items() if copy is not None}
+    files = {each.number: each.node.replica.file for each in rig.running}
+    known = {k: file.record for k, file in files.items() if file.record is not None}
+    completed = {k: file.completed for k, file in files.items() if not file.flag}
     try:
         async with rig.operator() as nodes:
             view = (await nodes.read(synced=True)).view
             record = restored_record(
-                known, view.record, missing=set(), nonce=os.urandom(4).hex()
+                known,
+                view.record,
+                completed=completed,
+                missing=set(),
+                nonce=os.urandom(4).hex(),
             )
             if view.record is None:
                 outcome = await nodes.create_record(record, {})

@@ -5,15 +5,12 @@ import random
 from metaq.model import Offset
 from metaq.replication.epochs import CopyFacts, Epoch, EpochStart
 from metaq.replication.progress import Quorum
-from metaq.storage.partition_log import PartitionLog
 from tests.replication.model_log import ModelLog, begin_model_log
 from tests.rigs.fs import FaultyFileSystem, keep_all
-from tests.rigs.storage import StorageBench
 from tests.sampling import examples
-from tests.storage.support import LOG, config
+from tests.storage.support import NUMBER, replica_log, turn
 from tests.storage.test_partition_log_batches import send
 
-NUMBERS = {LOG: 4711}
 STEPS = 60
 EPOCH = Epoch(4, "n")
 ALL = frozenset({1, 2, 3})
@@ -27,25 +24,16 @@ class Leader:
         self.quorum = Quorum(1, ALL, 2)
         self.sequence = 0
         self.fs = FaultyFileSystem()
-        self.bench, self.log = self.start()
+        self.bench, self.log = replica_log(self.fs)
         self.log.lead()
         self.model = self.begin()
-
-    def start(self) -> tuple[StorageBench, PartitionLog]:
-        bench = StorageBench(self.fs, config(segment_bytes_max=300), is_late=True)
-        bench.manager.open(numbers=NUMBERS)
-        bench.next_id = max(1000, bench.manager.last_message_id()) + 1
-        settings = bench.config.topic(LOG.topic)
-        log = bench.manager.get_or_create(LOG, settings, number=NUMBERS[LOG])
-        bench.run()
-        return bench, log
 
     def begin(self) -> ModelLog:
         log = self.log
         start = log.log_start_offset
         table = (EpochStart(EPOCH, start),)
         ends = log.synced_end, log.high_watermark
-        return begin_model_log(CopyFacts(NUMBERS[LOG], start, *ends, table))
+        return begin_model_log(CopyFacts(NUMBER, start, *ends, table))
 
     def step(self) -> None:
         steps = [
@@ -64,12 +52,7 @@ class Leader:
         self.model = self.model.append(batch.end_offset)
 
     def turn(self) -> None:
-        """Let storage thread and loop do a little, or everything."""
-        if self.rng.random() < 0.3:
-            self.bench.run()
-        for worker in self.bench.workers:
-            worker.turn()
-        self.bench.loop.run_some(self.rng.randrange(4))
+        turn(self.bench, self.rng)
 
     def acknowledge(self) -> None:
         """Confirm an end, also one within an append, or above the leader's sync."""
@@ -99,7 +82,7 @@ class Leader:
             self.bench.run()
         else:
             self.fs = self.fs.crash(keep_all)
-            self.bench, self.log = self.start()
+            self.bench, self.log = replica_log(self.fs)
         self.log.lead()
         self.model = self.begin()
 

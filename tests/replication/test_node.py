@@ -16,7 +16,7 @@ from metaq.replication.record import plan_settings
 from metaq.replication.replica import ReplicaRole as R
 from metaq.replication.set_file import read_set_file
 from metaq.replication.set_nodes import decode_member, decode_present, token_of
-from tests.replication.replicas import DATA, RECORD, Replicas, run, soon
+from tests.replication.replicas import DATA, RECORD, SOON_S, Replicas, run, soon
 from tests.rigs.fs import FaultyFileSystem
 
 MEMBER = f"{RECORD}/members"
@@ -298,8 +298,36 @@ def test_a_set_file_without_space_is_written_later() -> None:
         await asyncio.sleep(0.2)
         assert rig[other].role == "starting"
         assert f"{RECORD}/present/{other}" not in rig.zookeeper.nodes
+        assert "no room" in rig[other].node.status().lack_of_space
         rig[other].save_error = None
         await rig.in_sync(1, 2, 3)
+        assert not rig[other].node.status().lack_of_space
+
+    run(scenario)
+
+
+def test_a_copy_that_waits_for_space_says_so() -> None:
+    """Until it goes on; what its alarm says has both numbers."""
+
+    async def scenario(rig: Replicas) -> None:
+        other = rig.follower()
+        rig[other].settings = {"dataDirBytesMax": "100", "maxSegmentSize": "900"}
+        await rig[other].stop()
+        await rig[other].start()
+        await rig.in_sync(1, 2, 3)
+        broker = rig[other].broker
+        assert broker is not None
+        async with asyncio.timeout(SOON_S):
+            while not rig[other].node.status().lack_of_space:
+                await rig.put(rig.leader() or other, b"x" * 2000)
+        problems = find_problems(broker.control.status())
+        assert [each.alarm for each in problems] == [Alarm.LOW_SPACE]
+        assert "expected at most" in problems[0].text
+        rig[other].settings = {}
+        await rig[other].stop()
+        await rig[other].start()
+        await rig.in_sync(1, 2, 3)
+        assert not rig[other].node.status().lack_of_space
 
     run(scenario)
 

@@ -313,14 +313,16 @@ def test_a_leader_goes_on_with_ids_above_those_of_one_whose_clock_was_ahead() ->
 
 async def restore(rig: Replicas, *, missing: frozenset[int] = frozenset()) -> None:
     """Do what `metaq replicas restore` does."""
-    copies = {}
+    copies, completed = {}, {}
     for number in {each.number for each in rig.running}:
-        copy = (await rig.facts(number)).record
-        assert copy is not None
-        copies[number] = copy
+        facts = await rig.facts(number)
+        assert facts.record is not None
+        copies[number], completed[number] = facts.record, facts.completed
     async with rig.operator() as nodes:
         view = (await nodes.read(synced=True)).view
-        record = restored_record(copies, view.record, missing=missing, nonce="back")
+        record = restored_record(
+            copies, view.record, completed=completed, missing=missing, nonce="back"
+        )
         if view.record is None:
             outcome = await nodes.create_record(record, {})
         else:

@@ -227,7 +227,7 @@ def test_a_record_is_restored_from_the_newest_copy() -> None:
     """It is later than all copies and what ZooKeeper has, in numbers and in order."""
     newest = LED.then(in_sync=frozenset({1, 2}))
     copies = {1: newest, 2: LED, 3: LED}
-    record = restored_record(copies, LED, missing=frozenset(), nonce="r")
+    record = restored_record(copies, LED, completed={}, missing=frozenset(), nonce="r")
     assert record.in_sync == {1, 2}
     assert record.revision == newest.revision + RESTORE_STEP
     assert record.epoch == Epoch(2 + RESTORE_STEP, "r")
@@ -239,13 +239,19 @@ def test_members_of_a_restored_set_were_in_sync_before_and_after() -> None:
     """A leader that finds ZooKeeper set back goes on with the in-sync set it finds."""
     found = LED.then(in_sync=frozenset({1, 2}))
     copies = {1: found, 2: LED, 3: found.then().then(in_sync=frozenset({2, 3}))}
-    record = restored_record(copies, found, missing=frozenset(), nonce="r")
+    record = restored_record(
+        copies, found, completed={}, missing=frozenset(), nonce="r"
+    )
     assert record.in_sync == {2}
     knowing = {**copies, 1: found.then()}
-    record = restored_record(knowing, found, missing=frozenset(), nonce="r")
+    record = restored_record(
+        knowing, found, completed={}, missing=frozenset(), nonce="r"
+    )
     assert record.in_sync == {2, 3}
     del copies[2]
-    record = restored_record(copies, found, missing=frozenset({2}), nonce="r")
+    record = restored_record(
+        copies, found, completed={}, missing=frozenset({2}), nonce="r"
+    )
     assert record.in_sync == {2, 3}
 
 
@@ -253,21 +259,86 @@ def test_nobody_is_left_out_of_a_restore_unnamed() -> None:
     """A replica that is away may have the newest copy."""
     copies = {1: LED, 2: LED}
     with pytest.raises(ReplicaSetError, match=r"replicas \[3\] have not shown"):
-        restored_record(copies, None, missing=frozenset(), nonce="r")
-    record = restored_record(copies, None, missing=frozenset({3}), nonce="r")
+        restored_record(copies, None, completed={}, missing=frozenset(), nonce="r")
+    record = restored_record(
+        copies, None, completed={}, missing=frozenset({3}), nonce="r"
+    )
     assert record.in_sync == ALL
     with pytest.raises(ReplicaSetError, match="got none"):
-        restored_record({}, None, missing=ALL, nonce="r")
+        restored_record({}, None, completed={}, missing=ALL, nonce="r")
 
 
 def test_copies_of_two_histories_are_not_merged() -> None:
     """An operator stops the replicas of one, and goes on without them."""
     fork = {1: LED.then(min=1), 2: LED.at(3, "b", leader=2), 3: LED}
     with pytest.raises(ReplicaSetError, match="two histories"):
-        restored_record(fork, LED, missing=frozenset(), nonce="r")
+        restored_record(fork, LED, completed={}, missing=frozenset(), nonce="r")
     del fork[2]
-    record = restored_record(fork, LED, missing=frozenset({2}), nonce="r")
+    record = restored_record(fork, LED, completed={}, missing=frozenset({2}), nonce="r")
     assert record.min == 1
+
+
+LATER = LED.at(3, "c", leader=3, in_sync=frozenset({1, 3})).then(in_sync=ALL)
+VOID = LED.at(3, "b", leader=2, in_sync=frozenset({2, 3}))
+"""Claimed by replica 2, which knew `LED`, where ZooKeeper was set back to it."""
+FORK = {1: LATER, 2: VOID, 3: LATER}
+
+
+@for_each(
+    "found, void",
+    {
+        "landed": (VOID, VOID),
+        "given up": (VOID.then(leader=0), VOID.then(leader=0)),
+        "a greater number": (None, VOID.at(4, "d", leader=2)),
+        "set back again": (LED, VOID),
+    }.values(),
+)
+def test_a_claim_that_none_has_led_by_is_void(
+    found: SetRecord | None, void: SetRecord
+) -> None:
+    """Its replica follows again; of the members those stay that it had, too."""
+    copies = FORK | {2: void}
+    completed = {1: 3, 2: 2, 3: 3}
+    record = restored_record(
+        copies, found, completed=completed, missing=frozenset(), nonce="r"
+    )
+    assert record.fault() is None
+    assert record.in_sync == {2, 3}
+    assert record.leader == 0
+    assert record.epoch.number > 3 + RESTORE_STEP - 1
+    assert not any(foreign_reason(copy, record) for copy in copies.values())
+    assert not foreign_reason(LED, record)
+
+
+@for_each(
+    "copies, completed",
+    {
+        "it was led by": (FORK, {1: 3, 2: 3, 3: 3}),
+        "a flag": (FORK, {1: 3, 3: 3}),
+        "another followed": (
+            {1: VOID, 2: VOID, 3: LATER},
+            {1: 3, 2: 2, 3: 3},
+        ),
+        "changed before it": (
+            FORK | {2: later(LED, 2).at(3, "b", leader=2)},
+            {1: 3, 2: 2, 3: 3},
+        ),
+        "no common member": (
+            FORK
+            | {2: LED.at(3, "b", leader=2, in_sync=frozenset({2}))}
+            | {k: replace(LATER, in_sync=frozenset({1, 3})) for k in (1, 3)},
+            {1: 3, 2: 2, 3: 3},
+        ),
+        "one is away": ({2: VOID, 3: LATER}, {2: 2, 3: 3}),
+    }.values(),
+)
+def test_a_claim_that_may_have_been_led_by_is_another_history(
+    copies: dict[int, SetRecord], completed: dict[int, int]
+) -> None:
+    """All have to say that nothing came of it, and none may have lost its memory."""
+    missing = frozenset({1, 2, 3}) - copies.keys()
+    with pytest.raises(ReplicaSetError, match="two histories"):
+        restored_record(copies, VOID, completed=completed, missing=missing, nonce="r")
 
 
 def test_a_set_is_made_with_numbers_in_range() -> None:

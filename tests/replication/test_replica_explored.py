@@ -63,6 +63,7 @@ WALKS: dict[str, dict[str, Any]] = {
     "cut-tail": {"tears": 1, "is_wide": True},
     "force": {"forces": 1, "refusals": 1},
     "set-back": {"restores": 1},
+    "set-back-again": {"restores": 2, "claims": 4, "tears": 1},
     "settings": {"settings": 2, "tears": 1},
     "new-log": {"births": 2, "stale": 3},
     "hand-over": {"handovers": 2, "give_ups": 1},
@@ -124,6 +125,38 @@ def test_a_leader_that_did_not_know_better_has_its_puts_after_a_restore() -> Non
         "take out 1 3; answer 1; read 2; ack 2 1; read 3; ack 3 1; take in 1 3;"
         " lands unanswered 1; read 3; ZooKeeper set back 2; session 1; answer 1;"
         " put 1 0; pull 2 1; session 3; restore"
+    )
+    world = replay(config, events.split("; "))
+    assert world.acked
+    assert world.zk.record.in_sync == {1, 2}
+    heal(config, world)
+
+
+def test_a_claim_in_a_record_that_was_set_back_is_void_if_none_has_led_by_it() -> None:
+    """Two claims have one number: replica 3 has led by its own, and 2 goes on."""
+    config = Config(is_led=True, expiries=1, restores=1, claims=2)
+    before = "expire 1; read 3; claim 3; answer 3; lead 3; session 1; read 1; join 1 3"
+    after = "read 2; session 2; claim 2; answer 2; session 1; session 3"
+    events = f"{before}; put 3 0; pull 1 3; ZooKeeper set back 1; {after}"
+    world = replay(config, events.split("; "))
+    claimed = world.zk.record
+    assert (claimed.leader, claimed.epoch.number) == (2, 3)
+    world = replay(config, f"{events}; restore".split("; "))
+    assert world.zk.record.in_sync == {2, 3}
+    assert claimed.epoch in [claim.epoch for claim in world.zk.record.claims]
+    world = heal(config, world)
+    assert 1 in world.disks[1].logs[0].data
+
+
+def test_a_void_claim_says_whom_the_leader_before_it_waited_for() -> None:
+    """It went on where a later member was not known, and acknowledged without it."""
+    faults: dict[str, Any] = {"unknown": 1, "restores": 1, "expiries": 1, "give_ups": 1}
+    config = Config(is_led=True, shrinks=1, expansions=1, **faults)
+    events = (
+        "take out 1 3; answer 1; read 2; ack 2 1; read 3; ack 3 1; take in 1 3;"
+        " lands unanswered 1; read 3; ZooKeeper set back 2; session 1; answer 1;"
+        " put 1 0; pull 2 1; session 2; expire 1; read 2; claim 2; answer 2;"
+        " give up 2; answer 2; session 3; restore"
     )
     world = replay(config, events.split("; "))
     assert world.acked

@@ -17,7 +17,7 @@ from metaq.replication import store
 from metaq.replication.epochs import Epoch
 from metaq.replication.record import make_record
 from metaq.replication.replica import SetFile
-from metaq.replication.set_file import read_set_file
+from metaq.replication.set_file import encode_set_file, read_set_file
 from metaq.replication.store import ReplicaStore
 from metaq.storage.log_dir import DirState
 from metaq.storage.log_removal import carry_out
@@ -35,6 +35,7 @@ class Directory:
 
     def __init__(self, path: str = "/data") -> None:
         self.path = path
+        self.free_bytes = 0
         self.state = DirState.ONLINE
         self.offline_cause: StorageError | None = None
         self.watch = SimpleNamespace(is_silent=False)
@@ -146,8 +147,12 @@ def test_a_file_without_space_is_written_when_there_is_some(
     writes.errors = [NoSpaceError("full"), NoSpaceError("full")]
 
     async def scenario(made: ReplicaStore, _fs: object) -> None:
-        await made.save(FILE)
-        assert made.failure == ""
+        saving = asyncio.create_task(made.save(FILE))
+        await until(lambda: made.lack_of_space, 5.0)
+        size = len(encode_set_file(FILE))
+        assert f"full: expected room for {size} bytes, free are" in made.lack_of_space
+        await saving
+        assert (made.failure, made.lack_of_space) == ("", "")
 
     run(scenario)
     assert writes.written == [FILE]

@@ -1,5 +1,6 @@
 """A small broker's worth of logs on a faulty disk, and what it promised."""
 
+import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from tests.rigs.storage import StorageBench, Ticket
 
 LOG = LogId("test", 0)
 OTHER = LogId("test", 1)
+NUMBER = 4711
+"""Of the log of a replica."""
 DATA = Path("/data")
 RECORD = 120
 """Size of a record that `put` makes."""
@@ -30,6 +33,25 @@ def opened(fs: FileSystem, *, is_late: bool = False, **system: int) -> StorageBe
     bench = StorageBench(fs, config(**system), is_late=is_late)
     bench.open()
     return bench
+
+
+def replica_log(fs: FileSystem) -> tuple[StorageBench, PartitionLog]:
+    """Return a bench with a log of a replica, and the log, which follows."""
+    bench = StorageBench(fs, config(segment_bytes_max=300), is_late=True)
+    bench.manager.open(numbers={LOG: NUMBER})
+    bench.next_id = max(1000, bench.manager.last_message_id()) + 1
+    log = bench.manager.get_or_create(LOG, bench.config.topic(LOG.topic), number=NUMBER)
+    bench.run()
+    return bench, log
+
+
+def turn(bench: StorageBench, rng: random.Random) -> None:
+    """Let the storage thread and the loop do a little, or everything."""
+    if rng.random() < 0.3:
+        bench.run()
+    for worker in bench.workers:
+        worker.turn()
+    bench.loop.run_some(rng.randrange(4))
 
 
 def log_of(bench: StorageBench, log_id: LogId = LOG) -> PartitionLog:

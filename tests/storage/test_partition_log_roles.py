@@ -8,16 +8,14 @@ from metaq.model import Offset, SizeBytes
 from metaq.storage.append_request import CopiedAppends
 from metaq.storage.cut import cut_log
 from metaq.storage.log_state import LogState
-from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
 from tests.rigs.disk import CAPACITY_BYTES
 from tests.rigs.fs import FaultyFileSystem, keep_all, keep_none, keep_random
 from tests.rigs.storage import StorageBench, Ticket
 from tests.sampling import examples
-from tests.storage.support import LOG, config, content_of
+from tests.storage.support import LOG, config, content_of, replica_log, turn
 from tests.storage.test_partition_log_batches import send
 
-NUMBERS = {LOG: 4711}
 STEPS = 60
 
 
@@ -37,16 +35,7 @@ class Replica:
         self.earlier: list[Ticket] = []
         """Those of earlier roles: none of them is answered any more."""
         self.cuts: list[list[Exception | None]] = []
-        self.bench, self.log = self.start()
-
-    def start(self) -> tuple[StorageBench, PartitionLog]:
-        bench = StorageBench(self.fs, config(segment_bytes_max=300), is_late=True)
-        bench.manager.open(numbers=NUMBERS)
-        bench.next_id = max(1000, bench.manager.last_message_id()) + 1
-        settings = bench.config.topic(LOG.topic)
-        log = bench.manager.get_or_create(LOG, settings, number=NUMBERS[LOG])
-        bench.run()
-        return bench, log
+        self.bench, self.log = replica_log(self.fs)
 
     # -- steps
 
@@ -98,12 +87,7 @@ class Replica:
             self.log.roll(self.log.next_offset)
 
     def turn(self) -> None:
-        """Let thread and loop do a little, or everything."""
-        if self.rng.random() < 0.3:
-            self.bench.run()
-        for worker in self.bench.workers:
-            worker.turn()
-        self.bench.loop.run_some(self.rng.randrange(4))
+        turn(self.bench, self.rng)
 
     def allow(self) -> None:
         self.log.set_bound(Offset(self.rng.randrange(self.log.next_offset + 1)))
@@ -175,7 +159,7 @@ class Replica:
         self.fs = self.fs.crash(choose)
         self.fs.set_capacity(CAPACITY_BYTES)
         self.sent = []
-        self.bench, self.log = self.start()
+        self.bench, self.log = replica_log(self.fs)
         assert self.log.state is LogState.FOLLOWING, self.log.damage
         known = self.bench.manager.known
         assert known is not None
