@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from metaq.broker.acks import Answerer
 from metaq.broker.queue_part import ServedQueue
+from metaq.filter.language import Filter, parse_filter
 from metaq.model import Offset
 from metaq.protocol.commands import Settle, Take
-from metaq.queues.rules import Now
+from metaq.queues.rules import Now, QueueRules
 from metaq.storage.log_state import WaitHandle
 from metaq.zk.group_definitions import QueueGroupDefinition
 
@@ -115,3 +116,19 @@ class QueueOwner(Protocol):
         self, work: Coroutine[Any, Any, None], *, name: str
     ) -> asyncio.Task[None]:
         """Run a task of the service."""
+
+
+def rules_of(definition: QueueGroupDefinition) -> QueueRules:
+    """Return the rules that a definition asks for."""
+    return QueueRules(
+        lease_ms=definition.lease_ms,
+        deliveries_max=definition.deliveries_max,
+        retry_delays_ms=definition.retry_delays_ms,
+        is_ordered=definition.ordered_by is not None,
+        takes_letters=definition.dead_letter_topic is not None,
+    )
+
+
+def filter_of(definition: QueueGroupDefinition) -> Filter | None:
+    """Return the filter of a definition."""
+    return None if definition.where is None else parse_filter(definition.where)

@@ -32,7 +32,7 @@ from metaq.broker.acks import Answerer, wire_error
 from metaq.broker.context import BrokerContext
 from metaq.broker.internal_logs import InternalLogs
 from metaq.broker.joined_appends import JoinedAppends
-from metaq.broker.queue_groups import OnTried, QueueGroup
+from metaq.broker.queue_groups import OnTried, QueueGroup, filter_of, rules_of
 from metaq.broker.queue_letters import Letters, stored_letters
 from metaq.broker.queue_log import QUEUES, read_images
 from metaq.broker.queue_part import ServedQueue
@@ -51,13 +51,12 @@ from metaq.errors import (
     UnavailableError,
     WireError,
 )
-from metaq.filter.language import Filter, parse_filter
 from metaq.lifecycle import Service, State
 from metaq.model import LogId, Offset, no_items
 from metaq.protocol import texts
 from metaq.protocol.commands import Settle, Take
 from metaq.queues.leases import OpenBound, Reclaim
-from metaq.queues.rules import Now, QueueRules
+from metaq.queues.rules import Now
 from metaq.queues.state import QueueState
 from metaq.queues.state_log import (
     Images,
@@ -768,22 +767,6 @@ class QueueService(Service):
                     None,
                     _first_floor(group, log) if image is None else image.floor,
                 )
-
-
-def rules_of(definition: QueueGroupDefinition) -> QueueRules:
-    """Return the rules that a definition asks for."""
-    return QueueRules(
-        lease_ms=definition.lease_ms,
-        deliveries_max=definition.deliveries_max,
-        retry_delays_ms=definition.retry_delays_ms,
-        is_ordered=definition.ordered_by is not None,
-        takes_letters=definition.dead_letter_topic is not None,
-    )
-
-
-def filter_of(definition: QueueGroupDefinition) -> Filter | None:
-    """Return the filter of a definition."""
-    return None if definition.where is None else parse_filter(definition.where)
 
 
 def _identity(definition: QueueGroupDefinition) -> tuple[str, int]:
