@@ -77,13 +77,13 @@ class RouteRig:
         self.fs = fs = fs or FaultyFileSystem()
         self.clock = clock = clock or ManualClock()
         self.bench = TransactionBench(fs, clock=clock, limits=limits)
-        self.bench.open()
         defined = {
             name: replace(TOPIC, name=name, partition_count=partitions)
             for name, partitions in topics.items()
         }
         config = replace(self.bench.logs.config, defined=defined)
         self.bench.topics.apply(config)
+        self.bench.open()
         self.context = context_on(self.bench, config)
         self.changes: list[None] = []
         """One for each time that exchanges came or went."""

@@ -1,5 +1,6 @@
 """Puts to an exchange: each target once, all of them or none, answered once."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from tests.broker.delay_rig import FakeSession, result_of
 from tests.broker.route_rig import EXCHANGE, TOPICS, RouteRig, batch_of
 from tests.broker.stepped import cut_at_sync
 from tests.cases import for_each
-from tests.rigs.fs import keep_all
+from tests.rigs.fs import keep_all, keep_none
 
 ORDERS, PAID = Binding("t0", "order.#"), Binding("t1", "*.paid")
 
@@ -286,12 +287,12 @@ def test_a_commit_that_is_cut_is_in_all_targets_or_in_none() -> None:
     A start took the second copy for a repetition: it was in the first topic alone.
     """
     seen = list[bool]()
-    for number in range(8):
+    for number, keep in itertools.product(range(8), (keep_all, keep_none)):
         rig = RouteRig(ORDERS, PAID)
         batch = batch_of(("order.paid", b"|a"), ("order.paid", b"|b"))
         with cut_at_sync(rig.fs, number, lambda: None) as found:
             assert rig.commit(batch)
-        again = RouteRig(fs=found[0][0].crash(keep_all))
+        again = RouteRig(fs=found[0][0].crash(keep))
         again.bench.run()
         first, *others = [
             sorted(
