@@ -260,6 +260,7 @@ def test_a_stop_ends_the_session_or_says_that_it_could_not(
             await connected(coordinator)
             await coordinator.stop(deadline_s=in_s(0.1))
             await coordinator.stop(deadline_s=in_s())  # is harmless
+            await until(lambda: states[-1:] == ["lost"])
         assert states == ["connected", "lost"]
         return server
 
