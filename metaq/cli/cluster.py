@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import click
 
+from metaq.cli import render
 from metaq.client import AsyncAdmin, AsyncClient, BrokerDescription, Client
 from metaq.clock import Clock
 from metaq.config.topic_rules import compile_topic_pattern
@@ -63,15 +64,19 @@ class Target:
         """Do some work with the administration of the cluster."""
         return self.run(lambda client: work(client.admin()))
 
-    def ask_defined(
-        self, work: Callable[[AsyncAdmin], Awaitable[T]]
-    ) -> tuple[T, tuple[str, ...]]:
-        """Do the same; return as well what of definitions could not be read."""
+    def show_defined(
+        self, work: Callable[[AsyncAdmin], Awaitable[T]], show: Callable[[T], None]
+    ) -> bool:
+        """Do the same, and show it; return whether all definitions could be read."""
 
         async def both(admin: AsyncAdmin) -> tuple[T, tuple[str, ...]]:
             return await work(admin), await admin.unread_definitions()
 
-        return self.ask(both)
+        found, unread = self.ask(both)
+        show(found)
+        for sentence in unread:
+            render.say(sentence)
+        return not unread
 
     def _client_options(self) -> dict[str, Any]:
         options: dict[str, Any] = {

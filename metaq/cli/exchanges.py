@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import click
@@ -70,11 +71,8 @@ def list_exchanges(target: Target, *, as_json: bool) -> bool:
 
     What a newer version has made is named; then the exit code is 1.
     """
-    found, unread = target.ask_defined(lambda admin: admin.exchanges())
-    _print_exchanges(found, as_json=as_json)
-    for sentence in unread:
-        render.say(sentence)
-    return not unread
+    show = partial(_print_exchanges, as_json=as_json)
+    return target.show_defined(lambda admin: admin.exchanges(), show)
 
 
 @command(

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,11 +53,8 @@ def list_queues(target: Target, *, as_json: bool) -> bool:
 
     What a newer version has made is named; then the exit code is 1.
     """
-    found, unread = target.ask_defined(lambda admin: admin.queue_groups())
-    _print_groups(found, as_json=as_json)
-    for sentence in unread:
-        render.say(sentence)
-    return not unread
+    show = partial(_print_groups, as_json=as_json)
+    return target.show_defined(lambda admin: admin.queue_groups(), show)
 
 
 @command(

@@ -81,11 +81,11 @@ class ServerConnection(asyncio.Protocol):
         if self.ended.done() or self._transport is None:
             answer.set_exception(kz.ConnectionLoss())
             return answer
+        # First: of one that cannot be encoded no answer comes.
+        fields = request.serialize()
         self._number = self._number % NUMBER_MAX + 1
         self._pending.append((self._number, request, answer))
-        self._send(
-            jute.int_int_struct.pack(self._number, request.type) + request.serialize()
-        )
+        self._send(jute.int_int_struct.pack(self._number, request.type) + fields)
         return answer
 
     def drop(self, reason: str) -> None:

@@ -269,9 +269,8 @@ class ZooKeeperCoordinator:
     def _on_ended(self, one: ServerConnection, ended: "asyncio.Future[str]") -> None:
         """Note the end of a connection, before those who wait for its answers."""
         if one is self._connection and not self._is_stopped:
-            _log.debug(
-                "connection ended: peer=%s reason=%s", self._hosts, ended.result()
-            )
+            reason = ended.result()
+            _log.debug("connection ended: hosts=%s reason=%s", self._hosts, reason)
             self._connection = None
             self._apply(SessionEvent.DISCONNECTED)
 

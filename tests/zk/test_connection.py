@@ -183,6 +183,20 @@ def test_the_end_of_a_connection_ends_its_requests(error: Exception | None) -> N
     in_loop(case)
 
 
+def test_a_request_that_cannot_be_encoded_leaves_the_others_alone() -> None:
+    """Nothing was sent, so no answer of another one is taken for its own."""
+
+    async def case() -> None:
+        here = Case()
+        with pytest.raises(UnicodeEncodeError):
+            here.one.ask(jute.Sync("/\udcff"))
+        good = here.one.ask(ASK)
+        here.one.data_received(frame(answer(1, fields=struct.pack(">i", 1) + b"a")))
+        assert good.result() == "a"
+
+    in_loop(case)
+
+
 def test_the_last_transaction_is_remembered_for_the_next_greeting() -> None:
     async def case() -> None:
         here = Case()
