@@ -19,7 +19,7 @@ from metaq.pipeline.jobs.ingest import ingest
 from metaq.pipeline.jobs.replay import replay
 from tests.spark.kills.steps import (
     DIRECTORY,
-    DRIVER_PIDS,
+    DRIVER_GROUP,
     DyingDataSource,
     dying_archive,
 )
@@ -106,9 +106,8 @@ def start(master: str) -> SparkSession:
         builder = builder.config(f"spark.executorEnv.{name}", os.environ[name])
     spark = builder.getOrCreate()
     spark.dataSource.register(DyingDataSource)
-    gateway: Any = spark.sparkContext._gateway
-    pids = [gateway.proc.pid, os.getpid()]
-    Path(os.environ[DIRECTORY], DRIVER_PIDS).write_text(json.dumps(pids))
+    # The JVM is in it as well.
+    Path(os.environ[DIRECTORY], DRIVER_GROUP).write_text(json.dumps(os.getpgrp()))
     return spark
 
 

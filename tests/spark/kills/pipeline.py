@@ -13,7 +13,7 @@ from unittest import mock
 
 from metaq.cli.main import main
 from metaq.pipeline.declared import updates
-from tests.spark.kills.steps import DIRECTORY, DRIVER_PIDS, reach
+from tests.spark.kills.steps import DIRECTORY, DRIVER_GROUP, reach
 
 start_run = updates.start_run
 
@@ -31,6 +31,6 @@ def dying_run(*words: Any, **more: Any) -> Iterator[Mapping[str, Any]]:
 
 
 if __name__ == "__main__":
-    Path(os.environ[DIRECTORY], DRIVER_PIDS).write_text(json.dumps([-os.getpid()]))
+    Path(os.environ[DIRECTORY], DRIVER_GROUP).write_text(json.dumps(os.getpid()))
     with mock.patch.object(updates, "start_run", dying_run):
         main(["pipeline", "run", *sys.argv[1:]])

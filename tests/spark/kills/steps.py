@@ -41,7 +41,7 @@ from metaq.spark.source.read_task import ReadTask, TaskReader, read_rows
 from metaq.spark.source.stream import StreamReader
 
 DIRECTORY = "METAQ_KILL_DIR"
-ORDERS, DRIVER_PIDS, SERVER_PIDS = "orders.json", "driver.json", "servers.json"
+ORDERS, DRIVER_GROUP, SERVER_PIDS = "orders.json", "driver.json", "servers.json"
 PIECE_ROWS = 60
 """Rows that a reader hands over at a time, so that there is a middle."""
 
@@ -132,8 +132,8 @@ def _kill(victim: str, directory: Path) -> None:
     if victim == EXECUTOR:
         pids = [java_above(own), own]
     elif victim == DRIVER:
-        # A group of processes has a number below 0.
-        pids = [*json.loads((directory / DRIVER_PIDS).read_text()), own]
+        # The group at one blow: this worker may not outlive the JVM.
+        pids = [-json.loads((directory / DRIVER_GROUP).read_text()), own]
     elif victim != SELF:
         pids = [json.loads((directory / SERVER_PIDS).read_text())[victim]]
     for pid in pids:
