@@ -62,7 +62,10 @@ class Archive:
     def values(self) -> list[bytes]:
         if not (self.rows / "_spark_metadata").exists():
             return []
-        found = self._spark.read.parquet(str(self.rows)).select("value").collect()
+        # The first batches may have no rows, and no file to take a schema from.
+        found = (
+            self._spark.read.schema("value binary").parquet(str(self.rows)).collect()
+        )
         return sorted(bytes(row.value) for row in found)
 
 
