@@ -95,8 +95,10 @@ class KeySearch:
     _read_bytes: int = 0
     _segment: Segment = field(init=False)
     """The one that is being searched,"""
-    _file: ReadFile = field(init=False)
-    """and its file."""
+    _files: ExitStack = field(init=False)
+    """its files that are open,"""
+    _file: ReadFile | None = None
+    """and the one of its records: most indexes have no entry, and none is read."""
     _broken: CorruptRecordError | None = None
     """The newest damaged record of the bytes that were searched last."""
     damaged: set[Offset] = field(default_factory=set)
@@ -159,8 +161,7 @@ class KeySearch:
     ) -> Iterator[_Step]:
         base, fs = segment.base_offset, self.log.fs
         with ExitStack() as files:
-            self._segment = segment
-            self._file = files.enter_context(fs.open_read(segment.path))
+            self._segment, self._files, self._file = segment, files, None
             index = None
             if self.question.field.startswith(self.names):
                 index = fs.try_open_read(keys_path(segment.path, base))
@@ -177,7 +178,11 @@ class KeySearch:
             yield from self._read_back(low, high)
 
     def _read_at(self, offset: Offset, size: int) -> bytes:
-        return self._file.read_at(self._segment.position_of(offset), SizeBytes(size))
+        segment, file = self._segment, self._file
+        if file is None:
+            opened = self.log.fs.open_read(segment.path)
+            file = self._file = self._files.enter_context(opened)
+        return file.read_at(segment.position_of(offset), SizeBytes(size))
 
     # -- with an index
 
