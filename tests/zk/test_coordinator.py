@@ -27,6 +27,8 @@ from tests.zk.scripted_server import (
 
 CLOCK = SystemClock()
 SHORT_MS, LONG_MS = 600, 60_000
+BEATS = 7
+"""A sixth of the time-out apart."""
 
 
 def in_s(seconds: float = 30.0) -> float:
@@ -209,6 +211,32 @@ def test_a_silent_connection_is_left_while_the_session_lives() -> None:
             assert server.greeted[1].session_id == 0x51
             await coordinator.stop(deadline_s=in_s())
 
+    asyncio.run(scenario())
+
+
+def test_a_session_that_asks_nothing_is_kept_alive() -> None:
+    """Beat by beat, for longer than it lives after the last one."""
+
+    async def count(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
+        link.send(greeting(3000, 0x51))
+        for number in range(1, BEATS + 1):
+            await link.receive()
+            link.send(answer(number, zxid=7, error=NO_NODE))
+            beats.append(number)
+        await link.serve()
+
+    async def scenario() -> None:
+        async with scripted_server(count) as server:
+            coordinator = coordinator_on(server)
+            states: list[str] = []
+            coordinator.add_listener(lambda status: states.append(status.state.value))
+            coordinator.start()
+            await until(lambda: len(beats) == BEATS)
+            assert states == ["connected"]
+            await coordinator.stop(deadline_s=in_s())
+            assert server.connection_count == 1
+
+    beats: list[int] = []
     asyncio.run(scenario())
 
 
