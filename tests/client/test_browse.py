@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from metaq.client import Client
+from metaq.client import AsyncClient, Client
 from metaq.client.cluster.metadata import AddressMetadata
 from metaq.client.consume import browse
 from metaq.client.consume.browse import stats_of
@@ -157,7 +157,7 @@ def test_following_chosen_partitions_sees_no_other(broker: Any, client: Any) -> 
 
 
 def test_a_browser_that_is_left_behind_does_not_keep_the_client_from_closing(
-    broker: Any,
+    broker: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker.put(b"a")
     with WORLDS["sync"](brokers=[broker.address], **QUICK) as client:
@@ -165,6 +165,24 @@ def test_a_browser_that_is_left_behind_does_not_keep_the_client_from_closing(
         assert next(left).data == b"a"
     with pytest.raises(MetaqError, match="closed"):
         next(left)
+    assert "asyncio" not in {record.name for record in caplog.records}
+
+
+@pytest.mark.parametrize("options", [{}, {"last": 1}, {"partitions": ["0-0"]}])
+def test_a_browser_that_is_left_open_ends_with_its_loop(
+    broker: Any, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    """The loop closes its generators at once, and complained of one in another."""
+    broker.put(b"a")
+    left: list[Any] = []
+
+    async def scenario() -> None:
+        async with AsyncClient(brokers=[broker.address], **QUICK) as client:
+            left.append(client.browse("test", stop_at_end=False, **options))
+            assert (await anext(left[0])).data == b"a"
+
+    asyncio.run(scenario())
+    assert "asyncio" not in {record.name for record in caplog.records}
 
 
 def test_a_log_whose_start_was_deleted_is_read_from_where_it_begins(
