@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.crash,
     pytest.mark.slow,
     pytest.mark.zookeeper,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 
 SEGMENT_BYTES = 128 << 10
