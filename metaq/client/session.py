@@ -257,6 +257,10 @@ class AsyncClient(AsyncBrowsing):
             raise
         finally:
             if self._context is not None:
+                # What is left open is closed by the end of the loop, at once with the
+                # generators around it: closing has to be done by then.
+                now_s = self.clock.monotonic_s()
+                await close_all([*self._context.followers], now_s, self.clock)
                 await self._context.disconnect(deadline_s)
 
     async def __aenter__(self) -> Self:

@@ -56,7 +56,7 @@ _VERBS: Final[Mapping[type, str]] = {
     Stats: "stats",
 }
 
-REGISTER_TIMEOUT_S: Final = 10.0
+REGISTER_TIMEOUT_S: Final = 60.0
 
 
 class FaultKind(enum.Enum):

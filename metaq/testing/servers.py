@@ -17,7 +17,7 @@ from typing import Any, Final, Self, TypeVar
 from metaq.loop_thread import LoopThread
 
 HOST: Final = "127.0.0.1"
-TIMEOUT_S: Final = 20.0
+TIMEOUT_S: Final = 60.0
 """Bound on every start, stop and wait: no test hangs because of a server."""
 
 _ACCEPT_TURNS: Final = 3

@@ -243,7 +243,7 @@ def test_a_hold_of_a_session_that_ends_is_soon_over(data_dir: Path) -> None:
     """Nothing is left behind."""
 
     async def scenario(broker, peer, _reader) -> None:
-        broker.context.filter_hold_s = 0.3
+        broker.context.filter_hold_s = 2.0
         await put(peer, "void")
         async with Peer(broker) as other:
             later = FilterReader(other)

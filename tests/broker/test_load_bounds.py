@@ -238,7 +238,7 @@ def test_no_memory_inside_a_command_ends_its_connection_alone(
         async with Peer(broker) as peer, Peer(broker) as other:
             take_nothing(peer.session)
             await peer.send(command + b"version 2\r\n")
-            assert peer.is_closed()
+            await until(peer.is_closed)
             assert (await other.ask(b"version 1\r\n")).startswith(b"result 200 ")
             load = broker.context.load
             assert load.dropped_count == 1
@@ -327,7 +327,7 @@ def test_no_memory_to_end_a_wait_keeps_no_other_wait(data_dir: Path) -> None:
             for number, each in enumerate((peer, other)):
                 await each.send(b"get test g 0 21 99 %d wait=100\r\n" % number)
             assert (await other.read_some()).startswith(b"result 404 ")
-            assert peer.is_closed()
+            await until(peer.is_closed)
             assert broker.context.waiters.count == 0
 
     run(data_dir, scenario)

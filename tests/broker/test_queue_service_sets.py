@@ -65,7 +65,7 @@ def run(
 
     async def main() -> None:
         async with replicas(
-            settings={"queueReclaimMs": "300", "replicaLagTimeoutMs": lag_ms},
+            settings={"queueReclaimMs": "2000", "replicaLagTimeoutMs": lag_ms},
             has_links=has_links,
         ) as rig:
             for each in rig.running:

@@ -61,7 +61,7 @@ def test_each_wait_ends_by_itself(tmp_path: Path) -> None:
         async with Peer(broker) as other:
             worker, second = Worker(peer), Worker(other, "w2")
             await worker.take(1)
-            long = asyncio.create_task(worker.take(1, wait_ms=3_000))
+            long = asyncio.create_task(worker.take(1, wait_ms=30_000))
             await until(lambda: broker.context.queues.takers.count == 1)
             assert await second.take(1, wait_ms=30) == []
             assert broker.context.queues.takers.count == 1

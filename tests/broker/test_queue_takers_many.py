@@ -14,6 +14,8 @@ from tests.rigs.broker import Peer, running_broker
 from tests.rigs.waiting import until
 
 COUNT = 10_000
+WAIT_MS = 600_000
+"""None of them ends by itself, however long it takes to begin them all."""
 TAKE_BYTES_MAX = 4_000
 """Memory of a take that waits."""
 
@@ -23,7 +25,8 @@ def test_ten_thousand_takes_wait_in_their_order(tmp_path: Path) -> None:
     """And one more than the bound is answered at once, with nothing."""
 
     async def main() -> None:
-        settings = {**QUICK, "waitersMax": str(COUNT)}
+        bounds = {"waitersMax": str(COUNT), "waitMsMax": str(WAIT_MS)}
+        settings = {**QUICK, **bounds}
         async with (
             running_broker(tmp_path, settings) as broker,
             Peer(broker) as peer,
@@ -35,7 +38,7 @@ def test_ten_thousand_takes_wait_in_their_order(tmp_path: Path) -> None:
             assert queues is not None
             # The first one opens the queues.
             assert await worker.take(1, wait_ms=0) == []
-            takes = [worker.taking(1, wait_ms=30_000) for _ in range(COUNT)]
+            takes = [worker.taking(1, wait_ms=WAIT_MS) for _ in range(COUNT)]
             tracemalloc.start()
             before, _ = tracemalloc.get_traced_memory()
             for at in range(0, COUNT, 500):

@@ -20,7 +20,7 @@ from metaq.cli.main import main
 from metaq.client import Client
 from tests.rigs.waiting import wait_until
 
-pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(900)]
 
 READY = re.compile(r"ready broker=(meta://\S+) zookeeper=(\S+) data=(\S+)\n")
 REPLICA = re.compile(

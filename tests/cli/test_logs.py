@@ -1,6 +1,7 @@
 """Standard error of a command: one sentence, and log lines on request."""
 
 import logging
+import re
 import subprocess
 import sys
 from typing import Any
@@ -15,7 +16,7 @@ ONE_BROKER = {
 }
 
 DEAD = "127.0.0.1:1"
-SENTENCE = f"metaq: no broker answers at {DEAD} (waited 2.5 s)"
+SENTENCE = re.compile(rf"metaq: no broker answers at {DEAD} \(waited [34][0-9.]* s\)")
 
 
 def metaq(*words: str) -> tuple[int, list[str]]:
@@ -35,15 +36,17 @@ def test_a_command_that_reaches_nobody_says_so_in_one_sentence(
     command: tuple[str, ...],
 ) -> None:
     """It is tried for as long as a log line about it comes, which is not shown."""
-    assert metaq(*command, "--broker", DEAD, "--timeout", "2.5") == (1, [SENTENCE])
+    code, lines = metaq(*command, "--broker", DEAD, "--timeout", "4")
+    assert (code, len(lines)) == (1, 1)
+    assert SENTENCE.fullmatch(lines[0])
 
 
 @pytest.mark.slow
 def test_who_asks_for_it_is_told_what_went_on_inside() -> None:
     """Level and name say whose word it is."""
-    code, lines = metaq("topics", "-v", "--broker", DEAD, "--timeout", "2.5")
+    code, lines = metaq("topics", "-v", "--broker", DEAD, "--timeout", "4")
     assert code == 1
-    assert lines[-1] == SENTENCE
+    assert SENTENCE.fullmatch(lines[-1])
     warnings = lines[:-1]
     assert warnings
     assert all(" WARNING metaq.client.cluster.metadata " in line for line in warnings)

@@ -10,9 +10,9 @@ from metaq.client.errors import BufferFullError
 from metaq.client.options import ProducerOptions
 from metaq.client.produce.batches import BatchOutcome, SendResult
 from metaq.client.produce.buffer import TURN_S, Buffer
-from metaq.clock import SystemClock
 from metaq.errors import ClosedError
 from metaq.model import MessageId, Offset
+from metaq.testing.clock import ManualClock
 from tests.client.producing import at
 from tests.rigs.virtual_time import run_virtually
 
@@ -21,7 +21,7 @@ STORED = BatchOutcome(0, SendResult(MessageId(1), at(0), Offset(0)))
 
 def made(**options: Any) -> Buffer[str]:
     loop = asyncio.get_running_loop()
-    return Buffer(ProducerOptions(**options), SystemClock(), loop, print)
+    return Buffer(ProducerOptions(**options), ManualClock(), loop, print)
 
 
 def test_due_are_all_senders_that_have_messages_of_a_batch() -> None:

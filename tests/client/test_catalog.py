@@ -109,6 +109,7 @@ def test_a_partition_of_a_broker_that_is_away_is_waited_for(
     far = TopicPartition("test", BrokerId(7), 0)
 
     async def require(context: ClientContext) -> None:
+        await context.metadata.topic("test", deadline_s=late(context))
         with pytest.raises(NoBrokerError, match=r"no broker has .*7-0"):
             await catalog.require_partitions(
                 context, [far], deadline_s=late(context, SHORT_S)

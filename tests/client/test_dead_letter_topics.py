@@ -114,15 +114,18 @@ def test_a_topic_that_matches_during_a_run_has_its_missing_one_named_by_health(
         running(consumer, failing(client), DEAD),
     ):
         wait_until(lambda: consumer.health().is_ok)
+        broker.put(b"0")
+        wait_until(lambda: broker.stored("test.dead") == [b"0"])  # the run has begun
         broker.create_topic("tent")
-        wait_until(lambda: consumer.health().problems)
+        wait_until(lambda: any("dead-letter" in p for p in consumer.health().problems))
+        wait_until(lambda: len(consumer.health().problems) == 1)
         (problem,) = consumer.health().problems
         assert problem == (
             "dead-letter topic 'tent.dead' does not exist; metaq topics create"
             " tent.dead --partitions 1"
         )
-        broker.put(b"0")
-        wait_until(lambda: broker.stored("test.dead") == [b"0"])
+        broker.put(b"1")
+        wait_until(lambda: broker.stored("test.dead") == [b"0", b"1"])
         broker.create_topic("tent.dead")
         wait_until(lambda: consumer.health().is_ok)
 
@@ -140,10 +143,12 @@ def test_a_topic_that_matches_during_a_run_has_its_own_made_with_the_first_lette
         client.consumer("g", TopicPattern("te*"), **IDLE) as consumer,
         running(consumer, failing(client), MAKES),
     ):
-        wait_until(consumer.assignment)
+        broker.put(b"0")
+        wait_until(lambda: broker.stored("test.dead") == [b"0"])  # the run has begun
         broker.create_topic("tent")
         wait_until(lambda: "tent" in consumer.topics)
-        assert consumer.health().problems == ()
+        # It may not know yet that a broker serves it.
+        wait_until(lambda: consumer.health().problems == ())
         broker.put(b"0", topic="tent")
         if not broker.has_extensions:
             text = "take topics from their server.ini"

@@ -325,7 +325,7 @@ def test_a_store_that_hangs_delays_and_blocks_nobody(
             return []
 
     try:
-        member = members(Hanging(), client={"request_timeout_s": 0.2})
+        member = members(Hanging(), client={"request_timeout_s": 1.5})
         with member as one:
             assert by_loop(one, 5) == numbered(0, 5)
             assert one.statistics().duplicates.failure_count >= 1

@@ -25,7 +25,7 @@ from tests.rigs.waiting import until, wait_until
 ZERO, ONE = partition(0), partition(1)
 BOTH = frozenset({ZERO, ONE})
 PATHS = NodePaths()
-PATIENCE_S: Final = 20.0
+PATIENCE_S: Final = 60.0
 
 Event: TypeAlias = tuple[str, frozenset[TopicPartition]]
 

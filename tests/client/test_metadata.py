@@ -204,9 +204,10 @@ def test_a_broker_that_leaves_keeps_its_partitions_and_loses_its_address(
         async with ScriptedBroker(one.address.port) as again:
             again.answer = one.answer
             await until(lambda: set(metadata.snapshot.brokers) == {0, 1})
+            # Later it leaves once more, before the metadata is stopped.
+            assert caplog.text.count("broker gives no metadata") == 1
 
     run(scenario, unreachable_s=0.02)
-    assert caplog.text.count("broker gives no metadata") == 1
 
 
 def test_another_broker_at_the_same_address_takes_the_place() -> None:
@@ -261,6 +262,7 @@ def test_a_topic_that_nobody_serves_is_an_error_at_the_deadline() -> None:
     async def scenario(
         zero: ScriptedBroker, one: ScriptedBroker, metadata: AddressMetadata
     ) -> None:
+        await until(lambda: set(metadata.snapshot.brokers) == {0, 1})
         with pytest.raises(NoBrokerError, match=r"'nope' \(waited .*: 0, 1"):
             await metadata.topic("nope", deadline_s=soon(0.5))
         assert "nope" in metadata.snapshot.topics
@@ -291,7 +293,8 @@ def test_nobody_there_is_no_snapshot_and_no_busy_loop() -> None:
     async def scenario(metadata: AddressMetadata) -> None:
         # Whether the topic is served is unknown.
         with pytest.raises(
-            NoBrokerError, match=r"no broker answers at meta://.* \(waited 0.5 s\)$"
+            NoBrokerError,
+            match=r"no broker answers at meta://.* \(waited 0\.[45]\d* s\)$",
         ):
             await metadata.topic("t", deadline_s=soon(0.5))
         assert metadata.snapshot.version == 0
@@ -432,6 +435,7 @@ def test_zookeeper_without_the_topic_is_an_error_at_the_deadline() -> None:
     """The same error with and without ZooKeeper."""
 
     async def scenario(server: MemoryZooKeeper, metadata: Metadata) -> None:
+        await metadata.reach(deadline_s=soon())
         with pytest.raises(NoBrokerError, match=r"'t' \(waited"):
             await metadata.topic("t", deadline_s=soon(0.5))
         with pytest.raises(NoBrokerError, match="nothing changed"):

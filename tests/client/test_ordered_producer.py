@@ -190,13 +190,13 @@ def test_what_is_spooled_survives_and_goes_before_what_comes_then(
 
 @pytest.mark.slow
 def test_an_unknown_outcome_is_told_and_not_spooled(java: Any, tmp_path: Path) -> None:
-    java.inner.inject(FaultKind.SWALLOW_STORED, verb="put", count=1)
-
     async def scenario() -> None:
         async with (
             client_of(java) as client,
             client.ordered_producer("test", ["0-0"], tmp_path) as producer,
         ):
+            await producer.send(b"0")  # the broker is connected
+            java.inner.inject(FaultKind.SWALLOW_STORED, verb="put", count=1)
             with pytest.raises(OutcomeUnknownError):
                 await producer.send(b"a", timeout=1.0)
             assert waiting(producer) == 0

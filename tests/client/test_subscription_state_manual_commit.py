@@ -26,7 +26,7 @@ ZERO = partition(0)
 MANUAL: dict[str, Any] = {"commit_interval_s": None, **IDLE}
 SIX = [b"%d" % number for number in range(6)]
 PATHS = NodePaths()
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 Read: TypeAlias = Callable[[Any, int], list[bytes]]
 

@@ -12,7 +12,7 @@ from metaq.errors import ClosedError
 from metaq.loop_thread import LoopThread
 from tests.rigs.waiting import wait_until
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -200,7 +200,7 @@ class AsyncWorld:
             self._thread.close()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self._thread.run(work, timeout_s=60)
+        return self._thread.run(work, timeout_s=120)
 
     def call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
         async def call() -> Any:

@@ -33,9 +33,9 @@ SESSION_MS: Final = 2_000
 SESSION_S: Final = SESSION_MS / 1000
 CALM_MS: Final = 15_000
 """Session of a set in which nobody else is to lead, however busy the machine is."""
-SETTLE_S: Final = 60.0
+SETTLE_S: Final = 120.0
 """Everybody goes on within so long after the last fault; a busy machine takes time."""
-STOP_S: Final = 60.0
+STOP_S: Final = 120.0
 SEGMENT_BYTES: Final = 4 << 20
 
 SERVER_INI: Final = """\

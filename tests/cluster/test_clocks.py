@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.crash,
     pytest.mark.slow,
     pytest.mark.zookeeper,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 
 HOUR_MS = 3_600_000

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.crash,
     pytest.mark.slow,
     pytest.mark.zookeeper,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 
 

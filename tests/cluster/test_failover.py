@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.crash,
     pytest.mark.slow,
     pytest.mark.zookeeper,
-    pytest.mark.timeout(int(CHAOS_S) + 300),
+    pytest.mark.timeout(int(CHAOS_S) + 900),
 ]
 
 

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.java,
     pytest.mark.slow,
     pytest.mark.zookeeper,
-    pytest.mark.timeout(300 + 60 * COUNT),
+    pytest.mark.timeout(900 + 60 * COUNT),
     # Of Py4J, which leaves them to the garbage.
     pytest.mark.filterwarnings("ignore:unclosed <socket"),
     pytest.mark.filterwarnings("ignore:.*<socket.socket fd="),

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.crash,
     pytest.mark.slow,
     pytest.mark.zookeeper,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 
 FROZEN = PresenceState.FROZEN

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.crash,
     pytest.mark.slow,
     pytest.mark.zookeeper,
-    pytest.mark.timeout(300 + 30 * COUNT),
+    pytest.mark.timeout(900 + 30 * COUNT),
 ]
 
 

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.spark,
     pytest.mark.zookeeper,
-    pytest.mark.timeout(300 + 90 * COUNT),
+    pytest.mark.timeout(900 + 90 * COUNT),
 ]
 
 LINES = 100

@@ -17,7 +17,7 @@ from tests.docs.blocks import ROOT
 
 ADDRESS = "127.0.0.1:2181"
 """ZooKeeper in the pages."""
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 def python_files(text: str) -> dict[str, str]:
@@ -41,7 +41,7 @@ def local_zookeeper(directory: Path, *settings: str) -> Iterator[str]:
         yield words["zookeeper"]
     finally:
         local.terminate()
-        local.wait(30)
+        local.wait(WAIT_S)
         assert local.stdout is not None
         local.stdout.close()
 

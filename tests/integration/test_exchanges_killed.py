@@ -12,7 +12,7 @@ from metaq.client import Client, UnroutableError
 from tests.integration.registered import make_topic, registered_broker
 from tests.rigs.waiting import wait_until
 
-pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(900)]
 
 COUNT = 6_000
 KILLS = 3

@@ -20,7 +20,7 @@ from tests.integration.registered import make_topic, registered_broker
 from tests.rigs.fork_server import executable
 from tests.rigs.waiting import wait_until
 
-pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(900)]
 
 LETTERS = 10_000
 """Many batches: it stops in the second one or a little later."""

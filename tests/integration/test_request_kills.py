@@ -16,7 +16,7 @@ from tests.integration.registered import make_topic, registered_broker
 from tests.rigs.fork_server import executable
 from tests.rigs.waiting import wait_until
 
-pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(900)]
 
 RESPONDER = """
 import sys, time

@@ -20,7 +20,7 @@ from tests.rigs.process import BrokerProcess
 from tests.rigs.waiting import wait_until
 from tests.sampling import IS_WHOLE
 
-pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROUNDS = int(os.environ.get("METAQ_CRASH_ROUNDS") or (5 if IS_WHOLE else 2))
 COUNT = 24

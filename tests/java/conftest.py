@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.java)
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.zookeeper)
-            item.add_marker(pytest.mark.timeout(300))
+            item.add_marker(pytest.mark.timeout(900))
             for text in ("ignore:unclosed <socket", "ignore:.*<socket.socket fd="):
                 item.add_marker(pytest.mark.filterwarnings(text))
 

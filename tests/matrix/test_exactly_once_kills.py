@@ -45,7 +45,7 @@ pytestmark = [
     pytest.mark.crash,
     pytest.mark.slow,
     pytest.mark.zookeeper,
-    pytest.mark.timeout(300 + 60 * ROUNDS),
+    pytest.mark.timeout(900 + 60 * ROUNDS),
 ]
 
 

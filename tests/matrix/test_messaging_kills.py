@@ -43,7 +43,7 @@ pytestmark = [
     pytest.mark.crash,
     pytest.mark.slow,
     pytest.mark.zookeeper,
-    pytest.mark.timeout(300 + 30 * FAULTS),
+    pytest.mark.timeout(900 + 30 * FAULTS),
 ]
 
 

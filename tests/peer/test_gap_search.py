@@ -160,10 +160,12 @@ def test_a_browser_and_a_single_get_stop(
     assert caught.value.next_good_offset == offsets[3]
 
 
-async def read_log(broker: Any, start: Offset, end: Offset) -> bytes:
-    """Read bytes as tasks and followers do, with little patience."""
+async def read_log(
+    broker: Any, start: Offset, end: Offset, *, patience_s: float = 30.0
+) -> bytes:
+    """Read bytes as tasks and followers do."""
     address = parse_address(broker.address)
-    reader = LogReader(ZERO, address, timeout_s=20.0, retry_timeout_s=0.5)
+    reader = LogReader(ZERO, address, timeout_s=30.0, retry_timeout_s=patience_s)
     try:
         return await reader.read(start, end)
     finally:
@@ -188,7 +190,7 @@ def test_where_nothing_lies_behind_a_log_reader_finds_no_gap(broker: Any) -> Non
     for refuses, kind in ((False, NoDataError), (True, ServerError)):
         broker.inner.lose(0, end, refuses=refuses)
         with pytest.raises(kind) as caught:
-            asyncio.run(read_log(broker, Offset(0), end))
+            asyncio.run(read_log(broker, Offset(0), end, patience_s=2.0))
         assert type(caught.value) is kind
         broker.inner.metaq.log("test", 0).gaps.clear()
 

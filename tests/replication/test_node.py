@@ -371,6 +371,7 @@ def test_a_replica_states_facts_in_every_role() -> None:
         leader, other = rig.leader(), rig.follower()
         await rig.store()
         await rig.equal()
+        await rig.in_sync(1, 2, 3)  # a busy machine may take one for late
         led, followed = await rig.facts(leader), await rig.facts(other)
         assert (led.replica, led.role, led.reason) == (leader, "leading", "")
         assert {each.replica for each in led.lag} == {1, 2, 3} - {leader}
@@ -390,8 +391,9 @@ def test_a_log_that_is_not_settled_says_no_latest_offset() -> None:
     async def scenario(rig: Replicas) -> None:
         await rig.store()
         await rig.equal()
-        other = rig.follower()
         await rig.stop()
+        # One that cannot lead alone, whoever was in sync last on a busy machine.
+        other = next(k for k in (2, 3, 1) if rig.record.in_sync - {k})
         await rig.start(other)
         await rig.role(other, R.IDLE)
         answer = await rig.ask(other, b"offset test g 0 0 2\r\n")
@@ -402,9 +404,13 @@ def test_a_log_that_is_not_settled_says_no_latest_offset() -> None:
         assert not log.is_settled
         await rig.start(*{1, 2, 3} - {other})
         await soon(lambda: rig[other].log().is_settled)
-        answer = await rig.ask(other, b"offset test g 0 25 2\r\n")
-        assert answer.startswith(b"result 200 ")
-        assert answer.endswith(b"25")
+
+        async def is_told() -> bool:
+            """Ask who leads, which need not be that one."""
+            answer = await rig.ask(await rig.led(), b"offset test g 0 25 2\r\n")
+            return answer.startswith(b"result 200 ") and answer.endswith(b"25")
+
+        await soon(is_told)
 
     run(scenario)
 

@@ -107,6 +107,8 @@ class Writes:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.errors: list[Exception] = []
+        self.is_full = False
+        self.refused_count = 0
         self.written: list[SetFile] = []
         self.gate = threading.Event()
         self.gate.set()
@@ -114,6 +116,9 @@ class Writes:
 
     def _write(self, _fs: object, _directory: Path, file: SetFile) -> None:
         self.gate.wait(30)
+        if self.is_full:
+            self.refused_count += 1
+            raise NoSpaceError("full")
         if self.errors:
             raise self.errors.pop(0)
         self.written.append(file)
@@ -144,13 +149,14 @@ def test_a_file_without_space_is_written_when_there_is_some(
     writes: Writes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A full disk is no failed one; its begin and its end are logged, and no more."""
-    writes.errors = [NoSpaceError("full"), NoSpaceError("full")]
+    writes.is_full = True
 
     async def scenario(made: ReplicaStore, _fs: object) -> None:
         saving = asyncio.create_task(made.save(FILE))
-        await until(lambda: made.lack_of_space, 5.0)
+        await until(lambda: writes.refused_count > 1 and made.lack_of_space)
         size = len(encode_set_file(FILE))
         assert f"full: expected room for {size} bytes, free are" in made.lack_of_space
+        writes.is_full = False
         await saving
         assert (made.failure, made.lack_of_space) == ("", "")
 
@@ -193,6 +199,7 @@ def test_a_disk_that_hangs_is_waited_for_no_longer_than_a_bound(
         ):
             await made.save(FILE)
         assert "/data/set" in made.failure
+        monkeypatch.setattr(store, "WRITE_S", 30.0)
         writes.gate.set()
         await made.save(FILE)
         assert made.failure == ""

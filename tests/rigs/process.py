@@ -13,8 +13,8 @@ from metaq.testing.servers import reserve_port
 
 ROOT: Final = Path(__file__).parents[2]
 """Directory in which `python -m metaq` finds this package."""
-START_TIMEOUT_S: Final = 60.0
-STOP_TIMEOUT_S: Final = 30.0
+START_TIMEOUT_S: Final = 120.0
+STOP_TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.005
 """Interval of the questions to a broker that starts whether it answers."""
 

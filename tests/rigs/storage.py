@@ -4,7 +4,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from metaq.clock import Clock, SystemClock
+from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig
 from metaq.errors import StorageError
 from metaq.fs import FileSystem
@@ -14,6 +14,7 @@ from metaq.record.layout import encode_record
 from metaq.storage.append_request import AppendRequest, AppendTicket, Request
 from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
+from metaq.testing.clock import ManualClock
 from tests.rigs.fs import FaultyFileSystem
 from tests.sampling import SEED
 
@@ -151,7 +152,7 @@ class StorageBench:
         self.syncs = fs.syncs if isinstance(fs, FaultyFileSystem) else None
         self.manager = LogManager(
             fs,
-            clock or SystemClock(),
+            clock or ManualClock(),
             self.loop.post,
             config,
             start_worker=self._start_worker,

@@ -123,9 +123,9 @@ def test_zookeeper_is_waited_for_as_long_as_was_asked() -> None:
 @pytest.mark.timeout(120)
 def test_a_broker_is_waited_for_as_long_as_was_asked(broker: EmbeddedBroker) -> None:
     """The same for one that has left, at the start of a read and in planning."""
-    hour = {"retryTimeoutMs": 300, "requestTimeoutMs": 3_600_000}
+    hour = {"retryTimeoutMs": 1500, "requestTimeoutMs": 3_600_000}
     options = source_options(broker, assign=json.dumps({TOPIC: ["0-0"]}), **hour)
-    assert options.wire.request_timeout_s == options.wire.retry_timeout_s == 0.3
+    assert options.wire.request_timeout_s == options.wire.retry_timeout_s == 1.5
     progress = StreamProgress(options)
     progress.start()
     broker.stop()

@@ -68,7 +68,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
 
 
 def options(*, is_stream: bool = False, **more: Any) -> SourceOptions:
-    given = {"requestTimeoutMs": 300, "retryTimeoutMs": 300, "zookeeper": "memory"}
+    given = {"requestTimeoutMs": 1000, "retryTimeoutMs": 1000, "zookeeper": "memory"}
     if is_stream:
         given["startingOffsets"] = "earliest"
     if not more.keys() & {"assign", "subscribePattern"}:
@@ -194,7 +194,7 @@ def test_a_broker_that_comes_back_is_waited_for_until_it_gives_gets(two: Two) ->
     saved = {each: two.zookeeper.tree()[each].data for each in nodes}
     two.brokers[1].stop()
     with ThreadPoolExecutor(1) as pool:
-        patient = {"requestTimeoutMs": 20_000, "retryTimeoutMs": 20_000}
+        patient = {"requestTimeoutMs": 60_000, "retryTimeoutMs": 60_000}
         planning = pool.submit(plan, **patient)
         with pytest.raises(TimeoutError):
             planning.result(1.0)  # it is away
@@ -205,7 +205,7 @@ def test_a_broker_that_comes_back_is_waited_for_until_it_gives_gets(two: Two) ->
         for each in saved:
             two.zookeeper.remove(each)
         two.brokers[1].start()
-        assert {task.range.partition for task in planning.result(30)} == {HERE, THERE}
+        assert {task.range.partition for task in planning.result(90)} == {HERE, THERE}
 
 
 def test_without_a_record_what_was_read_before_is_known(

@@ -42,7 +42,7 @@ from metaq.testing.zk import MemoryZooKeeper
 from tests.client.worlds import parts_of
 from tests.spark.brokers import data_of, own_clusters, stored, tp, watched
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NAME = "sink-steps"
 PATIENCE_S = 60.0

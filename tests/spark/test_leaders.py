@@ -21,6 +21,7 @@ from metaq.spark.source.read_task import ReadTask, read_rows
 from metaq.testing.embedded import embedded_broker
 from tests.client.memory_broker import OURS, MemoryBroker
 from tests.rigs.ports import reserved_port
+from tests.rigs.virtual_time import run_virtually
 from tests.spark.brokers import TOPIC, numbered, own_clusters, publish, tp, wire
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -64,7 +65,7 @@ def follow(find: FindLeaders, progress: Callable[[], object]) -> list[BrokerAddr
             )
 
     with pytest.raises(TimeoutError):
-        asyncio.run(scenario())
+        run_virtually(scenario())
     return moves
 
 

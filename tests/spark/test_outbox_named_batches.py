@@ -295,7 +295,7 @@ def test_all_tries_of_a_batch_are_bounded() -> None:
     with (
         MemoryBroker() as broker,
         NamedSender(
-            {ID: str(broker.address)}, timeout_s=0.3, retry_timeout_s=0.3
+            {ID: str(broker.address)}, timeout_s=1.5, retry_timeout_s=1.5
         ) as sender,
     ):
         broker.stay_silent = lambda command: isinstance(command, Mput)
@@ -307,7 +307,7 @@ def test_all_tries_of_a_batch_are_bounded() -> None:
 @pytest.mark.slow
 def test_a_broker_that_stays_away_is_given_up() -> None:
     """The first cause and the last are both in the error."""
-    with MemoryBroker() as broker, sender_to(broker, timeout_s=0.3) as sender:
+    with MemoryBroker() as broker, sender_to(broker, timeout_s=1.5) as sender:
 
         def vanish(command: object) -> bool:
             if isinstance(command, Mput):

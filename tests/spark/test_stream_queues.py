@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.zookeeper,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
 ]
 
 

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 from metaq.client.cluster.metadata import Metadata
 from metaq.client.options import ClientOptions, ProducerOptions
 from metaq.client.partitioner import Selector
+from metaq.client.timeouts import Closable
 from metaq.client.validation import check_timeout
 from metaq.clock import Clock
 from metaq.errors import ConfigError, NoBrokerError
@@ -66,6 +67,8 @@ class ClientContext:
     """Makes a topic, unless another client does, and waits until brokers serve it."""
     place: str = "brokers"
     """Address of the cluster, for people."""
+    followers: set[Closable] = field(default_factory=set)
+    """Readers of browsers that follow; the client's end closes them."""
 
     def require_coordinator(self, needed: str) -> Coordinator:
         """Return ZooKeeper.

@@ -562,6 +562,10 @@ async def _follow(
         options=ConsumerOptions(start=start, commit_interval_s=None, where=where),
         marks={},
     )
-    async with consumer:
-        while True:
-            yield await consumer.receive_many(FOLLOW_COUNT_MAX)
+    context.followers.add(consumer)
+    try:
+        async with consumer:
+            while True:
+                yield await consumer.receive_many(FOLLOW_COUNT_MAX)
+    finally:
+        context.followers.discard(consumer)

@@ -21,7 +21,7 @@ from tests.rigs.waiting import wait_until
 DROP: dict[str, Any] = {"group": "g", "then": "drop"}
 SHORT: dict[str, Any] = {**DROP, "lease_s": 1.0, "handle_s_max": 0.1, "prefetch": 1}
 """Of a worker that loses its message; one that takes more may have it once more."""
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def made(client: Any, topic: str = "dead") -> list[bytes]:

@@ -21,7 +21,7 @@ from tests.rigs.waiting import until
 DROP: dict[str, Any] = {"group": "g", "then": "drop"}
 SHORT: dict[str, Any] = {**DROP, "lease_s": 1.0, "handle_s_max": 0.1, "prefetch": 1}
 """Of a worker that loses its message; one that takes more may have it once more."""
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def test_a_nack_comes_again_and_a_release_does_not_count(client: Any) -> None:

@@ -10,7 +10,7 @@ from metaq.testing.embedded import EmbeddedBroker
 from tests.client.test_other_loops import silent_calls
 from tests.client.worlds import QUICK
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def test_on_another_loop_every_call_of_a_worker_says_so(broker: EmbeddedBroker) -> None:

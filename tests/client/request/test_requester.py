@@ -361,7 +361,7 @@ def test_requests_are_counted_also_those_whose_reply_is_late(
         assert counts() is None
         with responding(client, handle):
             with pytest.raises(ReplyTimeoutError):
-                client.request("prices", b"late", timeout=0.3)
+                client.request("prices", b"late", timeout=2)
             late.set()
             client.request("prices", b"a", timeout=30)
             wait_until(lambda: counts() == wanted)

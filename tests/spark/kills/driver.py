@@ -8,7 +8,6 @@ import dataclasses
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -17,12 +16,7 @@ from metaq.pipeline.jobs.archive import archive
 from metaq.pipeline.jobs.archive_store import read_archive
 from metaq.pipeline.jobs.ingest import ingest
 from metaq.pipeline.jobs.replay import replay
-from tests.spark.kills.steps import (
-    DIRECTORY,
-    DRIVER_GROUP,
-    DyingDataSource,
-    dying_archive,
-)
+from tests.spark.kills.steps import DIRECTORY, DyingDataSource, dying_archive
 
 ANSWER = "answer: "
 TIMEOUT_S = 240
@@ -106,8 +100,6 @@ def start(master: str) -> SparkSession:
         builder = builder.config(f"spark.executorEnv.{name}", os.environ[name])
     spark = builder.getOrCreate()
     spark.dataSource.register(DyingDataSource)
-    # The JVM is in it as well.
-    Path(os.environ[DIRECTORY], DRIVER_GROUP).write_text(json.dumps(os.getpgrp()))
     return spark
 
 

@@ -24,7 +24,13 @@ from tests.rigs.fork_server import executable
 from tests.sampling import sample
 from tests.spark.brokers import publish, stored, tp
 from tests.spark.kills.driver import ANSWER
-from tests.spark.kills.steps import DIRECTORY, Order, give_orders, is_done
+from tests.spark.kills.steps import (
+    DIRECTORY,
+    DRIVER_GROUP,
+    Order,
+    give_orders,
+    is_done,
+)
 
 T = TypeVar("T")
 
@@ -104,6 +110,10 @@ class Driver:
         """
         assert self._process.stdin is not None
         self.is_ready = False
+        # It leads its group, and its JVM is in it: who is to kill the driver may know
+        # no other one, whichever was started last.
+        group = self._directory / DRIVER_GROUP
+        group.write_text(json.dumps(self._process.pid))
         for _ in range(LATE_WORKER_TRIES):
             self._process.stdin.write(json.dumps({"job": job, **words}) + "\n")
             self._process.stdin.flush()
