@@ -36,6 +36,7 @@ from metaq.broker.internal_logs import producer_name
 from metaq.broker.topics import ServedExchange
 from metaq.errors import (
     ClosedError,
+    ConfigError,
     MayBeStoredError,
     MetaqError,
     NoSpaceError,
@@ -308,7 +309,10 @@ class _Routing:
                 f"routing key: expected at most {KEY_BYTES_MAX} characters, got"
                 f" {len(routing_key)}"
             )
-        topics = exchange.matcher.topics(routing_key, headers)
+        try:
+            topics = exchange.matcher.topics(routing_key, headers)
+        except ConfigError as error:
+            raise ServerError(f"exchange '{exchange.name}': {error}") from error
         if len(topics) > TARGETS_MAX:
             raise ServerError(
                 f"exchange '{exchange.name}': expected at most {TARGETS_MAX} topics for"
