@@ -127,6 +127,13 @@ def test_what_matches_nothing_is_unroutable_or_goes_to_the_alternate_or_nowhere(
     }  # fmt: skip
 
 
+def test_a_refusal_does_not_repeat_a_long_attribute() -> None:
+    """That of a message for an exchange that compares no keys may have megabytes."""
+    rig = RouteRig(Binding("t0", "", (("a", "b"),)), kind=ExchangeKind.HEADERS)
+    reply = rig.send(batch_of(("x" * 100_000, b"|a")))
+    assert f"routing key '{'x' * 255}...' [unroutable]" in reply.text
+
+
 def test_a_single_put_that_matches_nothing_is_dropped_and_its_receipt_says_so() -> None:
     """It may be of a Java client, which sends it again for ever."""
     rig = RouteRig(ORDERS)
