@@ -38,6 +38,9 @@ RANDOM_PARTITION: Final = -1
 
 SCHEME: Final = "meta://"
 
+TRANSACTION_KEY_BYTES_MAX: Final = 1024
+"""Longest key of a transaction that is begun: an XA key with X/Open's longest ids has
+273 and its qualifier."""
 PORT_MAX: Final = 65535
 
 MAX_OFFSET: Final = Offset(2**63 - 1)

@@ -134,6 +134,8 @@ class DelayService(Service):
         self._problem = ""
         self._stalled: dict[str, str] = {}
         self._request_count = 0
+        self._listing = asyncio.Lock()
+        """One listing at a time: each has steps of a turn of the loop."""
         self._delivered_count = 0
         self._late_ms = 0
 
@@ -152,14 +154,15 @@ class DelayService(Service):
             # What was answered is in the second one, which begins after this.
             for _ in range(2):
                 await self._followed.wait()
-        found = await list_scheduled(
-            self.tiers,
-            self.dropped,
-            command.topic,
-            command.limit,
-            command.from_ms,
-            command.to_ms,
-        )
+        async with self._listing:
+            found = await list_scheduled(
+                self.tiers,
+                self.dropped,
+                command.topic,
+                command.limit,
+                command.from_ms,
+                command.to_ms,
+            )
         problems = [*self._unread()]
         if problems:
             found["problems"] = problems

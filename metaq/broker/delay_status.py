@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from metaq.broker.delay_tier import DelayTier
-from metaq.delay.due_index import decode_entries, topic_hash
+from metaq.delay.due_index import (
+    BLOCK_BYTES,
+    BLOCK_ENTRIES,
+    decode_entries,
+    topic_hash,
+)
 from metaq.delay.plan import Waiting
 from metaq.model import Offset
 from metaq.stats import counter, gauge
@@ -115,12 +120,17 @@ async def _entries(
 ) -> AsyncIterator[tuple[int, Iterable[Waiting]]]:
     """Yield what waits by tier; of the blocks only those that have some bytes."""
     for number, tier in enumerate(tiers):
-        yield number, tuple(tier.late)
+        late = tuple(tier.late)
+        for at in range(0, len(late), BLOCK_ENTRIES):
+            yield number, late[at : at + BLOCK_ENTRIES]
+            await asyncio.sleep(0)
         for run in tier.index.runs:
             for block in await tier.blocks_of(run):
-                if having in block:
-                    yield number, decode_entries(block)
-                await asyncio.sleep(0)
+                for at in range(0, len(block), BLOCK_BYTES):
+                    some = block[at : at + BLOCK_BYTES]
+                    if having in some:
+                        yield number, decode_entries(some)
+                    await asyncio.sleep(0)
 
 
 async def _describe(

@@ -171,6 +171,8 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
     listener = status.listener
     if listener.open_count >= status.connection_count_max:
         yield Alarm.CONNECTIONS_FULL, f"{listener.open_count} connections are open"
+    elif listener.problem:
+        yield Alarm.CONNECTIONS_FULL, listener.problem
     for topic, partitions in status.closed_partitions.items():
         numbers = ", ".join(map(str, partitions))
         yield Alarm.PARTITIONS_CLOSED, f"closed partitions of {topic}: {numbers}"

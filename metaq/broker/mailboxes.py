@@ -31,6 +31,11 @@ REPLIES_MAX: Final = 1_000
 """Most replies that one mailbox keeps."""
 REPLY_BYTES_MAX: Final = 1 << 20
 """Most bytes of them together."""
+WAITING_BYTES_MAX: Final = 64 << 20
+"""Most bytes of the replies of all mailboxes without a listener, with
+REPLY_OVERHEAD_BYTES for each: what a listener gets counts as that of its connection."""
+REPLY_OVERHEAD_BYTES: Final = 256
+"""About what a reply takes beside its bytes."""
 
 
 @dataclass(slots=True)
@@ -77,6 +82,8 @@ class _Listener:
 class _Mailbox:
     replies: list[RecordRun] = field(default_factory=list)
     size_bytes: int = 0
+    waiting_bytes: int = 0
+    """Share of its replies in WAITING_BYTES_MAX."""
     listener: _Listener | None = None
     is_due: bool = False
     """Its replies leave in the next turn of the loop, together."""
@@ -87,9 +94,16 @@ class _Mailbox:
 class Mailboxes:
     """The mailboxes of one broker. Used on the loop's thread."""
 
-    def __init__(self, *, count_max: int = MAILBOXES_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        count_max: int = MAILBOXES_MAX,
+        waiting_bytes_max: int = WAITING_BYTES_MAX,
+    ) -> None:
         """Begin with none; `count_max` may be open at once."""
         self._count_max = count_max
+        self._waiting_bytes_max = waiting_bytes_max
+        self._waiting_bytes = 0
         self._open: dict[str, _Mailbox] = {}
         self._left: dict[str, _Mailbox] = {}
         """Those without a listener; the next one to be closed is first."""
@@ -134,9 +148,10 @@ class Mailboxes:
         Raises:
             NotFoundError: it is not open: the requester has left.
             ServerError: the reply is empty, or larger than a mailbox.
-            UnavailableError: it is full.
+            UnavailableError: it is full, or all of them are.
         """
         name, size_bytes = command.mailbox, len(command.payload)
+        added_bytes = size_bytes + REPLY_OVERHEAD_BYTES
         mailbox = self._open.get(name)
         if mailbox is None:
             self._counts.gone_count += 1
@@ -154,6 +169,15 @@ class Mailboxes:
                 f" {REPLY_BYTES_MAX} bytes, got {len(mailbox.replies) + 1} of"
                 f" {size_bytes}"
             )
+        waiting_bytes = self._waiting_bytes + added_bytes
+        if mailbox.listener is None and waiting_bytes > self._waiting_bytes_max:
+            self._counts.refused_count += 1
+            raise UnavailableError(
+                f"mailboxes: expected at most {self._waiting_bytes_max} bytes that wait"
+                f" for their requesters, got {waiting_bytes}"
+            )
+        self._waiting_bytes = waiting_bytes
+        mailbox.waiting_bytes += added_bytes
         mailbox.size_bytes = size_bytes
         mailbox.replies.append(RecordRun(Offset(command.correlation), command.payload))
         self._counts.reply_count += 1
@@ -175,6 +199,7 @@ class Mailboxes:
             if mailbox.closes_s > now_s:
                 return
             self._counts.dropped_count += len(mailbox.replies)
+            self._waiting_bytes -= mailbox.waiting_bytes
             del self._left[name], self._open[name]
 
     def statistics(self) -> MailboxStatistics:
@@ -200,6 +225,7 @@ class Mailboxes:
         if not is_lost:
             payload = encode_runs(mailbox.replies)
             mailbox.replies.clear()
-            mailbox.size_bytes = 0
+            self._waiting_bytes -= mailbox.waiting_bytes
+            mailbox.size_bytes = mailbox.waiting_bytes = 0
         line = encode_value_line(len(payload), listener.command.opaque)
         session.answer(line + payload, count=1, size_bytes=0)

@@ -54,7 +54,7 @@ _HEAD: Final = Struct(">8sqqII")
 _BLOCK: Final = Struct(f">{KEY_BYTES}sqqI")
 _MAGIC: Final = b"mqdue002"
 _PLACE: Final = Struct(">qq")
-_BLOCK_BYTES: Final = BLOCK_ENTRIES * ENTRY.size
+BLOCK_BYTES: Final = BLOCK_ENTRIES * ENTRY.size
 
 
 def due_path(segment_path: Path, base: Offset) -> Path:
@@ -214,7 +214,7 @@ class DueRun:
         start = _HEAD.size + len(self._blocks) * _BLOCK.size + CRC_BYTES
         with fs.open_read(self.path) as file:
             data = file.read_at(
-                Position(start + number * _BLOCK_BYTES), SizeBytes(_BLOCK_BYTES)
+                Position(start + number * BLOCK_BYTES), SizeBytes(BLOCK_BYTES)
             )
         key, _messages, _size, crc = _BLOCK.unpack(self._blocks[number])
         if crc32(data) != crc or data[:KEY_BYTES] != key:

@@ -36,6 +36,9 @@ ACCEPT_BATCH_MAX: Final = 64
 PAUSE_S: Final = 0.5
 """Length of a pause in accepting when the process has no descriptors left."""
 
+QUIET_S: Final = 60.0
+"""Time after such a pause was logged in which no other one is."""
+
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -59,6 +62,8 @@ class ListenerStatistics:
         "metaq_accept_pauses_total",
         "Pauses of accepting because the process had no descriptors left.",
     )
+    problem: str = ""
+    """Why connections wait to be accepted; "" when they do not."""
 
 
 class Listener:
@@ -90,6 +95,9 @@ class Listener:
         self._pause_s = pause_s
         self._sock: socket.socket | None = None
         self._resume: asyncio.TimerHandle | None = None
+        self._quiet_until_s = 0.0
+        self._is_logged = False
+        """Whether the pause that lasts is in the log."""
         self._hosts: Counter[str] = Counter()
         self._counts = ListenerStatistics()
 
@@ -149,6 +157,7 @@ class Listener:
             try:
                 sock, address = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                self._note_accepting()
                 return
             except OSError as error:
                 self._on_accept_error(error)
@@ -158,6 +167,15 @@ class Listener:
                 return
             # An IPv4 host counts as one host also over a socket of IPv6.
             self._admit(sock, str(address[0]).removeprefix("::ffff:"))
+            if self._resume is None:
+                self._note_accepting()
+
+    def _note_accepting(self) -> None:
+        """Note that no connection waits for descriptors or memory."""
+        self._counts.problem = ""
+        if self._is_logged:
+            self._is_logged = False
+            _log.info("accepting again: pauses=%d", self._counts.exhausted_count)
 
     def _on_accept_error(self, error: OSError) -> None:
         if error.errno not in _EXHAUSTED:
@@ -165,11 +183,19 @@ class Listener:
             _log.warning("accept failed: error=%s", error)
             return
         self._counts.exhausted_count += 1
-        _log.error(
-            "accept paused, no descriptors or memory left: error=%s open=%d pause_s=%s",
-            error.strerror,
-            self._counts.open_count,
-            self._pause_s,
+        if not self._counts.problem and self._loop.time() >= self._quiet_until_s:
+            # It may last for hours, or come and go.
+            self._is_logged, self._quiet_until_s = True, self._loop.time() + QUIET_S
+            _log.error(
+                "accept paused, no descriptors or memory left: error=%s open=%d"
+                " pause_s=%s",
+                error.strerror,
+                self._counts.open_count,
+                self._pause_s,
+            )
+        self._counts.problem = (
+            f"connections wait, and {self._counts.open_count} are open:"
+            f" {error.strerror}"
         )
         assert self._sock is not None
         self._loop.remove_reader(self._sock.fileno())

@@ -319,10 +319,12 @@ def require_ok(reply: Reply) -> Result:
 
     Raises:
         WireError: the broker refused.
-        UnexpectedReplyError: the reply is no result.
+        UnexpectedReplyError: it did with a status that no broker has.
+        BadReplyError: the reply is no result, so the outcome is unknown.
     """
     if isinstance(reply, Value):
-        raise UnexpectedReplyError("expected a result, got a value")
+        size_bytes = len(reply.payload)
+        raise BadReplyError(f"expected a result, got a value of {size_bytes} bytes")
     if reply.status != Status.OK:
         raise _refusal(reply)
     return reply

@@ -51,6 +51,9 @@ LOG_START_MOVED: Final = "the log start has moved: ask again"
 NO_ROOM_PREFIX: Final = "no room: "
 """Start of our detail of a put without free space (500)."""
 
+SHOWN_CHARS_MAX: Final = 255
+"""Characters that a refusal shows of a routing key."""
+
 
 def put_failed(broker_uri: str, topic: str, partition: int, detail: str = "") -> str:
     """Return the text of a refused put (403 or 500), and of a get that broke (500).
@@ -186,7 +189,9 @@ def unroutable(
         numbers: theirs in their batch.
         count: messages of the batch.
     """
-    key = printable(routing_key)
+    # An exchange that compares none has an attribute of any length for it.
+    is_long = len(routing_key) > SHOWN_CHARS_MAX
+    key = printable(routing_key[:SHOWN_CHARS_MAX]) + "..." * is_long
     text = f"no binding of exchange '{exchange}' matches routing key '{key}'"
     if len(numbers) > 1:
         text += f" (and {len(numbers) - 1} more)"

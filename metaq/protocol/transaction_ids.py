@@ -20,6 +20,7 @@ from typing import Final
 from metaq.errors import RemoteProtocolError
 from metaq.model import (
     NULL_TRANSACTION,
+    TRANSACTION_KEY_BYTES_MAX,
     LocalTransactionId,
     NullTransactionId,
     TransactionId,
@@ -32,6 +33,10 @@ KEYS_REMEMBERED_MAX: Final = 1024
 
 LINE_END: Final = b"\r\n"
 """After each of several keys."""
+
+KEYS_MAX: Final = 50_000
+"""Keys of one command: as many as a write of Spark has tasks. A broker looks at all in
+one turn of its loop."""
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]*")
 
@@ -82,12 +87,24 @@ def decode_keys(data: bytes, count: int) -> list[TransactionId]:
     """Return the ids in what `encode_keys` made.
 
     Raises:
-        RemoteProtocolError: there are not `count` keys, or one is invalid.
+        RemoteProtocolError: there are not `count` keys, or too many, or one is invalid.
     """
-    lines = data.split(LINE_END)
-    if lines.pop() or len(lines) != count:
+    if count > KEYS_MAX:
         raise RemoteProtocolError(
-            f"transaction keys: expected {count} lines, got {len(lines)}"
+            f"transaction keys: expected at most {KEYS_MAX}, got {count}"
+        )
+    found = data.count(LINE_END)
+    rest = " and a rest" if data and not data.endswith(LINE_END) else ""
+    if found != count or rest:
+        raise RemoteProtocolError(
+            f"transaction keys: expected {count} lines, got {found}{rest}"
+        )
+    lines = data.split(LINE_END)[:count]
+    longest = max(map(len, lines), default=0)
+    if longest > TRANSACTION_KEY_BYTES_MAX:
+        raise RemoteProtocolError(
+            f"transaction keys: expected at most {TRANSACTION_KEY_BYTES_MAX} bytes in"
+            f" one, got {longest}"
         )
     return [parse_key(line.decode(errors="replace")) for line in lines]
 

@@ -17,10 +17,12 @@ headers of its last origin. Those of a queue group come from its broker; their c
 `rejected: ...`, `deliveries: N` or `expired`.
 """
 
+from itertools import islice
 from typing import Final, NamedTuple
 
 from metaq.model import HeaderPairs, MessageId, Millis, Offset, TopicPartition
 from metaq.record.expiry import EXPIRES_IN
+from metaq.record.flags import FIELDS_MAX
 
 PREFIX: Final = "dead-letter."
 
@@ -61,7 +63,8 @@ class Origin(NamedTuple):
 def letter_headers(own: HeaderPairs, origin: Origin) -> HeaderPairs:
     """Return the headers of a dead letter: the message's `own`, and its origin.
 
-    It does not expire: it is there to be looked at, however late.
+    It does not expire: it is there to be looked at, however late. Of thousands of
+    headers the last ones make way for the origin.
     """
     fields = {
         "origin": f"{origin.partition}@{origin.offset}",
@@ -82,4 +85,4 @@ def letter_headers(own: HeaderPairs, origin: Origin) -> HeaderPairs:
         (PREFIX + name, text.encode(errors="surrogatepass"))
         for name, text in fields.items()
     )
-    return (*kept, *added)
+    return (*islice(kept, FIELDS_MAX - 1 - len(fields)), *added)

@@ -31,6 +31,9 @@ KEY_BYTES_MAX: Final = 255
 """Bytes of a routing key, of a pattern, and of the name or value of a header."""
 HEADERS_MAX: Final = 16
 """Headers of a binding."""
+PLACES_MAX: Final = 50_000
+"""Places in all patterns that are looked at for one routing key: a twentieth of a
+second. Few patterns with many `#` have more, and thousands with a few."""
 RESULTS_REMEMBERED_MAX: Final = 10_000
 """Routing keys, last asked for, for which the topics are remembered: of all exchanges
 together, so that no number of them takes more."""
@@ -142,8 +145,14 @@ class _Patterns:
             del node.next[word]
 
     def find(self, key: str, _headers: HeaderPairs) -> Iterable[Binding]:
-        places = _with_rests([self._root])
+        places, count = _with_rests([self._root]), 0
         for word in words_of(key):
+            count += len(places)
+            if count > PLACES_MAX:
+                raise ConfigError(
+                    f"routing key '{key[:80]}': expected at most {PLACES_MAX} places in"
+                    f" the patterns of its exchange that may match, got {count}"
+                )
             after = [node for node in places if node.stays]
             after += [node.next[word] for node in places if word in node.next]
             after += [node.next[ONE] for node in places if ONE in node.next]
@@ -245,11 +254,15 @@ class Matcher:
         return {each.topic for each in self._bindings.values()}
 
     def find(self, key: str, headers: HeaderPairs = ()) -> list[Binding]:
-        """Return the bindings that a message matches, by topic."""
+        """Return the bindings that a message matches, by topic.
+
+        Raises:
+            ConfigError: too many patterns may match; the text says how many.
+        """
         return sorted(self._index.find(key, headers), key=str)
 
     def topics(self, key: str, headers: HeaderPairs = ()) -> tuple[str, ...]:
-        """Return the topics that a message goes to, each once, ascending."""
+        """Return the topics that a message goes to, each once; raises as `find`."""
         if self.kind is ExchangeKind.HEADERS:
             return _topics(self._index.find(key, headers))
         return remembered(self._find, key if self.has_keys else "")

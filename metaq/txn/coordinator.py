@@ -215,7 +215,7 @@ class TransactionCoordinator:
             return
         if key in self._unended:
             raise in_use(key, TxState.ROLLING_BACK)
-        self._open.require_begin(timeout_s, unended_count=len(self._unended))
+        self._open.require_begin(key, timeout_s, unended_count=len(self._unended))
         tx = BrokerTransaction(key, owner, self._clock.wall_ms(), session_id)
         self._open.add(tx)
         self._open.limit_time(tx, timeout_s)

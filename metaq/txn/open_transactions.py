@@ -3,6 +3,7 @@
 from metaq.clock import Clock
 from metaq.deadlines import Deadlines
 from metaq.errors import TransactionError
+from metaq.model import TRANSACTION_KEY_BYTES_MAX
 from metaq.txn.figures import TransactionCounters, TransactionLimits
 from metaq.txn.state import TxState
 from metaq.txn.transaction import NO_OWNER, BrokerTransaction
@@ -59,8 +60,13 @@ class OpenTransactions:
             seconds = min(timeout_s, self._limits.timeout_s_max)
             self.deadlines.set(tx, self._clock.monotonic_s() + seconds)
 
-    def require_begin(self, timeout_s: int, *, unended_count: int) -> None:
+    def require_begin(self, key: str, timeout_s: int, *, unended_count: int) -> None:
         """Raise TransactionError where one more transaction would exceed a bound."""
+        if len(key) > TRANSACTION_KEY_BYTES_MAX:
+            self.refuse(
+                f"transaction '{key[:80]}...': expected a key of at most"
+                f" {TRANSACTION_KEY_BYTES_MAX} characters, got {len(key)}"
+            )
         count, limits = len(self.by_key) + unended_count + 1, self._limits
         if count > limits.open_count_max:
             self.refuse(

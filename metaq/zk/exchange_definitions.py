@@ -100,6 +100,8 @@ def decode_exchange(data: bytes) -> ExchangeDefinition:
     kinds = [each.value for each in ExchangeKind]
     bindings: Any = fields.get(_BINDINGS, {})
     unread: Any = fields.get(_UNREAD, {})
+    if not _has_all(bindings, dict) or not _has_all(unread, str):
+        raise _nonsense("exchange", "objects of bindings and of unread ones", data)
     if fields.get("kind") not in kinds:
         raise _nonsense("exchange", f"a kind of {', '.join(kinds)}", data)
     if fields.get("state") not in STATES:
@@ -164,6 +166,12 @@ def _binding_of(fields: Mapping[str, Any], data: bytes) -> Binding:
         raise _nonsense("binding", "match to be all or any", data)
     pairs = tuple(sorted(headers.items()))
     return Binding(topic, key, pairs, fields.get("match") == "any")
+
+
+def _has_all(value: object, kind: type) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(each, kind) for each in value.values()
+    )
 
 
 def _is_name(value: object) -> bool:

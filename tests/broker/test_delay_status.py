@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from metaq.broker.delay_status import list_scheduled
+from metaq.broker.dispatch import dispatch
 from metaq.protocol.commands import Cancel, ListScheduled
-from tests.broker.delay_rig import DelayRig
+from tests.broker.delay_rig import DelayRig, FakeSession, mput_of
 
 HOUR_MS = 3_600_000
 
@@ -81,6 +83,35 @@ def test_what_was_taken_back_takes_no_bytes_and_hides_nothing(payload: bytes) ->
         assert [each["count"] for each in found["first"]] == [found["count"]] == [1]
         assert found["bytes"] == service.status().waiting_bytes
         assert len(payload) < found["bytes"] < len(payload) + 100
+        await rig.kill()
+
+    asyncio.run(main())
+
+
+def test_listings_are_made_one_after_another_and_in_steps() -> None:
+    """Many at once would take a step each in every turn of the loop: seconds."""
+
+    async def main() -> None:
+        rig = await DelayRig(segment_bytes=1 << 20).start()
+        due = rig.now_ms + HOUR_MS
+        for number in range(3):
+            times = [due + 2000 * number + each for each in range(2000)]
+            reply = await rig.send(mput_of(*[b"x"] * 2000, times=times))
+            assert reply.status == 200
+        asked: list[Any] = [FakeSession(rig.context) for _ in range(3)]
+        for each in asked:
+            assert not dispatch(ListScheduled("*", 0, 1), each)
+        for _ in range(2):
+            await asyncio.sleep(0)
+            await rig.tick()
+        turns = [0] * len(asked)
+        while not all(each.replies for each in asked):
+            rig.bench.run()
+            await asyncio.sleep(0)
+            for at, each in enumerate(asked):
+                turns[at] += not each.replies
+        gaps = [after - before for before, after in pairwise(sorted(turns))]
+        assert min(gaps) >= 6, turns  # entries by the thousand
         await rig.kill()
 
     asyncio.run(main())

@@ -140,6 +140,11 @@ CASES = [
         "100 connections are open",
     ),
     (
+        status(listener=ListenerStatistics(open_count=9, problem="they wait")),
+        Alarm.CONNECTIONS_FULL,
+        "they wait",
+    ),
+    (
         status(closed_partitions={"test": (0, 2)}),
         Alarm.PARTITIONS_CLOSED,
         "closed partitions of test: 0, 2",

@@ -13,6 +13,7 @@ from metaq.broker.mailboxes import (
     KEPT_S,
     REPLIES_MAX,
     REPLY_BYTES_MAX,
+    REPLY_OVERHEAD_BYTES,
     Mailboxes,
     MailboxStatistics,
 )
@@ -131,6 +132,34 @@ def test_a_wait_ends_in_time() -> None:
         assert rig.session.replies == []
         await asyncio.sleep(0.2)
         assert rig.session.replies == [[]]
+
+    run(scenario())
+
+
+def test_replies_that_wait_have_one_bound_for_all_mailboxes() -> None:
+    """Else one peer fills the memory with mailboxes; who listens gets replies still."""
+
+    async def scenario() -> None:
+        rig, one = Rig(), 1000 + REPLY_OVERHEAD_BYTES
+        rig.boxes = Mailboxes(waiting_bytes_max=2 * one)
+        rig.listen(0)
+        rig.listen(0, name=OTHER)
+        rig.answer(1, bytes(1000))
+        rig.answer(2, bytes(1000), OTHER)
+        with pytest.raises(
+            UnavailableError, match=f"at most {2 * one} bytes.* got {3 * one}"
+        ):
+            rig.answer(3, bytes(1000), OTHER)
+        rig.listen(name="c" * 32)
+        rig.answer(4, bytes(1000), "c" * 32)
+        await asyncio.sleep(0)
+        rig.listen(0)  # fetched: there is room
+        rig.answer(5, bytes(1000), OTHER)
+        await rig.pass_s(KEPT_S + 2)  # closed: so there is
+        rig.listen(0)
+        rig.answer(6, bytes(1000))
+        rig.answer(7, bytes(1000))
+        assert rig.boxes.statistics().refused_count == 1
 
     run(scenario())
 

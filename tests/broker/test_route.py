@@ -127,6 +127,13 @@ def test_what_matches_nothing_is_unroutable_or_goes_to_the_alternate_or_nowhere(
     }  # fmt: skip
 
 
+def test_a_refusal_does_not_repeat_a_long_attribute() -> None:
+    """That of a message for an exchange that compares no keys may have megabytes."""
+    rig = RouteRig(Binding("t0", "", (("a", "b"),)), kind=ExchangeKind.HEADERS)
+    reply = rig.send(batch_of(("x" * 100_000, b"|a")))
+    assert f"routing key '{'x' * 255}...' [unroutable]" in reply.text
+
+
 def test_a_single_put_that_matches_nothing_is_dropped_and_its_receipt_says_so() -> None:
     """It may be of a Java client, which sends it again for ever."""
     rig = RouteRig(ORDERS)
@@ -188,6 +195,17 @@ def test_a_routing_key_has_a_bound() -> None:
     assert rig.send(batch_of(("order." + "a" * 249, b"|a"))).status == 200
     reply = rig.send(batch_of(("order." + "a" * 250, b"|a")))
     assert "expected at most 255 characters, got 256" in reply.text
+
+
+def test_a_key_that_too_many_patterns_may_match_is_refused() -> None:
+    """In a sentence; other keys go on."""
+    begins = itertools.product("ab", repeat=4)
+    patterns = [".#.".join(["#", *begin, *["a"] * 56]) for begin in begins]
+    rig = RouteRig(*(Binding("t0", each) for each in patterns))
+    assert rig.send(batch_of((".".join("a" * 60), b"|a"))).status == 200
+    reply = rig.send(batch_of((".".join("ab" * 60), b"|a")))
+    assert f"exchange '{EXCHANGE}': routing key 'a.b.a" in reply.text
+    assert "expected at most 50000 places" in reply.text
 
 
 class HoldingSession(FakeSession):

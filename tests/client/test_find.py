@@ -89,6 +89,8 @@ def test_messages_are_found_within_times(broker: Any, client: Any) -> None:
     all_of = [] if broker.has_extensions else messages
     assert list(client.find("two", key="a", since=now + hour)) == all_of
     assert list(client.find("two", key="a", until=now - hour)) == all_of
+    before_1970 = datetime.min.replace(tzinfo=UTC)
+    assert list(client.find("two", key="a", until=before_1970)) == all_of
     assert list(client.find("two", key="a", since=now - hour, until=now + hour)) == (
         messages
     )

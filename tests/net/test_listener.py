@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 import socket
 from collections.abc import Awaitable, Callable
 
@@ -116,6 +117,44 @@ def test_accepting_pauses_when_descriptors_run_out() -> None:
         assert calls <= 4
 
     run(scenario)
+
+
+def test_a_lack_of_descriptors_that_lasts_is_logged_at_its_begin_and_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Twice a second would fill the disk; the statistics have it in between."""
+    caplog.set_level(logging.INFO, "metaq.net.listener")
+    is_lacking = [True]
+
+    class Exhausted:
+        """A listening socket whose accepts fail for a while."""
+
+        def __init__(self, sock: socket.socket) -> None:
+            self._sock = sock
+
+        def accept(self) -> tuple[socket.socket, object]:
+            if is_lacking:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self._sock.accept()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._sock, name)
+
+    async def scenario(rig: Rig) -> None:
+        wrap_socket(rig.listener, Exhausted)
+        rig.connect()
+        await until(lambda: rig.listener.statistics().exhausted_count > 2)
+        assert rig.listener.statistics().problem == (
+            "connections wait, and 0 are open: Too many open files"
+        )
+        is_lacking.clear()
+        await until(lambda: rig.accepted)
+        assert not rig.listener.statistics().problem
+
+    run(scenario)
+    begin, end = caplog.messages
+    assert begin.startswith("accept paused, no descriptors or memory left: error=Too")
+    assert end.startswith("accepting again: pauses=")
 
 
 @pytest.mark.parametrize("place", ["accept", "hand over"])

@@ -123,7 +123,7 @@ def test_refusals_of_a_get(reply: Reply, error: type[Exception], text: str) -> N
 )
 def test_a_200_that_is_no_receipt_is_not_believed(reply: Reply) -> None:
     """A put counts as stored only with id, partition and offset."""
-    with pytest.raises(UnexpectedReplyError):
+    with pytest.raises(BadReplyError):
         parse_receipt(reply)
 
 

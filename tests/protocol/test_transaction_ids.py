@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 from metaq.errors import RemoteProtocolError
 from metaq.model import (
     NULL_TRANSACTION,
+    TRANSACTION_KEY_BYTES_MAX,
     LocalTransactionId,
     TransactionId,
     XaTransactionId,
 )
 from metaq.protocol.transaction_ids import (
+    KEYS_MAX,
     decode_keys,
     encode_keys,
     format_key,
@@ -70,3 +72,17 @@ def test_several_keys_read_back(ids: list[TransactionId]) -> None:
             decode_keys(other, count)
     with pytest.raises(RemoteProtocolError):
         decode_keys(data + b"x\r\n", len(ids) + 1)
+
+
+def test_keys_have_bounds() -> None:
+    """Else one command keeps a broker busy for minutes, or in memory for ever."""
+    key = b"TX:s:1\r\n"
+    assert len(decode_keys(key * KEYS_MAX, KEYS_MAX)) == KEYS_MAX
+    with pytest.raises(RemoteProtocolError, match=f"at most {KEYS_MAX}, got 50001"):
+        decode_keys(key * (KEYS_MAX + 1), KEYS_MAX + 1)
+    with pytest.raises(RemoteProtocolError, match="expected 1 lines, got 3000000"):
+        decode_keys(b"\r\n" * 3_000_000, 1)
+    longest = b"TX:" + b"s" * (TRANSACTION_KEY_BYTES_MAX - 5) + b":1"
+    assert len(decode_keys(longest + b"\r\n", 1)) == 1
+    with pytest.raises(RemoteProtocolError, match="at most 1024 bytes in one, got"):
+        decode_keys(longest + b"1\r\n", 1)

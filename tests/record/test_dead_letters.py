@@ -2,6 +2,7 @@
 
 from metaq.model import BrokerId, MessageId, Millis, Offset, TopicPartition
 from metaq.record.dead_letters import Origin, letter_headers
+from metaq.record.flags import FIELDS_MAX, decode_payload, encode_payload
 
 ORIGIN = Origin(
     TopicPartition("orders", BrokerId(0), 3),
@@ -34,3 +35,13 @@ def test_a_letter_of_a_letter_has_the_last_origin_alone() -> None:
     again = letter_headers(first, ORIGIN._replace(offset=Offset(1)))
     assert [name for name, _ in again] == [name for name, _ in first]
     assert dict(again)["dead-letter.origin"] == b"orders/0-3@1"
+
+
+def test_a_letter_of_a_message_with_many_headers_has_its_origin() -> None:
+    """It can be written, and read."""
+    own = tuple((f"h{each}", b"") for each in range(FIELDS_MAX - 1))
+    headers = letter_headers(own, ORIGIN)
+    payload, flag = encode_payload(b"data", None, "key", headers)
+    assert decode_payload(payload, flag).headers == headers
+    assert headers[0] == own[0]
+    assert dict(headers)["dead-letter.id"] == b"7"

@@ -6,12 +6,14 @@ from hypothesis import strategies as st
 
 from metaq.errors import ConfigError
 from metaq.record.flags import (
+    FIELDS_MAX,
     Decoded,
     Headers,
     decode_payload,
     encode_keys,
     encode_payload,
     encode_properties,
+    has_field,
     split_properties,
 )
 
@@ -118,6 +120,21 @@ def test_other_texts_are_attributes(text: str) -> None:
     """A sender of other software that sets the bit loses nothing."""
     payload = len(text.encode()).to_bytes(4) + text.encode() + b"data"
     assert decode_payload(payload, 3) == (b"data", text, None, ())
+
+
+def test_a_line_has_a_bound() -> None:
+    """A broker would read a million headers of one message for seconds, in one turn."""
+    most = "&".join(["key=k", *(f"h.{each}=v" for each in range(FIELDS_MAX - 1))])
+    key, headers, _attribute = split_properties(most)
+    assert (key, len(headers)) == (b"k", FIELDS_MAX - 1)
+    assert encode_properties(key, headers) == most
+    payload = len(most).to_bytes(4) + most.encode()
+    assert has_field(payload, 3, b"h.7=v")
+    more = f"{most}&h.x=v"
+    assert split_properties(more) == (None, (), more)
+    assert not has_field(len(more).to_bytes(4) + more.encode(), 3, b"h.7=v")
+    with pytest.raises(ConfigError, match="headers: expected at most 4095, got 4096"):
+        encode_payload(b"", headers=[("a", b"")] * FIELDS_MAX)
 
 
 def test_text_and_its_bytes_are_the_same_key() -> None:

@@ -10,6 +10,7 @@ from metaq.errors import ConfigError
 from metaq.model import HeaderPairs
 from metaq.routing.match import (
     KEY_BYTES_MAX,
+    PLACES_MAX,
     Binding,
     ExchangeKind,
     Matcher,
@@ -104,6 +105,18 @@ def test_many_hashes_in_one_pattern_are_walked_in_one_pass() -> None:
     matcher.replace(named([Binding("t", ".".join(["#", "a"] * 60))]))
     assert matcher.topics(".".join(["a"] * 128)) == ("t",)
     assert matcher.topics(".".join(["a"] * 127 + ["b"])) == ()
+
+
+def test_patterns_that_all_may_match_are_not_all_looked_at() -> None:
+    """A broker would look at millions of places for one message, for minutes."""
+    matcher, words = Matcher(ExchangeKind.TOPIC), [format(k, "09b") for k in range(500)]
+    patterns = [
+        ".#.".join(["#", *each]).translate({48: "a", 49: "b"}) for each in words
+    ]
+    matcher.replace(named([Binding("t", each) for each in patterns]))
+    assert matcher.topics(".".join("abababaab")) == ("t",)
+    with pytest.raises(ConfigError, match=f"at most {PLACES_MAX} places .* got"):
+        matcher.topics(".".join("ab" * 60))
 
 
 @for_each(

@@ -3,7 +3,7 @@
 import pytest
 
 from metaq.errors import TransactionError
-from metaq.model import Millis
+from metaq.model import TRANSACTION_KEY_BYTES_MAX, Millis
 from metaq.testing.clock import ManualClock
 from metaq.txn.figures import TransactionCounters, TransactionLimits
 from metaq.txn.open_transactions import OpenTransactions
@@ -55,9 +55,17 @@ def test_one_more_than_a_bound_is_refused_with_both_numbers() -> None:
     """Transactions with an unfinished rollback count too."""
     tx = BrokerTransaction("TX:s:1", 1, Millis(0))
     found = made(tx)
-    found.require_begin(5, unended_count=0)
+    found.require_begin("TX:s:2", 5, unended_count=0)
     with pytest.raises(TransactionError, match="expected at most 2, got 3"):
-        found.require_begin(0, unended_count=1)
+        found.require_begin("TX:s:2", 0, unended_count=1)
     found.limit_time(tx, 5)
     with pytest.raises(TransactionError, match=r"Timer size 2 is great than .* 1"):
-        found.require_begin(5, unended_count=0)
+        found.require_begin("TX:s:2", 5, unended_count=0)
+
+
+def test_a_key_has_a_bound() -> None:
+    """Keys of transactions that hold nothing yet could fill the memory."""
+    found, longest = made(), "TX:" + "s" * (TRANSACTION_KEY_BYTES_MAX - 5) + ":1"
+    found.require_begin(longest, 0, unended_count=0)
+    with pytest.raises(TransactionError, match=r"key of at most 1024.*, got 1025"):
+        found.require_begin(longest + "1", 0, unended_count=0)

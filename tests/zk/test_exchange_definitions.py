@@ -73,6 +73,11 @@ def test_definitions_read_back(
         ({"kind": "x"}, "a kind of direct, fanout, topic, headers"),
         ({"state": "gone"}, "a state, active or deleted"),
         ({"alternate": ""}, "alternate to be a topic, or null"),
+        ({"bindings": []}, "objects of bindings"),
+        ({"bindings": 5}, "objects of bindings"),
+        ({"bindings": {"a": 5}}, "objects of bindings"),
+        ({"unread": "abc"}, "objects of bindings and of unread ones"),
+        ({"unread": {"a": 5}}, "objects of bindings and of unread ones"),
     ],
 )
 def test_a_property_of_an_exchange_that_makes_no_sense_is_named(

@@ -36,6 +36,7 @@ from metaq.broker.internal_logs import producer_name
 from metaq.broker.topics import ServedExchange
 from metaq.errors import (
     ClosedError,
+    ConfigError,
     MayBeStoredError,
     MetaqError,
     NoSpaceError,
@@ -63,7 +64,9 @@ from metaq.txn.transaction import BrokerTransaction, PutRun
 TARGETS_MAX: Final = 64
 """Topics that one message may go to."""
 STEP_COUNT: Final = 256
-"""Messages that one step sorts: about a millisecond."""
+"""Messages that one step sorts: about a millisecond,"""
+STEP_BYTES: Final = 64 * 1024
+"""and bytes of them, which may all be headers."""
 LINES_REMEMBERED_MAX: Final = 4096
 LINE_BYTES_MAX: Final = 512
 """Longest line of key and headers that is remembered."""
@@ -268,7 +271,7 @@ class _Routing:
             ServerError: one is not routed, or to too many topics, or one is not served.
             UnavailableError: this replica takes no put now.
         """
-        topics, number = self._context.topics, 0
+        topics, number, step_bytes = self._context.topics, 0, 0
         logs: dict[str, list[LogId]] = {}
         nowhere: dict[int, str] = {}
         if topics.refusal is not None:
@@ -292,7 +295,9 @@ class _Routing:
                         target = self._targets[log_id] = _Target(number)
                     target.add(number, part, start, end)
                 number += 1
-                if not number % STEP_COUNT:
+                step_bytes += end - start
+                if not number % STEP_COUNT or step_bytes > STEP_BYTES:
+                    step_bytes = 0
                     yield
         if nowhere:
             first_key, name = next(iter(nowhere.values())), self._exchange.name
@@ -308,7 +313,10 @@ class _Routing:
                 f"routing key: expected at most {KEY_BYTES_MAX} characters, got"
                 f" {len(routing_key)}"
             )
-        topics = exchange.matcher.topics(routing_key, headers)
+        try:
+            topics = exchange.matcher.topics(routing_key, headers)
+        except ConfigError as error:
+            raise ServerError(f"exchange '{exchange.name}': {error}") from error
         if len(topics) > TARGETS_MAX:
             raise ServerError(
                 f"exchange '{exchange.name}': expected at most {TARGETS_MAX} topics for"

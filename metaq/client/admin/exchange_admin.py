@@ -303,7 +303,7 @@ class AsyncExchangeAdmin(AsyncScheduledAdmin):
 
         Raises:
             ExchangeError: there is no such exchange, or a binding cannot be read.
-            ConfigError: the client has no ZooKeeper.
+            ConfigError: the client has no ZooKeeper, or too many patterns may match.
             CoordinationError: ZooKeeper cannot be asked.
             TypeError: an argument of another type; the text names it.
         """

@@ -202,7 +202,8 @@ async def find_messages(
     check_whole("read_bytes_max", read_bytes_max, 0)
     if on_read is not None:
         check_plain_function("on_read", on_read)
-    times = _time("since", since, 0), _time("until", until, MAX_OFFSET)
+    # A broker is asked for what is not later than the millisecond before `until`.
+    times = _time("since", since, 0), max(1, _time("until", until, MAX_OFFSET))
     if sum(each is not None for each in (key, header, id)) != 1:
         raise ConfigError("find: expected one of key, header and id")
     if id is not None:

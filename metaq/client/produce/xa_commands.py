@@ -51,7 +51,7 @@ from metaq.errors import (
 from metaq.model import NULL_TRANSACTION, BrokerId, Millis, XaTransactionId
 from metaq.peer.connection import BrokerConnection
 from metaq.protocol.commands import CommitTogether, TransactionType
-from metaq.protocol.transaction_ids import encode_keys, format_key
+from metaq.protocol.transaction_ids import KEYS_MAX, encode_keys, format_key
 from metaq.record.layout import PAYLOAD_BYTES_MAX
 
 _log = logging.getLogger(__name__)
@@ -252,7 +252,8 @@ class XaCommands:
             connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
             announced = connection.capabilities
             limit = announced.payload_bytes_max or PAYLOAD_BYTES_MAX
-            if len(xids) < 2 or not announced.together or len(keys) > limit:
+            is_one = 2 <= len(xids) <= KEYS_MAX and len(keys) <= limit
+            if not is_one or not announced.together:
                 return await for_each(commit, xids)
             command = CommitTogether(
                 self._parts.session_id, len(xids), connection.next_opaque(), keys

@@ -169,6 +169,9 @@ class Requester:
         while True:
             try:
                 connection = await self._connect()
+                self._error = NoBrokerError(
+                    f"mailbox at {connection.address}: the broker does not answer"
+                )
                 await self._listen(connection, 0.0)
                 failures, self._silent_id = 0, None
                 self._is_open.set()

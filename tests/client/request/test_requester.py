@@ -115,8 +115,10 @@ def test_a_request_that_expired_is_not_handled(client: Any) -> None:
 class Wire:
     """A connection and a producer, and in which order they were used."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_silent: bool = False) -> None:
         self.sent: list[str] = []
+        self.address = BrokerAddress("localhost", 1)
+        self._is_silent = is_silent
         self.capabilities = Capabilities("test", mailbox=True, wait_ms_max=10_000)
         self._replies = asyncio.Queue[bytes]()
 
@@ -125,6 +127,8 @@ class Wire:
 
     async def call(self, command: Listen, **_more: Any) -> Value:
         self.sent.append("listen")
+        if self._is_silent:
+            await asyncio.Event().wait()
         runs = list[RecordRun]()
         if command.wait_ms:
             data = encode_reply(await self._replies.get())
@@ -139,41 +143,59 @@ class Wire:
         pass
 
 
+def requester_of(wire: Any, limit_s: float) -> Requester:
+    """Return a requester whose only broker is a wire."""
+
+    async def found(*_args: Any, **_more: Any) -> Any:
+        return SimpleNamespace(exchanges=frozenset())
+
+    async def reach(*_args: Any) -> float:
+        return CLOCK.monotonic_s() + limit_s
+
+    async def connect(*_args: Any) -> Any:
+        return wire
+
+    copies = {BrokerId(0): BrokerCopies(wire.address, {})}
+    context: Any = SimpleNamespace(
+        clock=CLOCK,
+        place="here",
+        make_producer=lambda *_: wire,
+        draw_token=lambda: "0" * 32,
+        limit_s=lambda _timeout: limit_s,
+        reach=reach,
+        deadline_s=lambda: CLOCK.monotonic_s() + 30,
+        connect_leader=connect,
+        metadata=SimpleNamespace(topic=found, snapshot=SimpleNamespace(brokers=copies)),
+    )
+    return Requester(context, RequestStatistics())
+
+
 def test_a_request_that_follows_a_reply_leaves_before_the_next_listen() -> None:
     """The broker begins with what is waited for."""
 
     async def scenario() -> None:
         wire: Any = Wire()
-
-        async def found(*_args: Any, **_more: Any) -> Any:
-            return SimpleNamespace(exchanges=frozenset())
-
-        async def reach(*_args: Any) -> float:
-            return CLOCK.monotonic_s() + 30
-
-        async def connect(*_args: Any) -> Any:
-            return wire
-
-        copies = {BrokerId(0): BrokerCopies(BrokerAddress("localhost", 1), {})}
-        context: Any = SimpleNamespace(
-            clock=CLOCK,
-            place="here",
-            make_producer=lambda *_: wire,
-            draw_token=lambda: "0" * 32,
-            limit_s=lambda _timeout: 30.0,
-            reach=reach,
-            deadline_s=lambda: CLOCK.monotonic_s() + 30,
-            connect_leader=connect,
-            metadata=SimpleNamespace(
-                topic=found, snapshot=SimpleNamespace(brokers=copies)
-            ),
-        )
-        requester = Requester(context, RequestStatistics())
+        requester = requester_of(wire, 30.0)
         more: Any = {"key": None, "headers": None, "timeout": None}
         for data in (b"first", b"second"):
             assert await requester.request("prices", data, **more) == data
         await until(lambda: len(wire.sent) == 6)
         assert wire.sent == ["listen", "listen", "put", "put", "listen", "listen"]
+        await requester.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_that_does_not_answer_is_named() -> None:
+    """It is there: nothing was sent, because the mailbox is not open."""
+
+    async def scenario() -> None:
+        wire: Any = Wire(is_silent=True)
+        requester = requester_of(wire, 0.2)
+        more: Any = {"key": None, "headers": None, "timeout": None}
+        with pytest.raises(NoBrokerError, match="localhost:1: the broker does not"):
+            await requester.request("prices", b"x", **more)
+        assert wire.sent == ["listen"]
         await requester.close()
 
     asyncio.run(scenario())
