@@ -123,6 +123,34 @@ def at_set(target: Target, broker_id: int | None, work: Work[T]) -> T:
             "replicas are asked for in ZooKeeper: leave out --broker"
         )
 
+    async def at_one(
+        coordinator: Coordinator, parent: str, names: Sequence[str], clock: Clock
+    ) -> T:
+        chosen = _the_only(names, parent) if broker_id is None else broker_id
+        paths, broker = NodePaths(normalize_root(target.root)), BrokerId(chosen)
+        nodes = SetNodes(coordinator, paths, broker, NO_REPLICA, clock=clock)
+        return await work(nodes, clock)
+
+    return _at_sets(target, at_one)
+
+
+def find_sets(target: Target) -> frozenset[int]:
+    """Return the broker ids of the replica sets; raises NoBrokerError as `at_set`."""
+
+    async def read(
+        _at: Coordinator, _parent: str, names: Sequence[str], _clock: Clock
+    ) -> frozenset[int]:
+        return frozenset(int(one) for one in names if parse_broker_id(one) is not None)
+
+    return _at_sets(target, read)
+
+
+def _at_sets(
+    target: Target,
+    work: Callable[[Coordinator, str, Sequence[str], Clock], Awaitable[T]],
+) -> T:
+    """Do some work with the nodes of all sets: their parent, and their names."""
+
     async def run() -> T:
         clock = SystemClock()
         paths = NodePaths(normalize_root(target.root))
@@ -139,10 +167,7 @@ def at_set(target: Target, broker_id: int | None, work: Work[T]) -> T:
                 )
             except CoordinationError as error:
                 raise NoBrokerError(target.no_answer()) from error
-            chosen = _the_only(names, parent) if broker_id is None else broker_id
-            broker = BrokerId(chosen)
-            nodes = SetNodes(coordinator, paths, broker, NO_REPLICA, clock=clock)
-            return await work(nodes, clock)
+            return await work(coordinator, parent, names, clock)
 
     return asyncio.run(run())
 
