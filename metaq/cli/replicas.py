@@ -213,6 +213,13 @@ def show_replicas(target: Target, broker_id: int | None, *, as_json: bool) -> bo
     """
     view, facts, errors = look(target, broker_id)
     record = view.view.record
+    if record is None and not view.shown and broker_id is not None:
+        others = _numbers(find_sets(target) - {broker_id}) or "none"
+        raise ReplicaSetError(
+            f"ZooKeeper knows no replica set of broker {broker_id}; sets there are:"
+            f" {others}; where it has lost one, start the replicas, then 'metaq"
+            " replicas restore'"
+        )
     if record is None:
         raise ReplicaSetError(
             "ZooKeeper has no record of this set: 'metaq replicas restore' makes it"
