@@ -115,12 +115,14 @@ def _show_row(
     if log is None or log.address is None:
         state = f"broker {partition.broker_id} is not registered"
     else:
-        state = log.problem or describe_offset(stored.offset, start or 0, end or 0)
+        state = log.problem or describe_offset(stored.offset, start, end)
     return [*first, stored.offset, stored.message_id, start, end, state]
 
 
-def describe_offset(offset: int, start: int, end: int) -> str:
+def describe_offset(offset: int, start: int | None, end: int | None) -> str:
     """Return the remark on a committed offset; `ok` when the log contains it."""
+    if start is None or end is None:
+        return "the broker knows no log of it" if offset else "ok"
     if offset < start:
         return f"{start - offset} bytes below the log start"
     if offset > end:

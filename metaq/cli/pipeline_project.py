@@ -5,7 +5,7 @@ Spark is imported inside of functions: it is optional, and slow to load.
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,8 +32,10 @@ from metaq.cli.options import (
     takes,
 )
 from metaq.cli.pipeline import JobRun
+from metaq.cli.replicas import find_sets
 from metaq.cli.topics import Wishes, create
 from metaq.cli.tree import command
+from metaq.client import AsyncClient
 from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import Millis
 
@@ -75,7 +77,7 @@ def init(
     It runs as it is written, and is made to be changed. A directory that has something
     in it is refused. Topics that no broker serves are named.
     """
-    from metaq.pipeline.declared.scaffold import create_project
+    from metaq.pipeline.declared.scaffold import create_project, write_at_least_once
 
     if target.brokers:
         raise click.UsageError("a pipeline finds its brokers in ZooKeeper: no --broker")
@@ -92,13 +94,30 @@ def init(
         if creates_topics:
             raise
         render.say(f"it is unknown which topics are missing: {error}")
-        missing = ()
+        missing = topics = ()
     if creates_topics:
         for topic in missing:
             create(target, topic, ONE_PARTITION, as_json=False)
     elif missing:
         render.say(_cure(missing))
+    written = topics[1:] if creates_topics else set(topics[1:]).difference(missing)
+    if sets := _sets_of(target, written):
+        write_at_least_once(directory)
+        render.say(
+            f"broker {', '.join(map(str, sets))} is a replica set, which takes no"
+            " transactions: alerts and dead letters are written at least once, as"
+            f" metaq.delivery in {directory}/spark-pipeline.yml says"
+        )
     click.echo(f"{directory}: now metaq pipeline run {directory}")
+
+
+def _sets_of(target: Target, topics: Collection[str]) -> list[int]:
+    """Return the replica sets among the brokers of topics that are there."""
+
+    async def look(client: AsyncClient) -> set[int]:
+        return {p.broker_id for topic in topics for p in await client.partitions(topic)}
+
+    return sorted(target.run(look) & find_sets(target)) if topics else []
 
 
 def _cure(missing: Sequence[str]) -> str:

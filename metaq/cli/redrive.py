@@ -22,6 +22,7 @@ from metaq.cli import render
 from metaq.cli.cluster import Target
 from metaq.cli.options import declared, takes, time_option
 from metaq.cli.queues import group_argument
+from metaq.cli.replicas import find_sets
 from metaq.cli.tree import command
 from metaq.client import AsyncClient, Origin, read_origin
 from metaq.errors import ClientError, RequestTimeoutError
@@ -114,6 +115,12 @@ def redrive(
     at the end of the dead-letter topic.
     """
     topic, counts, ends = target.run(lambda client: _find(client, group, choice))
+    if sets := find_sets(target) & {partition.broker_id for partition in ends}:
+        raise ClientError(
+            f"dead letters of topic {topic} at broker {min(sets)} cannot be sent back:"
+            " it is a replica set, which takes no transactions; read them and send"
+            " them by a program"
+        )
     rows = [(*origin, count) for origin, count in counts.most_common()]
     render.print_rows(COLUMNS, rows, as_json=as_json)
     total = min(counts.total(), choice.limit or counts.total())

@@ -123,6 +123,34 @@ def at_set(target: Target, broker_id: int | None, work: Work[T]) -> T:
             "replicas are asked for in ZooKeeper: leave out --broker"
         )
 
+    async def at_one(
+        coordinator: Coordinator, parent: str, names: Sequence[str], clock: Clock
+    ) -> T:
+        chosen = _the_only(names, parent) if broker_id is None else broker_id
+        paths, broker = NodePaths(normalize_root(target.root)), BrokerId(chosen)
+        nodes = SetNodes(coordinator, paths, broker, NO_REPLICA, clock=clock)
+        return await work(nodes, clock)
+
+    return _at_sets(target, at_one)
+
+
+def find_sets(target: Target) -> frozenset[int]:
+    """Return the broker ids of the replica sets; raises NoBrokerError as `at_set`."""
+
+    async def read(
+        _at: Coordinator, _parent: str, names: Sequence[str], _clock: Clock
+    ) -> frozenset[int]:
+        return frozenset(int(one) for one in names if parse_broker_id(one) is not None)
+
+    return _at_sets(target, read)
+
+
+def _at_sets(
+    target: Target,
+    work: Callable[[Coordinator, str, Sequence[str], Clock], Awaitable[T]],
+) -> T:
+    """Do some work with the nodes of all sets: their parent, and their names."""
+
     async def run() -> T:
         clock = SystemClock()
         paths = NodePaths(normalize_root(target.root))
@@ -139,10 +167,7 @@ def at_set(target: Target, broker_id: int | None, work: Work[T]) -> T:
                 )
             except CoordinationError as error:
                 raise NoBrokerError(target.no_answer()) from error
-            chosen = _the_only(names, parent) if broker_id is None else broker_id
-            broker = BrokerId(chosen)
-            nodes = SetNodes(coordinator, paths, broker, NO_REPLICA, clock=clock)
-            return await work(nodes, clock)
+            return await work(coordinator, parent, names, clock)
 
     return asyncio.run(run())
 
@@ -188,6 +213,13 @@ def show_replicas(target: Target, broker_id: int | None, *, as_json: bool) -> bo
     """
     view, facts, errors = look(target, broker_id)
     record = view.view.record
+    if record is None and not view.shown and broker_id is not None:
+        others = _numbers(find_sets(target) - {broker_id}) or "none"
+        raise ReplicaSetError(
+            f"ZooKeeper knows no replica set of broker {broker_id}; sets there are:"
+            f" {others}; where it has lost one, start the replicas, then 'metaq"
+            " replicas restore'"
+        )
     if record is None:
         raise ReplicaSetError(
             "ZooKeeper has no record of this set: 'metaq replicas restore' makes it"

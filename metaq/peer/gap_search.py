@@ -44,6 +44,8 @@ class GapSearch:
         self.is_over = False
         self.found: Offset | None = None
         """The first readable byte after a gap; None: there is no gap."""
+        self.log_end: Offset | None = None
+        """The log end that the broker named; None: it knows no log, or none yet."""
         self._offset = offset
         self._end = offset
         self._bad = offset
@@ -61,7 +63,8 @@ class GapSearch:
             is_end = isinstance(outcome, MovedTo) and outcome.offset > self._offset
             self.is_over = not is_end
             if isinstance(outcome, MovedTo):
-                self._end, self.fetch_offset = outcome.offset, self._offset
+                self.log_end = self._end = outcome.offset
+                self.fetch_offset = self._offset
         elif isinstance(outcome, MovedTo):
             # The log has been replaced.
             self.is_over = True

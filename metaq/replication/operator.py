@@ -242,7 +242,7 @@ async def change_set(
             outcome = await nodes.create_record(first, members)
         else:
             raise ReplicaSetError(
-                "there is no replica set in ZooKeeper: 'metaq replicas init' makes one,"
+                "ZooKeeper has no record of this set: 'metaq replicas init' makes one,"
                 " 'metaq replicas restore' brings back one that was lost"
             )
         if outcome is Outcome.LANDED:

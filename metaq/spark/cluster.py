@@ -414,6 +414,18 @@ class Cluster:
         return _log_spans(zip(partitions, found, strict=True))
 
     @_blocking
+    async def unopened(
+        self,
+        context: ClientContext,
+        deadline_s: float,
+        partitions: Collection[TopicPartition],
+    ) -> frozenset[TopicPartition]:
+        """Return partitions of brokers that may have logs which they do not know."""
+        asked = [LogQueries(context, p, deadline_s) for p in partitions]
+        found = await all_of(log.may_be_unopened() for log in asked)
+        return frozenset(p for p, may in zip(partitions, found, strict=True) if may)
+
+    @_blocking
     async def watched_spans(
         self,
         context: ClientContext,

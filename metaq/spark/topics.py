@@ -33,6 +33,7 @@ class PartitionsFound:
     served: tuple[TopicPartition, ...]
     """Those that a broker has now, in order."""
     away: tuple[TopicPartition, ...]
+    """Those that no broker has, and of known ones those that MetaQ 1.4 forgot."""
 
 
 def find_partitions(
@@ -49,8 +50,12 @@ def find_partitions(
         PartitionsAwayError: a broker stays away, and that is to fail the read.
     """
     cluster = shared_cluster(options.wire)
-    away = cluster.require_whole(options, known)
-    return PartitionsFound(cluster.partitions(options), away)
+    away = set(cluster.require_whole(options, known))
+    served = cluster.partitions(options)
+    spans = cluster.spans(set(served).intersection(known))
+    if unknown := [partition for partition, span in spans.items() if span is None]:
+        away |= cluster.unopened(unknown)
+    return PartitionsFound(served, tuple(sorted(away)))
 
 
 def log_starts(

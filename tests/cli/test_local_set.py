@@ -138,3 +138,15 @@ def test_a_set_runs_on_this_machine_and_mends_itself(tmp_path: Path) -> None:
         running.kill()
         # The kernel ends them with their parent.
         wait_until(lambda: not any(map(is_alive, children)), PATIENCE_S)
+
+
+def test_a_new_pipeline_writes_to_a_set_without_transactions(tmp_path: Path) -> None:
+    """Its flows were refused by the set, minutes after its start."""
+    with local_set(tmp_path / "data") as running:
+        runner = CliRunner(env={"METAQ_ZOOKEEPER": running.zookeeper})
+        words = ["pipeline", "init", str(tmp_path / "errors"), "--create-topics"]
+        done = runner.invoke(main, words)
+        assert done.exit_code == 0, done.output
+        assert "broker 0 is a replica set, which takes no transactions" in done.output
+    spec = (tmp_path / "errors/spark-pipeline.yml").read_text()
+    assert 'metaq.delivery: "at-least-once"' in spec

@@ -33,6 +33,7 @@ def test_a_project_has_the_parameters_of_the_command(tmp_path: Path) -> None:
         "metaq.sourceTopic": "logs:#1",
         "metaq.alertsTopic": "alarms",
         "metaq.deadLetterTopic": "logs:#1.dead",
+        "metaq.delivery": "exactly-once",
     }
 
 

@@ -21,6 +21,7 @@ ONE_BROKER = {
     "client": "likewise",
     "target": "likewise",
     "test_a_failure_in_the_middle_sends_nothing_and_forgets_nothing": "likewise",
+    "test_letters_at_a_replica_set_are_refused_before_the_question": "likewise",
 }
 MOMENT = dt.datetime(2026, 1, 31, tzinfo=dt.UTC)
 NOW: dict[str, Any] = {"is_dry": False, "is_sure": True, "as_json": True}
@@ -194,6 +195,19 @@ def test_a_failure_in_the_middle_sends_nothing_and_forgets_nothing(
     redrive(target, "workers", LetterChoice(), **NOW)
     assert [each.data for each in later(client, 0)] == [b"first"]
     assert [each.data for each in client.browse("gone")] == [b"second"]
+
+
+def test_letters_at_a_replica_set_are_refused_before_the_question(
+    broker: EmbeddedBroker, client: Client, target: Target
+) -> None:
+    """It was asked for, and then refused as a send in a transaction."""
+    bury(client, "orders", b"first")
+    broker.zookeeper.put("/meta/replicas", b"")
+    broker.zookeeper.put("/meta/replicas/0", b"")
+    with pytest.raises(ClientError, match="at broker 0 cannot be sent back: it is a"):
+        redrive(
+            target, "workers", LetterChoice(), is_dry=True, is_sure=False, as_json=True
+        )
 
 
 def test_many_causes_are_counted_together(

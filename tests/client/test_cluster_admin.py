@@ -137,6 +137,8 @@ def test_an_offset_behind_the_log_end_has_no_lag(broker: AnyBroker) -> None:
         first.problem
     )
     assert "test/0-1: offset 9 is beyond the log end 0:" in str(second.problem)
+    may_know_it = "a MetaQ 1.4 broker may know it again" in str(second.problem)
+    assert may_know_it == (not broker.has_extensions)
 
 
 def test_members_may_write_anything(broker: AnyBroker) -> None:

@@ -14,7 +14,7 @@ from metaq.client.errors import CannotAnswerError
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import Start
 from metaq.errors import MetaqError, NoBrokerError
-from metaq.model import GroupOffset, MessageId, Offset
+from metaq.model import GroupOffset, LogId, MessageId, Offset
 from tests.brokers import PYTHON, StartBroker, broker_of
 from tests.client.worlds import IDLE, QUICK, partition, payloads, take
 from tests.rigs.inside import subscription_of, twin_of
@@ -24,6 +24,10 @@ ONE_BROKER = {
     "test_a_time_between_two_messages_begins_at_the_second_or_before": "needs times",
     "test_a_committed_offset_below_the_log_is_given_up_aloud": "its start moves",
     "test_what_was_handled_before_it_was_deleted_is_no_loss": "its start moves",
+    "test_a_committed_offset_of_a_partition_without_a_log_is_given_up_aloud": "says it "
+    "in other words",
+    "test_what_a_metaq_1_4_broker_forgot_at_its_start_is_read_on": "ours forget none",
+    "test_another_log_of_a_metaq_1_4_broker_is_read_from_its_start": "likewise",
 }
 
 ZERO, ONE = partition(0, "two"), partition(1, "two")
@@ -254,7 +258,10 @@ def test_a_committed_offset_behind_the_log_is_given_up_aloud(
 def test_a_committed_offset_of_a_partition_without_a_log_is_given_up_aloud(
     broker: Any, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its topic was made again: the first messages are before that offset."""
+    """Its topic was made again: the first messages are before that offset.
+
+    A MetaQ 1.4 broker may have forgotten the log: its end is known by the next put.
+    """
     store = MemoryOffsets()
     remember(store, Offset(460))
     options: dict[str, Any] = {"offsets": store, "start": "latest", **IDLE}
@@ -266,7 +273,55 @@ def test_a_committed_offset_of_a_partition_without_a_log_is_given_up_aloud(
         broker.put(b"0")
         assert payloads(take(consumer, 1)) == [b"0"]
         assert consumer.statistics().reset_count == 1
-    assert "committed=460 log_start=0 log_end=0 next=0" in caplog.text
+    known = broker.kind == PYTHON
+    outside = "committed=460 log_start=0 log_end=0 next=0" if known else "old=460 new=0"
+    assert outside in caplog.text
+
+
+@pytest.mark.parametrize("is_redirected", [True, False])
+def test_what_a_metaq_1_4_broker_forgot_at_its_start_is_read_on(
+    start_metaq_1_4: StartBroker,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_redirected: bool,
+) -> None:
+    """It knows the partition again with the next put; nothing comes again."""
+    broker: Any = start_metaq_1_4()
+    fake = broker.inner.metaq
+    fake.does_redirect = is_redirected
+    offsets = broker.put(b"0", b"1")
+    store = MemoryOffsets()
+    remember(store, offsets[1])
+    forgotten = fake.logs.pop(LogId("test", 0))
+    with (
+        Client(brokers=[broker.address], **QUICK) as client,
+        client.consumer("g", ["test"], offsets=store, **IDLE) as consumer,
+    ):
+        wait_until(consumer.assignment)
+        assert consumer.receive(0.2) is None
+        fake.logs[LogId("test", 0)] = forgotten
+        assert payloads(take(consumer, 1)) == [b"1"]
+        assert consumer.statistics().reset_count == 0
+    assert "knows no log of a partition" in caplog.text
+
+
+@pytest.mark.parametrize("is_redirected", [True, False])
+def test_another_log_of_a_metaq_1_4_broker_is_read_from_its_start(
+    start_metaq_1_4: StartBroker, *, is_redirected: bool
+) -> None:
+    """It gave 404 when reading began, and the next put made a log there."""
+    broker: Any = start_metaq_1_4()
+    broker.inner.metaq.does_redirect = is_redirected
+    store = MemoryOffsets()
+    remember(store, Offset(460))
+    with (
+        Client(brokers=[broker.address], **QUICK) as client,
+        client.consumer("g", ["test"], offsets=store, **IDLE) as consumer,
+    ):
+        wait_until(consumer.assignment)
+        broker.put(b"0", b"1")
+        assert payloads(take(consumer, 2)) == [b"0", b"1"]
+        assert consumer.statistics().reset_count == 1
 
 
 def test_a_committed_offset_is_not_given_up_for_a_broker_without_the_partition(

@@ -9,7 +9,7 @@ import pytest
 from metaq.client import AsyncClient, Client, NoQueuesError
 from metaq.client.admin.queue_admin import read_lines
 from metaq.client.errors import QueueGroupError
-from metaq.errors import ClientError, FilterError, RemoteProtocolError
+from metaq.errors import ClientError, ConfigError, FilterError, RemoteProtocolError
 from metaq.model import BrokerId
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.fake_broker import FakeBroker
@@ -17,6 +17,7 @@ from metaq.testing.fake_broker import FakeBroker
 ONE_BROKER = {
     "test_a_group_is_described_and_deleted": "MetaQ has no queue groups",
     "test_messages_at_a_broker_of_metaq_1_4_are_no_end_of_a_group": "it has both",
+    "test_a_topic_at_brokers_of_metaq_1_4_alone_is_called_that": "likewise",
     "test_a_group_with_a_filter_has_what_matches_alone": "likewise",
     "test_an_altered_group_goes_by_its_options_from_then_on": "likewise",
     "test_an_altered_filter_is_of_what_comes_then": "likewise",
@@ -74,6 +75,21 @@ def test_messages_at_a_broker_of_metaq_1_4_are_no_end_of_a_group() -> None:
             assert admin.describe_queue_group("own-workers").problems == ()
             with pytest.raises(NoQueuesError, match=r"broker 9 .* has no queue groups"):
                 client.queue("orders", group="orders-workers").__enter__().receive(10)
+
+
+def test_a_topic_at_brokers_of_metaq_1_4_alone_is_called_that() -> None:
+    """It was called missing, with a command that then says that it exists."""
+    with embedded_broker(topics={"orders": 1}) as broker:
+        legacy = FakeBroker(
+            {"old": 1}, broker_id=9, coordinator=broker.zookeeper.coordinator
+        )
+        with legacy, Client(**broker.client_options) as client:
+            create = client.admin().create_queue_group
+            at_those = "topic 'old' is at brokers of MetaQ 1.4 alone"
+            with pytest.raises(ConfigError, match=f"^topic: {at_those}"):
+                create("g", "old", then="drop")
+            with pytest.raises(ConfigError, match=f"^dead_letter_topic: {at_those}"):
+                create("g", "orders", dead_letter_topic="old")
 
 
 def test_a_group_with_a_filter_has_what_matches_alone() -> None:

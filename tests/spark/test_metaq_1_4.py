@@ -4,6 +4,7 @@ The broker answers out of order, cuts its answers anywhere, and hangs up on all 
 MetaQ does not know.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from metaq.model import LogId
 from metaq.spark.versions import HAS_LIMITS
 from metaq.testing.fake_broker import FakeBroker, FaultKind
 from tests.spark.brokers import TOPIC, numbered
@@ -130,6 +132,42 @@ def test_a_stream_goes_on_where_it_was_and_its_limits_are_about_met(
     fill(broker, 10, first=300)
     run()
     assert broker.payloads("copy", 0) == numbered(310)
+
+
+def test_a_partition_that_the_broker_forgot_at_its_start_is_not_lost(
+    spark: SparkSession, broker: FakeBroker, tmp_path: Path
+) -> None:
+    """A query goes on with the rest, and there once a put has opened it again."""
+
+    def run() -> list[bytes]:
+        rows = (
+            spark.readStream.format("metaq")
+            .options(**options_of(broker, subscribe=TOPIC, startingOffsets="earliest"))
+            .load()
+        )
+        query = (
+            rows.select("value", "broker_id", "partition")
+            .writeStream.format("metaq")
+            .options(**options_of(broker, topic="copy"))
+            .option("checkpointLocation", str(tmp_path))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(DEADLINE_S)
+        return broker.payloads("copy", 0) + broker.payloads("copy", 1)
+
+    fill(broker, 10)
+    fill(broker, 10, partition=1, first=10)
+    assert run() == numbered(20)
+    forgotten = broker.metaq.logs.pop(LogId(TOPIC, 1))
+    fill(broker, 5, first=20)
+    assert sorted(run()) == numbered(25)
+    some = json.dumps({TOPIC: {"0-1": 10 * SIZE}})
+    with pytest.raises(PySparkException, match=r"logs/0-1: .* put a message there"):
+        values(read(spark, broker, endingOffsets=some))
+    broker.metaq.logs[LogId(TOPIC, 1)] = forgotten
+    fill(broker, 5, partition=1, first=25)
+    assert sorted(run()) == numbered(30)
 
 
 def test_rows_are_put_one_by_one_and_may_be_there_twice(

@@ -145,6 +145,15 @@ class LogQueries:
         end = None if start is None else await self.nearest(MAX_OFFSET)
         return None if start is None or end is None else (start, end)
 
+    async def may_be_unopened(self) -> bool:
+        """Return whether a log may be there of which the broker knows nothing.
+
+        A MetaQ 1.4 broker forgets partitions at its start, until the next put to them
+        (docs/metaq-1.4/broker.md 2.3).
+        """
+        connection = await connect(self.context, self.partition, self.deadline_s)
+        return not connection.capabilities.codes
+
     async def confirmed_ends(self) -> tuple[Offset, Offset] | None:
         """Return `ends`, of a replica set as its leader says that is registered.
 

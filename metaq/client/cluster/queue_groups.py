@@ -260,6 +260,11 @@ class QueueGroupDefinitions(ZooKeeperCall):
                 f"{name}: '{topic}' is an exchange, which stores nothing itself: name a"
                 " topic that it is bound to"
             )
+        if await self.children(paths.topic_children(NodeKind.TOPIC_SUB, topic)):
+            raise ConfigError(
+                f"{name}: topic '{topic}' is at brokers of MetaQ 1.4 alone, which have"
+                " no queue groups and take no dead letters of other brokers"
+            )
         raise ConfigError(
             f"{name}: there is no topic '{topic}': 'metaq topics create {topic}' makes"
             " it"

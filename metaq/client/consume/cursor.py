@@ -139,6 +139,8 @@ class PartitionCursor:
         """Fault of the record at `offset`, while `_part` grows until a good one is
         found."""
         self._gap: GapSearch | None = None
+        self.is_beyond = False
+        """Whether the last search of a gap found that the log ends before `offset`."""
         self._is_named = False
         """The broker has named the damage that was raised last."""
         self._again_at, self._again_left = offset, AGAIN_MAX
@@ -460,6 +462,7 @@ class PartitionCursor:
         """Search for the end of a gap; then for a record there."""
         gap.on_reply(outcome)
         if gap.is_over:
+            self.is_beyond = gap.log_end is not None and gap.log_end < self.offset
             self._start_over()
             if gap.found is None:
                 self._fruitless += self._fruitless == GAP_AFTER

@@ -58,6 +58,7 @@ class FetchHandler:
         self.filtered_count = 0
         self.expired_count = 0
         self.repeat_count = 0
+        self.reset_count = 0
         self.missing_bytes = 0
 
     # -- marks of handled offsets -----------------------------------------------------
@@ -173,6 +174,20 @@ class FetchHandler:
             new,
         )
         self._fetch_buffer.put(FetchedBatch(partition, [], new, 0))
+
+    def on_replaced(self, partition: TopicPartition, old: Offset) -> None:
+        """Count and log that another log than was committed is read from its start."""
+        self.reset_count += 1
+        _log.error(
+            "the log ends before the offset at which reading began: group=%s"
+            " partition=%s old=%d new=0: it was replaced, or cut by a broker that lost"
+            " data",
+            self._group,
+            partition,
+            old,
+        )
+        self.unmark(partition)
+        self._fetch_buffer.put(FetchedBatch(partition, [], Offset(0), 0))
 
     def on_failure(self, partition: TopicPartition, error: MetaqError) -> None:
         """Log a failed get as a warning once for each broker and kind of error.

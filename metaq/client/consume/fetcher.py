@@ -104,8 +104,12 @@ class PartitionFetcher:
         handler: FetchHandler,
         context: ClientContext,
         options: ConsumerOptions,
+        is_committed: bool = False,
     ) -> None:
-        """Take over a cursor; nothing is sent before `step`."""
+        """Take over a cursor; nothing is sent before `step`.
+
+        `is_committed`: it begins where the group's offsets say.
+        """
         self.cursor = cursor
         self.partition: Final = cursor.partition
         self._group = group
@@ -127,6 +131,8 @@ class PartitionFetcher:
         self._ticket = 0
         """Grows with every get; the answer to an older one is dropped."""
         self._counts = FetchStatistics()
+        self._may_be_replaced = is_committed
+        """Whether another log may be there than was read before: nothing came yet."""
         self._suspect_count = 0
         """Answers without data in a row that may hide damage."""
         self.last_error: MetaqError | None = None
@@ -278,6 +284,8 @@ class PartitionFetcher:
         if was_searching and not messages:
             if self.cursor.is_searching or self.cursor.offset != before:
                 self._go_on()
+            elif self.cursor.is_beyond and self._may_be_replaced:
+                self._on_replaced(before)
             else:
                 # There is no gap, or none that can be seen yet.
                 is_idle = self.last_error is None
@@ -288,6 +296,10 @@ class PartitionFetcher:
             self.last_error = None
             self._handler.on_recovery(self.partition)
         end = self.cursor.offset
+        if end < before and self._may_be_replaced and not connection.capabilities.codes:
+            self._on_replaced(before)
+            return
+        self._may_be_replaced = self._may_be_replaced and end == before
         if messages or (isinstance(outcome, FetchedRuns) and end != before):
             if isinstance(outcome, FetchedRuns):
                 size_bytes = len(outcome.data)
@@ -310,6 +322,12 @@ class PartitionFetcher:
                 return
         elif self.cursor.offset != before:
             self._handler.on_skip(self.partition, before, self.cursor.offset)
+        self._go_on()
+
+    def _on_replaced(self, begin: Offset) -> None:
+        """Read a log from its start of which the broker knew nothing at the begin."""
+        self.cursor.seek(Offset(0))
+        self._handler.on_replaced(self.partition, begin)
         self._go_on()
 
     # -- errors -----------------------------------------------------------------------

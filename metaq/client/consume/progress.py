@@ -232,11 +232,14 @@ async def lag_of(
         MetaqError: the broker cannot be asked.
     """
     log = LogQueries(context, partition, deadline_s)
-    log_start, end = await log.ends() or (Offset(0), Offset(0))
+    ends = await log.ends()
+    log_start, end = ends or (Offset(0), Offset(0))
     if handled > end:
+        why = "the log was replaced, or cut by a broker that lost data"
+        if ends is None and await log.may_be_unopened():
+            why = "a MetaQ 1.4 broker may know it again with the next put to it"
         raise BehindLogEndError(
-            f"{partition}: offset {handled} is beyond the log end {end}: the log was"
-            " replaced, or cut by a broker that lost data"
+            f"{partition}: offset {handled} is beyond the log end {end}: {why}"
         )
     if handled == end:
         return Lag(messages=0, bytes=0, seconds=0.0)

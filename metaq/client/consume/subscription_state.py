@@ -148,7 +148,7 @@ class SubscriptionState:
         for partition, begin in begins.items():
             self.decisions.hold(partition, places[partition], begin.offset)
             self._hooks.begin(partition)
-            self._begin(partition, begin)
+            self._begin(partition, begin, is_committed=True)
 
     def announce(self, partitions: Collection[TopicPartition]) -> None:
         """Hand messages out, when `on_assigned` has returned."""
@@ -352,7 +352,12 @@ class SubscriptionState:
         return origin if committed is None else committed
 
     def _begin(
-        self, partition: TopicPartition, begin: GroupOffset, *, is_paused: bool = False
+        self,
+        partition: TopicPartition,
+        begin: GroupOffset,
+        *,
+        is_paused: bool = False,
+        is_committed: bool = False,
     ) -> None:
         options = self._options
         cursor = PartitionCursor(
@@ -367,6 +372,7 @@ class SubscriptionState:
             handler=self._fetch_handler,
             context=self._context,
             options=options,
+            is_committed=is_committed,
         )
         is_held = partition in self._hooks.held
         self.fetch_buffer.add(partition, begin, is_paused=is_paused, is_held=is_held)
@@ -480,7 +486,7 @@ class SubscriptionState:
             filtered_count=handler.filtered_count,
             expired_count=handler.expired_count,
             repeat_count=handler.repeat_count,
-            reset_count=self._reset_count,
+            reset_count=self._reset_count + self._fetch_handler.reset_count,
             missing_bytes=handler.missing_bytes,
             commit_count=self._committer.commit_count,
             commit_failure_count=self._committer.failure_count,

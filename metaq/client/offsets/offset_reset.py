@@ -3,7 +3,8 @@
 A committed offset outside the log is always reported: below the log start, messages
 were deleted before they were read; above the log end, the log was replaced. Both are
 logged as errors and counted; reading continues at the log start, or at the log end for
-a consumer that starts at the latest offset.
+a consumer that starts at the latest offset. Where a MetaQ 1.4 broker knows no log, the
+committed offset stays: it forgets partitions at its start, until the next put to them.
 """
 
 import logging
@@ -64,6 +65,14 @@ async def first_offset(
             ends = await log.confirmed_ends()
         if ends is None:
             await _require_served(log, committed.offset)
+            if committed.offset and await log.may_be_unopened():
+                _log.warning(
+                    "the broker of MetaQ 1.4 knows no log of a partition, and may open"
+                    " it at the next put: partition=%s committed=%d",
+                    partition,
+                    committed.offset,
+                )
+                return committed, False
             # Without a log the next message is at offset 0.
             ends = (Offset(0), Offset(0))
         if ends[0] <= committed.offset <= ends[1]:

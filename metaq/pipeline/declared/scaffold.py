@@ -24,6 +24,8 @@ PROGRESS_GROUP: Final = "metaq.progressGroup"
 SOURCE_TOPIC: Final = "metaq.sourceTopic"
 ALERTS_TOPIC: Final = "metaq.alertsTopic"
 DEAD_LETTER_TOPIC: Final = "metaq.deadLetterTopic"
+DELIVERY: Final = "metaq.delivery"
+"""Key of the delivery of alerts and dead letters."""
 TOPICS: Final = (SOURCE_TOPIC, ALERTS_TOPIC, DEAD_LETTER_TOPIC)
 """Keys of the topics that have to be there before a run starts Spark."""
 
@@ -74,6 +76,7 @@ def create_project(
         SOURCE_TOPIC: source,
         ALERTS_TOPIC: alerts,
         DEAD_LETTER_TOPIC: letters,
+        DELIVERY: "exactly-once",
     }
     files = {
         SPEC_NAME: _spec(name, directory, parameters),
@@ -88,6 +91,13 @@ def create_project(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return source, alerts, letters
+
+
+def write_at_least_once(directory: Path) -> None:
+    """Have a new project need no transactions, which replica sets refuse."""
+    path = directory / SPEC_NAME
+    text = path.read_text()
+    path.write_text(text.replace('"exactly-once"', '"at-least-once"'))
 
 
 def _template(place: str) -> str:

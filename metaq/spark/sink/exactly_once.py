@@ -106,7 +106,7 @@ class TransactionManager:
             if isinstance(error, WireError):
                 raise NoTransactionsError(
                     "delivery=exactly-once needs transactions, which broker"
-                    f" {broker_id} refuses: {error}"
+                    f" {broker_id} refuses: {error}; delivery=at-least-once needs none"
                 ) from error
         record = await self._clear(found, record)
         decision = record.decision

@@ -166,10 +166,12 @@ class ReadPlanner:
     def confirmed(self, wanted: Spans, logs: Logs) -> Logs:
         """Return logs; those that seem to lack wanted bytes as their leaders say.
 
-        Who was asked may have led before.
+        Who was asked may have led before, and a MetaQ 1.4 broker may have forgotten it:
+        where no bytes are wanted such a log ends at the offset.
 
         Raises:
             BackwardRangeError: a span ends before it starts.
+            SparkError: bytes of a log are wanted that such a broker does not know.
             MetaqError: the cluster cannot be asked.
         """
         lacking = [
@@ -181,7 +183,20 @@ class ReadPlanner:
         ]
         if not lacking:
             return logs
-        return {**logs, **self._cluster.spans(lacking, is_confirmed=True)}
+        found = self._cluster.spans(lacking, is_confirmed=True)
+        if unknown := [partition for partition in lacking if found[partition] is None]:
+            for partition in self._cluster.unopened(unknown):
+                span = wanted[partition]
+                if span.start == span.end:
+                    found[partition] = LogSpan(span.end, span.end)
+                elif self._options.fail_on_data_loss:
+                    raise SparkError(
+                        f"{partition}: broker {partition.broker_id} of MetaQ 1.4 knows"
+                        f" no log of it, expected {span.start}..{span.end}: it forgets"
+                        " partitions at its start, until the next put to them, so put"
+                        " a message there; failOnDataLoss=false reads on without it"
+                    )
+        return {**logs, **found}
 
     def settle_all(self, wanted: Spans, logs: Logs) -> dict[TopicPartition, LogSpan]:
         """Return the readable part of each wanted span; a loss is a warning.

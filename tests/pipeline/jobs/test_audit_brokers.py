@@ -6,12 +6,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from metaq.errors import NoBrokerError
+from metaq.model import LogId
 from metaq.pipeline.errors import ArchiveError
 from metaq.pipeline.jobs.archive import archive
 from metaq.pipeline.jobs.archive_store import ArchiveStore
 from metaq.pipeline.jobs.audit import AuditFindingKind, audit_archive
 from metaq.pipeline.jobs.compact import compact
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from metaq.testing.fake_broker import FakeBroker
 from tests.spark.brokers import TOPIC, numbered, publish, tp
 from tests.spark.brokers import wire as options
 
@@ -99,3 +101,21 @@ def test_a_topic_that_was_created_again_has_an_archive_of_its_own(
     publish(broker, numbered(1, 10))
     done = archive(spark, path, options(broker, subscribe=TOPIC))
     assert (done.message_count, done.total_message_count) == (1, 11)
+
+
+def test_what_a_broker_of_metaq_1_4_forgot_at_its_start_is_away(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """It knows it again with the next put, so nothing is said against the archive."""
+    path = str(tmp_path / "archive")
+    with FakeBroker({TOPIC: 2}) as legacy:
+        wire = {"brokers": f"{legacy.address.host}:{legacy.address.port}"}
+        for partition in (0, 1):
+            for data in numbered(5):
+                legacy.add(data, topic=TOPIC, partition=partition)
+        archive(spark, path, {**wire, "subscribe": TOPIC})
+        legacy.metaq.logs.pop(LogId(TOPIC, 1))
+        found = audit_archive(spark, path, wire, [TOPIC])
+    assert {kind.value: n for kind, n in found.counts.items() if n} == {"away": 5}
+    assert found.away == (tp(1),)
+    assert not found.is_right
