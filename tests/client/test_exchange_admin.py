@@ -227,6 +227,27 @@ def test_a_topic_is_not_deleted_under_an_exchange(rig: Rig) -> None:
     admin.delete_topic("left")
 
 
+def test_a_topic_is_not_deleted_under_what_a_newer_version_has_bound(rig: Rig) -> None:
+    """Its version would send there, and be refused; other topics are deleted."""
+    broker, client = rig
+    admin = client.admin()
+    for name in ("bound", "rest", "free", "known"):
+        admin.create_topic(name, partitions=1)
+    admin.create_exchange("events")
+    for path, data in {
+        "bindings/events/b1": b'{"topic":"bound","where":"tag = 1"}',
+        "exchanges/odd": b'{"alternate":"rest","kind":"hash","state":"active"}',
+        "bindings/odd/b2": b'{"key":"a","topic":"known"}',
+    }.items():
+        broker.zookeeper.put(f"/meta/catalog/{path}", data)
+    for name, exchange in (("bound", "events"), ("rest", "odd"), ("known", "odd")):
+        with pytest.raises(TopicRefusedError, match=f"of exchange {exchange} go there"):
+            admin.delete_topic(name)
+    admin.delete_topic("free")
+    admin.delete_exchange("events")
+    admin.delete_topic("bound")
+
+
 class Interrupted:
     """A coordinator; before the first request of a kind, something else is done."""
 
@@ -385,7 +406,7 @@ def test_what_a_newer_version_has_made_is_named_and_is_no_topic(
     ):
         odd.send("a", b"x", timeout=0.5)
     with client.exchange("events") as events:
-        with pytest.raises(NoBrokerError, match=r"'events' .*its health says why"):
+        with pytest.raises(NoBrokerError, match=r"binding b1 cannot .*newer version"):
             events.send("a", b"x", timeout=0.5)
         broker.zookeeper.remove("/meta/catalog/bindings/events/b1")
         events.send("a", b"y")
@@ -412,6 +433,27 @@ def test_a_topic_of_a_java_broker_with_the_name_of_an_exchange_is_an_alarm(
             " to that: delete one of the two ('metaq exchanges delete events')"
         )
     wait_until(lambda: not problems())
+    # With `acceptSubscribe=false` there, consumers do not see it, and producers do.
+    closed = "/meta/brokers/topics-pub/events/8-m"
+    broker.zookeeper.put(closed, b'{"numParts":1,"broker":"8-m"}')
+    wait_until(problems)
+    assert "a topic on broker 8, where" in problems()[0]
+    broker.zookeeper.remove(closed)
+    wait_until(lambda: not problems())
+
+
+def test_a_second_broker_with_the_exchange_is_no_topic_of_its_name(rig: Rig) -> None:
+    """It takes messages for it as well, and its record says that it is of ours."""
+    broker, client = rig
+    client.admin().create_exchange("events")
+    broker.zookeeper.put("/meta/catalog/brokers/8", b"meta://127.0.0.1:1")
+    ours = "/meta/brokers/topics-pub/events/8-m"
+    broker.zookeeper.put(ours, b'{"numParts":1,"broker":"8-m"}')
+    closed = "/meta/brokers/topics-pub/events/9-m"
+    broker.zookeeper.put(closed, b'{"numParts":1,"broker":"9-m"}')
+    status = running_inside(broker).control.status
+    wait_until(lambda: status().definition_problems)
+    assert "a topic on broker 9, where" in status().definition_problems[0]
 
 
 def test_a_deleted_exchange_is_refused_as_one_after_a_restart(rig: Rig) -> None:
