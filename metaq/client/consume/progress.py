@@ -283,7 +283,7 @@ class ConsumerStatistics:
     )
     reset_count: int = counter(
         "metaq_consumer_resets_total",
-        "Committed or handled offsets given up: they lay outside the log.",
+        "Committed offsets given up because they lay outside the log.",
     )
     missing_bytes: int = counter(
         "metaq_consumer_missing_bytes_total",
