@@ -26,6 +26,7 @@ from metaq.client import (
 from metaq.client.admin.topic_admin import AsyncAdmin
 from metaq.client.errors import TopicRefusedError
 from metaq.errors import ClientError
+from metaq.routing.match import BINDINGS_MAX
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.fake_broker import FakeBroker
 from metaq.testing.servers import reserve_port
@@ -179,6 +180,18 @@ def test_the_bindings_of_an_exchange_that_zookeeper_lost_can_be_found(rig: Rig) 
     assert admin.exchanges() == {}
     copy = (broker.data_path / "exchanges.json").read_text()
     assert binding_name(bound) in copy
+    # What it says to do ends it.
+    admin.create_exchange("events")
+    assert admin.bind("events", "orders", key="order.#") == bound
+    wait_until(lambda: not inner.control.status().definition_problems)
+    with client.exchange("events") as events:
+        events.send("order.a", b"1")
+    assert [each.data for each in client.browse("orders")] == [b"1"]
+    broker.zookeeper.remove("/meta/catalog/exchanges/events")
+    wait_until(lambda: inner.control.status().definition_problems)
+    admin.create_exchange("events")
+    admin.delete_exchange("events")
+    wait_until(lambda: not inner.control.status().definition_problems)
 
 
 def test_an_exchange_is_not_altered_as_a_topic(rig: Rig) -> None:
@@ -265,6 +278,39 @@ class Interrupted:
             return await request(*args, **keywords)
 
         return ask if name == self.kind else request
+
+
+class Crowded:
+    """A coordinator that lists so many bindings."""
+
+    def __init__(self, coordinator: Any, count: int) -> None:
+        self.coordinator, self.names = coordinator, tuple(map(str, range(count)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.coordinator, name)
+
+    async def children(self, path: str, **keywords: Any) -> tuple[str, ...]:
+        """Return names where bindings are asked for."""
+        if "/bindings/" in path:
+            return self.names
+        return await self.coordinator.children(path, **keywords)
+
+
+def test_an_exchange_has_so_many_bindings_at_most(rig: Rig) -> None:
+    """One more is refused, and not written."""
+
+    async def main() -> None:
+        async with AsyncClient(**rig[0].client_options) as client:
+            await client.admin().create_exchange("events", "fanout")
+            context = parts_of(client)
+            coordinator: Any = Crowded(context.coordinator, BINDINGS_MAX)
+            admin = AsyncAdmin(replace(context, coordinator=coordinator))
+            with pytest.raises(ExchangeError, match=f"at most {BINDINGS_MAX} bindings"):
+                await admin.bind("events", "orders")
+            (events,) = (await client.admin().exchanges()).values()
+            assert events.bindings == {}
+
+    asyncio.run(main())
 
 
 async def bind(admin: AsyncAdmin, topic: str) -> None:
