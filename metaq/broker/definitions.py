@@ -25,7 +25,7 @@ Keep in step: `defined_topics.py`, `metaq/zk/deletion.py`, docs/storage.md.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -147,7 +147,11 @@ class Definitions(Service):
         self._log_groups = ChildrenOfEach(lambda: None)
         """Members that log groups with the names of queue groups have."""
         self._topics = ChildrenOfEach(self._wake.set)
-        """Brokers of topics with the names of exchanges."""
+        """Brokers whose topics with the names of exchanges have readers."""
+        self._puts = ChildrenOfEach(self._wake.set)
+        """Brokers whose topics, or exchanges, of these names take messages."""
+        self._recorded = ChildrenOfEach(self._wake.set)
+        """Brokers with a record, of this package, by one key."""
         self._coordinator: Coordinator | None = None
         self._outcome = decide(None, {}, config, has_log=lambda _topic: False)
         self._is_known = not config.zookeeper.is_enabled
@@ -220,10 +224,21 @@ class Definitions(Service):
             f"exchange '{name}' has the name of a topic on broker {_ids(nodes)}, where"
             " messages go to that: delete one of the two ('metaq exchanges delete"
             f" {name}')"
-            for name, nodes in sorted(self._topics.children.items())
-            if name in self._context.topics.exchanges
+            for name in sorted(self._context.topics.exchanges)
+            if (nodes := self._topics_named(name))
         ]
         return (*self._outcome.problems, *others, *self._served.problems, *beside)
+
+    def _topics_named(self, exchange: str) -> Collection[str]:
+        """Return the brokers that have a topic of a name, as their nodes name them.
+
+        Java may have closed it to readers. It takes messages then, as an exchange does,
+        and only brokers that have none leave no record of themselves.
+        """
+        ours = self._recorded.children.get("", ())
+        puts = self._puts.children.get(exchange, ()) if ours else ()
+        java = {each for each in puts if each.partition("-")[0] not in ours}
+        return java.union(self._topics.children.get(exchange, ()))
 
     def groups_both_ways(self) -> tuple[str, ...]:
         """Return the queue groups whose names have log consumers as well."""
@@ -292,6 +307,8 @@ class Definitions(Service):
                 exchanges.cancel,
                 self._log_groups.cancel,
                 self._topics.cancel,
+                self._puts.cancel,
+                self._recorded.cancel,
             ]
             self.on_way_down("watch", partial(_call_all, cancels))
         self.spawn(self._run(), name="run")
@@ -413,10 +430,18 @@ class Definitions(Service):
         may have a topic of any.
         """
         paths = self._paths
-        readable = partial(paths.topic_children, NodeKind.TOPIC_SUB)
+        read, put = (
+            partial(paths.topic_children, kind)
+            for kind in (NodeKind.TOPIC_SUB, NodeKind.TOPIC_PUB)
+        )
+        exchanges = self._exchanges.active()
+        # Before the puts: a broker of ours has its record before it takes any.
+        recorded = {"": paths.recorded_brokers()} if exchanges else {}
+        self._recorded.follow(recorded, coordinator.watch_children)
         for watched, path_of, names in (
             (self._log_groups, paths.members, self._groups.active()),
-            (self._topics, readable, self._exchanges.active()),
+            (self._topics, read, exchanges),
+            (self._puts, put, exchanges),
         ):
             watched.follow(
                 {each: path_of(each) for each in names}, coordinator.watch_children

@@ -42,7 +42,7 @@ REALTIME_RESET_S: Final = 30 * 60.0
 CONNECTION_CHECK_S: Final = 5.0
 """Connections are checked for being idle or stalled this often."""
 DELETED_CHECK_S: Final = 60.0
-"""Data of deleted topics is removed this often."""
+"""Data of topics that were deleted so long ago is removed, this often."""
 TRANSACTION_TICK_S: Final = 0.5
 """Transactions are ended by their time-outs this often, as by MetaQ."""
 JOURNAL_SYNC_S: Final = 1.0

@@ -15,6 +15,7 @@ from metaq.replication.epochs import Epoch
 from metaq.replication.follow_task import FollowNode, connect
 from metaq.replication.merging import Merged, Merging
 from metaq.replication.replica import (
+    ReplicaRole,
     View,
     claim,
     declare_incomplete,
@@ -36,6 +37,11 @@ NONCE_BYTES: Final = 8
 """Size of the text that no other claim has."""
 LAST_IN_RANK_S: Final = 10.0
 """So long it leaves the next claim to others."""
+
+KNOWN: Final = frozenset(
+    {ReplicaRole.LEADING, ReplicaRole.DRAINING, ReplicaRole.FROZEN}
+)
+"""Roles in which a replica leads, or an alarm says why it has no part."""
 
 
 class ClaimNode(FollowNode, Protocol):
@@ -72,6 +78,10 @@ class Claims:
         self._store = store
         self._clock = clock
         self._idle_s = self._claimed_s = clock.monotonic_s()
+        self._claim: tuple[Epoch | None, float] = (None, self._idle_s)
+        """The epoch that was claimed last and is not given up, and since when."""
+        self._is_led, self._led_s = True, self._idle_s
+        """At the last look, and when that was so."""
         self._not_before_s = 0.0
         self._merging: asyncio.Task[None] | None = None
 
@@ -83,6 +93,27 @@ class Claims:
     def idle_s(self) -> float:
         """Return for how long no replica was seen to lead, seconds."""
         return self._clock.monotonic_s() - self._idle_s
+
+    def note_leader(self, view: View) -> None:
+        """Note whether a replica leads, as far as this one can know.
+
+        A claim is no proof: its replica may reach no other, and give up, again and
+        again. One that it would have given up by now is, and so is a join.
+        """
+        own, seen, now_s = self._node.replica, view.leader, self._clock.monotonic_s()
+        epoch = None if seen is None else seen.epoch
+        if epoch != self._claim[0]:
+            self._claim = epoch, now_s
+        is_old = now_s - self._claim[1] > TERM_TRIES_S + MERGE_TIMEOUT_S
+        has_joined = epoch is not None and own.file.completed == epoch.number
+        self._is_led = own.role in KNOWN or (epoch is not None and is_old) or has_joined
+        if self._is_led:
+            self._led_s = now_s
+
+    @property
+    def leaderless_s(self) -> float:
+        """Return for how long no replica has led, seconds; 0: one leads."""
+        return 0.0 if self._is_led else self._clock.monotonic_s() - self._led_s
 
     def wait(self, seconds: float) -> None:
         """Leave the next claim to others for so long."""

@@ -9,7 +9,7 @@ look, and an alarm says so.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -117,17 +117,26 @@ class Comparison:
         """The segments that are to come."""
         self.differing = ""
         """Copies that differ though none is damaged; "" for none."""
-        self._own: tuple[PartitionLog, Segment] | None = None
-        """The own one of them."""
+        self._pair: tuple[PartitionLog, Segment, int] | None = None
+        """The own one of them, and the replica that has the other one."""
 
     def next_segment(
-        self, logs: Mapping[LogId, PartitionLog]
+        self, logs: Mapping[LogId, PartitionLog], others: Collection[int]
     ) -> tuple[PartitionLog, Segment] | None:
-        """Return the sealed segment after the last one; None: not found this time."""
+        """Return the sealed segment after the last one; None: not found this time.
+
+        Args:
+            logs: the own ones.
+            others: the other replicas of the set, also those that are not there.
+        """
+        if self._pair and self._pair[2] not in others:
+            self._end()
         for found in self._pass:
             return found
-        if self._own and not (self._own[0] in logs.values() and _holds(*self._own)):
-            self.differing, self._own = "", None
+        if self._pair:
+            log, segment, _ = self._pair
+            if log not in logs.values() or not _holds(log, segment):
+                self._end()
         self._pass = _sealed_in(logs)
         return next(self._pass, None)
 
@@ -135,11 +144,12 @@ class Comparison:
         self,
         log: PartitionLog,
         segment: Segment,
-        address: BrokerAddress,
+        other: tuple[int, BrokerAddress],
         set_id: str,
         copy: CopyFacts,
     ) -> None:
-        """Compare a segment with the copy at an address."""
+        """Compare a segment with the copy of another replica, at its address."""
+        replica, address = other
         start, end = segment.base_offset, segment.end_offset
         try:
             checksum = await _checksum(log, start, end)
@@ -157,14 +167,19 @@ class Comparison:
             reply = decode_sum_reply(answer)
             if not reply.is_known:
                 return
-            what = f"{segment.path} and the copy at {address}"
             if reply.is_equal:
-                if self.differing == what:
-                    self.differing = ""
+                # It may have begun again with nothing, and on another machine.
+                if self._pair == (log, segment, replica):
+                    self._end()
                 return
+            what = f"{segment.path} and the copy at {address}"
             _log.error("copies differ: %s", what)
             await verify(log, start, end)
             self.differing = "" if log.damage else what
-            self._own = log, segment
+            self._pair = log, segment, replica
         except MetaqError as error:
             _log.warning("not compared: file=%s error=%s", segment.path, error)
+
+    def _end(self) -> None:
+        """Note that there is nothing any more that differs."""
+        self.differing, self._pair = "", None

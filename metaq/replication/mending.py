@@ -140,8 +140,9 @@ class Mender:
 
     async def _compare(self) -> None:
         """Compare one sealed segment with another replica that is there."""
-        there = list(filter(None, self._sources().values()))
-        found = self.comparison.next_segment(self._store.logs.logs())
+        sources = self._sources()
+        there = [(replica, each) for replica, each in sources.items() if each]
+        found = self.comparison.next_segment(self._store.logs.logs(), sources)
         if there and found is not None:
             log, segment = found
             set_id, copy = (
@@ -149,8 +150,8 @@ class Mender:
                 facts_of(log, self._store.tables),
             )
             self._turn += 1
-            address = there[self._turn % len(there)]
-            await self.comparison.compare(log, segment, address, set_id, copy)
+            other = there[self._turn % len(there)]
+            await self.comparison.compare(log, segment, other, set_id, copy)
 
     def note_lack(self) -> Moved | None:
         """Return the replica that joins again with nothing, where it lacks bytes.

@@ -328,6 +328,7 @@ class ReplicaNode(Service):
         await self._note_holdings(now_s)
         assert self.seen is not None
         await self.take(self.mender.note_lack())
+        self._claims.note_leader(self.seen.view)
         match self._replica.role:
             case ReplicaRole.IDLE:
                 await self._claims.claim_if_due(self.seen.view)
@@ -758,7 +759,7 @@ class ReplicaNode(Service):
             replica=self.id,
             epoch=self.epoch,
             in_sync_count=len(own.record.in_sync),
-            leaderless_s=self._claims.idle_s if own.role is ReplicaRole.IDLE else 0.0,
+            leaderless_s=self._claims.leaderless_s,
             damaged=self.mender.damaged_count,
             mended=self.mender.mended_count,
             mended_bytes=self.mender.mended_bytes,

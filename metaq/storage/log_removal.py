@@ -26,6 +26,7 @@ from metaq.storage.retention_run import Retention
 from metaq.storage.set_aside import (
     ASIDE_DIRECTORY,
     DELETED_DIRECTORY,
+    list_set_aside,
     remove_set_aside,
     set_aside,
 )
@@ -85,6 +86,8 @@ class LogRemoval:
         self._retention = Retention(fs, clock, post)
         self._inventory = Inventory(fs, clock, transactions)
         self._forgotten: set[LogId] = set()
+        self._deleted: Mapping[Path, tuple[str, ...]] = {}
+        """Directory → what was there of deleted topics at the last removal."""
         self.known: KnownWatermarks | None = None
         """Watermarks that a replica had at the start; None: it is none."""
 
@@ -245,21 +248,29 @@ class LogRemoval:
             begin(directory, partial(done, directory))
 
     def remove_deleted(self) -> None:
-        """Remove the files of deleted topics; blocks, on a worker thread.
+        """Remove the files of topics that were deleted before the last call.
+
+        So there is time to get them back. Blocks, on a worker thread.
 
         Raises:
             StorageError: a disk refuses; to be repeated.
         """
-        self._remove(DELETED_DIRECTORY)
+        before, self._deleted = self._deleted, self._list_deleted()
+        for directory, names in before.items():
+            remove_set_aside(self._fs, directory, names=names)
+
+    def _list_deleted(self) -> Mapping[Path, tuple[str, ...]]:
+        return {
+            directory.path: list_set_aside(self._fs, directory.path)
+            for directory in tuple(self._directories.values())
+            if directory.state is DirState.ONLINE
+        }
 
     def remove_aside(self) -> None:
-        """Remove the files of logs that were set aside, likewise."""
-        self._remove(ASIDE_DIRECTORY)
-
-    def _remove(self, holding: str) -> None:
+        """Remove the files of logs that were set aside; blocks and raises likewise."""
         for directory in tuple(self._directories.values()):
             if directory.state is DirState.ONLINE:
-                remove_set_aside(self._fs, directory.path, holding=holding)
+                remove_set_aside(self._fs, directory.path, holding=ASIDE_DIRECTORY)
 
     # -- records of the data directories
 

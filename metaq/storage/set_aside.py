@@ -11,7 +11,7 @@ knows that the other copy has everything.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -70,15 +70,47 @@ def set_aside(
 
 
 def remove_set_aside(
-    fs: FileSystem, data_path: Path, *, holding: str = DELETED_DIRECTORY
+    fs: FileSystem,
+    data_path: Path,
+    *,
+    holding: str = DELETED_DIRECTORY,
+    names: Collection[str] | None = None,
 ) -> None:
     """Remove set-aside directories; blocks for as long as the disk needs.
+
+    Args:
+        fs: the disk.
+        data_path: the data directory.
+        holding: where they are.
+        names: of those that go; None: all. `holding` goes with the last one.
 
     Raises:
         StorageError: the disk refuses; the rest is there still.
     """
-    if fs.is_directory(data_path / holding):
-        _remove(fs, data_path / holding)
+    parent = data_path / holding
+    if names is None:
+        if fs.is_directory(parent):
+            _remove(fs, parent)
+        return
+    there = list_set_aside(fs, data_path, holding=holding)
+    for name in set(names).intersection(there):
+        _remove(fs, parent / name)
+    if set(there) <= set(names) and fs.is_directory(parent):
+        _remove(fs, parent)
+
+
+def list_set_aside(
+    fs: FileSystem, data_path: Path, *, holding: str = DELETED_DIRECTORY
+) -> tuple[str, ...]:
+    """Return the names of set-aside directories; () where nothing is set aside.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    try:
+        return fs.list_directory(data_path / holding)
+    except MissingFileError:
+        return ()
 
 
 def _new_directory(fs: FileSystem, holding: Path, wall_ms: Millis) -> Path:

@@ -16,6 +16,7 @@ cannot be read: it may say which messages the topic is not to get.
 Source: docs/messaging.md.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -148,6 +149,31 @@ def decode_binding(data: bytes) -> Binding:
         PayloadError: not a JSON object, or a property makes no sense.
     """
     return _binding_of(decode_json(data, "binding"), data)
+
+
+def sends_rest_to(topic: str, data: bytes) -> bool | None:
+    """Return whether a topic is the alternate of an exchange; None: it is deleted.
+
+    One that cannot be read may send to each topic that it names.
+    """
+    try:
+        found = decode_exchange(data)
+    except PayloadError:
+        return _names(topic, data)
+    return None if found.is_deleted else found.alternate == topic
+
+
+def sends_to(topic: str, data: bytes) -> bool:
+    """Return whether a binding is of a topic, or cannot be read and names it."""
+    try:
+        return decode_binding(data).topic == topic
+    except PayloadError:
+        return _names(topic, data)
+
+
+def _names(topic: str, data: bytes) -> bool:
+    quoted = {json.dumps(topic, ensure_ascii=each).encode() for each in (False, True)}
+    return any(each in data for each in quoted)
 
 
 def _binding_of(fields: Mapping[str, Any], data: bytes) -> Binding:

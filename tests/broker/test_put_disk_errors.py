@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -203,6 +204,42 @@ def test_a_damaged_partition_refuses_and_the_others_serve(tmp_path: Path) -> Non
             assert [str(log.log_id) for log in damaged] == ["test-0"]
 
     asyncio.run(read())
+
+
+def test_a_segment_from_a_good_copy_ends_the_damage(tmp_path: Path) -> None:
+    """As docs/operations.md says: with its spans, while the broker is down."""
+    data, backup = tmp_path / "data", tmp_path / "backup"
+
+    async def write() -> None:
+        settings = {"maxSegmentSize": "100"}
+        async with running_broker(data, settings) as broker, Peer(broker) as peer:
+            for _ in range(12):
+                assert (await peer.ask(HELLO)).startswith(b"result 200 ")
+
+    async def check(*, is_stopped: bool) -> None:
+        settings = {"scrubBytesPerS": "10485760", "maxSegmentSize": "100"}
+        async with running_broker(data, settings) as broker, Peer(broker) as peer:
+
+            def is_over() -> bool:
+                scrub = broker.control.status().scrub
+                return scrub is not None and scrub.passes > 0
+
+            await until(is_over)
+            problems = find_problems(broker.control.status())
+            assert [each.alarm for each in problems] == [Alarm.LOG_STOPPED] * is_stopped
+            is_taken = (await peer.ask(HELLO)).startswith(b"result 200 ")
+            assert is_taken != is_stopped
+
+    asyncio.run(write())
+    shutil.copytree(data, backup, ignore=shutil.ignore_patterns("*.sock"))
+    first = data / "test-0" / f"{0:020}.meta"
+    raw = bytearray(first.read_bytes())
+    raw[30] ^= 1
+    first.write_bytes(raw)
+    asyncio.run(check(is_stopped=True))
+    for name in (first.name, first.with_suffix(".spans").name):
+        shutil.copy(backup / "test-0" / name, first.with_name(name))
+    asyncio.run(check(is_stopped=False))
 
 
 @pytest.mark.parametrize("interval", ["0", "-5"])

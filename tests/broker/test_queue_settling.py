@@ -8,6 +8,7 @@ from metaq.broker.internal_logs import read_records
 from metaq.broker.queue_log import QUEUES
 from metaq.protocol.encoding import encode
 from metaq.protocol.queue_frames import SettleVerb, Word
+from metaq.zk.group_definitions import DELAY_MS_MAX, LEASE_MS_MAX
 from tests.broker.queue_worker import Worker, put, run
 from tests.rigs.broker import Peer
 from tests.rigs.waiting import until
@@ -84,6 +85,39 @@ def test_a_nack_gives_a_message_out_again_after_its_delay(tmp_path: Path) -> Non
         assert time_s() - began_s >= 0.06
         assert (again.data, again.deliveries) == (b"a", 2)
         assert again.delivery > got.delivery
+
+    run(tmp_path, scenario)
+
+
+def test_a_delay_or_a_lease_beyond_its_bound_is_refused(tmp_path: Path) -> None:
+    """Nothing is changed: the worker has the message still."""
+
+    async def scenario(_broker: Broker, peer: Peer) -> None:
+        await put(peer, b"a")
+        worker = Worker(peer)
+        (got,) = await worker.take(1)
+        for verb, ms_max in (
+            (SettleVerb.NACK, DELAY_MS_MAX),
+            (SettleVerb.EXTEND, LEASE_MS_MAX),
+        ):
+            settle = encode(worker.settling(0, [got.says(verb, ms_max + 1)]))
+            refused = (await peer.ask(bytes(settle))).decode()
+            assert f"expected at most {ms_max} ms, got {ms_max + 1}" in refused
+        assert await worker.say(got, SettleVerb.NACK, DELAY_MS_MAX) is Word.OK
+
+    run(tmp_path, scenario)
+
+
+def test_a_take_has_a_bound_and_the_rest_comes_with_the_next(tmp_path: Path) -> None:
+    """Of messages, and of bytes."""
+
+    async def scenario(_broker: Broker, peer: Peer) -> None:
+        worker = Worker(peer)
+        await put(peer, *[b"%d" % number for number in range(1_005)])
+        counts = [len(await worker.take(5_000)) for _ in range(2)]
+        await put(peer, *[bytes(1 << 18)] * 4)
+        counts += [len(await worker.take(9, size=9 << 20)) for _ in range(2)]
+        assert counts == [1_000, 5, 3, 1]
 
     run(tmp_path, scenario)
 

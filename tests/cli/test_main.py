@@ -1,6 +1,7 @@
 """The argument tree: names, help, exit codes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -184,6 +185,46 @@ def test_lists_of_commands_say_whole_sentences(
     assert listed
     assert "..." not in listed
     assert max(map(len, listed.splitlines())) <= 80
+
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+SOURCES = (ROOT / "metaq").rglob("*.py")
+NAMED = re.compile(r"[`']metaq ([a-z][^`']*)[`']")
+APPLICATIONS = {"archive", "latest"}
+"""Of Delta tables: their names begin with that of the package, too."""
+
+
+def named_commands() -> Iterator[tuple[str, list[str]]]:
+    """Yield the commands in pages and sentences of the product: file, words."""
+    for path in (*PAGES, *SOURCES):
+        text = re.sub(r'"\s*\n\s*f?"', "", path.read_text())
+        for found in NAMED.findall(text):
+            first, *others = [word.split("|") for word in found.split()]
+            for each in others[0] if others else [""]:
+                yield path.name, [*first, each, *(w[0] for w in others[1:])]
+
+
+def test_every_command_that_is_named_exists() -> None:
+    """With its options: a page said `metaq replicas status`, which there never was."""
+    known = dict(commands())
+    groups = {name.rpartition(" ")[0] for name in known} - {""}
+    groups |= {name.partition(" ")[0] for name in groups}
+    wrong, count = [], 0
+    for page, (first, *words) in named_commands():
+        name = first
+        while words and f"{name} {words[0]}" in {*known, *groups}:
+            name = f"{name} {words.pop(0)}"
+        options = {o for p in getattr(known.get(name), "params", ()) for o in p.opts}
+        options |= {"--help"}
+        is_known = name in {*known, *groups, *APPLICATIONS}
+        is_sub = name in groups and words and re.match("[a-z]", words[0])
+        lacking = {w for w in words if w.startswith("--")} - options
+        if not is_known or is_sub or lacking:
+            wrong.append((page, first, *words))
+        count += 1
+    assert wrong == []
+    assert count > 200
 
 
 @for_each("name", COMMANDS)

@@ -26,6 +26,7 @@ from metaq.client import (
 from metaq.client.admin.topic_admin import AsyncAdmin
 from metaq.client.errors import TopicRefusedError
 from metaq.errors import ClientError
+from metaq.routing.match import BINDINGS_MAX
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.fake_broker import FakeBroker
 from metaq.testing.servers import reserve_port
@@ -179,6 +180,18 @@ def test_the_bindings_of_an_exchange_that_zookeeper_lost_can_be_found(rig: Rig) 
     assert admin.exchanges() == {}
     copy = (broker.data_path / "exchanges.json").read_text()
     assert binding_name(bound) in copy
+    # What it says to do ends it.
+    admin.create_exchange("events")
+    assert admin.bind("events", "orders", key="order.#") == bound
+    wait_until(lambda: not inner.control.status().definition_problems)
+    with client.exchange("events") as events:
+        events.send("order.a", b"1")
+    assert [each.data for each in client.browse("orders")] == [b"1"]
+    broker.zookeeper.remove("/meta/catalog/exchanges/events")
+    wait_until(lambda: inner.control.status().definition_problems)
+    admin.create_exchange("events")
+    admin.delete_exchange("events")
+    wait_until(lambda: not inner.control.status().definition_problems)
 
 
 def test_an_exchange_is_not_altered_as_a_topic(rig: Rig) -> None:
@@ -227,6 +240,27 @@ def test_a_topic_is_not_deleted_under_an_exchange(rig: Rig) -> None:
     admin.delete_topic("left")
 
 
+def test_a_topic_is_not_deleted_under_what_a_newer_version_has_bound(rig: Rig) -> None:
+    """Its version would send there, and be refused; other topics are deleted."""
+    broker, client = rig
+    admin = client.admin()
+    for name in ("bound", "rest", "free", "known"):
+        admin.create_topic(name, partitions=1)
+    admin.create_exchange("events")
+    for path, data in {
+        "bindings/events/b1": b'{"topic":"bound","where":"tag = 1"}',
+        "exchanges/odd": b'{"alternate":"rest","kind":"hash","state":"active"}',
+        "bindings/odd/b2": b'{"key":"a","topic":"known"}',
+    }.items():
+        broker.zookeeper.put(f"/meta/catalog/{path}", data)
+    for name, exchange in (("bound", "events"), ("rest", "odd"), ("known", "odd")):
+        with pytest.raises(TopicRefusedError, match=f"of exchange {exchange} go there"):
+            admin.delete_topic(name)
+    admin.delete_topic("free")
+    admin.delete_exchange("events")
+    admin.delete_topic("bound")
+
+
 class Interrupted:
     """A coordinator; before the first request of a kind, something else is done."""
 
@@ -244,6 +278,39 @@ class Interrupted:
             return await request(*args, **keywords)
 
         return ask if name == self.kind else request
+
+
+class Crowded:
+    """A coordinator that lists so many bindings."""
+
+    def __init__(self, coordinator: Any, count: int) -> None:
+        self.coordinator, self.names = coordinator, tuple(map(str, range(count)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.coordinator, name)
+
+    async def children(self, path: str, **keywords: Any) -> tuple[str, ...]:
+        """Return names where bindings are asked for."""
+        if "/bindings/" in path:
+            return self.names
+        return await self.coordinator.children(path, **keywords)
+
+
+def test_an_exchange_has_so_many_bindings_at_most(rig: Rig) -> None:
+    """One more is refused, and not written."""
+
+    async def main() -> None:
+        async with AsyncClient(**rig[0].client_options) as client:
+            await client.admin().create_exchange("events", "fanout")
+            context = parts_of(client)
+            coordinator: Any = Crowded(context.coordinator, BINDINGS_MAX)
+            admin = AsyncAdmin(replace(context, coordinator=coordinator))
+            with pytest.raises(ExchangeError, match=f"at most {BINDINGS_MAX} bindings"):
+                await admin.bind("events", "orders")
+            (events,) = (await client.admin().exchanges()).values()
+            assert events.bindings == {}
+
+    asyncio.run(main())
 
 
 async def bind(admin: AsyncAdmin, topic: str) -> None:
@@ -385,7 +452,7 @@ def test_what_a_newer_version_has_made_is_named_and_is_no_topic(
     ):
         odd.send("a", b"x", timeout=0.5)
     with client.exchange("events") as events:
-        with pytest.raises(NoBrokerError, match=r"'events' .*its health says why"):
+        with pytest.raises(NoBrokerError, match=r"binding b1 cannot .*newer version"):
             events.send("a", b"x", timeout=0.5)
         broker.zookeeper.remove("/meta/catalog/bindings/events/b1")
         events.send("a", b"y")
@@ -412,6 +479,27 @@ def test_a_topic_of_a_java_broker_with_the_name_of_an_exchange_is_an_alarm(
             " to that: delete one of the two ('metaq exchanges delete events')"
         )
     wait_until(lambda: not problems())
+    # With `acceptSubscribe=false` there, consumers do not see it, and producers do.
+    closed = "/meta/brokers/topics-pub/events/8-m"
+    broker.zookeeper.put(closed, b'{"numParts":1,"broker":"8-m"}')
+    wait_until(problems)
+    assert "a topic on broker 8, where" in problems()[0]
+    broker.zookeeper.remove(closed)
+    wait_until(lambda: not problems())
+
+
+def test_a_second_broker_with_the_exchange_is_no_topic_of_its_name(rig: Rig) -> None:
+    """It takes messages for it as well, and its record says that it is of ours."""
+    broker, client = rig
+    client.admin().create_exchange("events")
+    broker.zookeeper.put("/meta/catalog/brokers/8", b"meta://127.0.0.1:1")
+    ours = "/meta/brokers/topics-pub/events/8-m"
+    broker.zookeeper.put(ours, b'{"numParts":1,"broker":"8-m"}')
+    closed = "/meta/brokers/topics-pub/events/9-m"
+    broker.zookeeper.put(closed, b'{"numParts":1,"broker":"9-m"}')
+    status = running_inside(broker).control.status
+    wait_until(lambda: status().definition_problems)
+    assert "a topic on broker 9, where" in status().definition_problems[0]
 
 
 def test_a_deleted_exchange_is_refused_as_one_after_a_restart(rig: Rig) -> None:

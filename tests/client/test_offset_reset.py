@@ -15,6 +15,7 @@ from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import Start
 from metaq.errors import MetaqError, NoBrokerError
 from metaq.model import GroupOffset, LogId, MessageId, Offset
+from metaq.testing.fake_broker import FakeBroker
 from tests.brokers import PYTHON, StartBroker, broker_of
 from tests.client.worlds import IDLE, QUICK, partition, payloads, take
 from tests.rigs.inside import subscription_of, twin_of
@@ -28,6 +29,9 @@ ONE_BROKER = {
     "in other words",
     "test_what_a_metaq_1_4_broker_forgot_at_its_start_is_read_on": "ours forget none",
     "test_another_log_of_a_metaq_1_4_broker_is_read_from_its_start": "likewise",
+    "test_what_was_handled_of_a_log_that_is_gone_hides_nothing_of_the_next_one": (
+        "another log takes its place"
+    ),
 }
 
 ZERO, ONE = partition(0, "two"), partition(1, "two")
@@ -212,6 +216,39 @@ def test_a_committed_offset_below_the_log_is_given_up_aloud(
     assert f"committed={offsets[1]} log_start={log_start}" in caplog.text
 
 
+class Broken(MemoryOffsets):
+    """Offsets that cannot be committed."""
+
+    async def commit(self, *_args: Any, **_named: Any) -> Any:
+        raise MetaqError("the session is lost")
+
+
+@pytest.mark.parametrize("committed", [None, Offset(0)])
+def test_what_was_handled_of_a_log_that_is_gone_hides_nothing_of_the_next_one(
+    caplog: pytest.LogCaptureFixture, committed: Offset | None
+) -> None:
+    """No commit says how far that was, and its messages were taken for repeats."""
+    options: dict[str, Any] = {"offsets": Broken(), **IDLE}
+    if committed is not None:
+        remember(options["offsets"], committed)
+    with FakeBroker() as broker:
+        for payload in (b"0", b"1", b"2"):
+            broker.add(payload)
+        client = Client(brokers=[str(broker.address)], **QUICK)
+        with client:
+            with client.consumer("g", ["test"], **options) as consumer:
+                assert payloads(take(consumer, 3)) == [b"0", b"1", b"2"]
+            broker.stop()
+            other = FakeBroker()
+            other.port = broker.port
+            with other, caplog.at_level(logging.ERROR):
+                other.add(b"new")
+                with client.consumer("g", ["test"], **options) as consumer:
+                    assert payloads(take(consumer, 1)) == [b"new"]
+                    assert consumer.statistics().reset_count == 1
+    assert "handled offset is outside the log: partition=test/0-0" in caplog.text
+
+
 @pytest.mark.parametrize("start", ["earliest", "latest"])
 def test_what_was_handled_before_it_was_deleted_is_no_loss(
     start_metaq_1_4: StartBroker, caplog: pytest.LogCaptureFixture, start: Any
@@ -221,11 +258,6 @@ def test_what_was_handled_before_it_was_deleted_is_no_loss(
     offsets = broker.put(b"0", b"1")
     broker.inner.roll()
     broker.put(b"2", b"3")
-
-    class Broken(MemoryOffsets):
-        async def commit(self, *_args: Any, **_named: Any) -> Any:
-            raise MetaqError("the session is lost")
-
     store = Broken()
     remember(store, offsets[0])
     options: dict[str, Any] = {"offsets": store, "start": start, **IDLE}

@@ -16,6 +16,7 @@ from metaq.errors import ClientError, ConfigError, CoordinationError
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.zk.group_definitions import QueueGroupDefinition, decode_group
 from tests.client.worlds import parts_of
+from tests.rigs.inside import running_inside
 from tests.rigs.waiting import wait_until
 
 T = TypeVar("T")
@@ -316,7 +317,11 @@ def test_what_is_done_outlives_a_definition_lost_by_zookeeper() -> None:
         ack_first(broker)
         broker.zookeeper.remove("/meta/catalog/groups/g")
         broker.restart()
+        status = running_inside(broker).control.status
+        wait_until(lambda: status().definition_problems)
+        assert "its next worker writes it again" in status().definition_problems[0]
         assert take_all(broker, 1) == [(b"second", 1)]
+        wait_until(lambda: not status().definition_problems)
 
 
 @pytest.mark.parametrize("is_written", [False, True])

@@ -92,6 +92,16 @@ def test_a_wrong_count_is_refused(count: int) -> None:
         decode_settlements(encode_settlements(ENTRIES), count)
 
 
+def test_a_settle_has_so_many_entries_at_most() -> None:
+    """With all of their bytes there."""
+    entries = [Settlement(Offset(1), 2, SettleVerb.ACK)] * SETTLE_COUNT_MAX
+    found = decode_settlements(encode_settlements(entries), len(entries))
+    assert found == entries
+    entries.append(entries[0])
+    with pytest.raises(RemoteProtocolError, match=f"1 to {SETTLE_COUNT_MAX} deliv"):
+        decode_settlements(encode_settlements(entries), len(entries))
+
+
 @pytest.mark.parametrize(
     "entry",
     [

@@ -1,5 +1,6 @@
 """Sealed segments are compared between replicas, by their index and not by bytes."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -8,10 +9,15 @@ from metaq.model import Offset, Position
 from metaq.record.checksum import crc32
 from metaq.replication.comparing import Comparison, answer_sum
 from metaq.replication.messages import SumReply, SumRequest
+from metaq.replication.operator import change_set
+from metaq.replication.record import Change, SetRecord, plan_settings
 from metaq.replication.serving import facts_of
+from metaq.replication.set_nodes import SetView
 from metaq.storage.span_index import read_index, write_index
+from metaq.testing.servers import reserve_port
 from tests.replication.replicas import Replicas, run, soon
 from tests.replication.test_mending import RECORD, filled, log_of, mended, put
+from tests.rigs.fs import FaultyFileSystem
 
 
 async def sealed(rig: Replicas) -> int:
@@ -97,6 +103,71 @@ def test_copies_that_differ_though_each_agrees_with_its_index_are_said_so(
         rig[follower].disk.unlink(segment.path)
         log.on_removed(segment, 0)
         await soon(lambda: not rig[follower].node.status().differing, rig.describe)
+
+    run(scenario)
+
+
+async def set_replicas(rig: Replicas, *numbers: int) -> None:
+    """Do what `metaq replicas remove` and `add` do."""
+
+    def plan(view: SetView, record: SetRecord) -> Change:
+        return plan_settings(record, view.view.version, replicas=set(numbers))
+
+    async with rig.operator() as nodes:
+        await change_set(nodes, plan)
+
+
+def test_the_alarm_ends_when_the_replica_with_the_odd_copy_begins_with_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the replicas that stay, too, and when the new machine has another address."""
+
+    async def scenario(rig: Replicas) -> None:
+        await sealed(rig)
+        odd = rig.follower()
+        others = [k for k in (1, 2, 3) if k != odd]
+        change(rig, odd, is_indexed=True)
+        hurry(monkeypatch)
+
+        def ringing(*numbers: int) -> list[int]:
+            return [k for k in numbers if rig[k].node.status().differing]
+
+        await soon(lambda: ringing(*others) == others, rig.describe)
+        await rig[odd].stop()
+        assert ringing(*others) == others
+        await set_replicas(rig, *others)
+        await soon(lambda: not ringing(*others), rig.describe)
+        await set_replicas(rig, 1, 2, 3)
+        rig[odd].disk = FaultyFileSystem(has_loop_syncs=True)
+        await rig[odd].start()
+        await rig.in_sync(1, 2, 3)
+        await rig.equal()
+        await asyncio.sleep(0.2)
+        assert not ringing(1, 2, 3)
+
+    run(scenario)
+
+
+def test_the_alarm_ends_when_the_odd_copy_is_copied_again_at_another_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine was replaced under its number, which takes no command."""
+
+    async def scenario(rig: Replicas) -> None:
+        await sealed(rig)
+        odd = rig.follower()
+        change(rig, odd, is_indexed=True)
+        hurry(monkeypatch)
+        there = [rig[k].node for k in (1, 2, 3) if k != odd]
+        await soon(lambda: all(each.status().differing for each in there))
+        await rig[odd].stop()
+        rig[odd].port = reserve_port(rig)
+        rig[odd].disk = FaultyFileSystem(has_loop_syncs=True)
+        await rig[odd].start()
+        await rig.in_sync(1, 2, 3)
+        await soon(
+            lambda: not any(each.status().differing for each in there), rig.describe
+        )
 
     run(scenario)
 

@@ -113,7 +113,8 @@ def test_a_log_that_is_gone_is_set_aside_alone(fs: FaultyFileSystem) -> None:
     assert bench.manager.logs().keys() == {OTHER}
     assert not bench.manager.is_short
     assert aside(fs) == ["test-0"]
-    bench.manager.remove_deleted()
+    for _ in range(2):
+        bench.manager.remove_deleted()
     assert aside(fs) == ["test-0"], "no deleted topic"
     bench.close()
 

@@ -80,6 +80,8 @@ def test_a_deleted_topic_starts_again_at_offset_0(reported: Outcomes) -> None:
     assert found.read().endswith(b"x" * 7)
     found.release()
     bench.manager.remove_deleted()
+    assert names(fs, DATA / "deleted" / place) == {"test-0", "test-1"}, "not at once"
+    bench.manager.remove_deleted()
     assert names(fs) == {"test-0", "test-1-0"}
     bench.close()
     assert fs.open_paths() == []
@@ -307,7 +309,8 @@ def delete(fs: FaultyFileSystem) -> None:
     bench.run()
     bench.manager.delete_topic("test", lambda _error: None)
     bench.run()
-    bench.manager.remove_deleted()
+    for _ in range(2):  # what is there at the first one goes with the second
+        bench.manager.remove_deleted()
     bench.close()
 
 
@@ -339,7 +342,8 @@ def check_deletable(fs: FaultyFileSystem) -> None:
     bench.manager.delete_topic("test", reported.append)
     bench.run()
     assert reported.one() is None
-    bench.manager.remove_deleted()
+    for _ in range(2):
+        bench.manager.remove_deleted()
     assert names(fs) <= {"test-1-0"}
     log = log_of(bench)
     ticket = put(bench, log)

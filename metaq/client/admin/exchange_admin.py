@@ -37,6 +37,8 @@ from metaq.zk.exchange_definitions import (
     decode_exchange,
     encode_binding,
     encode_exchange,
+    sends_rest_to,
+    sends_to,
     with_bindings,
 )
 from metaq.zk.group_definitions import decode_group
@@ -372,6 +374,17 @@ class _Exchanges(AdminCall):
             definition, await self.values(self.paths.bindings(name), decode)
         )
 
+    async def sending_to(self, topic: str) -> list[str]:
+        """Return the exchanges that send to a topic, or may: they cannot be read."""
+        rests = await self.values(self.paths.exchanges(), partial(sends_rest_to, topic))
+        found = []
+        for name, is_sent in rests.items():
+            path = self.paths.bindings(name)
+            bound = await self.values(path, partial(sends_to, topic))
+            if is_sent or any(bound.values()):
+                found.append(name)
+        return found
+
     async def unbind_all(self, exchange: str) -> None:
         for name in await self.children(self.paths.bindings(exchange)):
             await self.delete(self.paths.binding(exchange, name))
@@ -500,6 +513,17 @@ class _Exchanges(AdminCall):
     @property
     def _ask_until_s(self) -> float:
         return min(self.deadline_s, self.context.clock.monotonic_s() + ASK_S_MAX)
+
+
+async def exchanges_to(
+    context: ClientContext, topic: str, timeout: float | None
+) -> list[str]:
+    """Return the exchanges that send to a topic, or name it and cannot be read.
+
+    Raises:
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    return await (await _reach(context, timeout)).sending_to(topic)
 
 
 async def is_exchange(context: ClientContext, name: str, timeout: float | None) -> bool:

@@ -22,7 +22,11 @@ from typing import Final, Literal
 
 from metaq.client.admin.broker_admin import AdminCall
 from metaq.client.admin.cluster_admin import AdminGroup
-from metaq.client.admin.exchange_admin import AsyncExchangeAdmin, is_exchange
+from metaq.client.admin.exchange_admin import (
+    AsyncExchangeAdmin,
+    exchanges_to,
+    is_exchange,
+)
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import NoTopicError, TopicExistsError, TopicRefusedError
 from metaq.client.names import (
@@ -256,7 +260,8 @@ class AsyncAdmin(AsyncExchangeAdmin):
         Raises:
             NoTopicError: nothing is known of it.
             TopicRefusedError: `server.ini` of a broker defines it, a broker of MetaQ
-                1.4 serves it, or an exchange is bound to it; nothing is done.
+                1.4 serves it, or an exchange sends to it, or names it and cannot be
+                read; nothing is done.
             GroupInUseError: a member reads it; nothing is done.
             ClientError: it was altered by another client in between; nothing is done.
             RequestTimeoutError: some brokers have not done their part in time; they go
@@ -285,12 +290,7 @@ class AsyncAdmin(AsyncExchangeAdmin):
 
     async def _require_unbound(self, topic: str, timeout: float) -> None:
         """Refuse to delete what exchanges send to: they would refuse all of that."""
-        bound = [
-            name
-            for name, each in (await self.exchanges(timeout)).items()
-            if topic in {each.alternate, *(one.topic for one in each.bindings.values())}
-        ]
-        if bound:
+        if bound := await exchanges_to(self._context, topic, timeout):
             raise TopicRefusedError(
                 f"topic '{topic}' is not deleted: messages of exchange"
                 f" {name_few(bound)} go there, and would be refused then; unbind it"

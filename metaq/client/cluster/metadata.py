@@ -22,6 +22,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -46,8 +47,11 @@ from metaq.peer.pool import ConnectionPool
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Stats
 from metaq.retry import wait_set
+from metaq.zk.children import read_values
 from metaq.zk.cluster import ClusterWatch, SnapshotCallback, SnapshotFeed
+from metaq.zk.definitions import or_error
 from metaq.zk.errors import CoordinationTimeoutError, NodeNameError
+from metaq.zk.exchange_definitions import decode_binding
 from metaq.zk.paths import NodePaths, is_legal_step
 from metaq.zk.session import Cancel, Coordinator, SessionState, SessionStatus
 
@@ -73,8 +77,6 @@ class Metadata(Protocol):
     clock: Clock
     snapshot: ClusterSnapshot
     """The present snapshot; version 0 while nothing is known."""
-    unread_exchanges: Mapping[str, str] = MappingProxyType({})
-    """Why definitions of exchanges of the snapshot cannot be read, by name."""
 
     async def start(self) -> None:
         """Begin to learn; does not wait for anything to be known."""
@@ -118,20 +120,20 @@ class Metadata(Protocol):
         """
         self.watch_topic(name)
         since_s = self.clock.monotonic_s()
-        snapshot, known = self.snapshot, None
+        snapshot, known, unread = self.snapshot, None, None
         while name not in snapshot.puts and (takes_puts or name not in snapshot.gets):
             if snapshot.version and known is None:
                 # Asked now: at the deadline there is no time left for it.
                 known = await self._known_topics(deadline_s)
+            if unread is None and name in snapshot.exchanges:
+                unread = await self.find_unread(name, deadline_s=deadline_s)
             newer = await self._try_newer(snapshot.version, deadline_s)
             if newer is None:
                 # Outside of an `except`: why the wait ended is no cause of this.
                 waited_s = self.clock.monotonic_s() - since_s
                 if takes_puts and name in snapshot.exchanges:
                     self.require_reachable(waited_s)
-                    reason = self.unread_exchanges.get(
-                        name, "where one is there, its health says why"
-                    )
+                    reason = unread or "where one is there, its health says why"
                     raise NoBrokerError(
                         f"no broker serves exchange '{name}' (waited {waited_s:.3g} s):"
                         f" {reason}"
@@ -170,6 +172,16 @@ class Metadata(Protocol):
             f"no broker {text} topic '{name}' (waited {waited_s:.3g} s); ids of"
             f" the brokers that are there: {there}{hint}"
         )
+
+    async def find_unread(self, exchange: str, *, deadline_s: float) -> str:
+        """Return why an exchange, or one of its bindings, cannot be read; "": it can.
+
+        Args:
+            exchange: its name.
+            deadline_s: absolute; at the end nothing is known, as for brokers, which do
+                not say.
+        """
+        return ""
 
     async def _known_topics(self, deadline_s: float) -> frozenset[str]:
         try:
@@ -277,6 +289,26 @@ class ZooKeeperMetadata(ClusterWatch, Metadata):
         if not await wait_set(self._connected, left_s):
             raise self._unreachable(left_s)
         await super().reach(deadline_s=deadline_s)
+
+    async def find_unread(self, exchange: str, *, deadline_s: float) -> str:
+        """Return why an exchange or one of its bindings cannot be read; "": it can."""
+        if reason := self.unread_exchanges.get(exchange):
+            return reason
+        try:
+            bindings = await read_values(
+                self._coordinator,
+                self._paths.bindings(exchange),
+                partial(or_error, decode_binding),
+                deadline_s=deadline_s,
+            )
+        except CoordinationError:
+            return ""
+        texts = (
+            f"binding {name} cannot be read: {each}"
+            for name, each in bindings.items()
+            if isinstance(each, str)
+        )
+        return next(texts, "")
 
     def require_reachable(self, waited_s: float) -> None:
         """Raise CoordinationError while ZooKeeper is not connected."""

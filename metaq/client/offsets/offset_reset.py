@@ -31,6 +31,7 @@ Goal: TypeAlias = Literal["earliest", "latest"] | datetime | Offset
 
 NOTHING_HANDLED: Final = Offset(-1)
 """Below every offset."""
+CUT: Final = "the log was replaced, or cut by a broker that lost data"
 
 
 async def first_offset(
@@ -42,14 +43,15 @@ async def first_offset(
     handled: Offset = NOTHING_HANDLED,
     deadline_s: float,
 ) -> tuple[GroupOffset, bool]:
-    """Return where to begin, and whether a committed offset was abandoned.
+    """Return where to begin, and whether a committed or handled offset was abandoned.
 
     Args:
         context: the client's parts.
         partition: the partition to read.
         committed: the committed offset of the group; None for none, or to ignore it.
         start: offset reset of the group.
-        handled: offset up to which the caller has handled messages; it drops repeats.
+        handled: offset up to which the caller has handled messages; it drops repeats,
+            unless the log ends before that: those were other messages.
         deadline_s: absolute.
 
     Raises:
@@ -60,9 +62,21 @@ async def first_offset(
     """
     log = LogQueries(context, partition, deadline_s)
     ends = await log.ends()
+    reached = [] if committed is None else [committed.offset]
+    reached += [] if handled == NOTHING_HANDLED else [handled]
+    if reached and (ends is None or min(reached) < ends[0] or max(reached) > ends[1]):
+        ends = await log.confirmed_ends()
+    is_cut = ends is not None and handled > ends[1]
+    if is_cut:
+        _log.error(
+            "handled offset is outside the log: partition=%s handled=%d log_start=%d"
+            " log_end=%d: %s",
+            partition,
+            handled,
+            *(ends or ()),
+            CUT,
+        )
     if committed is not None:
-        if ends is None or not ends[0] <= committed.offset <= ends[1]:
-            ends = await log.confirmed_ends()
         if ends is None:
             await _require_served(log, committed.offset)
             if committed.offset and await log.may_be_unopened():
@@ -76,7 +90,7 @@ async def first_offset(
             # Without a log the next message is at offset 0.
             ends = (Offset(0), Offset(0))
         if ends[0] <= committed.offset <= ends[1]:
-            return committed, False
+            return committed, is_cut
         if committed.offset < ends[0] <= handled <= ends[1]:
             # The deleted messages had been handled; their commit was lost.
             return GroupOffset(ends[0], NO_MESSAGE), False
@@ -85,7 +99,7 @@ async def first_offset(
             missing = ends[0] - committed.offset
             what = f"{missing} bytes were deleted before they were read"
         else:
-            what = "the log was replaced, or cut by a broker that lost data"
+            what = CUT
         _log.error(
             "committed offset is outside the log: partition=%s committed=%d"
             " log_start=%d log_end=%d next=%d: %s",
@@ -99,7 +113,7 @@ async def first_offset(
     if ends is None:
         # Nothing was ever put there: every message will be new.
         return GroupOffset(Offset(0), NO_MESSAGE), False
-    return GroupOffset(await _choose(log, start, ends), NO_MESSAGE), False
+    return GroupOffset(await _choose(log, start, ends), NO_MESSAGE), is_cut
 
 
 async def _choose(log: LogQueries, start: Start, ends: tuple[Offset, Offset]) -> Offset:
