@@ -180,6 +180,9 @@ def test_a_session_that_is_over_is_followed_by_another() -> None:
     async def over(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
         link.send(greeting(0, 0, bytes(16)))
         await link.reader.read()
+        left.set()
+
+    left = asyncio.Event()
 
     async def scenario() -> None:
         async with scripted_server(in_turn(once, over, grant)) as server:
@@ -188,6 +191,7 @@ def test_a_session_that_is_over_is_followed_by_another() -> None:
             await connected(coordinator)
             assert not await coordinator.exists("/a", deadline_s=in_s())
             await connected(coordinator, version=2)
+            await asyncio.wait_for(left.wait(), 30.0)
             assert [one.session_id for one in server.greeted] == [0, 0x51, 0]
             assert [one.zxid for one in server.greeted] == [0, 99, 99]
             await coordinator.stop(deadline_s=in_s())
@@ -271,6 +275,27 @@ def test_a_session_that_is_given_up_is_ended_when_a_server_is_back(
             assert server.closed_sessions == [0x51, 0x52]
 
     states: list[str] = []
+    asyncio.run(scenario())
+
+
+def test_a_session_that_cannot_be_ended_is_left_to_expire() -> None:
+    """Servers are asked later and later, for no longer than it may live."""
+
+    async def script(server: ScriptedServer, link: Link, greeted: Greeted) -> None:
+        if server.connection_count == 1:
+            link.send(greeting(SHORT_MS, 0x51))
+        elif not greeted.session_id:
+            await server.grant(link, LONG_MS, 0x52)
+
+    async def scenario() -> None:
+        async with scripted_server(script) as server:
+            coordinator = coordinator_on(server)
+            coordinator.start()
+            await connected(coordinator, version=2)
+            await until(lambda: task_count() == 1)
+            assert 2 <= sum(one.session_id == 0x51 for one in server.greeted) < 20
+            await coordinator.stop(deadline_s=in_s())
+
     asyncio.run(scenario())
 
 
