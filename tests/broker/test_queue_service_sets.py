@@ -293,7 +293,7 @@ def test_damage_that_none_can_mend_is_passed_over_by_the_next_leader_too() -> No
                 at = HEADER_BYTES + len(first.data)
                 rig[each.number].disk.flip_bit(path, 8 * at + 6)
             order = partial(queues.skip_damage, TOPIC, GROUP, 0)
-            await worker.ask(worker.taking(1))
+            await Worker(peer, "w1").ask(worker.taking(1))  # refused while it lasts
             await soon(lambda: queue.log.lost, show=rig.describe)
             shown = await order(None)
             await order((shown["start"], shown["end"]))

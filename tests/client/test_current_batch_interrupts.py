@@ -25,6 +25,7 @@ from tests.sampling import sample
 
 COUNT = 40
 ARRIVES_S = 5.0
+FULL_S = 20.0
 LIVES = 12
 CLIENT = "/metaq/client/"
 
@@ -155,7 +156,8 @@ def read_batches(consumer: Consumer) -> Iterator[Sequence[Message]]:
 
 def read_full_lists(consumer: Consumer) -> Iterator[Sequence[Message]]:
     while True:
-        yield consumer.receive_many(3, PATIENCE_S, fill=True)
+        # A signal that comes just before the wait is heard at its end.
+        yield consumer.receive_many(3, FULL_S, fill=True)
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ class Bench:
             status_of=lambda _partition: self.status,
             on_stuck=lambda _error: None,
         )
-        log = SimpleNamespace(ends=self._ends)
+        log = SimpleNamespace(ends=self._ends, may_be_unopened=self._may_be_unopened)
         monkeypatch.setattr(progress, "LogQueries", lambda *_args: log)
 
     async def _ends(self) -> Any:
@@ -85,6 +85,9 @@ class Bench:
         if isinstance(self.ends, MetaqError):
             raise self.ends
         return self.ends
+
+    async def _may_be_unopened(self) -> bool:
+        return False
 
     def look(self, *, after_s: float = BOUND_S / 4) -> MetaqError | None:
         self.clock.advance_s(after_s)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from metaq.clock import SystemClock
 from metaq.config.settings import (
     BrokerConfig,
     DeleteKind,
@@ -60,7 +61,8 @@ def write_log(
     """
     system = SystemConfig(data_path=str(data), segment_bytes_max=segment_bytes)
     limits = LimitsConfig(free_bytes_min=0, span_bytes_min=64)
-    bench = StorageBench(FS, BrokerConfig(system=system, limits=limits))
+    config = BrokerConfig(system=system, limits=limits)
+    bench = StorageBench(FS, config, SystemClock())
     bench.open()
     bench.next_id = id_at(TIME_MS) if first_id is None else first_id
     log = bench.manager.get_or_create(log_id, bench.config.topic(log_id.topic))

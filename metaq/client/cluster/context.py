@@ -67,7 +67,7 @@ class ClientContext:
     """Makes a topic, unless another client does, and waits until brokers serve it."""
     place: str = "brokers"
     """Address of the cluster, for people."""
-    followers: set[Closable] = field(default_factory=set)
+    followers: set[Closable] = field(default_factory=set, compare=False)
     """Readers of browsers that follow; the client's end closes them."""
 
     def require_coordinator(self, needed: str) -> Coordinator:
