@@ -58,7 +58,10 @@ Headers: TypeAlias = Mapping[str, bytes] | Sequence[tuple[str, bytes]]
 """Headers as users give them: a dict, or pairs in order."""
 
 FIELDS_MAX: Final = 4096
-"""Fields of a line: a broker reads all of them in one turn of its loop."""
+"""Fields of a line: a broker reads all of them in one turn of its loop.
+
+Source: docs/decisions/0063-a-line-has-so-many-fields.md.
+"""
 
 _PLAIN: Final = "/:@,"
 """Not escaped, like letters, digits and `-._~`."""

@@ -52,9 +52,9 @@ def find_partitions(
     cluster = shared_cluster(options.wire)
     away = set(cluster.require_whole(options, known))
     served = cluster.partitions(options)
-    spans = cluster.spans(set(served).intersection(known))
-    if unknown := [partition for partition, span in spans.items() if span is None]:
-        away |= cluster.unopened(unknown)
+    # Only they are asked again: as a rule there are none.
+    forgetful = cluster.unopened(set(served).intersection(known))
+    away |= {p for p, span in cluster.spans(forgetful).items() if span is None}
     return PartitionsFound(served, tuple(sorted(away)))
 
 

@@ -528,8 +528,7 @@ class BrokerRegistry:
         if failures:
             raise failures[0]
 
-    # -- changes by others
-    # ----------------------------------------------------------------
+    # -- changes by others ------------------------------------------------------------
 
     def _watch(self, group: DesiredGroup) -> None:
         """Watch the nodes of a group that is as it should be."""
