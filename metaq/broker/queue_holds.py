@@ -129,6 +129,4 @@ class QueueHold:
         now = service.now()
         for each in self._held:
             queue.state.end_hold(each.start, now, is_done=is_done)
-        # Its connection is that of the transaction, or one more: it is known here.
-        service.note_taken(self._command.worker, queue)
         service.on_settled(queue)

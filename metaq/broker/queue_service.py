@@ -24,7 +24,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -80,14 +80,6 @@ SETTLED_POLL_S: Final = 0.05
 """Between two looks whether a new leader has all that its predecessor promised."""
 
 
-@dataclass(slots=True, eq=False)
-class _Worker:
-    """A worker by name: its connections, and the queues that it took of."""
-
-    answerers: set[Answerer] = field(default_factory=set)
-    queues: set[ServedQueue] = field(default_factory=set)
-
-
 @dataclass(slots=True)
 class _Content:
     """Content of `__queues`."""
@@ -117,8 +109,7 @@ class QueueService(Service):
         """Why it could not be read, or written."""
         self._failures = 0
         """Times that this was so, without a while in between in which all went well."""
-        self._workers: dict[str, _Worker] = {}
-        self._names: dict[Answerer, set[str]] = {}
+        self._workers: dict[Answerer, dict[QueueGroup, set[str]]] = {}
         """Workers of each connection that has any."""
         self._deadlines: Deadlines[ServedQueue] = Deadlines()
         self._timer = DeadlineTimer(
@@ -564,8 +555,6 @@ class QueueService(Service):
         group.all_queues = None
         group.stop_waiting(queue.name.partition)
         self._deadlines.clear(queue)
-        for worker in self._workers.values():
-            worker.queues.discard(queue)
 
     def has(self, queue: ServedQueue) -> bool:
         """Return whether a queue is still the one in memory."""
@@ -593,48 +582,28 @@ class QueueService(Service):
 
     # -- workers
 
-    def note_worker(self, name: str, answerer: Answerer) -> None:
+    def note_worker(self, group: QueueGroup, name: str, answerer: Answerer) -> None:
         """Note that a worker is connected."""
-        worker = self._workers.get(name)
-        if worker is None:
-            worker = self._workers[name] = _Worker()
-        if answerer not in worker.answerers:
-            worker.answerers.add(answerer)
-            self._names.setdefault(answerer, set()).add(name)
-            for queue in worker.queues:
+        answerers = group.workers.setdefault(name, set())
+        if answerer not in answerers:
+            answerers.add(answerer)
+            self._workers.setdefault(answerer, {}).setdefault(group, set()).add(name)
+            for queue in group.queues.values():
                 queue.state.leases.restore(name)
-
-    def note_taken(self, name: str, queue: ServedQueue) -> None:
-        """Note that a worker has messages of a queue."""
-        worker = self._workers.get(name)
-        if worker is not None:
-            worker.queues.add(queue)
-
-    def holds(self, name: str) -> bool:
-        """Return whether a worker has messages."""
-        worker = self._workers.get(name)
-        return worker is not None and any(
-            queue.state.leases.holds(name) for queue in worker.queues
-        )
 
     def drop(self, answerer: Answerer) -> None:
         """Forget a connection that has ended: its takers, and when its leases end."""
-        names = self._names.pop(answerer, None)
-        if names is None:
-            return
-        for group in self._groups.values():
+        end_ms = self.now().mono_ms + self._context.config.limits.queue_reclaim_ms
+        for group, names in self._workers.pop(answerer, {}).items():
             self.takers.drop(group, answerer)
-        now, reclaim_ms = self.now(), self._context.config.limits.queue_reclaim_ms
-        for name in names:
-            worker = self._workers[name]
-            worker.answerers.discard(answerer)
-            if worker.answerers:
-                continue
-            for queue in worker.queues:
-                queue.state.leases.cut_short(name, now.mono_ms + reclaim_ms)
-                self.watch(queue)
-            if not worker.queues:
-                del self._workers[name]
+            for name in names:
+                group.workers[name].discard(answerer)
+                if group.workers[name]:
+                    continue
+                del group.workers[name]
+                for queue in group.queues.values():
+                    queue.state.leases.cut_short(name, end_ms)
+                    self.watch(queue)
 
     # -- time
 
@@ -673,7 +642,7 @@ class QueueService(Service):
             self.takers.pump(group)
 
     def tick(self) -> None:
-        """Write whole states where that is due, trim, forget workers; once a second."""
+        """Write whole states where that is due, and trim; once a second."""
         self.letters.retry()
         self._pump_all()  # a leader that did not know whether it leads may know now
         for group in self._groups.values():
@@ -683,12 +652,6 @@ class QueueService(Service):
         if log is not None and self._content is not None:
             starts = self._content.starts.values()
             log.trim_offset = min(starts, default=log.high_watermark)
-        for name, worker in [*self._workers.items()]:
-            worker.queues = {
-                each for each in worker.queues if each.state.leases.holds(name)
-            }
-            if not worker.answerers and not worker.queues:
-                del self._workers[name]
 
     def _tend(self, group: QueueGroup, queue: ServedQueue) -> None:
         content, log = self._content, self._journal.find(QUEUES)

@@ -57,7 +57,7 @@ def settle(service: QueueOwner, command: Settle, answerer: Answerer) -> None:
                 f" {each.offset}"
             )
     require_acks(command, entries)
-    service.note_worker(command.worker, answerer)
+    service.note_worker(group, command.worker, answerer)
     answerer.hold(count=1, size_bytes=0)
     _Settling(service, command, answerer, queue, entries).go_on()
 
@@ -108,7 +108,6 @@ class _Settling:
             return
         worker = self._command.worker
         self._words = queue.state.settle_all(worker, self._entries, now)
-        service.note_taken(worker, queue)
         self._waits += service.send_letters(queue, self._on_letter)
         queue.store(self._end)
         service.on_settled(queue)

@@ -84,7 +84,7 @@ class Takers:
             broker_id = self._context.config.system.broker_id
             raise ForbiddenError(texts.get_closed(broker_id, partition))
         self._service.queues_of(group, partition)
-        self._service.note_worker(command.worker, answerer)
+        self._service.note_worker(group, command.worker, answerer)
         taker = Taker(command, answerer, group)
         answerer.hold(count=1, size_bytes=0)
         answerer.taker_count += 1
@@ -232,7 +232,6 @@ class Takers:
         self._end(group, taker)
         if is_alone:
             self._keep(group, command.worker, None, queue, now)
-        self._service.note_taken(command.worker, queue)
         self._service.watch(queue)
         self._give(queue, taker, taken, lease_ms)
         return True
@@ -254,7 +253,7 @@ class Takers:
                 continue
             if not is_alone and not kept:
                 return taker, False
-            is_free, its = not self._service.holds(worker), kept.get(worker)
+            is_free, its = not group.holds(worker), kept.get(worker)
             if its is not None:
                 is_over = now.mono_ms >= its.until_ms
                 if is_alone and its.queue is queue and (is_free or is_over):
