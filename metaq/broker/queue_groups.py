@@ -93,9 +93,6 @@ class QueueOwner(Protocol):
     def watch(self, queue: ServedQueue) -> None:
         """Look at a queue when its next lease or delay ends."""
 
-    def store(self, queue: ServedQueue) -> None:
-        """Store what has changed, for no answer."""
-
     def send_letters(self, queue: ServedQueue, on_tried: OnTried | None = None) -> int:
         """Send the dead letters of a queue; return how many there are."""
 

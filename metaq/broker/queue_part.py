@@ -53,6 +53,10 @@ SNAPSHOT_CHANGES: Final = 8192
 """Changes after which a queue is written as a whole."""
 
 
+def _unheard(_error: MetaqError | None) -> None:
+    """Hear of an outcome for which no one waits."""
+
+
 class ServedQueue:
     """One queue. Owner: the service; used on the loop's thread."""
 
@@ -107,6 +111,9 @@ class ServedQueue:
         self._appends = 0
         self._changes = 0
 
+    def __str__(self) -> str:
+        return f"queue group '{self.name.group}' of {self.log.log_id}"
+
     @property
     def is_busy(self) -> bool:
         """Whether it is being opened or read, and may have something then."""
@@ -133,7 +140,7 @@ class ServedQueue:
 
         self._append(self._record(StateKind.OPENED), stored)
 
-    def store(self, on_stored: OnStored) -> None:
+    def store(self, on_stored: OnStored = _unheard) -> None:
         """Store what has changed; report it when that, and all before it, is stored.
 
         It is appended in the next turn of the loop, with what changes until then: the
@@ -175,10 +182,10 @@ class ServedQueue:
         state = self.state
         if self.is_open and state.reclaim is None and not state.held_count:
             if leased := state.leased():
-                self._append(self.encode(leased), lambda _error: None)
-            self._append(self.encode(()), lambda _error: None)
+                self._append(self.encode(leased), _unheard)
+            self._append(self.encode(()), _unheard)
 
-    def note_done(self, done: Sequence[Done], on_stored: OnStored) -> None:
+    def note_done(self, done: Sequence[Done], on_stored: OnStored = _unheard) -> None:
         """Write that messages are done; their state hears of it by another way."""
         self._append(self.encode(done), on_stored)
 
@@ -191,7 +198,7 @@ class ServedQueue:
         """Write the whole state, unless a dead letter is on its way."""
         if not self.is_open or self.letters_open:
             return
-        self.store(lambda _error: None)
+        self.store()
         self.store_now()
         self._changes = 0
         record = snapshot_of(self.queue_id, self.name, self.state.image(now))

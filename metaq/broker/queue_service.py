@@ -534,7 +534,7 @@ class QueueService(Service):
         self.watch(queue)
         queue.open(opened)
         if buried:
-            queue.note_done(buried, lambda _error: None)
+            queue.note_done(buried)
         return queue
 
     def _away(self) -> UnavailableError:
@@ -560,10 +560,6 @@ class QueueService(Service):
         """Return whether a queue is still the one in memory."""
         group = self._groups.get(queue.name.group)
         return group is not None and (group.queues.get(queue.name.partition) is queue)
-
-    def store(self, queue: ServedQueue) -> None:
-        """Store what has changed in a queue, for no answer."""
-        queue.store(lambda _error: None)
 
     def send_letters(self, queue: ServedQueue, on_tried: OnTried | None = None) -> int:
         """Send the dead letters of a queue; return how many there are."""
@@ -629,7 +625,7 @@ class QueueService(Service):
         for queue in due:
             queue.state.on_time(now)
             self.send_letters(queue)
-            self.store(queue)
+            queue.store()
             self.watch(queue)
             group = self._groups.get(queue.name.group)
             if group is not None:
@@ -687,8 +683,8 @@ class QueueService(Service):
         failure = self._failure
         away = [f"queue groups in {QUEUES}: {failure}"] if failure else []
         stopped = [
-            f"queue group '{name}' of {queue.log.log_id}: {queue.problem}"
-            for name, group in self._groups.items()
+            f"{queue}: {queue.problem}"
+            for group in self._groups.values()
             for queue in group.queues.values()
             if queue.problem
         ]

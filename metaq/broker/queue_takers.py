@@ -93,7 +93,7 @@ class Takers:
         if not command.count:
             for each in [*group.takers]:
                 if each.command.worker == command.worker:
-                    self._answer_empty(group, each)
+                    self._answer_empty(each)
             return
         self.pump(group)
         limits = self._context.config.limits
@@ -101,7 +101,7 @@ class Takers:
             return
         wait_ms = min(command.wait_ms, limits.wait_ms_max)
         if self.count > limits.waiters_max:
-            self._answer_empty(group, taker)
+            self._answer_empty(taker)
             return
         if wait_ms <= 0:
             # The pump answers it, as soon as no queue is being opened or read.
@@ -112,7 +112,7 @@ class Takers:
 
     def _end_waits(self, ended: list[Taker]) -> None:
         for taker in ended:
-            self._answer_empty(taker.group, taker)
+            self._answer_empty(taker)
 
     def close(self) -> None:
         """Stop the timer; all takers were answered."""
@@ -121,14 +121,14 @@ class Takers:
     def end_all(self, group: QueueGroup) -> None:
         """Answer all takers of a group with nothing."""
         for taker in [*group.takers]:
-            self._answer_empty(group, taker)
+            self._answer_empty(taker)
         for partition in [*group.waits]:
             group.stop_waiting(partition)
 
     def drop(self, group: QueueGroup, answerer: Answerer) -> None:
         """End the takers of a connection."""
         for taker in [each for each in group.takers if each.answerer is answerer]:
-            self._answer_empty(group, taker)
+            self._answer_empty(taker)
 
     # -- giving
 
@@ -179,7 +179,7 @@ class Takers:
             self._wait_for_data(group, queue)
         if not any(each.is_busy for each in group.queues.values()):
             for taker in [each for each in group.takers if not each.command.wait_ms]:
-                self._answer_empty(group, taker)
+                self._answer_empty(taker)
 
     def _in_turn(self, group: QueueGroup) -> list[ServedQueue]:
         try:
@@ -226,10 +226,10 @@ class Takers:
         has_changed = queue.state.has_changes
         if has_changed:  # some have expired
             self._service.send_letters(queue)
-            self._service.store(queue)
+            queue.store()
         if not taken:
             return has_changed
-        self._end(group, taker)
+        self._end(taker)
         if is_alone:
             self._keep(group, command.worker, None, queue, now)
         self._service.watch(queue)
@@ -416,13 +416,13 @@ class Takers:
         for taker in [*group.takers]:
             partition = taker.command.partition
             if partition == queue.name.partition or (is_last and partition < 0):
-                self._end(group, taker)
+                self._end(taker)
                 self._answer_error(taker, self._error_of(queue, error))
 
     def refuse_all(self, group: QueueGroup, error: WireError) -> None:
         """Answer all takers of a group with an error."""
         for taker in [*group.takers]:
-            self._end(group, taker)
+            self._end(taker)
             self._answer_error(taker, error)
 
     def _error_of(self, queue: ServedQueue, error: MetaqError) -> WireError:
@@ -433,8 +433,8 @@ class Takers:
         reply = encode_result(error.status, str(error).encode(), taker.command.opaque)
         taker.answerer.answer(reply, count=1, size_bytes=0)
 
-    def _answer_empty(self, group: QueueGroup, taker: Taker) -> None:
-        self._end(group, taker)
+    def _answer_empty(self, taker: Taker) -> None:
+        self._end(taker)
         self._send_empty(taker)
 
     def _send_empty(self, taker: Taker) -> None:
@@ -442,10 +442,10 @@ class Takers:
         line = encode_value_line(len(payload), taker.command.opaque)
         taker.answerer.answer(line + payload, count=1, size_bytes=0)
 
-    def _end(self, group: QueueGroup, taker: Taker) -> None:
+    def _end(self, taker: Taker) -> None:
         """Let a taker wait no more."""
         taker.answerer.taker_count -= 1
-        del group.takers[taker]
+        del taker.group.takers[taker]
         self.count -= 1
         self._ends.clear(taker)
 
