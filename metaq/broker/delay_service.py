@@ -88,7 +88,7 @@ from metaq.lifecycle import Service
 from metaq.model import LogId, Offset, SizeBytes
 from metaq.protocol.commands import Cancel, ListScheduled, Status
 from metaq.protocol.encoding import encode_result
-from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.record.layout import record_positions
 from metaq.retry import Backoff
 from metaq.storage.log_removal import outcome_of
 
@@ -600,15 +600,6 @@ class DelayService(Service):
         for tier in self.tiers:
             if tier.damage:
                 yield f"delayed messages of {tier.log_id} are not read: {tier.damage}"
-
-
-def record_positions(data: bytes | bytearray) -> list[int]:
-    """Return where each record of some whole ones begins."""
-    position, positions = 0, list[int]()
-    while position < len(data):
-        positions.append(position)
-        position += HEADER_BYTES + HEADER.unpack_from(data, position)[0]
-    return positions
 
 
 def _body_of(head: DelayHead, payload: bytes, cancelled: Sequence[int]) -> bytes:

@@ -8,7 +8,7 @@ from metaq.errors import MetaqError
 from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, Millis, Offset, id_time
 from metaq.record.checksum import checksum
-from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.record.layout import record_positions
 from metaq.txn.figures import TransactionView
 from metaq.txn.journal import Slot, join_chunks
 from metaq.txn.opening import RestoredTransaction
@@ -207,7 +207,7 @@ def restore_transaction(
     )
     for made in make_batches(replayed):
         applied = replayed.applied_bytes.get(made.log_id, 0)
-        left = made.ids[_records_in(made.data[:applied]) :]
+        left = made.ids[len(record_positions(made.data[:applied])) :]
         data = made.data[applied:]
         tx.add(PutRun(made.log_id, (data,), len(data), len(left), made.ids[-1]))
         batch = tx.batches[made.log_id]
@@ -221,12 +221,3 @@ def restore_transaction(
         for batch in tx.batches.values()
     )
     return tx
-
-
-def _records_in(data: bytes) -> int:
-    """Return how many whole records some bytes are."""
-    count = position = 0
-    while position < len(data):
-        position += HEADER_BYTES + HEADER.unpack_from(data, position)[0]
-        count += 1
-    return count

@@ -54,7 +54,7 @@ from metaq.protocol.transaction_ids import format_key
 from metaq.record.batch import CheckedRecords, stamp_in_steps
 from metaq.record.flags import HAS_PROPERTIES, decode_text, text_of
 from metaq.record.ids import id_after
-from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.record.layout import HEADER, HEADER_BYTES, record_positions
 from metaq.routing.match import KEY_BYTES_MAX, ROUTING_KEY
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
@@ -105,12 +105,8 @@ class _Target:
 
     def records(self, parts: Sequence[CheckedRecords]) -> CheckedRecords:
         """Return its messages in one piece."""
-        data, position = bytearray().join(self.chunks(parts)), 0
-        positions = list[int]()
-        while position < len(data):
-            positions.append(position)
-            position += HEADER_BYTES + HEADER.unpack_from(data, position)[0]
-        return CheckedRecords(data, positions)
+        data = bytearray().join(self.chunks(parts))
+        return CheckedRecords(data, record_positions(data))
 
 
 class RouteTicket:
