@@ -23,7 +23,7 @@ from metaq.errors import (
 )
 from metaq.model import Offset
 from metaq.protocol.commands import Settle, Status
-from metaq.protocol.encoding import encode_result
+from metaq.protocol.encoding import encode_refusal, encode_result
 from metaq.protocol.queue_frames import (
     Settlement,
     SettleVerb,
@@ -145,18 +145,15 @@ class _Settling:
         self._waits -= 1
         if self._waits:
             return
-        command = self._command
-        if self._error is None:
+        command, error = self._command, self._error
+        if error is None:
             reply = encode_result(Status.OK, encode_words(self._words), command.opaque)
+        elif isinstance(error, TransactionError):
+            reply = encode_refusal(ServerError(str(error)), command.opaque)
         else:
-            error = self._error
-            if not isinstance(error, TransactionError):
-                error = wire_error(
-                    self._context,
-                    error,
-                    topic=command.topic,
-                    partition=command.partition,
-                )
-            status = getattr(error, "status", Status.SERVER_ERROR)
-            reply = encode_result(status, str(error).encode(), command.opaque)
+            where, context = self._queue.log.log_id, self._context
+            refusal = wire_error(
+                context, error, topic=where.topic, partition=where.partition
+            )
+            reply = encode_refusal(refusal, command.opaque)
         self._answerer.answer(reply, count=1, size_bytes=0)

@@ -20,15 +20,13 @@ from metaq.deadlines import Deadlines, DeadlineTimer
 from metaq.errors import (
     ClosedError,
     CorruptRecordError,
-    ForbiddenError,
     MetaqError,
     ServerError,
     StorageError,
     WireError,
 )
-from metaq.protocol import texts
 from metaq.protocol.commands import Take
-from metaq.protocol.encoding import encode_result, encode_value_line
+from metaq.protocol.encoding import encode_refusal, encode_value_line
 from metaq.protocol.queue_frames import encode_taken
 from metaq.queues.rules import Now
 from metaq.queues.state import Taken
@@ -79,11 +77,8 @@ class Takers:
                 "take: expected 0 messages and 1 byte or more, got"
                 f" {command.count} and {command.max_size}"
             )
-        topics, partition = self._context.topics, command.partition
-        if topics.is_closed(command.topic, partition):
-            broker_id = self._context.config.system.broker_id
-            raise ForbiddenError(texts.get_closed(broker_id, partition))
-        self._service.queues_of(group, partition)
+        self._context.topics.require_open(command.topic, command.partition)
+        self._service.queues_of(group, command.partition)
         self._service.note_worker(group, command.worker, answerer)
         taker = Taker(command, answerer, group)
         answerer.hold(count=1, size_bytes=0)
@@ -430,7 +425,7 @@ class Takers:
         return wire_error(self._context, error, topic=topic, partition=partition)
 
     def _answer_error(self, taker: Taker, error: WireError) -> None:
-        reply = encode_result(error.status, str(error).encode(), taker.command.opaque)
+        reply = encode_refusal(error, taker.command.opaque)
         taker.answerer.answer(reply, count=1, size_bytes=0)
 
     def _answer_empty(self, taker: Taker) -> None:

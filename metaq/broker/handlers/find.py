@@ -21,7 +21,6 @@ from metaq.clock import Clock
 from metaq.errors import (
     BadRequestError,
     CorruptRecordError,
-    ForbiddenError,
     NotFoundError,
     ServerError,
     UnavailableError,
@@ -73,9 +72,7 @@ def handle_find(command: Find, answerer: Answerer) -> None:
     context.counters.cmd_get += 1
     if not command.payload.startswith((b"key=", b"h.")) or command.limit < 1:
         raise BadRequestError("expected key=VALUE or h.NAME=VALUE, and a limit")
-    if context.topics.is_closed(topic, partition):
-        broker_id = context.config.system.broker_id
-        raise ForbiddenError(texts.get_closed(broker_id, partition))
+    context.topics.require_open(topic, partition)
     log = context.topics.find_log(topic, partition)
     if not knows_end(context, log):
         raise UnavailableError(texts.not_settled(topic, partition))
