@@ -28,7 +28,7 @@ from metaq.errors import (
     UnknownPutError,
 )
 from metaq.model import TopicPartition
-from metaq.peer.connection import BrokerConnection
+from metaq.peer.connection import BrokerConnection, ignore
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Check, Reply, Settle, Take
 from metaq.protocol.encoding import encode
@@ -145,9 +145,9 @@ def ask(
     connection: BrokerConnection,
     command: Take | Settle | Check,
     *,
-    on_reply: Callable[[Reply], None],
-    on_error: Callable[[MetaqError], None],
     deadline_s: float,
+    on_reply: Callable[[Reply], None] = ignore,
+    on_error: Callable[[MetaqError], None] = ignore,
 ) -> None:
     """Send a command; its reply is handled, or an error, that of `on_reply` as well.
 
