@@ -294,7 +294,10 @@ class QueueService(Service):
         self._definitions, self._unread = definitions, unread
         for name, definition in definitions.items():
             group = self._groups.get(name)
-            if group is not None and _ends(group.definition, definition):
+            if group is not None and (
+                definition.is_deleted
+                or _identity(definition) != _identity(group.definition)
+            ):
                 del self._groups[name]
                 self.takers.end_all(group)
                 for queue in [*group.queues.values()]:
@@ -633,15 +636,12 @@ class QueueService(Service):
         for group in groups:
             self.takers.pump(group)
 
-    def _pump_all(self) -> None:
-        for group in [*self._groups.values()]:
-            self.takers.pump(group)
-
     def tick(self) -> None:
         """Write whole states where that is due, and trim; once a second."""
         self.letters.retry()
-        self._pump_all()  # a leader that did not know whether it leads may know now
         for group in self._groups.values():
+            # A leader that did not know whether it leads may know now.
+            self.takers.pump(group)
             for queue in [*group.queues.values()]:
                 self._tend(group, queue)
         log = self._journal.find(QUEUES)
@@ -731,10 +731,6 @@ class QueueService(Service):
 def _identity(definition: QueueGroupDefinition) -> tuple[str, int]:
     """Return what stays of a group when it is altered, besides its name."""
     return definition.topic, definition.generation
-
-
-def _ends(old: QueueGroupDefinition, new: QueueGroupDefinition) -> bool:
-    return new.is_deleted or _identity(new) != _identity(old)
 
 
 def _first_floor(group: QueueGroup, log: PartitionLog) -> Offset:

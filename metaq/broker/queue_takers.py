@@ -54,16 +54,19 @@ class Takers:
     def __init__(self, service: QueueOwner, context: BrokerContext) -> None:
         self._service = service
         self._context = context
-        self.count = 0
-        """Takes that wait."""
         self._ends: Deadlines[Taker] = Deadlines()
-        """When their waits are over: a timer for each would cost as much as its put."""
+        """When waits are over: a timer for each would cost as much as its put."""
         self._timer = DeadlineTimer(
             self._ends, context.clock.monotonic_s, self._end_waits, together_s=TIMER_S
         )
         self._replies: dict[Answerer, list[bytes]] = {}
         """To the takers of each connection, of the pump that is at work."""
         self._reply_count = 0
+
+    @property
+    def count(self) -> int:
+        """Return how many takes wait."""
+        return len(self._ends)
 
     def take(self, command: Take, answerer: Answerer) -> None:
         """Answer a `take` now, or when there is something or its wait is over.
@@ -84,7 +87,6 @@ class Takers:
         answerer.hold(count=1, size_bytes=0)
         answerer.taker_count += 1
         group.takers[taker] = None
-        self.count += 1
         if not command.count:
             for each in [*group.takers]:
                 if each.command.worker == command.worker:
@@ -92,10 +94,8 @@ class Takers:
             return
         self.pump(group)
         limits = self._context.config.limits
-        if taker not in group.takers:
-            return
         wait_ms = min(command.wait_ms, limits.wait_ms_max)
-        if self.count > limits.waiters_max:
+        if self.count >= limits.waiters_max:
             self._answer_empty(taker)
             return
         if wait_ms <= 0:
@@ -283,10 +283,7 @@ class Takers:
         for name in [n for n in kept if kept[n].until_ms + lease_ms <= now.mono_ms]:
             del kept[name]  # its worker is gone
         kept[worker] = Kept(now.mono_ms + lease_ms, wanted)
-        self._pump_later(group, lease_ms)
-
-    def _pump_later(self, group: QueueGroup, wait_ms: int) -> None:
-        asyncio.get_running_loop().call_later(wait_ms / 1000, self.pump, group)
+        asyncio.get_running_loop().call_later(lease_ms / 1000, self.pump, group)
 
     def _give(
         self,
@@ -441,7 +438,6 @@ class Takers:
         """Let a taker wait no more."""
         taker.answerer.taker_count -= 1
         del taker.group.takers[taker]
-        self.count -= 1
         self._ends.clear(taker)
 
 
