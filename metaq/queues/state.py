@@ -277,11 +277,6 @@ class QueueState:
             if before.delivery:
                 left_ms = min(left_ms, before.left_ms)
             self._delays.set(offset, now.mono_ms + left_ms)
-        elif lock is None and before is None and offset >= self._reclaim_end:
-            # Nearly always. As `_queue` does it.
-            message.heap = self._queued
-            heapq.heappush(message.heap, offset)
-            self.ready_count += 1
         else:
             self._queue(message)
         self.scan_offset = message.end
@@ -662,8 +657,9 @@ class QueueState:
         One that a worker of an earlier life may have is, when the reclaim time is over.
         """
         at = message.offset
-        is_free = at >= self._reclaim_end and at not in self._kept
-        if is_free and message.heap is None and self._is_first(message):
+        if message.heap is not None or at < self._reclaim_end or at in self._kept:
+            return
+        if message.key is None or self._is_first(message):
             is_alone = message.silent_count >= ALONE_COUNT
             message.heap = self._alone if is_alone else self._queued
             heapq.heappush(message.heap, at)
