@@ -24,7 +24,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -80,15 +79,6 @@ SETTLED_POLL_S: Final = 0.05
 """Between two looks whether a new leader has all that its predecessor promised."""
 
 
-@dataclass(slots=True)
-class _Content:
-    """Content of `__queues`."""
-
-    images: Images
-    starts: dict[QueueName, Offset]
-    """Offset of the last whole state of each queue."""
-
-
 class QueueService(Service):
     """Queue groups of one broker. Owner: the app; used on the loop's thread."""
 
@@ -101,8 +91,8 @@ class QueueService(Service):
         self._definitions: Mapping[str, QueueGroupDefinition] = {}
         self._unread: Mapping[str, str] = {}
         self._groups: dict[str, QueueGroup] = {}
-        self._content: _Content | None = None
-        """None: it is to be read."""
+        self._content: Images | None = None
+        """The queues in `__queues`; None: it is to be read."""
         self._dropped = set[str]()
         """Topics that were deleted before it was read."""
         self._failure = ""
@@ -162,14 +152,14 @@ class QueueService(Service):
             try:
                 await self._wait_stored()
                 self._context.transactions.require_ended(QUEUES)
-                found = (Images(), {}) if log is None else await read_images(log)
+                found = Images() if log is None else await read_images(log)
             except (StorageError, ClosedError) as error:
                 if term == self._term:
                     self._note_away(error)
                 return
             if term != self._term:
                 return
-            self._failure, self._content = "", _Content(*found)
+            self._failure, self._content = "", found
             logs = self._context.topics.logs()
             self._reclaim_ends = {log.log_id: log.next_offset for log in logs}
             self.restart_reclaim()
@@ -355,10 +345,9 @@ class QueueService(Service):
         content = self._content
         if content is None:
             return
-        for name in [each for each in content.images.by_name if is_meant(each)]:
-            queue_id = content.images.id_of(name)
-            content.images.remove(name)
-            content.starts.pop(name, None)
+        for name in [each for each in content.by_name if is_meant(each)]:
+            queue_id = content.id_of(name)
+            content.remove(name)
             gone = StateRecord(StateKind.DELETED, queue_id, 0, Offset(0), name=name)
             self._journal.append(QUEUES, encode_state(gone), self._on_written)
 
@@ -370,7 +359,7 @@ class QueueService(Service):
         content = self._content
         if content is None:
             return
-        for name, image in content.images.by_name.items():
+        for name, image in content.by_name.items():
             log_id = LogId(name.topic, name.partition)
             end = ends.get(log_id)
             if end is None or image.end <= end:
@@ -384,7 +373,7 @@ class QueueService(Service):
                 image.end,
             )
             image.cut(end)
-            known = snapshot_of(content.images.id_of(name), name, image)
+            known = snapshot_of(content.id_of(name), name, image)
             self._journal.append(QUEUES, encode_state(known), self._on_written)
 
     def _on_written(self, error: MetaqError | None) -> None:
@@ -489,15 +478,15 @@ class QueueService(Service):
         content = self._content
         if content is None:
             raise self._away()
-        is_new = name not in content.images.by_name
-        image = content.images.by_name.get(name)
+        is_new = name not in content.by_name
+        image = content.by_name.get(name)
         if image is None:
-            image = content.images.begin(name, _first_floor(group, log))
+            image = content.begin(name, _first_floor(group, log))
         letters_topic = group.definition.dead_letter_topic
         buried = stored_letters(self._context, letters_topic, name, log)
         image.apply(buried)
         image.incarnation += 1
-        queue_id = content.images.id_of(name)
+        queue_id = content.id_of(name)
         limits = self._context.config.limits
         rules = rules_of(group.definition)
         if queue is not None:
@@ -658,7 +647,7 @@ class QueueService(Service):
         if queue.wants_snapshot or start < log.next_offset - PINNED_BYTES_MAX:
             self._snapshot(content, queue, log.next_offset)
         elif queue.state.is_worn and not queue.letters_open:
-            content.images.by_name[queue.name] = queue.state.image(self.now())
+            content.by_name[queue.name] = queue.state.image(self.now())
             self._forget(group, queue)  # another life begins with the next command
 
     @property
@@ -669,7 +658,7 @@ class QueueService(Service):
             log.segments.sealed and log.segments.first.end_offset <= log.trims_to
         )
 
-    def _snapshot(self, content: _Content, queue: ServedQueue, start: Offset) -> None:
+    def _snapshot(self, content: Images, queue: ServedQueue, start: Offset) -> None:
         def stored(error: MetaqError | None) -> None:
             if error is None:
                 content.starts[queue.name] = start
@@ -720,7 +709,7 @@ class QueueService(Service):
                 continue
             name = _name_of(group, log)
             if self._content is not None:
-                image = self._content.images.by_name.get(name)
+                image = self._content.by_name.get(name)
                 yield (
                     log,
                     None,
