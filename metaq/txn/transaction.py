@@ -133,11 +133,11 @@ class BrokerTransaction:
         batch.last_id = puts.last_id
         self.put_count += puts.record_count
 
-    def commit_holds(self) -> None:
-        """Tell what it holds that it is committed."""
+    def end_holds(self, *, is_committed: bool) -> None:
+        """Say to what it holds how it ended, if that was not said."""
         holds, self.holds = self.holds, []
         for hold in holds:
-            hold.on_committed()
+            hold.on_ended(is_committed=is_committed)
 
     def leave_group(self) -> None:
         """Leave the transactions that one command commits."""
