@@ -127,7 +127,7 @@ class DelayService(Service):
         super().__init__("delays", stop_timeout_s=2.0)
         self._context = context
         self._logs: Final = InternalLogs(context)
-        self.tiers: Final = [DelayTier(n, context, self._logs) for n in range(TIERS)]
+        self.tiers: Final = [DelayTier(n, context) for n in range(TIERS)]
         self._held: Counter[Place] = Counter()
         """Records of which a message is being cancelled: their tiers stop there."""
         self._released: list[Place] = []
@@ -158,7 +158,7 @@ class DelayService(Service):
         stops in front of that message: where the record is refused it is delivered,
         only later.
         """
-        self._answer_later(command, answerer, self._cancel(command))
+        self._answer_later(command, answerer, partial(self._cancel, command))
 
     async def _cancel(self, command: Cancel) -> bytes:
         """Take one message back; return what became of it.
@@ -202,7 +202,7 @@ class DelayService(Service):
 
     def show(self, command: ListScheduled, answerer: Answerer) -> None:
         """Answer what waits."""
-        self._answer_later(command, answerer, self._list(command))
+        self._answer_later(command, answerer, partial(self._list, command))
 
     async def _list(self, command: ListScheduled) -> bytes:
         if not self._is_unused:
@@ -227,28 +227,26 @@ class DelayService(Service):
         self,
         command: Cancel | ListScheduled,
         answerer: Answerer,
-        work: Coroutine[Any, Any, bytes],
+        work: Callable[[], Coroutine[Any, Any, bytes]],
     ) -> None:
         """Answer with what some work returns.
 
         Raises:
             UnavailableError: it is not begun.
         """
-        text = ""
         if self._state is None:
-            text = "delayed messages are being read"
-        elif self._request_count >= REQUESTS_MAX:
-            text = f"{REQUESTS_MAX} requests about delayed messages wait already"
-        if text:
-            work.close()
-            raise UnavailableError(text)
+            raise UnavailableError("delayed messages are being read")
+        if self._request_count >= REQUESTS_MAX:
+            raise UnavailableError(
+                f"{REQUESTS_MAX} requests about delayed messages wait already"
+            )
         self._request_count += 1
         answerer.hold(count=1, size_bytes=0)
 
         async def answer() -> None:
             reply = b""
             try:
-                reply = encode_result(Status.OK, await work, command.opaque)
+                reply = encode_result(Status.OK, await work(), command.opaque)
             except MetaqError as error:
                 body = str(error).encode()
                 reply = encode_result(Status.SERVER_ERROR, body, command.opaque)

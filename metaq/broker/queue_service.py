@@ -214,8 +214,7 @@ class QueueService(Service):
         self._dropped.clear()
         for group in self._groups.values():
             self.takers.refuse_all(group, self._refusal(group.definition.topic, -1))
-            for queue in [*group.queues.values()]:
-                self._forget(group, queue)
+            self._forget_all(group)
         self._load_due.set()
 
     def _refusal(self, topic: str, partition: int) -> WireError:
@@ -254,8 +253,7 @@ class QueueService(Service):
         self._content = None
         self._note_away(error)
         for group in self._groups.values():
-            for queue in [*group.queues.values()]:
-                self._forget(group, queue)
+            self._forget_all(group)
 
     def _note_away(self, error: MetaqError) -> None:
         """Have `__queues` read again, after a pause."""
@@ -290,8 +288,7 @@ class QueueService(Service):
             ):
                 del self._groups[name]
                 self.takers.end_all(group)
-                for queue in [*group.queues.values()]:
-                    self._forget(group, queue)
+                self._forget_all(group)
         self._delete(self._is_over)
         for name, definition in definitions.items():
             if definition.is_deleted:
@@ -316,9 +313,8 @@ class QueueService(Service):
     def drop_topic(self, topic: str) -> None:
         """Delete the queues of a topic that was deleted."""
         for group in self._groups.values():
-            for queue in [*group.queues.values()]:
-                if queue.name.topic == topic:
-                    self._forget(group, queue)
+            if group.definition.topic == topic:
+                self._forget_all(group)
         if self._content is None and self._is_leading:
             self._dropped.add(topic)
         self._delete(lambda each: each.topic == topic)
@@ -547,6 +543,10 @@ class QueueService(Service):
         group.all_queues = None
         group.stop_waiting(queue.name.partition)
         self._deadlines.clear(queue)
+
+    def _forget_all(self, group: QueueGroup) -> None:
+        for queue in [*group.queues.values()]:
+            self._forget(group, queue)
 
     def has(self, queue: ServedQueue) -> bool:
         """Return whether a queue is still the one in memory."""
