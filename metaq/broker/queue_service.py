@@ -213,14 +213,16 @@ class QueueService(Service):
         self._failure, self._failures, self._content = "", 0, None
         self._dropped.clear()
         for group in self._groups.values():
-            self.takers.refuse_all(group, self._refusal(group.definition.topic, -1))
+            self.takers.refuse_all(
+                group, self._refusal(LogId(group.definition.topic, -1))
+            )
             self._forget_all(group)
         self._load_due.set()
 
-    def _refusal(self, topic: str, partition: int) -> WireError:
+    def _refusal(self, at: LogId) -> WireError:
         """Return why this replica of a set serves none."""
         cause = self._context.topics.refusal or ClosedError("the term begins")
-        return wire_error(self._context, cause, topic=topic, partition=partition)
+        return wire_error(self._context, cause, at)
 
     def restart_reclaim(self) -> None:
         """Give workers their time from now on: clients can find this broker."""
@@ -404,7 +406,7 @@ class QueueService(Service):
             ServerError: it is of another topic, or its definition cannot be read.
         """
         if self._context.topics.refusal is not None:
-            raise self._refusal(command.topic, command.partition)
+            raise self._refusal(LogId(command.topic, command.partition))
         group = self._groups.get(command.group)
         if group is None and (reason := self._unread.get(command.group)):
             raise ServerError(f"queue group '{command.group}': {reason}")

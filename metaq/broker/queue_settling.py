@@ -151,9 +151,6 @@ class _Settling:
         elif isinstance(error, TransactionError):
             reply = encode_refusal(ServerError(str(error)), command.opaque)
         else:
-            where, context = self._queue.log.log_id, self._context
-            refusal = wire_error(
-                context, error, topic=where.topic, partition=where.partition
-            )
+            refusal = wire_error(self._context, error, self._queue.log.log_id)
             reply = encode_refusal(refusal, command.opaque)
         self._answerer.answer(reply, count=1, size_bytes=0)

@@ -418,8 +418,7 @@ class Takers:
             self._answer_error(taker, error)
 
     def _error_of(self, queue: ServedQueue, error: MetaqError) -> WireError:
-        topic, partition = queue.log.log_id.topic, queue.log.log_id.partition
-        return wire_error(self._context, error, topic=topic, partition=partition)
+        return wire_error(self._context, error, queue.log.log_id)
 
     def _answer_error(self, taker: Taker, error: WireError) -> None:
         reply = encode_refusal(error, taker.command.opaque)

@@ -495,13 +495,8 @@ def _refuse(
     answerer: Answerer, command: Mput, error: MetaqError, log_id: LogId | None = None
 ) -> WireError:
     """Return the answer to a command that is not stored; it names the target."""
-    return refuse_put(
-        answerer.context,
-        error,
-        topic=command.topic if log_id is None else log_id.topic,
-        partition=command.partition if log_id is None else log_id.partition,
-        count=command.count,
-    )
+    at = log_id or LogId(command.topic, command.partition)
+    return refuse_put(answerer.context, error, at, command.count)
 
 
 # -- reading an address
