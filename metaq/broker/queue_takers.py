@@ -8,7 +8,7 @@ page cache are read by the reader threads; the pump goes on when they are there.
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from metaq.broker.acks import Answerer, wire_error
 from metaq.broker.context import BrokerContext
@@ -46,6 +46,15 @@ RETRY_MS: Final = 1000
 """Between two looks at a partition that cannot be read, while others are served."""
 TIMER_S: Final = 0.005
 """Waits, leases and delays that end within this end together."""
+
+
+class _Given(NamedTuple):
+    """Messages of a queue on their way to a taker."""
+
+    queue: ServedQueue
+    taker: Taker
+    taken: Sequence[Taken]
+    lease_ms: int
 
 
 class Takers:
@@ -228,7 +237,7 @@ class Takers:
         if is_alone:
             self._keep(group, command.worker, None, queue, now)
         self._service.watch(queue)
-        self._give(queue, taker, taken, lease_ms)
+        self._give(_Given(queue, taker, taken, lease_ms))
         return True
 
     def _choose(
@@ -285,42 +294,31 @@ class Takers:
         kept[worker] = Kept(now.mono_ms + lease_ms, wanted)
         asyncio.get_running_loop().call_later(lease_ms / 1000, self.pump, group)
 
-    def _give(
-        self,
-        queue: ServedQueue,
-        taker: Taker,
-        taken: Sequence[Taken],
-        lease_ms: int,
-    ) -> None:
+    def _give(self, given: _Given) -> None:
         """Answer with the records; what cannot be read is given back."""
+        queue, taken = given.queue, given.taken
         try:
             runs = queue.runs_now(taken)
         except (StorageError, ClosedError) as error:
-            self._give_back(queue, taker, taken, error)
+            self._give_back(given, error)
             return
         if runs is not None:
-            self._answer(queue, taker, taken, lease_ms, runs)
+            self._answer(given, runs)
             return
 
         async def read() -> None:
             try:
                 runs = await queue.read_runs(taken)
             except (StorageError, ClosedError) as error:
-                self._give_back(queue, taker, taken, error)
+                self._give_back(given, error)
             else:
-                self._answer(queue, taker, taken, lease_ms, runs)
+                self._answer(given, runs)
                 self._send_replies()
 
         self._service.spawn(read(), name="read")
 
-    def _answer(
-        self,
-        queue: ServedQueue,
-        taker: Taker,
-        taken: Sequence[Taken],
-        lease_ms: int,
-        runs: Sequence[RecordRun],
-    ) -> None:
+    def _answer(self, given: _Given, runs: Sequence[RecordRun]) -> None:
+        queue, taker, taken, lease_ms = given
         deliveries = [(offset, number, count) for offset, _, number, count in taken]
         head = encode_taken(queue.name.partition, lease_ms, deliveries)
         payload = head + encode_runs(runs)
@@ -375,13 +373,8 @@ class Takers:
 
     # -- answers without messages
 
-    def _give_back(
-        self,
-        queue: ServedQueue,
-        taker: Taker,
-        taken: Sequence[Taken],
-        error: MetaqError,
-    ) -> None:
+    def _give_back(self, given: _Given, error: MetaqError) -> None:
+        queue, taker, taken, _lease_ms = given
         queue.state.give_back(taken)
         if isinstance(error, CorruptRecordError):
             at = taken[0].offset
