@@ -13,6 +13,7 @@ of this one is stored, so no earlier life has used a number of this one.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from metaq.broker.internal_logs import (
@@ -57,59 +58,45 @@ def _unheard(_error: MetaqError | None) -> None:
     """Hear of an outcome for which no one waits."""
 
 
+@dataclass(slots=True, eq=False)
 class ServedQueue:
-    """One queue. Owner: the service; used on the loop's thread."""
+    """One queue, served once `open` is stored. Owner: the service; on the loop."""
 
-    def __init__(
-        self,
-        name: QueueName,
-        log: PartitionLog,
-        state: QueueState,
-        journal: InternalLogs,
-        *,
-        queue_id: int,
-        where: Filter | None,
-        on_failed: Callable[[MetaqError], None],
-        on_freed: Callable[[], None],
-    ) -> None:
-        """Serve a queue, once `open` is stored.
-
-        `on_failed` is called when a record of it is not stored, before who waits.
-        `on_freed` is called when messages can be given out that waited for another one
-        of their key.
-        """
-        self.name: Final = name
-        self.log: Final = log
-        """Partition with its messages."""
-        self.state: Final = state
-        self.queue_id: Final = queue_id
-        self.where = where
-        self.is_open = False
-        """Whether its incarnation is stored."""
-        self.is_reading = False
-        """A read is under way for it."""
-        self.problem = ""
-        """Why nothing more is found; "" when nothing is wrong."""
-        self.retry_ms = 0
-        """Monotonic: with a problem it is not looked at before, while others are."""
-        self.lost_count = 0
-        """Messages that retention took before they were done."""
-        self.lost_ms = 0
-        """When that, or bytes that were not looked at, was noted last; 0: never."""
-        self.letters_open = 0
-        """Dead letters on their way."""
-        self._journal = journal
-        self._on_failed = on_failed
-        self._on_freed = on_freed
-        self._window: tuple[Offset, bytes] | None = None
-        self._scale = 1
-        """Factor of what is read: grows while a record is larger than that."""
-        self._asking: list[OnStored] = []
-        """Those that hear of the outcome of the next append."""
-        self._waiting: list[OnStored] = []
-        """Those that hear of the outcome of the last append."""
-        self._appends = 0
-        self._changes = 0
+    name: QueueName
+    log: PartitionLog
+    """Partition with its messages."""
+    state: QueueState
+    _journal: InternalLogs
+    _: KW_ONLY
+    queue_id: int
+    where: Filter | None
+    on_failed: Callable[[MetaqError], None]
+    """Called when a record of it is not stored, before who waits."""
+    on_freed: Callable[[], None]
+    """Called when what waited for another one of its key can be given out."""
+    is_open: bool = False
+    """Whether its incarnation is stored."""
+    is_reading: bool = False
+    """A read is under way for it."""
+    problem: str = ""
+    """Why nothing more is found; "" when nothing is wrong."""
+    retry_ms: int = 0
+    """Monotonic: with a problem it is not looked at before, while others are."""
+    lost_count: int = 0
+    """Messages that retention took before they were done."""
+    lost_ms: int = 0
+    """When that, or bytes that were not looked at, was noted last; 0: never."""
+    letters_open: int = 0
+    """Dead letters on their way."""
+    _window: tuple[Offset, bytes] | None = None
+    _scale: int = 1
+    """Factor of what is read: grows while a record is larger than that."""
+    _asking: list[OnStored] = field(default_factory=list)
+    """Those that hear of the outcome of the next append."""
+    _waiting: list[OnStored] = field(default_factory=list)
+    """Those that hear of the outcome of the last append."""
+    _appends: int = 0
+    _changes: int = 0
 
     def __str__(self) -> str:
         return f"queue group '{self.name.group}' of {self.log.log_id}"
@@ -162,7 +149,7 @@ class ServedQueue:
                 each(error)
             if error is None and ended:
                 self.state.free_keys(ended)
-                self._on_freed()
+                self.on_freed()
 
         if changes:
             self._append(self.encode(changes), stored)
@@ -226,7 +213,7 @@ class ServedQueue:
         def stored(error: MetaqError | None) -> None:
             self._appends -= 1
             if error is not None:
-                self._on_failed(error)
+                self.on_failed(error)
             for each in waiting:
                 each(error)
 

@@ -4,10 +4,10 @@ It is answered when every change of it is stored, and every dead letter was trie
 in a transaction go by `queue_holds.py`.
 """
 
+from dataclasses import dataclass, field
 from typing import Final
 
 from metaq.broker.acks import Answerer, wire_error
-from metaq.broker.context import BrokerContext
 from metaq.broker.queue_groups import QueueOwner
 from metaq.broker.queue_holds import QueueHold, require_acks
 from metaq.broker.queue_part import ServedQueue
@@ -62,26 +62,20 @@ def settle(service: QueueOwner, command: Settle, answerer: Answerer) -> None:
     _Settling(service, command, answerer, queue, entries).go_on()
 
 
+@dataclass(slots=True, eq=False)
 class _Settling:
     """A settle on its way to its answer. Owner: the event loop's thread."""
 
-    def __init__(
-        self,
-        service: QueueOwner,
-        command: Settle,
-        answerer: Answerer,
-        queue: ServedQueue,
-        entries: list[Settlement],
-    ) -> None:
-        self._service = service
-        self._command = command
-        self._answerer = answerer
-        self._context: BrokerContext = answerer.context
-        self._queue = queue
-        self._entries = entries
-        self._words = list[Word]()
-        self._waits = 1
-        self._error: MetaqError | None = None
+    _service: QueueOwner
+    _command: Settle
+    _answerer: Answerer
+    _queue: ServedQueue
+    _entries: list[Settlement]
+    _words: list[Word] = field(default_factory=list)
+    _waits: int = 1
+    """Outcomes that the answer waits for."""
+    _error: MetaqError | None = None
+    """The first one."""
 
     def go_on(self) -> None:
         """Find the messages, settle them, and answer when that is stored."""
@@ -151,6 +145,7 @@ class _Settling:
         elif isinstance(error, TransactionError):
             reply = encode_refusal(ServerError(str(error)), command.opaque)
         else:
-            refusal = wire_error(self._context, error, self._queue.log.log_id)
+            context, at = self._answerer.context, self._queue.log.log_id
+            refusal = wire_error(context, error, at)
             reply = encode_refusal(refusal, command.opaque)
         self._answerer.answer(reply, count=1, size_bytes=0)
