@@ -93,8 +93,6 @@ class QueueLife:
         self._links: dict[BrokerId, BrokerLink] = {}
         self._tasks = list[asyncio.Task[None]]()
         """The upkeep, and those that take from each broker."""
-        self._is_refused = False
-        """The topic became an exchange."""
         self._is_served = True
         """A broker serves the topic, as far as the log says."""
         self._said = list[Settling]()
@@ -153,12 +151,10 @@ class QueueLife:
         self._on_snapshot(metadata.snapshot)
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
-        if self._is_refused:
-            return
         try:
             refuse_exchanges(snapshot, [self.topic])
         except ExchangeError as error:
-            self._is_refused = True
+            self._unlisten()
             self._parts.fail(error)
             self._stop_taking()
             return
