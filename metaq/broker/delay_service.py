@@ -210,14 +210,7 @@ class DelayService(Service):
             for _ in range(2):
                 await self._followed.wait()
         async with self._listing:
-            found = await list_scheduled(
-                self.tiers,
-                self.dropped,
-                command.topic,
-                command.limit,
-                command.from_ms,
-                command.to_ms,
-            )
+            found = await list_scheduled(self.tiers, self.dropped, command)
         problems = [*self._unread()]
         if problems:
             found["problems"] = problems
@@ -517,7 +510,8 @@ class DelayService(Service):
         ends = [0 if tier.log is None else tier.log.next_offset for tier in self.tiers]
         dropped, drops = dict(self._dropped_left()), list(self._drops)
         for topic, _on_done in drops:
-            found = await list_scheduled(self.tiers, self.dropped, topic, 0)
+            command = ListScheduled(topic, 0, 0)
+            found = await list_scheduled(self.tiers, self.dropped, command)
             count = found["count"]
             _log.info("delayed messages dropped: topic=%s messages=%d", topic, count)
             dropped[topic] = tuple(ends)
