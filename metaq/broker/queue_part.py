@@ -58,7 +58,7 @@ def _unheard(_error: MetaqError | None) -> None:
     """Hear of an outcome for which no one waits."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class ServedQueue:
     """One queue, served once `open` is stored. Owner: the service; on the loop."""
 
