@@ -176,13 +176,8 @@ class PutTicket:
 
     def on_failed(self, error: StorageError | ClosedError) -> None:
         """Refuse every put of the run."""
-        refusal = refuse_put(
-            self._answerer.context,
-            error,
-            topic=self.log_id.topic,
-            partition=self.log_id.partition,
-            count=self._record_count,
-        )
+        context, count = self._answerer.context, self._record_count
+        refusal = refuse_put(context, error, self.log_id, count)
         body = str(refusal).encode()
         opaques = self.receipts.opaques
         self._answerer.answer(
@@ -269,9 +264,7 @@ def count_puts(
 def refuse_put(
     context: BrokerContext,
     error: MetaqError,
-    *,
-    topic: str,
-    partition: int,
+    at: LogId,
     count: int = 1,
 ) -> WireError:
     """Return the answer to puts that failed, and count them.
@@ -286,14 +279,12 @@ def refuse_put(
     context.counters.rejections[cause] += count
     if not isinstance(error, ForbiddenError):
         context.counters.put_failed += count
-        if context.topics.has_stat(topic):
-            context.realtime.record("put_failed", topic, count=count)
-    return wire_error(context, error, topic=topic, partition=partition)
+        if context.topics.has_stat(at.topic):
+            context.realtime.record("put_failed", at.topic, count=count)
+    return wire_error(context, error, at)
 
 
-def wire_error(
-    context: BrokerContext, error: MetaqError, *, topic: str, partition: int
-) -> WireError:
+def wire_error(context: BrokerContext, error: MetaqError, at: LogId) -> WireError:
     """Return the answer to what failed at a partition, as `refuse_put`."""
     if isinstance(error, ClosedError) and context.topics.refusal is not None:
         error = context.topics.refusal
@@ -305,7 +296,7 @@ def wire_error(
     detail = str(error)
     if isinstance(error, NoSpaceError):
         detail = f"{texts.NO_ROOM_PREFIX}{detail}"
-    text = texts.put_failed(context.address, topic, partition, detail)
+    text = texts.put_failed(context.address, at.topic, at.partition, detail)
     if isinstance(error, ForbiddenError):
         return ForbiddenError(text)
     for kind, word in CODES.items():

@@ -38,7 +38,15 @@ from typing import Any, Final, TypeAlias
 
 from metaq.broker.acks import REFUSALS, Answerer
 from metaq.broker.context import BrokerContext
-from metaq.broker.delay_cancel import Place, cancel
+from metaq.broker.delay_cancel import (
+    CANCELLED,
+    DELIVERED,
+    REMEMBERED_MAX,
+    UNKNOWN,
+    Place,
+    parse_receipt,
+    place_of,
+)
 from metaq.broker.delay_status import DelayStatus, list_scheduled
 from metaq.broker.delay_tier import DelayTier
 from metaq.broker.internal_logs import InternalLogs, read_records
@@ -51,6 +59,7 @@ from metaq.delay.plan import (
     Progress,
     Waiting,
     advanced,
+    is_done,
     lowered,
     retry_delay_ms,
     take_batch,
@@ -64,6 +73,7 @@ from metaq.delay.records import (
     DelayState,
     decode_head,
     decode_state,
+    encode_cancelled,
     encode_head,
     encode_state,
 )
@@ -78,7 +88,7 @@ from metaq.lifecycle import Service
 from metaq.model import LogId, Offset, SizeBytes
 from metaq.protocol.commands import Cancel, ListScheduled, Status
 from metaq.protocol.encoding import encode_result
-from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.record.layout import record_positions
 from metaq.retry import Backoff
 from metaq.storage.log_removal import outcome_of
 
@@ -116,16 +126,16 @@ class DelayService(Service):
     def __init__(self, context: BrokerContext) -> None:
         super().__init__("delays", stop_timeout_s=2.0)
         self._context = context
-        self.logs: Final = InternalLogs(context)
-        self.tiers: Final = [DelayTier(n, context, self.logs) for n in range(TIERS)]
+        self._logs: Final = InternalLogs(context)
+        self.tiers: Final = [DelayTier(n, context) for n in range(TIERS)]
         self._held: Counter[Place] = Counter()
         """Records of which a message is being cancelled: their tiers stop there."""
         self._released: list[Place] = []
         self._followed = asyncio.Event()
         """Set, and replaced, when the tiers are up to date."""
-        self.cancelled: dict[tuple[int, int, int], None] = {}
+        self._cancelled: dict[tuple[int, int, int], None] = {}
         """Tier, offset and id of what was cancelled lately."""
-        self.cancelled_count = 0
+        self._cancelled_count = 0
         self._joined = JoinedAppends(context, _SESSION)
         self._state: DelayState | None = None
         self._wall = WallTime(*self._clocks())
@@ -142,12 +152,57 @@ class DelayService(Service):
     # -- commands
 
     def cancel(self, command: Cancel, answerer: Answerer) -> None:
-        """Take one message back; see `delay_cancel.py`."""
-        self._answer_later(command, answerer, cancel(self, command))
+        """Take one message back, by its receipt, before its time comes.
+
+        A record in its tier says so, stored before it is answered. Meanwhile the tier
+        stops in front of that message: where the record is refused it is delivered,
+        only later.
+        """
+        self._answer_later(command, answerer, partial(self._cancel, command))
+
+    async def _cancel(self, command: Cancel) -> bytes:
+        """Take one message back; return what became of it.
+
+        Raises:
+            ServerError: the receipt is none.
+            MetaqError: the outcome is not known: it is to be asked again.
+        """
+        receipt = parse_receipt(command.payload)
+        number, offset, due_ms, message_id = receipt
+        if not 0 <= number < TIERS:
+            return UNKNOWN
+        tier = self.tiers[number]
+        found = await tier.read_head(offset)
+        if found is None:
+            return UNKNOWN
+        head, size_bytes = found
+        place = place_of(receipt, command.topic, head)
+        if place is None or self._is_dropped(command.topic, number, offset):
+            return UNKNOWN
+        name = number, int(offset), message_id
+        if name in self._cancelled:
+            return CANCELLED
+        key = due_ms, int(offset)
+        is_over = due_ms <= self.now_ms() or key <= tier.reached
+        if is_over or is_done(tier.steps, key):
+            return DELIVERED
+        payload = encode_cancelled(head, place, message_id, offset, size_bytes)
+        self.hold((number, *key))
+        try:
+            error = await outcome_of(partial(self._logs.append, tier.log_id, payload))
+            if error is not None:
+                raise error
+        finally:
+            self.release((number, *key))
+        self._cancelled[name] = None
+        if len(self._cancelled) > REMEMBERED_MAX:
+            del self._cancelled[next(iter(self._cancelled))]
+        self._cancelled_count += 1
+        return CANCELLED
 
     def show(self, command: ListScheduled, answerer: Answerer) -> None:
         """Answer what waits."""
-        self._answer_later(command, answerer, self._list(command))
+        self._answer_later(command, answerer, partial(self._list, command))
 
     async def _list(self, command: ListScheduled) -> bytes:
         if not self._is_unused:
@@ -155,14 +210,7 @@ class DelayService(Service):
             for _ in range(2):
                 await self._followed.wait()
         async with self._listing:
-            found = await list_scheduled(
-                self.tiers,
-                self.dropped,
-                command.topic,
-                command.limit,
-                command.from_ms,
-                command.to_ms,
-            )
+            found = await list_scheduled(self.tiers, self.dropped, command)
         problems = [*self._unread()]
         if problems:
             found["problems"] = problems
@@ -172,28 +220,26 @@ class DelayService(Service):
         self,
         command: Cancel | ListScheduled,
         answerer: Answerer,
-        work: Coroutine[Any, Any, bytes],
+        work: Callable[[], Coroutine[Any, Any, bytes]],
     ) -> None:
         """Answer with what some work returns.
 
         Raises:
             UnavailableError: it is not begun.
         """
-        text = ""
         if self._state is None:
-            text = "delayed messages are being read"
-        elif self._request_count >= REQUESTS_MAX:
-            text = f"{REQUESTS_MAX} requests about delayed messages wait already"
-        if text:
-            work.close()
-            raise UnavailableError(text)
+            raise UnavailableError("delayed messages are being read")
+        if self._request_count >= REQUESTS_MAX:
+            raise UnavailableError(
+                f"{REQUESTS_MAX} requests about delayed messages wait already"
+            )
         self._request_count += 1
         answerer.hold(count=1, size_bytes=0)
 
         async def answer() -> None:
             reply = b""
             try:
-                reply = encode_result(Status.OK, await work, command.opaque)
+                reply = encode_result(Status.OK, await work(), command.opaque)
             except MetaqError as error:
                 body = str(error).encode()
                 reply = encode_result(Status.SERVER_ERROR, body, command.opaque)
@@ -300,7 +346,7 @@ class DelayService(Service):
     async def _read_state(self) -> DelayState:
         log_id = LogId(TOPIC, PROGRESS_PARTITION)
         self._context.transactions.require_ended(log_id)
-        log, state = self.logs.find(log_id), DelayState()
+        log, state = self._logs.find(log_id), DelayState()
         if log is not None:
             async for _offset, record in read_records(log):
                 found = decode_state(record.payload)
@@ -413,7 +459,7 @@ class DelayService(Service):
     ) -> _Delivery:
         groups: dict[tuple[str, int], list[tuple[DelayHead, bytes]]] = {}
         for chosen, head, payload in records:
-            if not self.is_dropped(head.topic, chosen.tier, chosen.record.offset):
+            if not self._is_dropped(head.topic, chosen.tier, chosen.record.offset):
                 body = _body_of(head, payload, chosen.cancelled)
                 groups.setdefault((head.topic, head.partition), []).append((head, body))
         delivery = _Delivery([], Counter(), {})
@@ -464,7 +510,8 @@ class DelayService(Service):
         ends = [0 if tier.log is None else tier.log.next_offset for tier in self.tiers]
         dropped, drops = dict(self._dropped_left()), list(self._drops)
         for topic, _on_done in drops:
-            found = await list_scheduled(self.tiers, self.dropped, topic, 0)
+            command = ListScheduled(topic, 0, 0)
+            found = await list_scheduled(self.tiers, self.dropped, command)
             count = found["count"]
             _log.info("delayed messages dropped: topic=%s messages=%d", topic, count)
             dropped[topic] = tuple(ends)
@@ -489,7 +536,7 @@ class DelayService(Service):
         """Return the deleted topics; what is below an offset of each tier is gone."""
         return {} if self._state is None else self._state.dropped
 
-    def is_dropped(self, topic: str, tier: int, offset: int) -> bool:
+    def _is_dropped(self, topic: str, tier: int, offset: int) -> bool:
         """Return whether a record is of a topic that was deleted since."""
         ends = self.dropped.get(topic)
         return ends is not None and offset < ends[tier]
@@ -511,7 +558,7 @@ class DelayService(Service):
 
     def trim(self) -> bool:
         """Let go of what is done; return whether segments can go."""
-        log = self.logs.find(LogId(TOPIC, PROGRESS_PARTITION))
+        log = self._logs.find(LogId(TOPIC, PROGRESS_PARTITION))
         if log is not None and self._state is not None:
             log.trim_offset = Offset(max(0, log.high_watermark - PROGRESS_KEPT_BYTES))
         is_trimmed = [tier.trim() for tier in self.tiers]
@@ -524,7 +571,7 @@ class DelayService(Service):
             waiting_count=sum(tier.waiting_messages for tier in self.tiers),
             waiting_bytes=sum(tier.waiting_bytes for tier in self.tiers),
             delivered_count=self._delivered_count,
-            cancelled_count=self.cancelled_count,
+            cancelled_count=self._cancelled_count,
             late_ms=self._late_ms,
             problems=tuple(self._problems()),
             clock_problem=f"the clock has jumped by {lead_ms} ms: delayed messages go"
@@ -545,15 +592,6 @@ class DelayService(Service):
         for tier in self.tiers:
             if tier.damage:
                 yield f"delayed messages of {tier.log_id} are not read: {tier.damage}"
-
-
-def record_positions(data: bytes | bytearray) -> list[int]:
-    """Return where each record of some whole ones begins."""
-    position, positions = 0, list[int]()
-    while position < len(data):
-        positions.append(position)
-        position += HEADER_BYTES + HEADER.unpack_from(data, position)[0]
-    return positions
 
 
 def _body_of(head: DelayHead, payload: bytes, cancelled: Sequence[int]) -> bytes:

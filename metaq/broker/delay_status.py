@@ -15,6 +15,7 @@ from metaq.delay.due_index import (
 )
 from metaq.delay.plan import Waiting
 from metaq.model import Offset
+from metaq.protocol.commands import ListScheduled
 from metaq.stats import counter, gauge
 
 HOUR_MS: Final = 3_600_000
@@ -22,7 +23,6 @@ HOURS_MAX: Final = 1000
 """Hours with messages that a listing names."""
 SOONEST_MAX: Final = 8192
 """Records that a listing looks at for the soonest ones."""
-NO_END_MS: Final = 2**63
 ALL_TOPICS: Final = "*"
 _CANCELLED: Final = b"\xff\xff"
 """Among the bytes of each entry of a cancelled message: its count, -PLACES_MAX..-1."""
@@ -60,22 +60,16 @@ class DelayStatus:
 async def list_scheduled(
     tiers: Sequence[DelayTier],
     dropped: Mapping[str, Sequence[int]],
-    topic: str,
-    limit: int,
-    from_ms: int = 0,
-    to_ms: int = NO_END_MS,
+    command: ListScheduled,
     *,
     soonest_max: int = SOONEST_MAX,
 ) -> dict[str, Any]:
-    """Return what waits for a topic, or for all (`*`), as `scheduled` says it.
+    """Return what waits, as `scheduled` says it.
 
     Args:
         tiers: all of them.
         dropped: deleted topics; what is below an offset of each tier is gone.
-        topic: the only one, or `*`.
-        limit: records that are named.
-        from_ms: no due time is below.
-        to_ms: all are below.
+        command: which topics and due times, and how many records are named.
         soonest_max: records that are looked at for the soonest ones.
 
     Raises:
@@ -85,7 +79,7 @@ async def list_scheduled(
     hours, cancelled = Counter[int](), Counter[tuple[int, int]]()
     freed_bytes = Counter[tuple[int, int]]()
     soonest = list[tuple[int, int, int, int]]()
-    wanted = None if topic == ALL_TOPICS else topic_hash(topic)
+    wanted = None if command.topic == ALL_TOPICS else topic_hash(command.topic)
     ends = [(topic_hash(each), dropped[each]) for each in dropped]
     async for number, entries in _entries(tiers, _CANCELLED):
         for each in entries:
@@ -97,7 +91,7 @@ async def list_scheduled(
             left = each.messages - cancelled[number, each.offset]
             if left <= 0 or wanted not in (None, each.topic):
                 continue
-            if not from_ms <= each.due_ms < to_ms or any(
+            if not command.from_ms <= each.due_ms < command.to_ms or any(
                 each.topic == name and each.offset < end[number] for name, end in ends
             ):
                 continue
@@ -111,7 +105,7 @@ async def list_scheduled(
         "count": messages,
         "bytes": size_bytes,
         "hours": sorted(hours.items())[:HOURS_MAX],
-        "first": await _describe(tiers, soonest, topic, limit),
+        "first": await _describe(tiers, soonest, command),
     }
 
 
@@ -136,15 +130,14 @@ async def _entries(
 async def _describe(
     tiers: Sequence[DelayTier],
     soonest: Sequence[tuple[int, int, int, int]],
-    topic: str,
-    limit: int,
+    command: ListScheduled,
 ) -> list[dict[str, Any]]:
     found = list[dict[str, Any]]()
     for due_ms, offset, number, count in sorted(soonest):
-        if len(found) >= limit:
+        if len(found) >= command.limit:
             break
         read = await tiers[number].read_head(Offset(offset))
-        if read is None or topic not in (ALL_TOPICS, read[0].topic):
+        if read is None or command.topic not in (ALL_TOPICS, read[0].topic):
             continue
         head = read[0]
         found.append(

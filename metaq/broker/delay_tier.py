@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from metaq.broker.context import BrokerContext
-from metaq.broker.internal_logs import InternalLogs, read_range, read_records
+from metaq.broker.internal_logs import read_range, read_records
 from metaq.delay.due_index import (
     ENTRY,
     DueIndex,
@@ -86,7 +86,7 @@ class _Noted(NamedTuple):
 class DelayTier:
     """One tier. Owner: the service; used on the loop's thread."""
 
-    def __init__(self, number: int, context: BrokerContext, logs: InternalLogs) -> None:
+    def __init__(self, number: int, context: BrokerContext) -> None:
         self.log_id: Final = LogId(TOPIC, number)
         self.index = DueIndex()
         self.late: list[Waiting] = []
@@ -100,7 +100,6 @@ class DelayTier:
         self.retry_s = 0.0
         """When it is tried again, on the monotonic clock."""
         self._context = context
-        self._logs = logs
         self._appended: dict[Offset, Sequence[Waiting]] = {}
         """Entries of each append that was not passed over yet, by its offset; theirs
         count from there."""
@@ -117,7 +116,7 @@ class DelayTier:
     @property
     def log(self) -> PartitionLog | None:
         """Return its partition; None before its first record."""
-        return self._logs.find(self.log_id)
+        return self._context.topics.find_internal(self.log_id)
 
     @property
     def damage(self) -> str:

@@ -6,6 +6,7 @@ ZooKeeper may have lost it. It has, where one of an earlier generation is there.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -44,41 +45,29 @@ class DefinitionWatch(Protocol[F_co]):
         """End it."""
 
 
+@dataclass(slots=True, eq=False)
 class FollowedDefinitions(Generic[F, D]):
     """The definitions of one kind. Owner: `Definitions`, on the loop."""
 
-    def __init__(
-        self,
-        kind: str,
-        advice: str,
-        path: Path,
-        encode: Callable[[D], bytes],
-        read: Callable[[F], D | str],
-        generation_of: Callable[[D], int] = lambda _each: 0,
-    ) -> None:
-        """Begin with none.
-
-        Args:
-            kind: what they are, for sentences.
-            advice: what to do where one is gone, after "on this broker: ".
-            path: of the copy.
-            encode: writes one for the copy.
-            read: returns the definition in what the watch finds, or why it has none.
-            generation_of: says how many of its name were deleted before.
-        """
-        self.path = path
-        self.values: Mapping[str, D] = {}
-        self.problems: tuple[str, ...] = ()
-        self.unread: Mapping[str, str] = {}
-        """Why those cannot be read that were not known before, by name."""
-        self.lost: tuple[str, ...] = ()
-        """Names of those whose generation ZooKeeper has lost."""
-        self.watch: DefinitionWatch[F] | None = None
-        self._kind = kind
-        self._advice = advice
-        self._encode = encode
-        self._read_one = read
-        self._generation_of = generation_of
+    _kind: str
+    """Their name in sentences."""
+    _advice: str
+    """For one that is gone, after "on this broker: "."""
+    path: Path
+    """Of the copy."""
+    _encode: Callable[[D], bytes]
+    """Writes one for the copy."""
+    _read_one: Callable[[F], D | str]
+    """Returns the definition in what the watch finds, or why it has none."""
+    _generation_of: Callable[[D], int] = lambda _each: 0
+    """Returns how many of its name were deleted before."""
+    values: Mapping[str, D] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Why those cannot be read that were not known before, by name."""
+    lost: tuple[str, ...] = ()
+    """Names of those whose generation ZooKeeper has lost."""
+    watch: DefinitionWatch[F] | None = None
 
     def refresh(self) -> bool:
         """Take over what ZooKeeper has; return whether the copy is to be written."""

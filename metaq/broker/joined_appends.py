@@ -72,12 +72,9 @@ class _Decision:
     def require_kept(self) -> None:
         """Nothing is kept elsewhere."""
 
-    def on_committed(self) -> None:
-        """Note it."""
-        self.is_committed = True
-
-    def on_rolled_back(self) -> None:
-        """The commit fails after it."""
+    def on_ended(self, *, is_committed: bool) -> None:
+        """Note it; a commit fails after a rollback."""
+        self.is_committed = is_committed
 
 
 class JoinedAppends:

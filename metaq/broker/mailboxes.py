@@ -82,13 +82,14 @@ class _Listener:
 class _Mailbox:
     replies: list[RecordRun] = field(default_factory=list)
     size_bytes: int = 0
-    waiting_bytes: int = 0
-    """Share of its replies in WAITING_BYTES_MAX."""
     listener: _Listener | None = None
-    is_due: bool = False
-    """Its replies leave in the next turn of the loop, together."""
     closes_s: float = 0.0
     """Monotonic; of one without a listener."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Return the share of its replies in WAITING_BYTES_MAX."""
+        return self.size_bytes + len(self.replies) * REPLY_OVERHEAD_BYTES
 
 
 class Mailboxes:
@@ -151,7 +152,6 @@ class Mailboxes:
             UnavailableError: it is full, or all of them are.
         """
         name, size_bytes = command.mailbox, len(command.payload)
-        added_bytes = size_bytes + REPLY_OVERHEAD_BYTES
         mailbox = self._open.get(name)
         if mailbox is None:
             self._counts.gone_count += 1
@@ -161,6 +161,7 @@ class Mailboxes:
                 f"mailbox: expected a reply of 1 to {REPLY_BYTES_MAX} bytes, got"
                 f" {size_bytes}"
             )
+        waiting_bytes = self._waiting_bytes + size_bytes + REPLY_OVERHEAD_BYTES
         size_bytes += mailbox.size_bytes
         if len(mailbox.replies) >= REPLIES_MAX or size_bytes > REPLY_BYTES_MAX:
             self._counts.refused_count += 1
@@ -169,7 +170,6 @@ class Mailboxes:
                 f" {REPLY_BYTES_MAX} bytes, got {len(mailbox.replies) + 1} of"
                 f" {size_bytes}"
             )
-        waiting_bytes = self._waiting_bytes + added_bytes
         if mailbox.listener is None and waiting_bytes > self._waiting_bytes_max:
             self._counts.refused_count += 1
             raise UnavailableError(
@@ -177,12 +177,11 @@ class Mailboxes:
                 f" for their requesters, got {waiting_bytes}"
             )
         self._waiting_bytes = waiting_bytes
-        mailbox.waiting_bytes += added_bytes
         mailbox.size_bytes = size_bytes
         mailbox.replies.append(RecordRun(Offset(command.correlation), command.payload))
         self._counts.reply_count += 1
-        if mailbox.listener is not None and not mailbox.is_due:
-            mailbox.is_due = True
+        if mailbox.listener is not None and len(mailbox.replies) == 1:
+            # With those that come until then, together.
             asyncio.get_running_loop().call_soon(self._end_wait, name, mailbox)
         return b""
 
@@ -208,7 +207,6 @@ class Mailboxes:
 
     def _end_wait(self, name: str, mailbox: _Mailbox, *, is_lost: bool = False) -> None:
         """Give a listener what there is, if one waits; the mailbox is left then."""
-        mailbox.is_due = False
         listener = mailbox.listener
         if listener is None:
             return
@@ -224,8 +222,8 @@ class Mailboxes:
         payload = b""
         if not is_lost:
             payload = encode_runs(mailbox.replies)
-            mailbox.replies.clear()
             self._waiting_bytes -= mailbox.waiting_bytes
-            mailbox.size_bytes = mailbox.waiting_bytes = 0
+            mailbox.replies.clear()
+            mailbox.size_bytes = 0
         line = encode_value_line(len(payload), listener.command.opaque)
         session.answer(line + payload, count=1, size_bytes=0)

@@ -53,11 +53,17 @@ class QueueGroup:
     """One for each partition; None: to be found again."""
     version: int = 0
     """Of the topics, when they were found."""
+    workers: dict[str, set[Answerer]] = field(default_factory=dict)
+    """Connections of each worker, by its name."""
     kept: dict[str, Kept] = field(default_factory=dict)
     """Workers that get nothing else, for a message that goes out alone."""
     is_pumping: bool = False
     turn: int = 0
     """Counts what was given, so that queues have turns."""
+
+    def holds(self, worker: str) -> bool:
+        """Return whether a worker has messages."""
+        return any(each.state.leases.holds(worker) for each in self.queues.values())
 
     def stop_waiting(self, partition: int) -> None:
         """Wait for no data of a partition."""
@@ -81,20 +87,11 @@ class QueueOwner(Protocol):
     def has(self, queue: ServedQueue) -> bool:
         """Return whether a queue is still the one in memory."""
 
-    def note_worker(self, name: str, answerer: Answerer) -> None:
+    def note_worker(self, group: QueueGroup, name: str, answerer: Answerer) -> None:
         """Note that a worker is connected."""
-
-    def note_taken(self, name: str, queue: ServedQueue) -> None:
-        """Note that a worker has messages of a queue."""
-
-    def holds(self, name: str) -> bool:
-        """Return whether a worker has messages."""
 
     def watch(self, queue: ServedQueue) -> None:
         """Look at a queue when its next lease or delay ends."""
-
-    def store(self, queue: ServedQueue) -> None:
-        """Store what has changed, for no answer."""
 
     def send_letters(self, queue: ServedQueue, on_tried: OnTried | None = None) -> int:
         """Send the dead letters of a queue; return how many there are."""

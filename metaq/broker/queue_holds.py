@@ -114,21 +114,12 @@ class QueueHold:
                 " the transaction any more"
             )
 
-    def on_committed(self) -> None:
-        """Count the messages as done; the transaction stores that."""
-        self._end(is_done=True)
-
-    def on_rolled_back(self) -> None:
-        """Let the worker have them again."""
-        self._end(is_done=False)
-
-    def _end(self, *, is_done: bool) -> None:
+    def on_ended(self, *, is_committed: bool) -> None:
+        """Count the messages as done, which is stored, or let the worker have them."""
         service, queue = self._service, self._queue
         if not service.has(queue):
             return
         now = service.now()
         for each in self._held:
-            queue.state.end_hold(each.start, now, is_done=is_done)
-        # Its connection is that of the transaction, or one more: it is known here.
-        service.note_taken(self._command.worker, queue)
+            queue.state.end_hold(each.start, now, is_done=is_committed)
         service.on_settled(queue)

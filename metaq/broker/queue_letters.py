@@ -148,7 +148,7 @@ class Letters:
             topic = self._service.letter_topic(queue)
             if topic is None:  # an operator wants it so by now
                 queue.state.drop_letter(letter.offset)
-                self._service.store(queue)
+                queue.store()
                 self._service.on_settled(queue)
                 self._end(sending, is_stored=False)
                 return

@@ -10,8 +10,8 @@ from typing import Final
 
 from metaq.broker.internal_logs import read_records
 from metaq.errors import CorruptRecordError
-from metaq.model import LogId, Offset
-from metaq.queues.state_log import Images, QueueName, decode_state
+from metaq.model import LogId
+from metaq.queues.state_log import Images, decode_state
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 
@@ -19,8 +19,8 @@ QUEUES: Final = LogId("__queues", 0)
 """One partition, so that acks of all queues share their syncs."""
 
 
-async def read_images(log: PartitionLog) -> tuple[Images, dict[QueueName, Offset]]:
-    """Return the queues of the log, and where the last whole state of each is.
+async def read_images(log: PartitionLog) -> Images:
+    """Return the queues of the log.
 
     Raises:
         CorruptRecordError: it is damaged, or a record makes no sense.
@@ -30,15 +30,12 @@ async def read_images(log: PartitionLog) -> tuple[Images, dict[QueueName, Offset
     if log.state is LogState.STOPPED:
         # What can be read of it may be whole records, and their end missing.
         raise CorruptRecordError(f"partition {log.log_id} is stopped: {log.damage[0]}")
-    images, starts = Images(), dict[QueueName, Offset]()
+    images = Images()
     async for offset, record in read_records(log):
         try:
-            state = decode_state(record.payload)
-            name = images.apply(state)
+            images.apply(decode_state(record.payload), offset)
         except CorruptRecordError as error:
             raise CorruptRecordError(
                 f"partition {log.log_id} at offset {offset}: {error}"
             ) from error
-        if name is not None and (state.is_whole or name not in starts):
-            starts[name] = offset
-    return images, {name: starts[name] for name in images.by_name}
+    return images

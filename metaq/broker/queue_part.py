@@ -13,6 +13,7 @@ of this one is stored, so no earlier life has used a number of this one.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from metaq.broker.internal_logs import (
@@ -53,59 +54,52 @@ SNAPSHOT_CHANGES: Final = 8192
 """Changes after which a queue is written as a whole."""
 
 
+def _unheard(_error: MetaqError | None) -> None:
+    """Hear of an outcome for which no one waits."""
+
+
+@dataclass(eq=False)
 class ServedQueue:
-    """One queue. Owner: the service; used on the loop's thread."""
+    """One queue, served once `open` is stored. Owner: the service; on the loop."""
 
-    def __init__(
-        self,
-        name: QueueName,
-        log: PartitionLog,
-        state: QueueState,
-        journal: InternalLogs,
-        *,
-        queue_id: int,
-        where: Filter | None,
-        on_failed: Callable[[MetaqError], None],
-        on_freed: Callable[[], None],
-    ) -> None:
-        """Serve a queue, once `open` is stored.
+    name: QueueName
+    log: PartitionLog
+    """Partition with its messages."""
+    state: QueueState
+    _journal: InternalLogs
+    _: KW_ONLY
+    queue_id: int
+    where: Filter | None
+    on_failed: Callable[[MetaqError], None]
+    """Called when a record of it is not stored, before who waits."""
+    on_freed: Callable[[], None]
+    """Called when what waited for another one of its key can be given out."""
+    is_open: bool = False
+    """Whether its incarnation is stored."""
+    is_reading: bool = False
+    """A read is under way for it."""
+    problem: str = ""
+    """Why nothing more is found; "" when nothing is wrong."""
+    retry_ms: int = 0
+    """Monotonic: with a problem it is not looked at before, while others are."""
+    lost_count: int = 0
+    """Messages that retention took before they were done."""
+    lost_ms: int = 0
+    """When that, or bytes that were not looked at, was noted last; 0: never."""
+    letters_open: int = 0
+    """Dead letters on their way."""
+    _window: tuple[Offset, bytes] | None = None
+    _scale: int = 1
+    """Factor of what is read: grows while a record is larger than that."""
+    _asking: list[OnStored] = field(default_factory=list)
+    """Those that hear of the outcome of the next append."""
+    _waiting: list[OnStored] = field(default_factory=list)
+    """Those that hear of the outcome of the last append."""
+    _appends: int = 0
+    _changes: int = 0
 
-        `on_failed` is called when a record of it is not stored, before who waits.
-        `on_freed` is called when messages can be given out that waited for another one
-        of their key.
-        """
-        self.name: Final = name
-        self.log: Final = log
-        """Partition with its messages."""
-        self.state: Final = state
-        self.queue_id: Final = queue_id
-        self.where = where
-        self.is_open = False
-        """Whether its incarnation is stored."""
-        self.is_reading = False
-        """A read is under way for it."""
-        self.problem = ""
-        """Why nothing more is found; "" when nothing is wrong."""
-        self.retry_ms = 0
-        """Monotonic: with a problem it is not looked at before, while others are."""
-        self.lost_count = 0
-        """Messages that retention took before they were done."""
-        self.lost_ms = 0
-        """When that, or bytes that were not looked at, was noted last; 0: never."""
-        self.letters_open = 0
-        """Dead letters on their way."""
-        self._journal = journal
-        self._on_failed = on_failed
-        self._on_freed = on_freed
-        self._window: tuple[Offset, bytes] | None = None
-        self._scale = 1
-        """Factor of what is read: grows while a record is larger than that."""
-        self._asking: list[OnStored] = []
-        """Those that hear of the outcome of the next append."""
-        self._waiting: list[OnStored] = []
-        """Those that hear of the outcome of the last append."""
-        self._appends = 0
-        self._changes = 0
+    def __str__(self) -> str:
+        return f"queue group '{self.name.group}' of {self.log.log_id}"
 
     @property
     def is_busy(self) -> bool:
@@ -133,7 +127,7 @@ class ServedQueue:
 
         self._append(self._record(StateKind.OPENED), stored)
 
-    def store(self, on_stored: OnStored) -> None:
+    def store(self, on_stored: OnStored = _unheard) -> None:
         """Store what has changed; report it when that, and all before it, is stored.
 
         It is appended in the next turn of the loop, with what changes until then: the
@@ -155,7 +149,7 @@ class ServedQueue:
                 each(error)
             if error is None and ended:
                 self.state.free_keys(ended)
-                self._on_freed()
+                self.on_freed()
 
         if changes:
             self._append(self.encode(changes), stored)
@@ -175,10 +169,10 @@ class ServedQueue:
         state = self.state
         if self.is_open and state.reclaim is None and not state.held_count:
             if leased := state.leased():
-                self._append(self.encode(leased), lambda _error: None)
-            self._append(self.encode(()), lambda _error: None)
+                self._append(self.encode(leased), _unheard)
+            self._append(self.encode(()), _unheard)
 
-    def note_done(self, done: Sequence[Done], on_stored: OnStored) -> None:
+    def note_done(self, done: Sequence[Done], on_stored: OnStored = _unheard) -> None:
         """Write that messages are done; their state hears of it by another way."""
         self._append(self.encode(done), on_stored)
 
@@ -191,7 +185,7 @@ class ServedQueue:
         """Write the whole state, unless a dead letter is on its way."""
         if not self.is_open or self.letters_open:
             return
-        self.store(lambda _error: None)
+        self.store()
         self.store_now()
         self._changes = 0
         record = snapshot_of(self.queue_id, self.name, self.state.image(now))
@@ -219,7 +213,7 @@ class ServedQueue:
         def stored(error: MetaqError | None) -> None:
             self._appends -= 1
             if error is not None:
-                self._on_failed(error)
+                self.on_failed(error)
             for each in waiting:
                 each(error)
 

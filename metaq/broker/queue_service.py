@@ -24,7 +24,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -80,23 +79,6 @@ SETTLED_POLL_S: Final = 0.05
 """Between two looks whether a new leader has all that its predecessor promised."""
 
 
-@dataclass(slots=True, eq=False)
-class _Worker:
-    """A worker by name: its connections, and the queues that it took of."""
-
-    answerers: set[Answerer] = field(default_factory=set)
-    queues: set[ServedQueue] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class _Content:
-    """Content of `__queues`."""
-
-    images: Images
-    starts: dict[QueueName, Offset]
-    """Offset of the last whole state of each queue."""
-
-
 class QueueService(Service):
     """Queue groups of one broker. Owner: the app; used on the loop's thread."""
 
@@ -109,16 +91,15 @@ class QueueService(Service):
         self._definitions: Mapping[str, QueueGroupDefinition] = {}
         self._unread: Mapping[str, str] = {}
         self._groups: dict[str, QueueGroup] = {}
-        self._content: _Content | None = None
-        """None: it is to be read."""
+        self._content: Images | None = None
+        """The queues in `__queues`; None: it is to be read."""
         self._dropped = set[str]()
         """Topics that were deleted before it was read."""
         self._failure = ""
         """Why it could not be read, or written."""
         self._failures = 0
         """Times that this was so, without a while in between in which all went well."""
-        self._workers: dict[str, _Worker] = {}
-        self._names: dict[Answerer, set[str]] = {}
+        self._workers: dict[Answerer, dict[QueueGroup, set[str]]] = {}
         """Workers of each connection that has any."""
         self._deadlines: Deadlines[ServedQueue] = Deadlines()
         self._timer = DeadlineTimer(
@@ -171,14 +152,14 @@ class QueueService(Service):
             try:
                 await self._wait_stored()
                 self._context.transactions.require_ended(QUEUES)
-                found = (Images(), {}) if log is None else await read_images(log)
+                found = Images() if log is None else await read_images(log)
             except (StorageError, ClosedError) as error:
                 if term == self._term:
                     self._note_away(error)
                 return
             if term != self._term:
                 return
-            self._failure, self._content = "", _Content(*found)
+            self._failure, self._content = "", found
             logs = self._context.topics.logs()
             self._reclaim_ends = {log.log_id: log.next_offset for log in logs}
             self.restart_reclaim()
@@ -232,15 +213,16 @@ class QueueService(Service):
         self._failure, self._failures, self._content = "", 0, None
         self._dropped.clear()
         for group in self._groups.values():
-            self.takers.refuse_all(group, self._refusal(group.definition.topic, -1))
-            for queue in [*group.queues.values()]:
-                self._forget(group, queue)
+            self.takers.refuse_all(
+                group, self._refusal(LogId(group.definition.topic, -1))
+            )
+            self._forget_all(group)
         self._load_due.set()
 
-    def _refusal(self, topic: str, partition: int) -> WireError:
+    def _refusal(self, at: LogId) -> WireError:
         """Return why this replica of a set serves none."""
         cause = self._context.topics.refusal or ClosedError("the term begins")
-        return wire_error(self._context, cause, topic=topic, partition=partition)
+        return wire_error(self._context, cause, at)
 
     def restart_reclaim(self) -> None:
         """Give workers their time from now on: clients can find this broker."""
@@ -273,8 +255,7 @@ class QueueService(Service):
         self._content = None
         self._note_away(error)
         for group in self._groups.values():
-            for queue in [*group.queues.values()]:
-                self._forget(group, queue)
+            self._forget_all(group)
 
     def _note_away(self, error: MetaqError) -> None:
         """Have `__queues` read again, after a pause."""
@@ -303,11 +284,13 @@ class QueueService(Service):
         self._definitions, self._unread = definitions, unread
         for name, definition in definitions.items():
             group = self._groups.get(name)
-            if group is not None and _ends(group.definition, definition):
+            if group is not None and (
+                definition.is_deleted
+                or _identity(definition) != _identity(group.definition)
+            ):
                 del self._groups[name]
                 self.takers.end_all(group)
-                for queue in [*group.queues.values()]:
-                    self._forget(group, queue)
+                self._forget_all(group)
         self._delete(self._is_over)
         for name, definition in definitions.items():
             if definition.is_deleted:
@@ -332,9 +315,8 @@ class QueueService(Service):
     def drop_topic(self, topic: str) -> None:
         """Delete the queues of a topic that was deleted."""
         for group in self._groups.values():
-            for queue in [*group.queues.values()]:
-                if queue.name.topic == topic:
-                    self._forget(group, queue)
+            if group.definition.topic == topic:
+                self._forget_all(group)
         if self._content is None and self._is_leading:
             self._dropped.add(topic)
         self._delete(lambda each: each.topic == topic)
@@ -361,10 +343,9 @@ class QueueService(Service):
         content = self._content
         if content is None:
             return
-        for name in [each for each in content.images.by_name if is_meant(each)]:
-            queue_id = content.images.id_of(name)
-            content.images.remove(name)
-            content.starts.pop(name, None)
+        for name in [each for each in content.by_name if is_meant(each)]:
+            queue_id = content.id_of(name)
+            content.remove(name)
             gone = StateRecord(StateKind.DELETED, queue_id, 0, Offset(0), name=name)
             self._journal.append(QUEUES, encode_state(gone), self._on_written)
 
@@ -376,7 +357,7 @@ class QueueService(Service):
         content = self._content
         if content is None:
             return
-        for name, image in content.images.by_name.items():
+        for name, image in content.by_name.items():
             log_id = LogId(name.topic, name.partition)
             end = ends.get(log_id)
             if end is None or image.end <= end:
@@ -390,7 +371,7 @@ class QueueService(Service):
                 image.end,
             )
             image.cut(end)
-            known = snapshot_of(content.images.id_of(name), name, image)
+            known = snapshot_of(content.id_of(name), name, image)
             self._journal.append(QUEUES, encode_state(known), self._on_written)
 
     def _on_written(self, error: MetaqError | None) -> None:
@@ -425,7 +406,7 @@ class QueueService(Service):
             ServerError: it is of another topic, or its definition cannot be read.
         """
         if self._context.topics.refusal is not None:
-            raise self._refusal(command.topic, command.partition)
+            raise self._refusal(LogId(command.topic, command.partition))
         group = self._groups.get(command.group)
         if group is None and (reason := self._unread.get(command.group)):
             raise ServerError(f"queue group '{command.group}': {reason}")
@@ -495,15 +476,15 @@ class QueueService(Service):
         content = self._content
         if content is None:
             raise self._away()
-        is_new = name not in content.images.by_name
-        image = content.images.by_name.get(name)
+        is_new = name not in content.by_name
+        image = content.by_name.get(name)
         if image is None:
-            image = content.images.begin(name, _first_floor(group, log))
+            image = content.begin(name, _first_floor(group, log))
         letters_topic = group.definition.dead_letter_topic
         buried = stored_letters(self._context, letters_topic, name, log)
         image.apply(buried)
         image.incarnation += 1
-        queue_id = content.images.id_of(name)
+        queue_id = content.id_of(name)
         limits = self._context.config.limits
         rules = rules_of(group.definition)
         if queue is not None:
@@ -543,7 +524,7 @@ class QueueService(Service):
         self.watch(queue)
         queue.open(opened)
         if buried:
-            queue.note_done(buried, lambda _error: None)
+            queue.note_done(buried)
         return queue
 
     def _away(self) -> UnavailableError:
@@ -564,17 +545,15 @@ class QueueService(Service):
         group.all_queues = None
         group.stop_waiting(queue.name.partition)
         self._deadlines.clear(queue)
-        for worker in self._workers.values():
-            worker.queues.discard(queue)
+
+    def _forget_all(self, group: QueueGroup) -> None:
+        for queue in [*group.queues.values()]:
+            self._forget(group, queue)
 
     def has(self, queue: ServedQueue) -> bool:
         """Return whether a queue is still the one in memory."""
         group = self._groups.get(queue.name.group)
         return group is not None and (group.queues.get(queue.name.partition) is queue)
-
-    def store(self, queue: ServedQueue) -> None:
-        """Store what has changed in a queue, for no answer."""
-        queue.store(lambda _error: None)
 
     def send_letters(self, queue: ServedQueue, on_tried: OnTried | None = None) -> int:
         """Send the dead letters of a queue; return how many there are."""
@@ -593,48 +572,28 @@ class QueueService(Service):
 
     # -- workers
 
-    def note_worker(self, name: str, answerer: Answerer) -> None:
+    def note_worker(self, group: QueueGroup, name: str, answerer: Answerer) -> None:
         """Note that a worker is connected."""
-        worker = self._workers.get(name)
-        if worker is None:
-            worker = self._workers[name] = _Worker()
-        if answerer not in worker.answerers:
-            worker.answerers.add(answerer)
-            self._names.setdefault(answerer, set()).add(name)
-            for queue in worker.queues:
+        answerers = group.workers.setdefault(name, set())
+        if answerer not in answerers:
+            answerers.add(answerer)
+            self._workers.setdefault(answerer, {}).setdefault(group, set()).add(name)
+            for queue in group.queues.values():
                 queue.state.leases.restore(name)
-
-    def note_taken(self, name: str, queue: ServedQueue) -> None:
-        """Note that a worker has messages of a queue."""
-        worker = self._workers.get(name)
-        if worker is not None:
-            worker.queues.add(queue)
-
-    def holds(self, name: str) -> bool:
-        """Return whether a worker has messages."""
-        worker = self._workers.get(name)
-        return worker is not None and any(
-            queue.state.leases.holds(name) for queue in worker.queues
-        )
 
     def drop(self, answerer: Answerer) -> None:
         """Forget a connection that has ended: its takers, and when its leases end."""
-        names = self._names.pop(answerer, None)
-        if names is None:
-            return
-        for group in self._groups.values():
+        end_ms = self.now().mono_ms + self._context.config.limits.queue_reclaim_ms
+        for group, names in self._workers.pop(answerer, {}).items():
             self.takers.drop(group, answerer)
-        now, reclaim_ms = self.now(), self._context.config.limits.queue_reclaim_ms
-        for name in names:
-            worker = self._workers[name]
-            worker.answerers.discard(answerer)
-            if worker.answerers:
-                continue
-            for queue in worker.queues:
-                queue.state.leases.cut_short(name, now.mono_ms + reclaim_ms)
-                self.watch(queue)
-            if not worker.queues:
-                del self._workers[name]
+            for name in names:
+                group.workers[name].discard(answerer)
+                if group.workers[name]:
+                    continue
+                del group.workers[name]
+                for queue in group.queues.values():
+                    queue.state.leases.cut_short(name, end_ms)
+                    self.watch(queue)
 
     # -- time
 
@@ -660,7 +619,7 @@ class QueueService(Service):
         for queue in due:
             queue.state.on_time(now)
             self.send_letters(queue)
-            self.store(queue)
+            queue.store()
             self.watch(queue)
             group = self._groups.get(queue.name.group)
             if group is not None:
@@ -668,27 +627,18 @@ class QueueService(Service):
         for group in groups:
             self.takers.pump(group)
 
-    def _pump_all(self) -> None:
-        for group in [*self._groups.values()]:
-            self.takers.pump(group)
-
     def tick(self) -> None:
-        """Write whole states where that is due, trim, forget workers; once a second."""
+        """Write whole states where that is due, and trim; once a second."""
         self.letters.retry()
-        self._pump_all()  # a leader that did not know whether it leads may know now
         for group in self._groups.values():
+            # A leader that did not know whether it leads may know now.
+            self.takers.pump(group)
             for queue in [*group.queues.values()]:
                 self._tend(group, queue)
         log = self._journal.find(QUEUES)
         if log is not None and self._content is not None:
             starts = self._content.starts.values()
             log.trim_offset = min(starts, default=log.high_watermark)
-        for name, worker in [*self._workers.items()]:
-            worker.queues = {
-                each for each in worker.queues if each.state.leases.holds(name)
-            }
-            if not worker.answerers and not worker.queues:
-                del self._workers[name]
 
     def _tend(self, group: QueueGroup, queue: ServedQueue) -> None:
         content, log = self._content, self._journal.find(QUEUES)
@@ -699,7 +649,7 @@ class QueueService(Service):
         if queue.wants_snapshot or start < log.next_offset - PINNED_BYTES_MAX:
             self._snapshot(content, queue, log.next_offset)
         elif queue.state.is_worn and not queue.letters_open:
-            content.images.by_name[queue.name] = queue.state.image(self.now())
+            content.by_name[queue.name] = queue.state.image(self.now())
             self._forget(group, queue)  # another life begins with the next command
 
     @property
@@ -710,7 +660,7 @@ class QueueService(Service):
             log.segments.sealed and log.segments.first.end_offset <= log.trims_to
         )
 
-    def _snapshot(self, content: _Content, queue: ServedQueue, start: Offset) -> None:
+    def _snapshot(self, content: Images, queue: ServedQueue, start: Offset) -> None:
         def stored(error: MetaqError | None) -> None:
             if error is None:
                 content.starts[queue.name] = start
@@ -724,8 +674,8 @@ class QueueService(Service):
         failure = self._failure
         away = [f"queue groups in {QUEUES}: {failure}"] if failure else []
         stopped = [
-            f"queue group '{name}' of {queue.log.log_id}: {queue.problem}"
-            for name, group in self._groups.items()
+            f"{queue}: {queue.problem}"
+            for group in self._groups.values()
             for queue in group.queues.values()
             if queue.problem
         ]
@@ -761,7 +711,7 @@ class QueueService(Service):
                 continue
             name = _name_of(group, log)
             if self._content is not None:
-                image = self._content.images.by_name.get(name)
+                image = self._content.by_name.get(name)
                 yield (
                     log,
                     None,
@@ -772,10 +722,6 @@ class QueueService(Service):
 def _identity(definition: QueueGroupDefinition) -> tuple[str, int]:
     """Return what stays of a group when it is altered, besides its name."""
     return definition.topic, definition.generation
-
-
-def _ends(old: QueueGroupDefinition, new: QueueGroupDefinition) -> bool:
-    return new.is_deleted or _identity(new) != _identity(old)
 
 
 def _first_floor(group: QueueGroup, log: PartitionLog) -> Offset:

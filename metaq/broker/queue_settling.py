@@ -4,10 +4,10 @@ It is answered when every change of it is stored, and every dead letter was trie
 in a transaction go by `queue_holds.py`.
 """
 
+from dataclasses import dataclass, field
 from typing import Final
 
 from metaq.broker.acks import Answerer, wire_error
-from metaq.broker.context import BrokerContext
 from metaq.broker.queue_groups import QueueOwner
 from metaq.broker.queue_holds import QueueHold, require_acks
 from metaq.broker.queue_part import ServedQueue
@@ -23,7 +23,7 @@ from metaq.errors import (
 )
 from metaq.model import Offset
 from metaq.protocol.commands import Settle, Status
-from metaq.protocol.encoding import encode_result
+from metaq.protocol.encoding import encode_refusal, encode_result
 from metaq.protocol.queue_frames import (
     Settlement,
     SettleVerb,
@@ -57,31 +57,25 @@ def settle(service: QueueOwner, command: Settle, answerer: Answerer) -> None:
                 f" {each.offset}"
             )
     require_acks(command, entries)
-    service.note_worker(command.worker, answerer)
+    service.note_worker(group, command.worker, answerer)
     answerer.hold(count=1, size_bytes=0)
     _Settling(service, command, answerer, queue, entries).go_on()
 
 
+@dataclass(slots=True, eq=False)
 class _Settling:
     """A settle on its way to its answer. Owner: the event loop's thread."""
 
-    def __init__(
-        self,
-        service: QueueOwner,
-        command: Settle,
-        answerer: Answerer,
-        queue: ServedQueue,
-        entries: list[Settlement],
-    ) -> None:
-        self._service = service
-        self._command = command
-        self._answerer = answerer
-        self._context: BrokerContext = answerer.context
-        self._queue = queue
-        self._entries = entries
-        self._words = list[Word]()
-        self._waits = 1
-        self._error: MetaqError | None = None
+    _service: QueueOwner
+    _command: Settle
+    _answerer: Answerer
+    _queue: ServedQueue
+    _entries: list[Settlement]
+    _words: list[Word] = field(default_factory=list)
+    _waits: int = 1
+    """Outcomes that the answer waits for."""
+    _error: MetaqError | None = None
+    """The first one."""
 
     def go_on(self) -> None:
         """Find the messages, settle them, and answer when that is stored."""
@@ -108,7 +102,6 @@ class _Settling:
             return
         worker = self._command.worker
         self._words = queue.state.settle_all(worker, self._entries, now)
-        service.note_taken(worker, queue)
         self._waits += service.send_letters(queue, self._on_letter)
         queue.store(self._end)
         service.on_settled(queue)
@@ -146,18 +139,13 @@ class _Settling:
         self._waits -= 1
         if self._waits:
             return
-        command = self._command
-        if self._error is None:
+        command, error = self._command, self._error
+        if error is None:
             reply = encode_result(Status.OK, encode_words(self._words), command.opaque)
+        elif isinstance(error, TransactionError):
+            reply = encode_refusal(ServerError(str(error)), command.opaque)
         else:
-            error = self._error
-            if not isinstance(error, TransactionError):
-                error = wire_error(
-                    self._context,
-                    error,
-                    topic=command.topic,
-                    partition=command.partition,
-                )
-            status = getattr(error, "status", Status.SERVER_ERROR)
-            reply = encode_result(status, str(error).encode(), command.opaque)
+            context, at = self._answerer.context, self._queue.log.log_id
+            refusal = wire_error(context, error, at)
+            reply = encode_refusal(refusal, command.opaque)
         self._answerer.answer(reply, count=1, size_bytes=0)

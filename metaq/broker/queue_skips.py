@@ -59,7 +59,7 @@ async def skip_damage(
     if agreed is not None:
         if agreed != (skip.start, skip.end):
             raise AdminError(
-                f"{_name(queue)} is at damage from {skip.start} to {skip.end} by now,"
+                f"{queue} is at damage from {skip.start} to {skip.end} by now,"
                 f" got {agreed[0]} to {agreed[1]}: nothing was passed over"
             )
         await _pass_over(service, queue, skip)
@@ -76,11 +76,11 @@ def _find(context: BrokerContext, queue: ServedQueue) -> Skip:
             continue
         if context.replica is not None and damage not in log.lost:
             raise AdminError(
-                f"{_name(queue)}: another replica may have what is damaged from"
+                f"{queue}: another replica may have what is damaged from"
                 f" {start} to {end}; where none has, the alarm is log_lost"
             )
         return Skip(start, Offset(end), count, str(damage.path), damage.detail)
-    raise AdminError(f"{_name(queue)} is at no damage")
+    raise AdminError(f"{queue} is at no damage")
 
 
 async def _pass_over(service: QueueOwner, queue: ServedQueue, skip: Skip) -> None:
@@ -99,7 +99,3 @@ async def _pass_over(service: QueueOwner, queue: ServedQueue, skip: Skip) -> Non
         skip.file,
     )
     service.on_settled(queue)
-
-
-def _name(queue: ServedQueue) -> str:
-    return f"queue group '{queue.name.group}' of {queue.log.log_id}"

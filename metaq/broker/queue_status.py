@@ -87,7 +87,7 @@ def status_of(group: QueueGroup, places: Iterable[Place], now: Now) -> QueueGrou
         skipped_bytes=sum(queue.state.skipped_bytes for queue in queues),
         full=tuple(_full(queue) for queue in queues if not queue.state.has_room),
         lost=tuple(
-            f"{_subject(queue)}: retention took {queue.lost_count} open messages, and"
+            f"{queue}: retention took {queue.lost_count} open messages, and"
             f" {queue.state.lost_bytes} bytes that were not looked at"
             for queue in queues
             if queue.lost_ms and now.mono_ms - queue.lost_ms < LOSS_SHOWN_MS
@@ -114,7 +114,7 @@ def _full(queue: ServedQueue) -> str:
     state = queue.state
     of_all = "" if state.is_full else f" of {state.bound.count} on this broker"
     text = (
-        f"{_subject(queue)}: {state.open_count} messages are open{of_all}, and no other"
+        f"{queue}: {state.open_count} messages are open{of_all}, and no other"
         " is given out before one of them is settled"
     )
     holders = state.leases.holders()
@@ -129,10 +129,6 @@ def _full(queue: ServedQueue) -> str:
             f" one, at offset {hot.offset}, is {where}"
         )
     return text
-
-
-def _subject(queue: ServedQueue) -> str:
-    return f"queue group '{queue.name.group}' of {queue.log.log_id}"
 
 
 def line_of(

@@ -8,7 +8,7 @@ page cache are read by the reader threads; the pump goes on when they are there.
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from metaq.broker.acks import Answerer, wire_error
 from metaq.broker.context import BrokerContext
@@ -20,15 +20,13 @@ from metaq.deadlines import Deadlines, DeadlineTimer
 from metaq.errors import (
     ClosedError,
     CorruptRecordError,
-    ForbiddenError,
     MetaqError,
     ServerError,
     StorageError,
     WireError,
 )
-from metaq.protocol import texts
 from metaq.protocol.commands import Take
-from metaq.protocol.encoding import encode_result, encode_value_line
+from metaq.protocol.encoding import encode_refusal, encode_value_line
 from metaq.protocol.queue_frames import encode_taken
 from metaq.queues.rules import Now
 from metaq.queues.state import Taken
@@ -50,22 +48,34 @@ TIMER_S: Final = 0.005
 """Waits, leases and delays that end within this end together."""
 
 
+class _Given(NamedTuple):
+    """Messages of a queue on their way to a taker."""
+
+    queue: ServedQueue
+    taker: Taker
+    taken: Sequence[Taken]
+    lease_ms: int
+
+
 class Takers:
     """Gives out messages. Owner: the service; used on the loop's thread."""
 
     def __init__(self, service: QueueOwner, context: BrokerContext) -> None:
         self._service = service
         self._context = context
-        self.count = 0
-        """Takes that wait."""
         self._ends: Deadlines[Taker] = Deadlines()
-        """When their waits are over: a timer for each would cost as much as its put."""
+        """When waits are over: a timer for each would cost as much as its put."""
         self._timer = DeadlineTimer(
             self._ends, context.clock.monotonic_s, self._end_waits, together_s=TIMER_S
         )
         self._replies: dict[Answerer, list[bytes]] = {}
         """To the takers of each connection, of the pump that is at work."""
         self._reply_count = 0
+
+    @property
+    def count(self) -> int:
+        """Return how many takes wait."""
+        return len(self._ends)
 
     def take(self, command: Take, answerer: Answerer) -> None:
         """Answer a `take` now, or when there is something or its wait is over.
@@ -79,29 +89,23 @@ class Takers:
                 "take: expected 0 messages and 1 byte or more, got"
                 f" {command.count} and {command.max_size}"
             )
-        topics, partition = self._context.topics, command.partition
-        if topics.is_closed(command.topic, partition):
-            broker_id = self._context.config.system.broker_id
-            raise ForbiddenError(texts.get_closed(broker_id, partition))
-        self._service.queues_of(group, partition)
-        self._service.note_worker(command.worker, answerer)
+        self._context.topics.require_open(command.topic, command.partition)
+        self._service.queues_of(group, command.partition)
+        self._service.note_worker(group, command.worker, answerer)
         taker = Taker(command, answerer, group)
         answerer.hold(count=1, size_bytes=0)
         answerer.taker_count += 1
         group.takers[taker] = None
-        self.count += 1
         if not command.count:
             for each in [*group.takers]:
                 if each.command.worker == command.worker:
-                    self._answer_empty(group, each)
+                    self._answer_empty(each)
             return
         self.pump(group)
         limits = self._context.config.limits
-        if taker not in group.takers:
-            return
         wait_ms = min(command.wait_ms, limits.wait_ms_max)
-        if self.count > limits.waiters_max:
-            self._answer_empty(group, taker)
+        if self.count >= limits.waiters_max:
+            self._answer_empty(taker)
             return
         if wait_ms <= 0:
             # The pump answers it, as soon as no queue is being opened or read.
@@ -112,7 +116,7 @@ class Takers:
 
     def _end_waits(self, ended: list[Taker]) -> None:
         for taker in ended:
-            self._answer_empty(taker.group, taker)
+            self._answer_empty(taker)
 
     def close(self) -> None:
         """Stop the timer; all takers were answered."""
@@ -121,14 +125,14 @@ class Takers:
     def end_all(self, group: QueueGroup) -> None:
         """Answer all takers of a group with nothing."""
         for taker in [*group.takers]:
-            self._answer_empty(group, taker)
+            self._answer_empty(taker)
         for partition in [*group.waits]:
             group.stop_waiting(partition)
 
     def drop(self, group: QueueGroup, answerer: Answerer) -> None:
         """End the takers of a connection."""
         for taker in [each for each in group.takers if each.answerer is answerer]:
-            self._answer_empty(group, taker)
+            self._answer_empty(taker)
 
     # -- giving
 
@@ -179,7 +183,7 @@ class Takers:
             self._wait_for_data(group, queue)
         if not any(each.is_busy for each in group.queues.values()):
             for taker in [each for each in group.takers if not each.command.wait_ms]:
-                self._answer_empty(group, taker)
+                self._answer_empty(taker)
 
     def _in_turn(self, group: QueueGroup) -> list[ServedQueue]:
         try:
@@ -226,15 +230,14 @@ class Takers:
         has_changed = queue.state.has_changes
         if has_changed:  # some have expired
             self._service.send_letters(queue)
-            self._service.store(queue)
+            queue.store()
         if not taken:
             return has_changed
-        self._end(group, taker)
+        self._end(taker)
         if is_alone:
             self._keep(group, command.worker, None, queue, now)
-        self._service.note_taken(command.worker, queue)
         self._service.watch(queue)
-        self._give(queue, taker, taken, lease_ms)
+        self._give(_Given(queue, taker, taken, lease_ms))
         return True
 
     def _choose(
@@ -254,7 +257,7 @@ class Takers:
                 continue
             if not is_alone and not kept:
                 return taker, False
-            is_free, its = not self._service.holds(worker), kept.get(worker)
+            is_free, its = not group.holds(worker), kept.get(worker)
             if its is not None:
                 is_over = now.mono_ms >= its.until_ms
                 if is_alone and its.queue is queue and (is_free or is_over):
@@ -289,47 +292,33 @@ class Takers:
         for name in [n for n in kept if kept[n].until_ms + lease_ms <= now.mono_ms]:
             del kept[name]  # its worker is gone
         kept[worker] = Kept(now.mono_ms + lease_ms, wanted)
-        self._pump_later(group, lease_ms)
+        asyncio.get_running_loop().call_later(lease_ms / 1000, self.pump, group)
 
-    def _pump_later(self, group: QueueGroup, wait_ms: int) -> None:
-        asyncio.get_running_loop().call_later(wait_ms / 1000, self.pump, group)
-
-    def _give(
-        self,
-        queue: ServedQueue,
-        taker: Taker,
-        taken: Sequence[Taken],
-        lease_ms: int,
-    ) -> None:
+    def _give(self, given: _Given) -> None:
         """Answer with the records; what cannot be read is given back."""
+        queue, taken = given.queue, given.taken
         try:
             runs = queue.runs_now(taken)
         except (StorageError, ClosedError) as error:
-            self._give_back(queue, taker, taken, error)
+            self._give_back(given, error)
             return
         if runs is not None:
-            self._answer(queue, taker, taken, lease_ms, runs)
+            self._answer(given, runs)
             return
 
         async def read() -> None:
             try:
                 runs = await queue.read_runs(taken)
             except (StorageError, ClosedError) as error:
-                self._give_back(queue, taker, taken, error)
+                self._give_back(given, error)
             else:
-                self._answer(queue, taker, taken, lease_ms, runs)
+                self._answer(given, runs)
                 self._send_replies()
 
         self._service.spawn(read(), name="read")
 
-    def _answer(
-        self,
-        queue: ServedQueue,
-        taker: Taker,
-        taken: Sequence[Taken],
-        lease_ms: int,
-        runs: Sequence[RecordRun],
-    ) -> None:
+    def _answer(self, given: _Given, runs: Sequence[RecordRun]) -> None:
+        queue, taker, taken, lease_ms = given
         deliveries = [(offset, number, count) for offset, _, number, count in taken]
         head = encode_taken(queue.name.partition, lease_ms, deliveries)
         payload = head + encode_runs(runs)
@@ -384,13 +373,8 @@ class Takers:
 
     # -- answers without messages
 
-    def _give_back(
-        self,
-        queue: ServedQueue,
-        taker: Taker,
-        taken: Sequence[Taken],
-        error: MetaqError,
-    ) -> None:
+    def _give_back(self, given: _Given, error: MetaqError) -> None:
+        queue, taker, taken, _lease_ms = given
         queue.state.give_back(taken)
         if isinstance(error, CorruptRecordError):
             at = taken[0].offset
@@ -417,25 +401,24 @@ class Takers:
         for taker in [*group.takers]:
             partition = taker.command.partition
             if partition == queue.name.partition or (is_last and partition < 0):
-                self._end(group, taker)
+                self._end(taker)
                 self._answer_error(taker, self._error_of(queue, error))
 
     def refuse_all(self, group: QueueGroup, error: WireError) -> None:
         """Answer all takers of a group with an error."""
         for taker in [*group.takers]:
-            self._end(group, taker)
+            self._end(taker)
             self._answer_error(taker, error)
 
     def _error_of(self, queue: ServedQueue, error: MetaqError) -> WireError:
-        topic, partition = queue.log.log_id.topic, queue.log.log_id.partition
-        return wire_error(self._context, error, topic=topic, partition=partition)
+        return wire_error(self._context, error, queue.log.log_id)
 
     def _answer_error(self, taker: Taker, error: WireError) -> None:
-        reply = encode_result(error.status, str(error).encode(), taker.command.opaque)
+        reply = encode_refusal(error, taker.command.opaque)
         taker.answerer.answer(reply, count=1, size_bytes=0)
 
-    def _answer_empty(self, group: QueueGroup, taker: Taker) -> None:
-        self._end(group, taker)
+    def _answer_empty(self, taker: Taker) -> None:
+        self._end(taker)
         self._send_empty(taker)
 
     def _send_empty(self, taker: Taker) -> None:
@@ -443,11 +426,10 @@ class Takers:
         line = encode_value_line(len(payload), taker.command.opaque)
         taker.answerer.answer(line + payload, count=1, size_bytes=0)
 
-    def _end(self, group: QueueGroup, taker: Taker) -> None:
+    def _end(self, taker: Taker) -> None:
         """Let a taker wait no more."""
         taker.answerer.taker_count -= 1
-        del group.takers[taker]
-        self.count -= 1
+        del taker.group.takers[taker]
         self._ends.clear(taker)
 
 

@@ -163,13 +163,7 @@ class SingleTicket:
         """Refuse every put of the run."""
         log_id, puts = self._log.log_id, self._puts
         try:
-            refusal = refuse_put(
-                self._context,
-                error,
-                topic=log_id.topic,
-                partition=log_id.partition,
-                count=len(puts),
-            )
+            refusal = refuse_put(self._context, error, log_id, len(puts))
             status, body = refusal.status, str(refusal).encode()
         except MemoryError:
             for answerer, *_ in puts:

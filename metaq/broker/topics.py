@@ -227,6 +227,12 @@ class Topics:
         """Return whether a partition is administratively closed."""
         return partition in self._closed.get(topic, ())
 
+    def require_open(self, topic: str, partition: int) -> None:
+        """Raise ForbiddenError where a partition is closed to readers."""
+        if self.is_closed(topic, partition):
+            broker_id = self._config.system.broker_id
+            raise ForbiddenError(texts.get_closed(broker_id, partition))
+
     def closed_partitions(self) -> dict[str, tuple[int, ...]]:
         """Return the closed partitions of each topic that has any, sorted."""
         return {

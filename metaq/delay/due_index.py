@@ -245,14 +245,16 @@ def open_run(
         StorageError: the disk refused.
     """
     path = due_path(segment, base)
-    for _ in range(2):
-        try:
-            run = DueRun(base, _read_directory(fs, path, base, end), path=path)
-            return OpenedRun(run, run.pass_over(fs, end, progress))
-        except (CorruptRecordError, DiskError):
-            make_run(fs, segment, base, end)
-    run = DueRun(base, _read_directory(fs, path, base, end), path=path)
-    return OpenedRun(run, run.pass_over(fs, end, progress))
+
+    def read() -> OpenedRun:
+        run = DueRun(base, _read_directory(fs, path, base, end), path=path)
+        return OpenedRun(run, run.pass_over(fs, end, progress))
+
+    try:
+        return read()
+    except (CorruptRecordError, DiskError):
+        make_run(fs, segment, base, end)
+    return read()
 
 
 def _read_directory(
@@ -369,13 +371,6 @@ class DueIndex:
         messages, size = weigh(data)
         self.messages += sign * messages
         self.size_bytes += sign * size
-
-    @property
-    def first_due_ms(self) -> int | None:
-        """Return the due time of the next entry; None: there is none."""
-        keys = [self._runs[0][0]] if self._runs else []
-        keys += [self._fresh[0]] if self._fresh else []
-        return _PLACE.unpack_from(min(keys))[0] if keys else None
 
     @property
     def segments(self) -> set[Offset]:

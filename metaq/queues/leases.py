@@ -7,9 +7,6 @@ from typing import Final, NamedTuple
 from metaq.deadlines import Deadlines
 from metaq.model import Offset, SizeBytes
 
-SPARE_MAX: Final = 16
-"""Messages of a lease that ended, which it remembers besides as many as it has."""
-
 
 class At(enum.IntEnum):
     """Place of an open message."""
@@ -73,37 +70,24 @@ class OpenBound:
 class Lease:
     """Messages that a worker has until one moment: of one take. Owner: the state."""
 
-    __slots__ = ("count", "end_ms", "given", "worker")
+    __slots__ = ("end_ms", "messages", "worker")
 
     def __init__(self, worker: str, end_ms: int) -> None:
         self.worker = worker
         self.end_ms = end_ms
         """Also where it was cut short, because the worker is away."""
-        self.count = 0
-        """Messages that are leased by it."""
-        self.given: list[OpenMessage] = []
-        """These, and some that are not any more."""
+        self.messages: dict[OpenMessage, None] = {}
+        """Those that are leased by it, as they were given."""
 
     def add(self, message: OpenMessage) -> None:
         """Lease a message."""
         message.at, message.lease = At.LEASED, self
-        self.count += 1
-        self.given.append(message)
+        self.messages[message] = None
 
     def leave(self, message: OpenMessage) -> None:
-        """Lease a message no more; `tidy` follows."""
+        """Lease a message no more; `LeaseTable.tidy` follows."""
         message.lease = None
-        self.count -= 1
-
-    def tidy(self) -> None:
-        """Forget the messages that have left, where these are many."""
-        if len(self.given) > 2 * self.count + SPARE_MAX:
-            self.given = self.messages()
-
-    def messages(self) -> list[OpenMessage]:
-        """Return those that are leased by it, as they were given."""
-        # One that was given back, and taken again in its millisecond, is there twice.
-        return [*dict.fromkeys(each for each in self.given if each.lease is self)]
+        del self.messages[message]
 
 
 class LeaseTable:
@@ -124,7 +108,7 @@ class LeaseTable:
     def holders(self) -> dict[str, int]:
         """Return worker → how many messages it has."""
         return {
-            worker: sum(lease.count for lease in leases)
+            worker: sum(len(lease.messages) for lease in leases)
             for worker, leases in self._of_worker.items()
         }
 
@@ -142,11 +126,9 @@ class LeaseTable:
         return lease
 
     def tidy(self, left: list[Lease]) -> None:
-        """Look at leases that messages have left, and take them off the list."""
+        """Forget leases of nothing among those that messages have left; clear these."""
         for lease in {*left} if len(left) > 1 else left:
-            if lease.count:
-                lease.tidy()
-            else:
+            if not lease.messages:
                 self.drop(lease)
         left.clear()
 

@@ -277,11 +277,6 @@ class QueueState:
             if before.delivery:
                 left_ms = min(left_ms, before.left_ms)
             self._delays.set(offset, now.mono_ms + left_ms)
-        elif lock is None and before is None and offset >= self._reclaim_end:
-            # Nearly always. As `_queue` does it.
-            message.heap = self._queued
-            heapq.heappush(message.heap, offset)
-            self.ready_count += 1
         else:
             self._queue(message)
         self.scan_offset = message.end
@@ -397,7 +392,7 @@ class QueueState:
             lease.add(message)
             left_bytes -= size_bytes
             taken.append(Taken(offset, size_bytes, delivery, message.count))
-        if not lease.count:
+        if not lease.messages:
             self.leases.drop(lease)
         return taken
 
@@ -581,25 +576,12 @@ class QueueState:
     def drain_changes(self) -> list[Change]:
         """Return what was changed since the last call, neighbours as one."""
         changes, self._changes = self._changes, []
-        if len(self._passed):
-            for each in changes:
-                if isinstance(each, Done):
-                    self._passed.add(*each)
-            changes = [each for each in changes if not isinstance(each, Done)]
-            changes += self._passed.ranges()
-            self._passed, self._passed_bytes = DoneRanges(), 0
-        joined = list[Change]()
+        done, self._passed, self._passed_bytes = self._passed, DoneRanges(), 0
         for each in changes:
-            last = joined[-1] if joined else None
-            if (
-                isinstance(each, Done)
-                and isinstance(last, Done)
-                and each.start == last.end
-            ):
-                joined[-1] = Done(last.start, each.end)
-            else:
-                joined.append(each)
-        return joined
+            if isinstance(each, Done):
+                done.add(*each)
+        returned = [each for each in changes if isinstance(each, Returned)]
+        return [*returned, *done.ranges()]
 
     def drain_ended(self) -> list[OpenMessage]:
         """Return messages with keys that the last changes have as done."""
@@ -626,7 +608,7 @@ class QueueState:
                 if message.at is At.READY:
                     self._queue(message)
         for lease in self.leases.take_due(now.mono_ms):
-            for message in lease.messages():
+            for message in [*lease.messages]:
                 self.expired_count += 1
                 if message.count >= self.rules.deliveries_max:
                     self._give_up(message, f"deliveries: {message.count}")
@@ -675,8 +657,9 @@ class QueueState:
         One that a worker of an earlier life may have is, when the reclaim time is over.
         """
         at = message.offset
-        is_free = at >= self._reclaim_end and at not in self._kept
-        if is_free and message.heap is None and self._is_first(message):
+        if message.heap is not None or at < self._reclaim_end or at in self._kept:
+            return
+        if message.key is None or self._is_first(message):
             is_alone = message.silent_count >= ALONE_COUNT
             message.heap = self._alone if is_alone else self._queued
             heapq.heappush(message.heap, at)

@@ -48,6 +48,7 @@ _PLACE: Final = Struct(">iI")
 _LENGTH: Final = Struct(">H")
 KEPT_DUE_MS: Final = 2**53
 """`due` of what a worker had at the end of a life."""
+_FIRST: Final = Offset(0)
 COUNT_MAX: Final = 2**16 - 1
 """A higher count of deliveries is kept as this."""
 
@@ -223,11 +224,6 @@ class StateRecord:
     entries: Sequence[Change] = ()
     name: QueueName | None = None
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing before it matters for its queue."""
-        return self.kind is StateKind.SNAPSHOT
-
 
 def encode_state(record: StateRecord) -> bytes:
     """Return the payload of a record."""
@@ -351,6 +347,8 @@ class Images:
     def __init__(self) -> None:
         """Begin without any."""
         self.by_name: dict[QueueName, QueueImage] = {}
+        self.starts: dict[QueueName, Offset] = {}
+        """Offset of the last whole state of each queue, or of its first record."""
         self._ids: dict[QueueName, int] = {}
         self._names: dict[int, QueueName] = {}
         self._last_id = 0
@@ -379,9 +377,14 @@ class Images:
         if image is not None:
             self._last_life = max(self._last_life, image.incarnation)
         self._names.pop(self._ids.pop(name, 0), None)
+        self.starts.pop(name, None)
 
-    def apply(self, record: StateRecord) -> QueueName | None:
+    def apply(self, record: StateRecord, offset: Offset = _FIRST) -> QueueName | None:
         """Apply a record; return its queue, None where that is not known any more.
+
+        Args:
+            record: the next one.
+            offset: of it.
 
         Raises:
             CorruptRecordError: its number is another queue's.
@@ -401,8 +404,10 @@ class Images:
             return name
         self._ids[name] = record.queue_id
         image = self.by_name.get(name)
-        if image is None or record.is_whole:
+        if image is None or record.kind is StateKind.SNAPSHOT:
+            # Nothing before it matters.
             image = self.by_name[name] = QueueImage(record.floor)
+            self.starts[name] = offset
         image.incarnation = record.incarnation
         image.is_idle = record.kind is StateKind.CHANGES and not record.entries
         image.apply(record.entries)

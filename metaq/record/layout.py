@@ -107,3 +107,12 @@ def record_starts(payloads: Sequence[bytes], first: int) -> list[int]:
     """Return the offset of each record, from `first` on, and the one after the last."""
     sizes = map(HEADER_BYTES.__add__, map(len, payloads))
     return list(accumulate(sizes, initial=first))
+
+
+def record_positions(data: bytes | bytearray) -> list[int]:
+    """Return where each record of some whole ones begins."""
+    position, positions = 0, list[int]()
+    while position < len(data):
+        positions.append(position)
+        position += HEADER_BYTES + HEADER.unpack_from(data, position)[0]
+    return positions

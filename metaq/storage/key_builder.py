@@ -28,7 +28,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from metaq.errors import StorageError
@@ -359,9 +358,9 @@ def run_key_step(fs: FileSystem, step: KeyStep) -> KeyStepResult:
         block = maker.encode(merged[0].base if merged else start, end, file, merged)
         try:
             if blocks and is_one:
-                _replace(fs, segment.path, path, block)
+                _replace(fs, segment, block)
             else:
-                _append(fs, segment.path, path, blocks, block)
+                _append(fs, segment, blocks, block)
         except DamagedIndexError:
             return KeyStepResult(start, end - start, is_damaged=True)
     index_bytes = sum(each.file_bytes for each in merged)
@@ -413,14 +412,11 @@ def _add(
 
 
 def _append(
-    fs: FileSystem,
-    segment_path: Path,
-    path: Path,
-    blocks: Sequence[KeyBlock],
-    block: Iterable[bytes],
+    fs: FileSystem, segment: Segment, blocks: Sequence[KeyBlock], block: Iterable[bytes]
 ) -> None:
     """Write a block after those that are believed."""
-    if not fs.exists(segment_path):
+    path = keys_path(segment.path, segment.base_offset)
+    if not fs.exists(segment.path):
         return
     size = SizeBytes(blocks[-1].after if blocks else 0)
     with fs.open_append(path, create=True, is_synced=False) as index:
@@ -430,17 +426,16 @@ def _append(
             index.write(part)
 
 
-def _replace(
-    fs: FileSystem, segment_path: Path, path: Path, block: Iterable[bytes]
-) -> None:
+def _replace(fs: FileSystem, segment: Segment, block: Iterable[bytes]) -> None:
     """Write a file that has one block; readers go on with the one before."""
+    path = keys_path(segment.path, segment.base_offset)
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
         with fs.open_append(temporary, create=True, is_synced=False) as index:
             index.truncate(SizeBytes(0))
             for part in block:
                 index.write(part)
-        if fs.exists(segment_path):
+        if fs.exists(segment.path):
             fs.rename(temporary, path)
     finally:
         # The error that matters is on its way.

@@ -570,7 +570,7 @@ class TransactionCoordinator:
             for tx in together:
                 if error is None:
                     tx.state = advance(tx.key, tx.state, TxEvent.JOURNALLED)
-                    tx.commit_holds()
+                    tx.end_holds(is_committed=True)
                 else:
                     self._fail_commit(tx, error, is_journalled=True)
             if error is None:

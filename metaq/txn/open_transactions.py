@@ -32,8 +32,7 @@ class OpenTransactions:
 
     def drop(self, tx: BrokerTransaction) -> None:
         """Forget a finished transaction; what it holds yet is rolled back."""
-        for hold in tx.holds:
-            hold.on_rolled_back()
+        tx.end_holds(is_committed=False)
         self.deadlines.clear(tx)
         self.held_bytes -= tx.held_bytes
         del self.by_key[tx.key]

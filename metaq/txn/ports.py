@@ -93,18 +93,19 @@ class StoringLog(Protocol):
 class TransactionHold(Protocol):
     """Kept outside of a transaction until its outcome is known: a message of a queue.
 
-    One of the two last methods is called, once, on the loop's thread; none where a
-    restart will know the outcome.
+    `on_ended` is called once, on the loop's thread; not where a restart will know the
+    outcome.
     """
 
     def require_kept(self) -> None:
         """Raise StorageError where it is lost, so that a commit would be by half."""
 
-    def on_committed(self) -> None:
-        """The commit is decided; what the transaction puts is on its way."""
+    def on_ended(self, *, is_committed: bool) -> None:
+        """Hear of the outcome.
 
-    def on_rolled_back(self) -> None:
-        """Nothing of the transaction is there, nor will be."""
+        Committed, what the transaction puts is on its way; else nothing of it is there,
+        nor will be.
+        """
 
 
 FindLog: TypeAlias = Callable[[LogId], StoringLog]

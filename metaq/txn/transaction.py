@@ -8,7 +8,7 @@ from metaq.errors import MetaqError
 from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, Millis, Offset, id_time
 from metaq.record.checksum import checksum
-from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.record.layout import record_positions
 from metaq.txn.figures import TransactionView
 from metaq.txn.journal import Slot, join_chunks
 from metaq.txn.opening import RestoredTransaction
@@ -133,11 +133,11 @@ class BrokerTransaction:
         batch.last_id = puts.last_id
         self.put_count += puts.record_count
 
-    def commit_holds(self) -> None:
-        """Tell what it holds that it is committed."""
+    def end_holds(self, *, is_committed: bool) -> None:
+        """Say to what it holds how it ended, if that was not said."""
         holds, self.holds = self.holds, []
         for hold in holds:
-            hold.on_committed()
+            hold.on_ended(is_committed=is_committed)
 
     def leave_group(self) -> None:
         """Leave the transactions that one command commits."""
@@ -207,7 +207,7 @@ def restore_transaction(
     )
     for made in make_batches(replayed):
         applied = replayed.applied_bytes.get(made.log_id, 0)
-        left = made.ids[_records_in(made.data[:applied]) :]
+        left = made.ids[len(record_positions(made.data[:applied])) :]
         data = made.data[applied:]
         tx.add(PutRun(made.log_id, (data,), len(data), len(left), made.ids[-1]))
         batch = tx.batches[made.log_id]
@@ -221,12 +221,3 @@ def restore_transaction(
         for batch in tx.batches.values()
     )
     return tx
-
-
-def _records_in(data: bytes) -> int:
-    """Return how many whole records some bytes are."""
-    count = position = 0
-    while position < len(data):
-        position += HEADER_BYTES + HEADER.unpack_from(data, position)[0]
-        count += 1
-    return count

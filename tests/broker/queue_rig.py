@@ -97,7 +97,7 @@ class SteppedQueues(QueueService):
             is_idle = not queue.letters_open and not queue.state.held_count
             if self._content is not None and is_idle:
                 image = queue.state.image(self.now())
-                self._content.images.by_name[queue.name] = image
+                self._content.by_name[queue.name] = image
                 self._forget(group, queue)
 
 

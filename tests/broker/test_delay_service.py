@@ -188,7 +188,7 @@ def test_a_full_disk_delays_and_loses_nothing() -> None:
         assert "no free space" in rig.problem, rig.problem
         assert rig.payloads() == []
         assert rig.service.status().waiting_count == 1
-        found = await list_scheduled(rig.service.tiers, {}, "*", 9)
+        found = await list_scheduled(rig.service.tiers, {}, ListScheduled("*", 9, 0))
         assert (found["count"], len(found["first"])) == (1, 1)
         rig.fs.set_capacity(1 << 40)
         await rig.pass_s(11.0)

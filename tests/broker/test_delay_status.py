@@ -13,6 +13,7 @@ from metaq.protocol.commands import Cancel, ListScheduled
 from tests.broker.delay_rig import DelayRig, FakeSession, mput_of
 
 HOUR_MS = 3_600_000
+LISTING = ListScheduled("test", 9, 0)
 
 
 async def listed(rig: DelayRig, topic: str = "*", limit: int = 9, **more: int) -> Any:
@@ -71,7 +72,7 @@ def test_what_was_taken_back_takes_no_bytes_and_hides_nothing(payload: bytes) ->
             tier, offset, first = await rig.schedule(payload, due_ms=due + number)
             body = b"%d %d %d %d" % (tier, offset, due + number, first)
             assert (await rig.ask(Cancel("test", body, 1))).body == b"cancelled"
-        found = await list_scheduled(service.tiers, {}, "test", 9)
+        found = await list_scheduled(service.tiers, {}, LISTING)
         assert found == {"count": 0, "bytes": 0, "hours": [], "first": []}
         status = service.status()
         assert (status.waiting_count, status.waiting_bytes) == (0, 0)
@@ -79,7 +80,7 @@ def test_what_was_taken_back_takes_no_bytes_and_hides_nothing(payload: bytes) ->
         body = b"%d %d %d %d" % (tier, offset, due + 9, first)
         assert (await rig.ask(Cancel("test", body, 1))).body == b"cancelled"
         await service.tick()
-        found = await list_scheduled(service.tiers, {}, "test", 9, soonest_max=4)
+        found = await list_scheduled(service.tiers, {}, LISTING, soonest_max=4)
         assert [each["count"] for each in found["first"]] == [found["count"]] == [1]
         assert found["bytes"] == service.status().waiting_bytes
         assert len(payload) < found["bytes"] < len(payload) + 100

@@ -78,10 +78,7 @@ class _Deciding:
 
     def commit(self, _key: str, _owner: object, on_done: Any, **_options: bool) -> None:
         for hold in self.tx.holds:
-            if self.is_decided:
-                hold.on_committed()
-            else:
-                hold.on_rolled_back()
+            hold.on_ended(is_committed=self.is_decided)
         on_done(TransactionError("not in every partition yet"))
 
 

@@ -17,7 +17,6 @@ from metaq.broker.handlers.get import MEND_S, text_of
 from metaq.broker.handlers.offset import late_failure
 from metaq.errors import (
     ClosedError,
-    ForbiddenError,
     NotFoundError,
     OffsetOutOfRangeError,
     ServerError,
@@ -52,9 +51,7 @@ def handle_check(command: Check, answerer: Answerer) -> None:
     """
     context = answerer.context
     topic, partition = command.topic, command.partition
-    if context.topics.is_closed(topic, partition):
-        broker_id = context.config.system.broker_id
-        raise ForbiddenError(texts.get_closed(broker_id, partition))
+    context.topics.require_open(topic, partition)
     log = context.topics.find_log(topic, partition)
     if log is None:
         raise NotFoundError(texts.no_such_log(topic, partition))

@@ -16,13 +16,11 @@ from typing import Final
 
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
-from metaq.broker.handlers.offset import knows_end, late_failure
+from metaq.broker.handlers.offset import late_failure, queries_of, settled_log
 from metaq.clock import Clock
 from metaq.errors import (
     BadRequestError,
     CorruptRecordError,
-    ForbiddenError,
-    NotFoundError,
     ServerError,
     UnavailableError,
 )
@@ -33,8 +31,6 @@ from metaq.protocol.encoding import encode_refusal, encode_value_line
 from metaq.record.runs import encode_runs
 from metaq.storage.key_index import field_names
 from metaq.storage.key_lookup import KeyQuestion, KeySearch
-from metaq.storage.log_state import LogState
-from metaq.storage.span_queries import SpanQueries
 
 FINDS_MAX: Final = 64
 """Look-ups that are not answered yet; more are refused. A client asks for all
@@ -73,22 +69,14 @@ def handle_find(command: Find, answerer: Answerer) -> None:
     context.counters.cmd_get += 1
     if not command.payload.startswith((b"key=", b"h.")) or command.limit < 1:
         raise BadRequestError("expected key=VALUE or h.NAME=VALUE, and a limit")
-    if context.topics.is_closed(topic, partition):
-        broker_id = context.config.system.broker_id
-        raise ForbiddenError(texts.get_closed(broker_id, partition))
-    log = context.topics.find_log(topic, partition)
-    if not knows_end(context, log):
-        raise UnavailableError(texts.not_settled(topic, partition))
-    if log is None:
-        raise NotFoundError(texts.no_such_log(topic, partition))
-    if log.state in {LogState.OFFLINE, LogState.CLOSED}:
-        raise ServerError(f"partition {log.log_id} is {log.state.value}")
+    context.topics.require_open(topic, partition)
+    log = settled_log(context, topic, partition)
+    queries = queries_of(context, log)
     if context.find_count >= FINDS_MAX:
         raise UnavailableError(texts.too_many_finds(FINDS_MAX))
     names = field_names(context.config.topic(topic).index)
-    segments = (*log.segments.sealed, log.readable_active())
     search = KeySearch(
-        SpanQueries(context.fs, segments, context.made_indexes, log.damage),
+        queries,
         KeyQuestion(
             command.payload,
             Offset(command.below),

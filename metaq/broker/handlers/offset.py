@@ -75,15 +75,38 @@ def handle_offset(command: OffsetQuery, answerer: Answerer) -> bytes | None:
     context.counters.cmd_offset += 1
     if context.topics.has_stat(command.topic):
         context.realtime.record("offset", command.topic)
-    log = context.topics.find_log(command.topic, command.partition)
-    if not knows_end(context, log):
-        raise UnavailableError(texts.not_settled(command.topic, command.partition))
-    if log is None:
-        raise NotFoundError(texts.no_such_log(command.topic, command.partition))
+    log = settled_log(context, command.topic, command.partition)
     if command.question is not None:
         _begin_answer(command, command.question, log, answerer)
         return None
     return b"%d" % log.nearest_offset(Offset(command.offset))
+
+
+def settled_log(context: BrokerContext, topic: str, partition: int) -> PartitionLog:
+    """Return a log of which it is known where it ends.
+
+    Raises:
+        NotFoundError: no put has made it.
+        UnavailableError: this replica does not know that yet.
+    """
+    log = context.topics.find_log(topic, partition)
+    if not knows_end(context, log):
+        raise UnavailableError(texts.not_settled(topic, partition))
+    if log is None:
+        raise NotFoundError(texts.no_such_log(topic, partition))
+    return log
+
+
+def queries_of(context: BrokerContext, log: PartitionLog) -> SpanQueries:
+    """Return what answers questions about a log as it is now, in any thread.
+
+    Raises:
+        ServerError: it cannot be read.
+    """
+    if log.state in {LogState.OFFLINE, LogState.CLOSED}:
+        raise ServerError(f"partition {log.log_id} is {log.state.value}")
+    segments = (*log.segments.sealed, log.readable_active())
+    return SpanQueries(context.fs, segments, context.made_indexes, log.damage)
 
 
 def knows_end(context: BrokerContext, log: PartitionLog | None) -> bool:
@@ -124,9 +147,7 @@ def _ask(
     command: OffsetQuery, question: Question, log: PartitionLog, context: BrokerContext
 ) -> _Asked:
     """Write down the log as it is now, and the range that is asked about."""
-    if log.state in {LogState.OFFLINE, LogState.CLOSED}:
-        state = log.state.value
-        raise ServerError(f"partition {log.log_id} is {state}")
+    queries = queries_of(context, log)
     log_start, high_watermark = log.log_start_offset, log.high_watermark
     start = Offset(max(log_start, min(command.offset, high_watermark)))
     end = high_watermark
@@ -139,8 +160,6 @@ def _ask(
                 str(error), error, offset=start, end=high_watermark
             )
             raise ServerError(text)
-    segments = (*log.segments.sealed, log.readable_active())
-    queries = SpanQueries(context.fs, segments, context.made_indexes, log.damage)
     return _Asked(str(log.log_id), queries, start, end, question)
 
 

@@ -42,7 +42,7 @@ from metaq.broker.handlers.route import route
 from metaq.broker.handlers.txn import find_transaction, handle_transactional_put
 from metaq.broker.transactions import put_run
 from metaq.errors import SequenceError, ServerError, UnavailableError
-from metaq.model import SizeBytes
+from metaq.model import LogId, SizeBytes
 from metaq.protocol import texts
 from metaq.protocol.commands import NO_CHECKSUM, Mput, Put
 from metaq.protocol.connection import Piece
@@ -120,7 +120,7 @@ def _append_put(
         require_checksum(found, command.checksum)
         log = context.topics.log_for_put(topic, partition)
     except REFUSALS as error:
-        raise refuse_put(context, error, topic=topic, partition=partition) from error
+        raise refuse_put(context, error, LogId(topic, partition)) from error
     message_id = context.ids.reserve(1)
     append_run(
         log,
@@ -173,9 +173,7 @@ def handle_mput(
             return
         log = context.topics.log_for_put(topic, partition)
     except REFUSALS as error:
-        raise refuse_put(
-            context, error, topic=topic, partition=partition, count=count
-        ) from error
+        raise refuse_put(context, error, LogId(topic, partition), count) from error
     _append_mput(command, parts, size_bytes, log, answerer)
 
 
@@ -207,13 +205,8 @@ def _delay(
                     return True
         yield from delay_puts.schedule(delays, command, timed, answerer)
     except REFUSALS as error:
-        raise refuse_put(
-            context,
-            error,
-            topic=command.topic,
-            partition=command.partition,
-            count=command.count,
-        ) from error
+        at = LogId(command.topic, command.partition)
+        raise refuse_put(context, error, at, command.count) from error
     return True
 
 
@@ -232,9 +225,7 @@ def _put_in_transaction(
         parts = yield from _check(command, pieces, context)
         log_id = context.topics.log_for_put(topic, partition).log_id
     except REFUSALS as error:
-        raise refuse_put(
-            context, error, topic=topic, partition=partition, count=count
-        ) from error
+        raise refuse_put(context, error, LogId(topic, partition), count) from error
     first_id = context.ids.reserve(count)
     # The commit decides their order, so others may take ids in between.
     yield from stamp_in_steps(parts, first_id)

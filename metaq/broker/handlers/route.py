@@ -27,6 +27,8 @@ from metaq.broker.acks import (
     PUT_OVERHEAD_BYTES,
     REFUSALS,
     Answerer,
+    PutTicket,
+    Receipts,
     is_light,
     refuse_put,
 )
@@ -54,7 +56,7 @@ from metaq.protocol.transaction_ids import format_key
 from metaq.record.batch import CheckedRecords, stamp_in_steps
 from metaq.record.flags import HAS_PROPERTIES, decode_text, text_of
 from metaq.record.ids import id_after
-from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.record.layout import HEADER, HEADER_BYTES, record_positions
 from metaq.routing.match import KEY_BYTES_MAX, ROUTING_KEY
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
@@ -105,24 +107,17 @@ class _Target:
 
     def records(self, parts: Sequence[CheckedRecords]) -> CheckedRecords:
         """Return its messages in one piece."""
-        data, position = bytearray().join(self.chunks(parts)), 0
-        positions = list[int]()
-        while position < len(data):
-            positions.append(position)
-            position += HEADER_BYTES + HEADER.unpack_from(data, position)[0]
-        return CheckedRecords(data, positions)
+        data = bytearray().join(self.chunks(parts))
+        return CheckedRecords(data, record_positions(data))
 
 
-class RouteTicket:
+class RouteTicket(PutTicket):
     """A command that waits for all of its targets: the ticket of each of them.
 
     Called on the loop's thread, by the disk or by the journal.
     """
 
-    __slots__ = (
-        "_answerer", "_appended_s", "_command", "_copies", "_errors", "_is_stored",
-        "_left", "_size_bytes", "first_id",
-    )  # fmt: skip
+    __slots__ = ("_command", "_copies", "_errors", "_is_stored", "_left", "first_id")
 
     def __init__(
         self,
@@ -132,18 +127,22 @@ class RouteTicket:
         targets: Sequence[_Target],
     ) -> None:
         """Hold the command in flight, its bytes once for each target."""
+        super().__init__(
+            answerer,
+            log_id=LogId(command.topic, max(0, command.partition)),
+            receipts=Receipts((b"%d" % command.opaque,), (first_id,), (-1,)),
+            record_count=command.count,
+            size_bytes=PUT_OVERHEAD_BYTES + sum(one.size_bytes for one in targets),
+        )
         self.first_id = first_id
-        self._answerer = answerer
         self._command = command
         self._copies = sum(each.count for each in targets)
         self._errors: list[MetaqError] = []
         self._is_stored = False
         self._left = len(targets)
-        self._appended_s = answerer.context.clock.monotonic_s()
-        self._size_bytes = PUT_OVERHEAD_BYTES + sum(one.size_bytes for one in targets)
-        answerer.hold(count=1, size_bytes=self._size_bytes)
+        answerer.hold(count=1, size_bytes=self.size_bytes)
         if not targets:
-            self._answer()
+            super().on_stored()
 
     def on_stored(self) -> None:
         """Note that one target has its messages."""
@@ -166,21 +165,11 @@ class RouteTicket:
     def _end_one(self) -> None:
         self._left -= 1
         if not self._left:
-            self._answer()
+            super().on_stored()
 
-    def _answer(self) -> None:
-        context, reply = self._answerer.context, b""
-        waited_s = context.clock.monotonic_s() - self._appended_s
-        context.put_latency.record(waited_s, self._command.count)
-        try:
-            reply = self._encode()
-        except MemoryError:
-            # Do not raise: other tickets of this group still need replies.
-            self._answerer.run_out()
-        self._answerer.answer(reply, count=1, size_bytes=self._size_bytes)
-
-    def _encode(self) -> bytes:
-        opaque, partition = self._command.opaque, max(0, self._command.partition)
+    def encode(self) -> bytes:
+        """Return the reply: good where all targets have them."""
+        opaque, partition = self._command.opaque, self.log_id.partition
         if not self._errors:
             body = b"%d %d -1 routed=%d" % (self.first_id, partition, self._copies)
             return encode_result(Status.OK, body, opaque)
@@ -506,13 +495,8 @@ def _refuse(
     answerer: Answerer, command: Mput, error: MetaqError, log_id: LogId | None = None
 ) -> WireError:
     """Return the answer to a command that is not stored; it names the target."""
-    return refuse_put(
-        answerer.context,
-        error,
-        topic=command.topic if log_id is None else log_id.topic,
-        partition=command.partition if log_id is None else log_id.partition,
-        count=command.count,
-    )
+    at = log_id or LogId(command.topic, command.partition)
+    return refuse_put(answerer.context, error, at, command.count)
 
 
 # -- reading an address

@@ -20,7 +20,7 @@ from metaq.errors import (
     TransactionError,
     UnavailableError,
 )
-from metaq.model import RANDOM_PARTITION, NullTransactionId
+from metaq.model import RANDOM_PARTITION, LogId, NullTransactionId
 from metaq.protocol import texts
 from metaq.protocol.commands import (
     CommitTogether,
@@ -139,9 +139,7 @@ def find_transaction(
         # A missing topic or partition is refused in bare words, as by MetaQ.
         context.topics.open_for_put(topic, partition)
     except ForbiddenError as error:
-        raise refuse_put(
-            context, error, topic=topic, partition=partition, count=count
-        ) from error
+        raise refuse_put(context, error, LogId(topic, partition), count) from error
     return found
 
 
@@ -158,7 +156,7 @@ def handle_transactional_put(command: Put, answerer: Answerer) -> None:
         require_checksum(checksum(payload), command.checksum)
         log_id = context.topics.log_for_put(topic, partition).log_id
     except REFUSALS as error:
-        raise refuse_put(context, error, topic=topic, partition=partition) from error
+        raise refuse_put(context, error, LogId(topic, partition)) from error
     message_id = context.ids.reserve(1)
     record = encode_record(payload, id=message_id, flag=command.flag)
     journalled = (encode_put(message_id, encode(command)),)

@@ -12,6 +12,7 @@ from metaq.client.admin.scheduled_admin import AsyncScheduledAdmin
 from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.browse import stats_text
 from metaq.client.errors import ExchangeError, NoExchangesError
+from metaq.client.fan_out import all_of
 from metaq.client.names import check_topic, require_text
 from metaq.client.options import load_filter
 from metaq.client.validation import wrong_type
@@ -452,24 +453,18 @@ class _Exchanges(AdminCall):
 
         A topic of an older one may have its name, too; that keeps no record of them.
         """
-        for error in await asyncio.gather(*map(self._look_at, self.there.values())):
-            if error is not None:
-                raise error
+        await all_of(map(self._require_on, self.there.values()))
 
-    async def _look_at(self, address: BrokerAddress) -> NoExchangesError | None:
-        """Return why a broker refuses; None: it does not, or is waited for later."""
+    async def _require_on(self, address: BrokerAddress) -> None:
         try:
             capabilities = (await self._connect(address)).capabilities
         except (NoBrokerError, RequestTimeoutError):
-            return None
-        return (
-            None
-            if capabilities.exchanges
-            else NoExchangesError(
+            return  # it is waited for later
+        if not capabilities.exchanges:
+            raise NoExchangesError(
                 f"broker at {address} has no exchanges: its version is"
                 f" {capabilities.version}; nothing was changed"
             )
-        )
 
     async def wait_in_effect(self, exchange: str, *, is_deleted: bool = False) -> None:
         """Wait until the brokers that are there, and have any, have what is written."""

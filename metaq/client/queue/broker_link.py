@@ -49,7 +49,7 @@ from metaq.errors import (
     UnexpectedReplyError,
 )
 from metaq.model import BrokerId, Offset, TopicPartition
-from metaq.peer.connection import BrokerConnection, ignore
+from metaq.peer.connection import BrokerConnection
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Check, Reply, Take, Value
 from metaq.protocol.queue_frames import (
@@ -336,8 +336,6 @@ class BrokerLink:
             ask(
                 connection,
                 Check(partition.topic, partition.partition, held.offset, 1, opaque),
-                on_reply=ignore,
-                on_error=ignore,
                 deadline_s=self._context.deadline_s(),
             )
 
@@ -481,8 +479,6 @@ class BrokerLink:
             ask(
                 connection,
                 self._command(connection, 0, 1, 0.0),
-                on_reply=ignore,
-                on_error=ignore,
                 deadline_s=self._context.deadline_s(),
             )
 
@@ -544,8 +540,6 @@ class BrokerLink:
 
 def _count(counts: QueueStatistics, entry: Settling) -> None:
     match entry.verb:
-        case SettleVerb.ACK:
-            counts.acked_count += 1
         case SettleVerb.NACK | SettleVerb.RELEASE:
             counts.returned_count += 1
         case SettleVerb.REJECT:

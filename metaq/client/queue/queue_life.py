@@ -93,12 +93,10 @@ class QueueLife:
         self._links: dict[BrokerId, BrokerLink] = {}
         self._tasks = list[asyncio.Task[None]]()
         """The upkeep, and those that take from each broker."""
-        self._is_refused = False
-        """The topic became an exchange."""
         self._is_served = True
         """A broker serves the topic, as far as the log says."""
         self._said = list[Settling]()
-        self._is_draining = False
+        """On its way to the loop."""
         self._runs: dict[int, set[HeldMessage]] = {}
         """Messages that handlers are at work at, by the `id` of each run's set. Threads
         add and remove with one call each; the loop reads."""
@@ -153,12 +151,10 @@ class QueueLife:
         self._on_snapshot(metadata.snapshot)
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
-        if self._is_refused:
-            return
         try:
             refuse_exchanges(snapshot, [self.topic])
         except ExchangeError as error:
-            self._is_refused = True
+            self._unlisten()
             self._parts.fail(error)
             self._stop_taking()
             return
@@ -350,10 +346,9 @@ class QueueLife:
             for one in entries:
                 if one.verb is not SettleVerb.EXTEND:
                     one.held.state = settled
-            self._said.extend(entries)
-            if not self._is_draining:
-                self._is_draining = True
+            if not self._said:
                 self.schedule(self._drain)
+            self._said.extend(entries)
 
     def begin_hold(self, held: HeldMessage, pool: object) -> None:
         """Leave a message to a transaction over connections of `pool`; on the loop.
@@ -399,7 +394,6 @@ class QueueLife:
         """Hand what is said to the links of the brokers."""
         with self.prefetch.lock:
             said, self._said = self._said, []
-            self._is_draining = False
         by_broker = defaultdict[BrokerId, list[Settling]](list)
         for entry in said:
             by_broker[entry.held.partition.broker_id].append(entry)

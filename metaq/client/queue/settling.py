@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from metaq.client.errors import OutcomeUnknownError, group_gone
@@ -28,7 +28,7 @@ from metaq.errors import (
     UnknownPutError,
 )
 from metaq.model import TopicPartition
-from metaq.peer.connection import BrokerConnection
+from metaq.peer.connection import BrokerConnection, ignore
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Check, Reply, Settle, Take
 from metaq.protocol.encoding import encode
@@ -145,9 +145,9 @@ def ask(
     connection: BrokerConnection,
     command: Take | Settle | Check,
     *,
-    on_reply: Callable[[Reply], None],
-    on_error: Callable[[MetaqError], None],
     deadline_s: float,
+    on_reply: Callable[[Reply], None] = ignore,
+    on_error: Callable[[MetaqError], None] = ignore,
 ) -> None:
     """Send a command; its reply is handled, or an error, that of `on_reply` as well.
 
@@ -178,38 +178,26 @@ def ask(
         on_error(error)
 
 
+@dataclass(slots=True, eq=False)
 class PartitionSettler:
     """The settles of one partition. Owner: the link to its broker; on the loop."""
 
-    def __init__(
-        self,
-        parts: QueueParts,
-        partition: TopicPartition,
-        connection: Callable[[], BrokerConnection | None],
-        on_settled: OnSettled,
-        unknown: UnknownGroup,
-    ) -> None:
-        """Begin with nothing to settle.
-
-        Args:
-            parts: of the queue.
-            partition: of all messages.
-            connection: returns the open connection to the broker, if there is one.
-            on_settled: called with entries, and the broker's word or an error for each.
-            unknown: of the link to the broker.
-        """
-        self._parts = parts
-        self.partition = partition
-        self._connection = connection
-        self._on_settled = on_settled
-        self._unknown = unknown
-        self._pending: list[Settling] = []
-        self._sent: list[Settling] = []
-        self._failures = 0
-        self._is_urgent = False
-        """Entries that wait here leave with the next `flush_soon`."""
-        self._is_due_later = False
-        """A `flush` comes within LATER_S."""
+    _parts: QueueParts
+    partition: TopicPartition
+    """Of all messages."""
+    _connection: Callable[[], BrokerConnection | None]
+    """Returns the open connection to the broker, if there is one."""
+    _on_settled: OnSettled
+    """Called with entries, and the broker's word or an error for each."""
+    _unknown: UnknownGroup
+    """Of the link to the broker."""
+    _pending: list[Settling] = field(default_factory=list)
+    _sent: list[Settling] = field(default_factory=list)
+    _failures: int = 0
+    _is_urgent: bool = False
+    """Entries that wait here leave with the next `flush_soon`."""
+    _is_due_later: bool = False
+    """A `flush` comes within LATER_S."""
 
     def add(self, entry: Settling) -> None:
         """Have an entry sent by the next `flush`, after all others."""

@@ -241,7 +241,8 @@ def test_a_worker_whose_topic_became_an_exchange_asks_for_no_more() -> None:
             metadata.snapshot.exchanges = frozenset({"orders"})
             for _ in range(2):
                 metadata.snapshot.puts["orders"][BrokerId(1)] = None
-                metadata.listeners[-1](metadata.snapshot)
+                for listener in [*metadata.listeners]:
+                    listener(metadata.snapshot)
             last = await rig.take(take_count + 2)
             assert last.count == 0
             rig.give(rig.script.takes[take_count + 1], [])
@@ -265,8 +266,9 @@ def scripted_queue(
         return None
 
     def listen(listener: Any) -> Any:
-        context.metadata.listeners.append(listener)
-        return lambda: None
+        listeners: list[Any] = context.metadata.listeners
+        listeners.append(listener)
+        return lambda: listener in listeners and listeners.remove(listener)
 
     rig.task.cancel()
     context: Any = rig.parts.context
