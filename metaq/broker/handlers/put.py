@@ -34,6 +34,7 @@ from metaq.broker.acks import (
     answer_repeated,
     append_run,
     count_puts,
+    hold_back,
     refuse_put,
     require_checksum,
 )
@@ -41,7 +42,13 @@ from metaq.broker.context import BrokerContext
 from metaq.broker.handlers.route import route
 from metaq.broker.handlers.txn import find_transaction, handle_transactional_put
 from metaq.broker.transactions import put_run
-from metaq.errors import SequenceError, ServerError, UnavailableError
+from metaq.errors import (
+    MetaqError,
+    SequenceError,
+    ServerError,
+    UnavailableError,
+    WireError,
+)
 from metaq.model import SizeBytes
 from metaq.protocol import texts
 from metaq.protocol.commands import NO_CHECKSUM, Mput, Put
@@ -144,8 +151,36 @@ def handle_mput(
     anywhere.
 
     Raises:
-        WireError: refused, and nothing was appended; the text is the answer.
+        WireError: refused, and nothing was appended; the text is the answer. What
+            follows on a refused batch in its producer's numbers is refused as well.
     """
+    topic, partition, count = command.topic, command.partition, command.count
+    if command.producer is None or command.transaction is not None:
+        yield from _handle_mput(command, pieces, answerer)
+        return
+    writer, after = (command.producer, topic, partition), command.sequence + count
+    held = answerer.held_back.pop(writer, None)
+    try:
+        if held is not None and command.sequence == held.next_sequence:
+            raise refuse_put(
+                answerer.context,
+                held.error,
+                topic=topic,
+                partition=partition,
+                count=count,
+            ) from held.error
+        yield from _handle_mput(command, pieces, answerer)
+    except WireError as refusal:
+        cause = refusal.__cause__
+        error = cause if isinstance(cause, MetaqError) else refusal
+        hold_back(answerer, writer, after, error, refusal)
+        raise
+
+
+def _handle_mput(
+    command: Mput, pieces: Sequence[BytesLike], answerer: Answerer
+) -> Generator[None]:
+    """Append a batch, or route or delay it, or journal it for its transaction."""
     context = answerer.context
     topic, partition, count = command.topic, command.partition, command.count
     limit = context.config.limits.batch_records_max
