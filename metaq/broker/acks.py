@@ -15,6 +15,7 @@ numbers, and what the producer sends next does not.
 """
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from metaq.broker.context import BrokerContext
@@ -363,7 +364,8 @@ def hold_back(
     is_sent_again = isinstance(refusal, ForbiddenError | UnavailableError)
     if is_sent_again or isinstance(error, NoSpaceError):
         held = answerer.held_back
-        held[writer] = HeldBack(next_sequence, error)
+        # Without its traceback, which holds the payload.
+        held[writer] = HeldBack(next_sequence, copy(error))
         if len(held) > HELD_BACK_MAX:
             del held[next(iter(held))]
 

@@ -84,6 +84,18 @@ def test_a_gap_in_the_numbers_ends_it(data_dir: Path) -> None:
     run(data_dir, scenario)
 
 
+def test_a_refusal_that_is_remembered_holds_no_payload(data_dir: Path) -> None:
+    """Frames of a traceback would."""
+
+    async def scenario(broker, peer) -> None:
+        close(broker)
+        assert statuses(await peer.ask(mput(0) + mput(2, 2))) == [403, 403]
+        (held,) = peer.session.held_back.values()
+        assert held.error.__traceback__ is held.error.__context__ is None
+
+    run(data_dir, scenario)
+
+
 def test_others_do_not_wait(data_dir: Path) -> None:
     """Other connections, partitions and producers, and what has no producer."""
 
