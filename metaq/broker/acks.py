@@ -8,10 +8,15 @@ A *batch* of a producer is appended once, and answered as often as it is sent. T
 partition log remembers which batches it has (`storage/producers.py`). A repeated batch
 is answered with the receipt of the first: at once if that is stored, otherwise together
 with it (`PartitionLog.join`). So no batch is acknowledged before the disk has it.
+
+*Order.* Batches that a producer has sent before it hears that one was refused are
+refused as well: stored, they would be before it. They follow each other in their
+numbers, and what the producer sends next does not.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, Protocol
+from copy import copy
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from metaq.broker.context import BrokerContext
 from metaq.errors import (
@@ -90,10 +95,27 @@ CODES: Final[dict[type[MetaqError], str]] = {
 """Codes that give clients the reason of a refusal (`protocol/texts.py`)."""
 
 
+HELD_BACK_MAX: Final = 1024
+"""Refusals that a connection remembers for the order; the oldest one goes for more."""
+
+Writer: TypeAlias = tuple[str, LogId]
+"""Producer and partition of batches."""
+
+
+class HeldBack(NamedTuple):
+    """A refusal that applies to the next batch, too."""
+
+    next_sequence: int
+    """Of the batch that follows, while the producer does not know of the refusal."""
+    error: MetaqError
+
+
 class Answerer(Protocol):
     """Session interface used by put handlers."""
 
     context: BrokerContext
+    held_back: dict[Writer, HeldBack]
+    """Producers that have had a batch refused which they send again."""
     taker_count: int
     """Takes and listens of it that wait."""
 
@@ -136,7 +158,8 @@ class PutTicket:
     """A run of puts that waits for the disk. Called once, on the loop's thread."""
 
     __slots__ = (
-        "_answerer", "_appended_s", "_record_count", "log_id", "receipts", "size_bytes"
+        "_answerer", "_appended_s", "_batch", "_record_count", "log_id", "receipts",
+        "size_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -147,8 +170,10 @@ class PutTicket:
         receipts: Receipts,
         record_count: int,
         size_bytes: int,
+        batch: StoredBatch | None = None,
     ) -> None:
         self._answerer = answerer
+        self._batch = batch
         self.log_id: Final = log_id
         self.receipts: Final = receipts
         self._record_count = record_count
@@ -178,6 +203,9 @@ class PutTicket:
         """Refuse every put of the run."""
         context, count = self._answerer.context, self._record_count
         refusal = refuse_put(context, error, self.log_id, count)
+        if (batch := self._batch) is not None:
+            writer = batch.producer, self.log_id
+            hold_back(self._answerer, writer, batch.next_sequence, error, refusal)
         body = str(refusal).encode()
         opaques = self.receipts.opaques
         self._answerer.answer(
@@ -215,6 +243,7 @@ def append_run(
         receipts=receipts,
         record_count=record_count,
         size_bytes=in_flight,
+        batch=batch,
     )
     answerer.hold(count=count, size_bytes=in_flight)
     try:
@@ -305,6 +334,31 @@ def wire_error(context: BrokerContext, error: MetaqError, at: LogId) -> WireErro
     if isinstance(error, UnavailableError):
         return type(error)(text)
     return ServerError(text)
+
+
+def hold_back(
+    answerer: Answerer,
+    writer: Writer,
+    next_sequence: int,
+    error: MetaqError,
+    refusal: WireError,
+) -> None:
+    """Refuse what follows a batch as well, if its producer sends that again.
+
+    Args:
+        answerer: its session.
+        writer: of the batch.
+        next_sequence: after its last record.
+        error: the reason.
+        refusal: the answer.
+    """
+    is_sent_again = isinstance(refusal, ForbiddenError | UnavailableError)
+    if is_sent_again or isinstance(error, NoSpaceError):
+        held = answerer.held_back
+        # Without its traceback, which holds the payload.
+        held[writer] = HeldBack(next_sequence, copy(error))
+        if len(held) > HELD_BACK_MAX:
+            del held[next(iter(held))]
 
 
 def answer_repeated(

@@ -231,6 +231,8 @@ class HotPuts:
         words = data[:line_end].split(b" ")
         if len(words) != _BATCH_WORDS or words[0] != b"mput" or words[4] != b"1":
             return False
+        if self._answerer.held_back:
+            return False
         _, topic, partition, length, _, token, producer, number, opaque_word = words
         name, record = b"put %b %b" % (topic, partition), data[line_end + 2 :]
         self._forget_outdated()

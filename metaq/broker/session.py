@@ -28,6 +28,7 @@ cut off by `check`, which housekeeping calls.
 import logging
 from collections.abc import Callable, Generator
 
+from metaq.broker.acks import HeldBack, Writer
 from metaq.broker.context import BrokerContext
 from metaq.broker.dispatch import Large, dispatch, dispatch_in_steps, encode_failure
 from metaq.broker.handlers.filtered_get import answer_get
@@ -81,6 +82,7 @@ class Session:
         self.in_flight_bytes = 0
         self.unanswered_count = 0
         self.taker_count = 0
+        self.held_back: dict[Writer, HeldBack] = {}
         self._partial_bytes = 0
         self._waiters: set[Waiter] = set()
         self.is_paused = False

@@ -107,9 +107,9 @@ class ProducerOptions:
     batch_count_max: int = 16_384
     """Most messages in a batch; a broker that announces less is given less."""
     in_flight_batches_max: int = 3
-    """Batches of one partition that are sent and not answered, 1..5. With 1 even
-    a refused and repeated batch keeps its place in the order, and so does every put
-    to a MetaQ 1.4 broker."""
+    """Batches of one partition that are sent and not answered, 1..5. With 1 each put
+    to a MetaQ 1.4 broker keeps its place in the order, and so does a refused and
+    repeated batch of messages with a time, or to an exchange."""
     buffer_bytes_max: int = 64 * MIB
     """Most bytes that are appended and not answered, over all topics."""
     buffer_count_max: int = 1_000_000

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import count, groupby
 from typing import Any, TypeVar
 
+from metaq.broker.acks import HeldBack, Writer
 from metaq.broker.context import BrokerContext
 from metaq.broker.delay_service import DelayService
 from metaq.broker.dispatch import dispatch
@@ -114,6 +115,7 @@ class FakeSession:
     def __init__(self, context: BrokerContext) -> None:
         self.context = context
         self.replies: list[bytes] = []
+        self.held_back: dict[Writer, HeldBack] = {}
 
     def hold(self, *, count: int, size_bytes: int) -> None:
         pass

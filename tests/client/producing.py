@@ -183,6 +183,7 @@ class StandInConnection:
         self.is_open = True
         self.in_flight: dict[int, Callable[[Reply | MetaqError], None]] = {}
         self._opaque = 0
+        self._held_back: dict[tuple[int, str], tuple[int, Act]] = {}
         self._under_way: deque[Put | Mput] = deque()
         self._loop = asyncio.get_running_loop()
 
@@ -265,7 +266,7 @@ class StandInConnection:
         command = self._under_way.popleft()
         broker = self.broker
         broker.commands.append(command)
-        act = broker.acts.popleft() if broker.acts else broker.default
+        act = self._act_for(command)
         refusal = broker.refuse_far(command)
         if refusal is not None:
             self._answer(Result(500, refusal.encode(), command.opaque))
@@ -280,6 +281,23 @@ class StandInConnection:
             self.cut()
         elif act in (Act.CLOSED, Act.BUSY, Act.BROKEN):
             self._answer(Result(int(act.value), b"as the test says", command.opaque))
+
+    def _act_for(self, command: Put | Mput) -> Act:
+        """Refuse what follows on a refused batch, as our broker does."""
+        broker = self.broker
+        if not (
+            isinstance(command, Mput) and command.producer and broker.capabilities.dedup
+        ):
+            return broker.acts.popleft() if broker.acts else broker.default
+        writer, after = (command.partition, command.producer), command.sequence
+        held = self._held_back.pop(writer, None)
+        if held is not None and held[0] == command.sequence:
+            act = held[1]
+        else:
+            act = broker.acts.popleft() if broker.acts else broker.default
+        if act in (Act.CLOSED, Act.BUSY):
+            self._held_back[writer] = after + command.count, act
+        return act
 
     def _answer(self, reply: Result) -> None:
         on_reply = self.in_flight.pop(reply.opaque, None)

@@ -3,6 +3,8 @@
 import ast
 import asyncio
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from metaq.client.errors import (
     OutcomeUnknownError,
     PartlySentError,
 )
+from metaq.client.partitioner import RoundRobin
 from metaq.client.produce.batches import SendResult
 from metaq.client.produce.buffer import Buffer
 from metaq.client.produce.partition_sender import PartitionSender
@@ -35,6 +38,7 @@ from tests.client.producing import (
     FORGETFUL,
     JAVA,
     OURS,
+    TIMED,
     Act,
     StandInBroker,
     StandInConnection,
@@ -64,17 +68,76 @@ def test_a_repeated_batch_is_recognised() -> None:
     run_virtually(main())
 
 
-def test_a_batch_in_doubt_goes_before_a_refused_one() -> None:
-    """The refused one gets a new number, which must not pass that of the one in
-    doubt."""
+def test_a_refused_batch_goes_before_one_in_doubt_that_followed() -> None:
+    """It keeps its number: the broker has taken none that was in flight with it."""
 
     async def main() -> None:
         broker = StandInBroker()
         broker.acts.extend([Act.CLOSED, Act.CUT])
         async with producing(broker, batch_count_max=4) as world:
-            await world.producer.send_many("test", [b"%d" % n for n in range(5)])
-        assert broker.stored() == [b"4", b"0", b"1", b"2", b"3"]
+            sent = [b"%d" % n for n in range(5)]
+            await world.producer.send_many("test", sent)
+        assert broker.stored() == sent
         assert not broker.overlap_count
+
+    run_virtually(main())
+
+
+def test_a_refused_batch_is_cut_for_a_broker_that_takes_less_now() -> None:
+    """Its parts need new numbers, and so does what was in flight with it."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        broker.acts.append(Act.BUSY)
+        sent = [b"%d" % n for n in range(6)]  # 4 and 2
+        async with producing(broker, batch_count_max=4) as world:
+            sending = asyncio.create_task(world.producer.send_many("test", sent))
+            while len(broker.commands) < 2:
+                await asyncio.sleep(0.001)
+            assert not broker.stored()
+            broker.capabilities = replace(OURS, batch_records_max=2)
+            broker.go_away()
+            broker.come_back()
+            await sending
+        assert broker.stored() == sent
+        assert not broker.overlap_count
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_the_next_batch_is_stored_though_a_refused_one_does_not_come_back(
+    *, is_moved: bool
+) -> None:
+    """Its time is over, or it went to another broker; the numbers have a gap then."""
+
+    async def main() -> None:
+        brokers = [StandInBroker(n) for n in range(1 + is_moved)]
+        first = brokers[0]
+        first.default = Act.CLOSED
+        async with producing(*brokers, selector=RoundRobin()) as world:
+            while not first.commands:
+                with nullcontext() if is_moved else pytest.raises(ForbiddenError):
+                    await world.producer.send("test", b"refused", timeout=1)
+            await asyncio.sleep(5)
+            first.default, count = Act.STORE, len(first.commands)
+            for _ in range(2):
+                await world.producer.send("test", b"stored")
+            assert len(first.stored()) == len(first.commands) - count > 0
+
+    run_virtually(main())
+
+
+def test_a_refused_batch_with_a_time_gets_a_number_that_does_not_follow() -> None:
+    """It would be taken for one that was in flight with the refused one."""
+
+    async def main() -> None:
+        broker = StandInBroker(capabilities=TIMED)
+        broker.acts.append(Act.CLOSED)
+        async with producing(broker) as world:
+            await world.producer.send("test", b"later", delay=60)
+        assert len(broker.commands) == 2
+        assert [payloads for _due, _n, payloads in broker.scheduled] == [[b"later"]]
 
     run_virtually(main())
 

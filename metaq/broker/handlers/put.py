@@ -34,6 +34,7 @@ from metaq.broker.acks import (
     answer_repeated,
     append_run,
     count_puts,
+    hold_back,
     refuse_put,
     require_checksum,
 )
@@ -41,7 +42,13 @@ from metaq.broker.context import BrokerContext
 from metaq.broker.handlers.route import route
 from metaq.broker.handlers.txn import find_transaction, handle_transactional_put
 from metaq.broker.transactions import put_run
-from metaq.errors import SequenceError, ServerError, UnavailableError
+from metaq.errors import (
+    MetaqError,
+    SequenceError,
+    ServerError,
+    UnavailableError,
+    WireError,
+)
 from metaq.model import LogId, SizeBytes
 from metaq.protocol import texts
 from metaq.protocol.commands import NO_CHECKSUM, Mput, Put
@@ -144,8 +151,43 @@ def handle_mput(
     anywhere.
 
     Raises:
-        WireError: refused, and nothing was appended; the text is the answer.
+        WireError: refused, and nothing was appended; the text is the answer. What
+            follows on a refused batch in its producer's numbers is refused as well.
     """
+    if command.producer is None or command.transaction is not None:
+        yield from _handle_mput(command, pieces, answerer)
+        return
+    try:
+        if answerer.held_back:
+            _require_turn(command, answerer)
+        yield from _handle_mput(command, pieces, answerer)
+    except WireError as refusal:
+        cause = refusal.__cause__
+        error = cause if isinstance(cause, MetaqError) else refusal
+        writer = command.producer, LogId(command.topic, command.partition)
+        after = command.sequence + command.count
+        hold_back(answerer, writer, after, error, refusal)
+        raise
+
+
+def _require_turn(command: Mput, answerer: Answerer) -> None:
+    """Refuse a batch that was in flight with a refused one of its producer.
+
+    Raises:
+        WireError: the same refusal.
+    """
+    assert command.producer is not None, "batches without one have no order"
+    at = LogId(command.topic, command.partition)
+    held = answerer.held_back.pop((command.producer, at), None)
+    if held is not None and command.sequence == held.next_sequence:
+        context, error = answerer.context, held.error
+        raise refuse_put(context, error, at, command.count) from error
+
+
+def _handle_mput(
+    command: Mput, pieces: Sequence[BytesLike], answerer: Answerer
+) -> Generator[None]:
+    """Append a batch, or route or delay it, or journal it for its transaction."""
     context = answerer.context
     topic, partition, count = command.topic, command.partition, command.count
     limit = context.config.limits.batch_records_max

@@ -7,9 +7,12 @@ others are in flight.
 
 Order. Requests leave in the order of their messages. When one comes back, nothing more
 leaves until everything in flight has an answer; then the returned requests leave
-first, in their old order. A refused request can only be overtaken by those that were in
-flight with it. After a lost connection nothing is overtaken, because everything in
-flight comes back, and is repeated one request at a time.
+first, in their old order, one at a time. A broker that recognises batches refuses what
+is in flight with a refused one, as long as their sequences follow each other. So a
+refused request keeps its sequence; where it does not come back, or comes back with a
+new one, that leaves a gap. At other brokers, and among messages with a time or to an
+exchange, a refused request may be overtaken by those that were in flight with it. After
+a lost connection nothing is overtaken, because everything in flight comes back.
 
     Invariant: a request is in `_waiting`, `_returned` or `_in_flight` of one sender, or
     has its outcome.
@@ -85,7 +88,8 @@ class PartitionSender:
 
     __slots__ = (
         "_alone", "_buffer", "_connection", "_connections", "_failures", "_in_flight",
-        "_is_mandatory", "_last_error", "_order", "_outcomes", "_payload_bytes_max",
+        "_is_gap_due", "_is_mandatory", "_last_error", "_order", "_outcomes",
+        "_payload_bytes_max",
         "_producer_id", "_refused_at", "_resume_s", "_returned", "_sealed",
         "_sender_of", "_sequence", "_waiting", "_was_offered", "bytes_max", "count_max",
         "in_flight_count", "is_awake", "open", "partition", "refused_until_s",
@@ -127,6 +131,7 @@ class PartitionSender:
         self._in_flight: dict[Request, None] = {}
         self._alone: Request | None = None  # nothing is sent while this is in flight
         self._sequence = 0
+        self._is_gap_due = False  # a sequence was given up
         self._order = 0
         self._failures = 0  # refusals in a row
         self._resume_s = 0.0  # nothing is sent before,
@@ -247,7 +252,7 @@ class PartitionSender:
         if now_s < self._resume_s and not self._is_elsewhere():
             self._connections.call_at(self.fill, self._resume_s)
             return
-        if self._returned:
+        if self._returned or self._is_gap_due:
             if self._in_flight:
                 return
             self._take_back()
@@ -258,7 +263,7 @@ class PartitionSender:
         if connection is None:
             self._connections.wait_for_connection(self.fill)
             return
-        while not self._returned and self._may_send(connection):
+        while not (self._returned or self._is_gap_due) and self._may_send(connection):
             if not self._waiting:
                 batch = self.take(now_s)
                 if isinstance(batch, float):
@@ -271,12 +276,12 @@ class PartitionSender:
                 return
             request = self._waiting[0]
             if request.batch.deadline_s <= now_s + TIME_LEFT_MIN_S:
-                self._outcomes.fail(self._waiting.popleft(), self._lateness(request))
+                self._fail_first(self._lateness(request))
                 continue
             error = self._fit_first(connection.capabilities)
             request = self._waiting[0]
             if error is not None:
-                self._outcomes.fail(self._waiting.popleft(), error)
+                self._fail_first(error)
                 continue
             if request.sequence is not None:
                 # A repetition travels alone: were it refused and the next one
@@ -285,6 +290,13 @@ class PartitionSender:
                     return
                 self._alone = request
             self._send(self._waiting.popleft(), connection)
+        if self._is_gap_due and not self._in_flight:
+            self._connections.call_at(self.fill, now_s)
+
+    def _fail_first(self, error: MetaqError) -> None:
+        request = self._waiting.popleft()
+        self._is_gap_due |= request.sequence is not None
+        self._outcomes.fail(request, error)
 
     def _is_elsewhere(self) -> bool:
         """Whether another replica leads than the one that refused."""
@@ -362,6 +374,8 @@ class PartitionSender:
             self._waiting.popleft()
             batch.requests_left += len(spans) - 1
             self._waiting.extendleft(request.like(each) for each in reversed(spans))
+            if request.sequence is not None:
+                self._renumber()
         span, limit = spans[0], capabilities.payload_bytes_max
         size_bytes = len(batch.payloads[span.first])
         if span.is_mput:
@@ -575,11 +589,12 @@ class PartitionSender:
         if decision is Reaction.FAIL or is_late or outcomes.is_over:
             if isinstance(error, NotAnExchangeError):
                 error = ExchangeError(str(error))  # a topic, or one that was deleted
+            self._is_gap_due |= isinstance(error, REFUSALS)
             outcomes.fail(request, error)
             return
-        if not request.is_in_doubt:
+        if not (request.is_in_doubt or self._is_in_order(connection, request)):
             # The broker does not know it, and may have stored later batches.
-            request.sequence = None
+            request.sequence, self._is_gap_due = None, True
         self._last_error = error
         if isinstance(error, REFUSALS):
             # Two that refuse would else exchange a message without a pause.
@@ -587,6 +602,7 @@ class PartitionSender:
         if decision is Reaction.MOVE:
             target = self._target()
             if target is not None:
+                self._is_gap_due = True
                 target.accept(request)
                 return
         self._returned.append(request)
@@ -603,9 +619,24 @@ class PartitionSender:
         Those with a sequence go first. The others get new sequences, and a broker does
         not take a sequence below one that it has seen.
         """
+        self._sequence += self._is_gap_due
+        self._is_gap_due = False
         self._returned.sort(key=_order_of)
         self._waiting.extendleft(reversed(self._returned))
         self._returned.clear()
+
+    def _renumber(self) -> None:
+        """Give up the sequences of what was refused: a cut one needs others."""
+        self._sequence += 1
+        for each in self._waiting:
+            if not each.is_in_doubt:
+                each.sequence = None
+        self._waiting = deque(sorted(self._waiting, key=_order_of))
+
+    def _is_in_order(self, connection: BrokerConnection, request: Request) -> bool:
+        """Tell whether nothing is stored that was in flight after a refused request."""
+        is_plain = not request.batch.times and self._is_mandatory is None
+        return is_plain and _recognises(connection, request)
 
     # -- other partitions -------------------------------------------------------------
 
@@ -673,6 +704,7 @@ class PartitionSender:
             self._waiting = deque(one for one in self._waiting if one not in gone)
             self._returned = [one for one in self._returned if one not in gone]
         for one in late:
+            self._is_gap_due |= one.sequence is not None
             self._outcomes.fail(one, self._lateness(one))
         for one in list(self._in_flight):
             if one.batch.deadline_s <= now_s - ANSWER_GRACE_S and one.left:
