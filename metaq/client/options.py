@@ -15,7 +15,16 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+)
 
 from metaq.client.duplicate_ids import DuplicateIds
 from metaq.client.foreign_names import OURS
@@ -394,48 +403,64 @@ def takes_options(kind: type[object]) -> Callable[[Callable[P, R]], Callable[P, 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
         own = [one for one in signature.parameters.values() if one.name != "options"]
-        names = {*(one.name for one in own), *options}
-        title = function.__qualname__.removesuffix(".__init__")
-
-        @functools.wraps(function)
-        def call(*args: P.args, **keywords: P.kwargs) -> R:
-            for name in keywords.keys() - names:
-                raise no_option(title, name, names - {"self"})
-            return function(*args, **keywords)
-
         full = signature.replace(parameters=[*own, *options.values()])
         lines = "".join(f"\n    {option}" for option in options.values())
         text = inspect.cleandoc(function.__doc__ or "")
-        vars(call)["__signature__"] = full
-        call.__doc__ = f"{text}\n\nOptions, as `{kind.__name__}` explains them:{lines}"
-        return call
+        text = f"{text}\n\nOptions, as `{kind.__name__}` explains them:{lines}"
+        return with_signature(function, full, text)
+
+    return decorate
+
+
+def same_arguments(
+    method: Callable[Concatenate[Any, P], object], text: str | None = None
+) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
+    """Give a method that is written out the arguments of another; its text, or this."""
+    signature = inspect.signature(method)
+
+    def decorate(function: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
+        result = inspect.signature(function).return_annotation
+        full = signature.replace(return_annotation=result)
+        return with_signature(function, full, text or function.__doc__)
 
     return decorate
 
 
 def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a call name itself where arguments are missing, or by another name.
+    """Have a call name itself where arguments are missing, or by another name."""
+    return with_signature(function, inspect.signature(function), function.__doc__)
 
-    The look is at the failure: a call that is right pays next to nothing.
+
+def with_signature(
+    function: Callable[..., R], signature: inspect.Signature, text: str | None
+) -> Callable[..., R]:
+    """Return a function with these arguments and this text, which its errors name.
+
+    Missing arguments are looked for at a failure: a call that is right pays next to
+    nothing.
     """
-    signature = inspect.signature(function)
     names = signature.parameters.keys() - {"self"}
 
     @functools.wraps(function)
-    def call(*args: P.args, **keywords: P.kwargs) -> R:
+    def call(*args: Any, **keywords: Any) -> R:
+        for name in keywords.keys() - names:
+            raise no_option(_title(call), name, names)
         try:
             return function(*args, **keywords)
         except TypeError:
-            for name in keywords:
-                if name not in names:
-                    raise no_option(call.__qualname__, name, names) from None
             try:
                 signature.bind(*args, **keywords)
             except TypeError as error:
-                raise TypeError(f"{call.__qualname__}: {error}") from None
+                raise TypeError(f"{_title(call)}: {error}") from None
             raise
 
+    vars(call)["__signature__"] = signature
+    call.__doc__ = text
     return call
+
+
+def _title(function: Callable[..., object]) -> str:
+    return function.__qualname__.removesuffix(".__init__")
 
 
 def no_option(title: str, name: str, names: Collection[str]) -> TypeError:

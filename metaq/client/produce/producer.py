@@ -28,13 +28,13 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
 from threading import Lock, get_ident
-from typing import Literal, Protocol, Self, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.scheduled import cancel_scheduled
 from metaq.client.errors import BufferFullError, ExchangeError, NoTopicError
 from metaq.client.names import check_topic, require_text
-from metaq.client.options import ProducerOptions, names_arguments
+from metaq.client.options import ProducerOptions, names_arguments, same_arguments
 from metaq.client.partitioner import OutgoingMessage, Selector
 from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.broker_starts import BrokerStarts
@@ -217,77 +217,6 @@ class AsyncProducer:
             del self._topics[topic]
             raise NoBrokerError(f"topic {topic} has no partitions")
 
-    @names_arguments
-    async def send(
-        self,
-        topic: str,
-        data: BytesLike,
-        *,
-        attribute: str | None = None,
-        key: str | bytes | None = None,
-        headers: Headers = (),
-        tag: str | None = None,
-        partition: str | TopicPartition | None = None,
-        timeout: float | None = None,
-        delay: Span | None = None,
-        deliver_at: dt.datetime | None = None,
-        expires_in: Span | None = None,
-    ) -> SendResult:
-        """Send one message and wait until it is on the broker's disk.
-
-        Args:
-            topic: any name without space and line end.
-            data: application bytes; mutable ones are copied.
-            attribute: application attribute; "" is one, None is none.
-            key: stored; the same key goes to the same partition, see `KeyHash`.
-            headers: names and bytes, stored in this order; a dict, or pairs.
-            tag: text stored as the header `tag`, for consumers with `where`.
-            partition: where it is sent, and nowhere else: `<broker>-<partition>`, or
-                a partition of the topic.
-            timeout: seconds, all retries included; None is `timeout_s` of the options.
-                Waiting for memory, or for a new topic, takes at most as long again.
-            delay: its broker delivers it after this time: `"30m"`, seconds or a
-                `timedelta`. It is on disk when this returns.
-            deliver_at: likewise, at this moment; one that has passed is now.
-            expires_in: after this time, from its delivery on, it is not worth reading:
-                consumers pass over it.
-
-        Returns:
-            Its partition, offset and id; with a time a `Scheduled`, for `cancel`.
-
-        Raises:
-            OutcomeUnknownError: it was sent, and may be stored.
-            NoBrokerError, NotSentError: certainly not stored; no broker took it in
-                time.
-            ForbiddenError, NoRoomError, UnavailableError: certainly not stored; refused
-                to the end.
-            ServerError: the broker could not store it; its text says why.
-            MessageTooLargeError: larger than broker or buffer take.
-            BufferFullError: no memory within the time, or with `when_full="raise"`.
-            ConfigError: topic, attribute, key, headers or partition cannot be
-                written; or a time that is none, lacks its zone, or is given twice.
-            NoDelayError: the broker takes no message with a time.
-            ClosedError: the producer is closed, or of another event loop.
-            TypeError: an argument of another type; the text names it.
-
-        Cancellation: a message that was appended is still sent.
-        """
-        return await (
-            await self.send_nowait(
-                topic,
-                data,
-                attribute=attribute,
-                key=key,
-                headers=headers,
-                tag=tag,
-                partition=partition,
-                timeout=timeout,
-                delay=delay,
-                deliver_at=deliver_at,
-                expires_in=expires_in,
-            )
-        )
-
     async def send_nowait(
         self,
         topic: str,
@@ -345,6 +274,51 @@ class AsyncProducer:
             if deadline_s is None:
                 deadline_s = self.deadline_s(timeout)
             await self._wait_room(full, deadline_s)
+
+    @same_arguments(send_nowait)
+    async def send(  # noqa: D417  # the others are named there
+        self, topic: str, data: BytesLike, **options: Any
+    ) -> SendResult:
+        """Send one message and wait until it is on the broker's disk.
+
+        Args:
+            topic: any name without space and line end.
+            data: application bytes; mutable ones are copied.
+            attribute: application attribute; "" is one, None is none.
+            key: stored; the same key goes to the same partition, see `KeyHash`.
+            headers: names and bytes, stored in this order; a dict, or pairs.
+            tag: text stored as the header `tag`, for consumers with `where`.
+            partition: where it is sent, and nowhere else: `<broker>-<partition>`, or
+                a partition of the topic.
+            timeout: seconds, all retries included; None is `timeout_s` of the options.
+                Waiting for memory, or for a new topic, takes at most as long again.
+            delay: its broker delivers it after this time: `"30m"`, seconds or a
+                `timedelta`. It is on disk when this returns.
+            deliver_at: likewise, at this moment; one that has passed is now.
+            expires_in: after this time, from its delivery on, it is not worth reading:
+                consumers pass over it.
+
+        Returns:
+            Its partition, offset and id; with a time a `Scheduled`, for `cancel`.
+
+        Raises:
+            OutcomeUnknownError: it was sent, and may be stored.
+            NoBrokerError, NotSentError: certainly not stored; no broker took it in
+                time.
+            ForbiddenError, NoRoomError, UnavailableError: certainly not stored; refused
+                to the end.
+            ServerError: the broker could not store it; its text says why.
+            MessageTooLargeError: larger than broker or buffer take.
+            BufferFullError: no memory within the time, or with `when_full="raise"`.
+            ConfigError: topic, attribute, key, headers or partition cannot be
+                written; or a time that is none, lacks its zone, or is given twice.
+            NoDelayError: the broker takes no message with a time.
+            ClosedError: the producer is closed, or of another event loop.
+            TypeError: an argument of another type; the text names it.
+
+        Cancellation: a message that was appended is still sent.
+        """
+        return await (await self.send_nowait(topic, data, **options))
 
     @names_arguments
     async def send_many(
