@@ -24,6 +24,8 @@ from typing import (
     TypeAlias,
     TypedDict,
     TypeVar,
+    get_args,
+    get_origin,
 )
 
 from metaq.client.duplicate_ids import DuplicateIds
@@ -91,14 +93,14 @@ class ClientOptions(ConnectionOptions):
     """Bound on closing a producer or the connections, when the caller gives none."""
 
     def __post_init__(self) -> None:
-        _check_types(self, zero=("close_timeout_s",))
+        check_types(self, zero=("close_timeout_s",))
         normalize_root(self.root)
         if self.session_timeout_s > SESSION_TIMEOUT_S_MAX:
             raise ConfigError(
                 f"session_timeout_s: expected at most {SESSION_TIMEOUT_S_MAX}, got"
                 f" {self.session_timeout_s}"
             )
-        _check_order(self, "reconnect_first_s", "reconnect_max_s")
+        check_order(self, "reconnect_first_s", "reconnect_max_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,16 +140,15 @@ class ProducerOptions:
     nothing else; then its broker rolls back what is neither prepared nor committed."""
 
     def __post_init__(self) -> None:
-        _check_types(self, zero=("linger_s",))
-        _check_order(self, "retry_first_s", "retry_max_s")
+        check_types(self, zero=("linger_s",))
+        check_order(self, "retry_first_s", "retry_max_s")
         # A batch that lingers past its deadline is never sent.
-        _check_order(self, "linger_s", "timeout_s", may_be_equal=False)
+        check_order(self, "linger_s", "timeout_s", may_be_equal=False)
         if self.in_flight_batches_max > IN_FLIGHT_BATCHES_MAX:
             raise ConfigError(
                 f"in_flight_batches_max: expected 1 to {IN_FLIGHT_BATCHES_MAX}, got"
                 f" {self.in_flight_batches_max}"
             )
-        _check_choice("when_full", self.when_full, ("block", "raise"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,14 +222,11 @@ class ConsumerOptions:
     Counts as twice `idle_max_s` at least. None trusts that it never happens."""
 
     def __post_init__(self) -> None:
-        _check_types(self, zero=("wait_s", "revoke_timeout_s"))
+        check_types(self, zero=("wait_s", "revoke_timeout_s"))
         # A get brings whole records of its size, the largest one included or not.
-        _check_order(self, "fetch_bytes", "fetch_bytes_max")
+        check_order(self, "fetch_bytes", "fetch_bytes_max")
         check_whole("fetch_bytes_max", self.fetch_bytes_max, 1, WIRE_BYTES_MAX)
         check_start(self.start)
-        _check_choice("strategy", self.strategy, ("DEFAULT", "CONSIST"))
-        _check_choice("on_corrupt", self.on_corrupt, ("stop", "skip"))
-        _check_choice("on_expired", self.on_expired, ("skip", "deliver"))
         if self.consumer_id is not None and (
             not is_legal_step(self.consumer_id)
             or self.consumer_id.split() != [self.consumer_id]
@@ -288,14 +286,11 @@ class QueueOptions:
     group. `metaq queues alter` changes it. Of a new group: all messages."""
 
     def __post_init__(self) -> None:
-        _check_types(self, zero=())
+        check_types(self, zero=())
         check_whole("prefetch", self.prefetch, 1, PREFETCH_MAX)
         check_lease("lease_s", self.lease_s)
         if self.deliveries_max is not None:
             check_whole("deliveries_max", self.deliveries_max, 1, DELIVERIES_MAX)
-        for name, choices in _QUEUE_CHOICES.items():
-            if getattr(self, name) is not None:
-                _check_choice(name, getattr(self, name), choices)
         check_filter(self.where)
         wrong = "drop" if self.dead_letter_topic is not None else "dead_letter"
         if self.then == wrong:
@@ -327,13 +322,6 @@ class QueueOptions:
             "where": self.where,
         }
         return {name: each for name, each in wanted.items() if each is not None}
-
-
-_QUEUE_CHOICES: Final = {
-    "then": ("dead_letter", "drop"),
-    "ordered_by": ("key",),
-    "start": ("earliest", "latest"),
-}
 
 
 def check_filter(text: Any) -> None:
@@ -436,10 +424,10 @@ def with_signature(
 ) -> Callable[..., R]:
     """Return a function with these arguments and this text, which its errors name.
 
-    Missing arguments are looked for at a failure: a call that is right pays next to
-    nothing.
+    The first one is the object. Missing arguments are looked for at a failure: a call
+    that is right pays next to nothing.
     """
-    names = signature.parameters.keys() - {"self"}
+    names = {*list(signature.parameters)[1:]}
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> R:
@@ -523,28 +511,40 @@ def check_plain_function(name: str, value: object) -> None:
         )
 
 
-def _check_types(options: Any, *, zero: Collection[str]) -> None:
-    """Refuse values of another type, and numbers not above 0; `zero` may be 0."""
+_TYPES: Final = {bool: "True or False", str: "str"}
+
+
+def check_types(options: Any, *, zero: Collection[str]) -> None:
+    """Refuse values of another type, and numbers not above 0; `zero` may be 0.
+
+    Raises:
+        TypeError: a value is of another type than its field.
+        ConfigError: a number is out of range, or a text is none of the choices.
+    """
     for field in fields(options):
-        value, name = getattr(options, field.name), field.name
+        value, name, kind = getattr(options, field.name), field.name, field.type
+        if type(None) in get_args(kind):
+            if value is None:
+                continue
+            kind = get_args(kind)[0]
         if field.type is int:
             check_whole(name, value, 1)
-        elif field.type is float or (field.type == float | None and value is not None):
+        elif kind is float:
             check_seconds(name, value, may_be_zero=name in zero)
-        elif field.type is bool and not isinstance(value, bool):
-            raise wrong_type(name, "True or False", value)
-        elif (
-            field.type in {str, str | None}
-            and not isinstance(value, str)
-            and (value is not None or field.type is str)
-        ):
-            raise wrong_type(name, "str", value)
+        elif get_origin(kind) is Literal:
+            _check_choice(name, value, get_args(kind))
+        elif kind in _TYPES and not isinstance(value, kind):
+            raise wrong_type(name, _TYPES[kind], value)
 
 
-def _check_order(
+def check_order(
     options: object, low: str, high: str, *, may_be_equal: bool = True
 ) -> None:
-    """Refuse two numbers that contradict each other."""
+    """Refuse two numbers that contradict each other.
+
+    Raises:
+        ConfigError: the low one is above the high one, or equal where it may not be.
+    """
     one, other = getattr(options, low), getattr(options, high)
     if one > other or (one == other and not may_be_equal):
         bound = "at most" if may_be_equal else "less than"

@@ -179,12 +179,12 @@ class Client(SyncObject[AsyncClient]):
 
     @like(AsyncClient.browse)
     def browse(self, topic: str, **options: Any) -> Generator[Message, None, None]:
-        """Yield the messages of a topic; see `AsyncBrowsing.browse`."""
+        """Yield the messages of a topic; see `AsyncClient.browse`."""
         yield from self._iterate(browse_topic(context_of(self._twin), topic, **options))
 
     @like(AsyncClient.find)
     def find(self, topic: str, **options: Any) -> Generator[Message, None, None]:
-        """Yield messages with a key, a header or an id; see `AsyncBrowsing.find`."""
+        """Yield messages with a key, a header or an id; see `AsyncClient.find`."""
         found = find_messages(context_of(self._twin), topic, **options)
         yield from self._iterate(found)
 
