@@ -65,7 +65,6 @@ class _PartitionBuffer:
     progress_s: float
     ready: deque[FetchedBatch] = field(default_factory=deque)
     taken: FetchedBatch | None = None
-    is_queued: bool = False
     is_paused: bool = False
     is_delayed: bool = False
     """A message of it failed, and is handed out again later."""
@@ -143,7 +142,7 @@ class FetchBuffer:
         self._lock = threading.Lock()
         self._arrival = threading.Condition(self._lock)
         self._buffers: dict[TopicPartition, _PartitionBuffer] = {}
-        self._queue: deque[_PartitionBuffer] = deque()
+        self._queue: dict[_PartitionBuffer, None] = {}
         self._asides: deque[FetchedBatch] = deque()
         self._sleepers: set[asyncio.Future[None]] = set()
         self.error: BaseException | None = None
@@ -226,12 +225,11 @@ class FetchBuffer:
 
     def _enqueue(self, buffer: _PartitionBuffer) -> None:
         """Queue a buffer if it has a batch to take; the lock is held."""
-        if buffer.is_queued or buffer.taken is not None or not buffer.ready:
+        if buffer in self._queue or buffer.taken is not None or not buffer.ready:
             return
         if buffer.is_paused or buffer.is_delayed or buffer.is_held or buffer.is_ending:
             return
-        buffer.is_queued = True
-        self._queue.append(buffer)
+        self._queue[buffer] = None
         self._wake()
 
     def _count(
@@ -370,8 +368,8 @@ class FetchBuffer:
         if self._asides:
             return self._asides.popleft()
         if self._queue:
-            buffer = self._queue.popleft()
-            buffer.is_queued = False
+            buffer = next(iter(self._queue))
+            del self._queue[buffer]
             return self._take_first(buffer, buffer.ready[0])
         for batch in held:
             if self._has_more(batch) and not batch.is_halted:
@@ -483,7 +481,6 @@ class FetchBuffer:
         with self._lock:
             self._recount()
             for buffer in self._buffers.values():
-                buffer.is_queued = buffer in self._queue
                 self._enqueue(buffer)
         self._on_room()
 
@@ -510,7 +507,7 @@ class FetchBuffer:
                     continue
                 buffer.is_paused = is_paused
                 buffer.progress_s = self._clock.monotonic_s()
-                self._unqueue(buffer)
+                self._queue.pop(buffer, None)
                 self._enqueue(buffer)
                 if is_paused and buffer.taken is not None:
                     buffer.taken.recall()
@@ -580,16 +577,10 @@ class FetchBuffer:
 
     def _drop_ready(self, buffer: _PartitionBuffer) -> None:
         """Drop a buffer's waiting batches, and unqueue it; the lock is held."""
-        self._unqueue(buffer)
+        self._queue.pop(buffer, None)
         for batch in buffer.ready:
             self._count(buffer, -batch.size_bytes, -len(batch.messages))
         buffer.ready.clear()
-
-    def _unqueue(self, buffer: _PartitionBuffer) -> None:
-        """Remove a buffer from the queue; the lock is held."""
-        if buffer in self._queue:
-            self._queue.remove(buffer)
-        buffer.is_queued = False
 
     def fail(self, error: MetaqError) -> None:
         """Have every `take` raise `error` after the messages fetched before it."""
