@@ -95,7 +95,6 @@ class Delivery:
         self.outcomes = SendOutcomes(self._buffer, limits, self._fail_unsent)
         self.routes = Routes(self._make_sender, selector, first_turn)
         self.accumulator = Accumulator(self._buffer, self.routes)
-        self._is_ticking = False
 
     def _make_sender(
         self, partition: TopicPartition, row: int | None
@@ -172,13 +171,11 @@ class Delivery:
 
     def _keep_deadlines(self) -> None:
         """Check what is buffered from now on, whether or not it can be sent."""
-        if not self._is_ticking and self._buffer.has_unanswered:
+        if self._buffer.has_unanswered:
             self._connections.call_at(self._on_tick, self._clock.monotonic_s() + TICK_S)
-            self._is_ticking = True
 
     def _on_tick(self) -> None:
         """Fail late batches; let those send that no other event calls."""
-        self._is_ticking = False
         try:
             now_s = self._clock.monotonic_s()
             senders = self._buffer.take_due(now_s, TICK_S)

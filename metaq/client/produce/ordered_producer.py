@@ -51,7 +51,7 @@ from metaq.errors import (
     NotSentError,
     UnavailableError,
 )
-from metaq.fs import FileSystem, SystemFileSystem
+from metaq.fs import SystemFileSystem
 from metaq.fs.helper_threads import HelperThreads
 from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
 from metaq.record.checksum import BytesLike
@@ -165,7 +165,6 @@ class AsyncOrderedProducer:
         directory: Path,
         timeout_s: float,
         selector: Selector | None = None,
-        fs: FileSystem | None = None,
     ) -> None:
         """Prepare; nothing is opened before the block is entered.
 
@@ -177,7 +176,6 @@ class AsyncOrderedProducer:
             directory: where spools are.
             timeout_s: bound on each send, when the caller gives none.
             selector: chooses among the layout; None goes by the key.
-            fs: the disk; None: this machine's.
         """
         self.topic = topic
         self.partitions = tuple(partitions)
@@ -186,7 +184,7 @@ class AsyncOrderedProducer:
         self._directory = directory
         self._timeout_s = timeout_s
         self._selector = selector or KeyHash()
-        self._fs = fs or SystemFileSystem()
+        self._fs = SystemFileSystem()
         self._threads = HelperThreads(
             min(len(self.partitions), SPOOL_THREADS_MAX), f"spools of {topic}"
         )
