@@ -129,7 +129,7 @@ class AsyncXa(TransactionSends):
         async with self._turn:
             self._require_none()
             self._global = XaBranches(self._parts, xid, lifetime_s)
-            self._parts.counters.begun_count += 1
+            self._parts.counters.counts.begun_count += 1
 
     async def _send(
         self,
@@ -172,7 +172,7 @@ class AsyncXa(TransactionSends):
         async with self._turn:
             with counters.failing():
                 has_work = await self._prepare(deadline_s)
-            counters.prepared_count += has_work
+            counters.counts.prepared_count += has_work
             return has_work
 
     async def commit(
@@ -206,7 +206,7 @@ class AsyncXa(TransactionSends):
                 if current is None:
                     assert xid is not None
                     await self._commands.end_everywhere(xid, COMMIT, deadline_s)
-                    parts.counters.recovered_count += 1
+                    parts.counters.counts.recovered_count += 1
                 else:
                     await self._commit(current, deadline_s)
                     parts.counters.on_committed(parts.clock.monotonic_s() - began_s)
@@ -237,10 +237,10 @@ class AsyncXa(TransactionSends):
                 if current is None:
                     assert xid is not None
                     await self._commands.end_everywhere(xid, ROLLBACK, deadline_s)
-                    counters.recovered_count += 1
+                    counters.counts.recovered_count += 1
                 else:
                     await self._roll_back(current, deadline_s)
-                    counters.rolled_back_count += 1
+                    counters.counts.rolled_back_count += 1
 
     async def recover(
         self, *, partial: bool = False, timeout: float | None = None
@@ -305,7 +305,7 @@ class AsyncXa(TransactionSends):
         if current is not None and not current.is_prepared:
             deadline_s = self._parts.deadline_s(limit_s)
             await self._commands.drop(current.xid, current.branches, deadline_s)
-            self._parts.counters.rolled_back_count += 1
+            self._parts.counters.counts.rolled_back_count += 1
         await self._producer.close(timeout)
 
     async def __aenter__(self) -> Self:
