@@ -142,7 +142,6 @@ class AsyncProducer:
         self._append = self.accumulator.append
         self._is_of_exchange = is_mandatory is not None
         self._loop, self._thread_id = loop, get_ident()
-        self._topics: dict[str, None] = {}
         self.first_messages = FirstMessages(self.accumulator, find=self._find_first)
         self._dropped: Counter[str] = Counter()
         self._counting = Lock()
@@ -181,7 +180,7 @@ class AsyncProducer:
         self._check_open()
         deadline_s = self.deadline_s(timeout)
         require_text("topic", topic)
-        if topic in self._topics:
+        if self.accumulator.knows(topic):
             return
         check_topic(topic)
         snapshot = await self._find(topic, deadline_s)
@@ -210,11 +209,9 @@ class AsyncProducer:
             ) from error
 
     def _learn(self, topic: str, snapshot: ClusterSnapshot) -> None:
-        self._topics[topic] = None
         self.first_messages.publish(topic, snapshot.put_partitions(topic))
-        self._delivery.on_snapshot(snapshot, {topic: None})
+        self._delivery.on_snapshot(snapshot, [topic])
         if not self.accumulator.knows(topic):
-            del self._topics[topic]
             raise NoBrokerError(f"topic {topic} has no partitions")
 
     async def send_nowait(
@@ -658,4 +655,4 @@ class AsyncProducer:
             self.accumulator.buffer.forget_room(has_room.set)
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
-        self._delivery.on_snapshot(snapshot, self._topics)
+        self._delivery.on_snapshot(snapshot, [*self._delivery.routes.by_topic])
