@@ -428,10 +428,13 @@ def with_signature(
     that is right pays next to nothing.
     """
     names = {*list(signature.parameters)[1:]}
+    is_open = any(
+        each.kind is each.VAR_KEYWORD for each in signature.parameters.values()
+    )
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> R:
-        for name in keywords.keys() - names:
+        for name in () if is_open else keywords.keys() - names:
             raise no_option(_title(call), name, names)
         try:
             return function(*args, **keywords)

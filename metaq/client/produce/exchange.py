@@ -10,9 +10,10 @@ goes nowhere keeps none from its topics: what is before and after it is sent aga
 
 import datetime as dt
 from functools import lru_cache
-from typing import Final, Self, TypedDict, Unpack
+from typing import Any, Final, Self, TypedDict, Unpack
 
 from metaq.client.names import require_text
+from metaq.client.options import same_arguments
 from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.producer_counters import ProducerStatistics
@@ -43,43 +44,6 @@ class AsyncExchange:
         self.producer = producer
         self.name = name
 
-    async def send(
-        self,
-        routing_key: str,
-        data: BytesLike,
-        *,
-        headers: Headers = (),
-        timeout: float | None = None,
-        **options: Unpack[SendKeywords],
-    ) -> SendResult:
-        """Send one message, and wait until all topics that it goes to have it on disk.
-
-        Args:
-            routing_key: words with dots between them, or any text; "" is one.
-            data: application bytes; mutable ones are copied.
-            headers: names and bytes, stored after the routing key.
-            timeout: seconds, all retries included; None is `timeout_s` of the options.
-            options: `key`, `tag`, `delay`, `deliver_at`, `expires_in`, as in
-                `AsyncProducer.send`. The same key goes to the same partition of each
-                topic. With a time the topics are those that are bound now.
-
-        Returns:
-            Its id, and the partition of the exchange; the offset is -1.
-
-        Raises:
-            UnroutableError: it is not stored: no binding matches, and it is mandatory.
-            NoExchangesError: not sent: the broker is an older one.
-            ExchangeError: not sent: there is no such exchange within the time.
-            As `AsyncProducer.send`.
-
-        Cancellation: a message that was appended is still sent.
-        """
-        return await (
-            await self.send_nowait(
-                routing_key, data, headers=headers, timeout=timeout, **options
-            )
-        )
-
     async def send_nowait(
         self,
         routing_key: str,
@@ -103,6 +67,34 @@ class AsyncExchange:
         return await self.producer.send_nowait(
             self.name, data, headers=headers, timeout=timeout, **options
         )
+
+    @same_arguments(send_nowait)
+    async def send(
+        self, routing_key: str, data: BytesLike, **options: Any
+    ) -> SendResult:
+        """Send one message, and wait until all topics that it goes to have it on disk.
+
+        Args:
+            routing_key: words with dots between them, or any text; "" is one.
+            data: application bytes; mutable ones are copied.
+            headers: names and bytes, stored after the routing key.
+            timeout: seconds, all retries included; None is `timeout_s` of the options.
+            options: `key`, `tag`, `delay`, `deliver_at`, `expires_in`, as in
+                `AsyncProducer.send`. The same key goes to the same partition of each
+                topic. With a time the topics are those that are bound now.
+
+        Returns:
+            Its id, and the partition of the exchange; the offset is -1.
+
+        Raises:
+            UnroutableError: it is not stored: no binding matches, and it is mandatory.
+            NoExchangesError: not sent: the broker is an older one.
+            ExchangeError: not sent: there is no such exchange within the time.
+            As `AsyncProducer.send`.
+
+        Cancellation: a message that was appended is still sent.
+        """
+        return await (await self.send_nowait(routing_key, data, **options))
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until all that was sent before has an outcome, good or bad.

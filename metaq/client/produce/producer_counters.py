@@ -51,7 +51,7 @@ class ClientTransactionCounters:
         """Start at nothing."""
         self._commit_s = Histogram()
         self.counts = TransactionStatistics(commit_s=self._commit_s.snapshot())
-        """What is not counted by `on_committed` and `failing` is counted here."""
+        """Counts of everything but commits, which `on_committed` counts."""
 
     def on_committed(self, passed_s: float) -> None:
         """Count a commit that took so many seconds."""

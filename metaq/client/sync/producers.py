@@ -270,19 +270,10 @@ class Exchange(SyncClosable[AsyncExchange]):
         super().__init__(twin, thread)
         self._producer = Producer(twin.producer, thread)
 
-    def send(
-        self,
-        routing_key: str,
-        data: BytesLike,
-        *,
-        headers: Headers = (),
-        timeout: float | None = None,
-        **options: Unpack[SendKeywords],
-    ) -> SendResult:
+    @like(AsyncExchange.send)
+    def send(self, *args: Any, **keywords: Any) -> SendResult:
         """Send one message; see `AsyncExchange.send`."""
-        return self.send_nowait(
-            routing_key, data, headers=headers, timeout=timeout, **options
-        ).result()
+        return self.send_nowait(*args, **keywords).result()
 
     def send_nowait(
         self,
