@@ -10,7 +10,7 @@ goes nowhere keeps none from its topics: what is before and after it is sent aga
 
 import datetime as dt
 from functools import lru_cache
-from typing import Any, Final, Self, TypedDict, Unpack
+from typing import Any, Final, TypedDict, Unpack
 
 from metaq.client.names import require_text
 from metaq.client.options import same_arguments
@@ -18,6 +18,7 @@ from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.client.produce.scheduling import Span
+from metaq.client.timeouts import ClosedByBlock
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import Headers, list_headers
 from metaq.routing.match import ROUTING_KEY
@@ -36,7 +37,7 @@ class SendKeywords(TypedDict, total=False):
     expires_in: Span | None
 
 
-class AsyncExchange:
+class AsyncExchange(ClosedByBlock):
     """Sends messages to one exchange. Owner: the client; `async with` closes it."""
 
     def __init__(self, producer: AsyncProducer, name: str) -> None:
@@ -130,12 +131,6 @@ class AsyncExchange:
     def statistics(self) -> ProducerStatistics:
         """Return a snapshot of the counters."""
         return self.producer.statistics()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_error: object) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} '{self.name}' by {self.producer!r}>"

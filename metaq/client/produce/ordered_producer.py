@@ -38,7 +38,7 @@ from metaq.client.produce.dead_letter_files import DeadLetterFiles
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.runs import encode_outgoing, frozen, tagged
 from metaq.client.spool import SPOOL_THREADS_MAX, Spool, spool_name
-from metaq.client.timeouts import close_all, require_loop, within
+from metaq.client.timeouts import ClosedByBlock, close_all, require_loop, within
 from metaq.client.validation import check_timeout
 from metaq.errors import (
     ClosedError,
@@ -147,7 +147,7 @@ class OrderedQueue:
             )
 
 
-class AsyncOrderedProducer:
+class AsyncOrderedProducer(ClosedByBlock):
     """Sends messages of one topic, in order also while brokers are away.
 
     Made by `AsyncClient.ordered_producer`; used as `async with`. One process at a time
@@ -314,9 +314,6 @@ class AsyncOrderedProducer:
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(self, *_error: object) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         state = (

@@ -28,7 +28,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
 from threading import Lock, get_ident
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.scheduled import cancel_scheduled
@@ -55,7 +55,7 @@ from metaq.client.produce.scheduling import (
 )
 from metaq.client.produce.transaction import AsyncTransaction
 from metaq.client.produce.transaction_branch import TransactionParts
-from metaq.client.timeouts import require_loop
+from metaq.client.timeouts import ClosedByBlock, require_loop
 from metaq.client.validation import check_timeout, wrong_type
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (
@@ -90,7 +90,7 @@ class ConsumedBatch(Protocol[T_co]):
         """Return the block that writes what is made of it."""
 
 
-class AsyncProducer:
+class AsyncProducer(ClosedByBlock):
     """Sends messages. Owner: the client that made it; `async with` closes it.
 
     Lifecycle: made, `start`, any number of sends by any number of tasks, `close`.
@@ -376,12 +376,11 @@ class AsyncProducer:
             topic, messages, timeout_s=timeout, deliver_ms=due_ms
         )
         while not appending.is_over:
-            if appending.step():
+            if (full := appending.step()) is not None:
+                await self._wait_room(full, self.deadline_s(timeout))
+            else:
                 # A long list lets others, and its own first batches, go.
                 await asyncio.sleep(0)
-            else:
-                assert appending.lacking is not None
-                await self._wait_room(appending.lacking, self.deadline_s(timeout))
         return appending
 
     async def cancel(
@@ -594,12 +593,6 @@ class AsyncProducer:
             self.first_messages.close(ClosedError("the producer was closed"))
             self._delivery.close("the producer was closed")
             self._ended.set()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_error: object) -> None:
-        await self.close()
 
     def statistics(self) -> ProducerStatistics:
         """Return a snapshot of the counters."""

@@ -19,7 +19,7 @@ Source: docs/metaq-1.4/client.md 9.3; docs/metaq-1.4/broker.md 5.4, 5.5.
 """
 
 import asyncio
-from typing import Final, NoReturn, Self
+from typing import Final, NoReturn
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import TransactionInDoubtError, TransactionRolledBackError
@@ -35,6 +35,7 @@ from metaq.client.produce.xa_commands import (
     listed,
     shown,
 )
+from metaq.client.timeouts import ClosedByBlock
 from metaq.client.validation import check_timeout, check_whole, wrong_type
 from metaq.errors import ConfigError, TransactionError
 from metaq.model import Millis, XaTransactionId
@@ -66,7 +67,7 @@ def check_qualifier(qualifier: object) -> None:
         )
 
 
-class AsyncXa(TransactionSends):
+class AsyncXa(TransactionSends, ClosedByBlock):
     """One transaction at a time. Owner: the client that made it.
 
     Lifecycle: `begin`, sends, `prepare`, `commit` or `rollback`, any number of times;
@@ -307,14 +308,6 @@ class AsyncXa(TransactionSends):
             await self._commands.drop(current.xid, current.branches, deadline_s)
             self._parts.counters.counts.rolled_back_count += 1
         await self._producer.close(timeout)
-
-    async def __aenter__(self) -> Self:
-        """Return it."""
-        return self
-
-    async def __aexit__(self, *_error: object) -> None:
-        """Close it."""
-        await self.close()
 
     def __repr__(self) -> str:
         current = self._global

@@ -193,9 +193,8 @@ class Producer(SyncClosable[AsyncProducer]):
             topic, messages, timeout_s=timeout, deliver_ms=due_ms
         )
         while not appending.is_over:
-            if not appending.step():
-                assert appending.lacking is not None
-                self._wait_room(appending.lacking, self._twin.deadline_s(timeout))
+            if (full := appending.step()) is not None:
+                self._wait_room(full, self._twin.deadline_s(timeout))
         return appending
 
     cancel = blocking(AsyncProducer.cancel)
