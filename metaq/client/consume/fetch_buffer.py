@@ -283,15 +283,12 @@ class FetchBuffer:
         """Wait for a batch, up to `timeout_s`; not on the event loop's thread.
 
         Returns:
-            The batch, taken until `done`; None when the time is over, or `is_called`.
+            The batch, taken until `done`; None when the time is over, or `is_called`,
+            or another worker was faster.
         """
-        with self._lock:
-            batch = self._take()
-            if batch is None:
-                self._wait(timeout_s, ())
-                batch = self._take()
-        if batch is not None:
-            self._announce_room()
+        batch = self.take_nowait()
+        if batch is None and self.wait(timeout_s, ()):
+            batch = self.take_nowait()
         return batch
 
     def wake(self) -> None:
@@ -315,14 +312,12 @@ class FetchBuffer:
             held: as for `take_nowait`.
         """
         with self._lock:
-            return self._wait(timeout_s, held)
-
-    def _wait(self, timeout_s: float | None, held: Sequence[FetchedBatch]) -> bool:
-        self._waiting_count += 1
-        try:
-            return wait_for(self._arrival, lambda: self._has_something(held), timeout_s)
-        finally:
-            self._waiting_count -= 1
+            self._waiting_count += 1
+            try:
+                is_met = partial(self._has_something, held)
+                return wait_for(self._arrival, is_met, timeout_s)
+            finally:
+                self._waiting_count -= 1
 
     async def wait_async(self, held: Sequence[FetchedBatch] = ()) -> None:
         """Wait until there is something to take, or a held batch was halted.
@@ -335,19 +330,17 @@ class FetchBuffer:
                 return
             self._sleepers.add(sleeper)
             self._waiting_count += 1
+        is_awake = False
         try:
             await sleeper
-        except BaseException:
-            with self._lock:
-                self._sleepers.discard(sleeper)
-                if self._queue or self._asides:
-                    # The wake-up may have been meant for this one: pass it on.
-                    self._wake()
-            raise
+            is_awake = True
         finally:
             with self._lock:
                 self._sleepers.discard(sleeper)
                 self._waiting_count -= 1
+                if not is_awake and (self._queue or self._asides):
+                    # The wake-up may have been meant for this one: pass it on.
+                    self._wake()
 
     def _has_something(self, held: Sequence[FetchedBatch]) -> bool:
         for batch in held:
