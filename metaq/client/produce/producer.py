@@ -147,7 +147,7 @@ class AsyncProducer(ClosedByBlock):
         self._counting = Lock()
         self._stop_listening = metadata.add_listener(self._on_snapshot)
         self.transacting = TransactionParts(
-            prepare=self._prepare_until,
+            prepare=self._prepare,
             routes=self._delivery.routes,
             address_of=self._address_of,
             pool=context.pool,
@@ -176,9 +176,11 @@ class AsyncProducer(ClosedByBlock):
             ClosedError: the producer is closed, or of another event loop.
             TypeError: the topic is no text.
         """
+        await self._prepare(topic, self.transacting.deadline_s(timeout))
+
+    async def _prepare(self, topic: str, deadline_s: float) -> None:
         self._require_loop()
         self._check_open()
-        deadline_s = self.deadline_s(timeout)
         require_text("topic", topic)
         if self.accumulator.knows(topic):
             return
@@ -186,10 +188,6 @@ class AsyncProducer(ClosedByBlock):
         snapshot = await self._find(topic, deadline_s)
         self._check_open()
         self._learn(topic, snapshot)
-
-    async def _prepare_until(self, topic: str, deadline_s: float) -> None:
-        left_s = max(0.0, deadline_s - self._clock.monotonic_s())
-        await self.prepare(topic, timeout=left_s)
 
     async def _find_first(self, topic: str, deadline_s: float) -> None:
         """Prepare a topic, while closing too: messages taken before are still sent."""
@@ -269,7 +267,7 @@ class AsyncProducer(ClosedByBlock):
                 require_text("topic", topic)
                 raise
             if deadline_s is None:
-                deadline_s = self.deadline_s(timeout)
+                deadline_s = self.transacting.deadline_s(timeout)
             await self._wait_room(full, deadline_s)
 
     @same_arguments(send_nowait)
@@ -377,7 +375,7 @@ class AsyncProducer(ClosedByBlock):
         )
         while not appending.is_over:
             if (full := appending.step()) is not None:
-                await self._wait_room(full, self.deadline_s(timeout))
+                await self._wait_room(full, self.transacting.deadline_s(timeout))
             else:
                 # A long list lets others, and its own first batches, go.
                 await asyncio.sleep(0)
@@ -419,7 +417,7 @@ class AsyncProducer(ClosedByBlock):
                 self._context,
                 scheduled.partition,
                 scheduled.receipt,
-                deadline_s=self.deadline_s(timeout),
+                deadline_s=self.transacting.deadline_s(timeout),
             )
         )
 
@@ -627,12 +625,6 @@ class AsyncProducer(ClosedByBlock):
         if leader is None:
             self._metadata.request_refresh()
         return leader
-
-    def deadline_s(self, timeout: float | None) -> float:
-        """Return the monotonic time `timeout` from now; None: that of the options."""
-        check_timeout(timeout)
-        timeout_s = self._options.timeout_s if timeout is None else timeout
-        return self._clock.monotonic_s() + timeout_s
 
     async def _wait_room(self, full: BufferFullError, deadline_s: float) -> None:
         """Wait for memory; raise `full` when that is not wanted, or late."""

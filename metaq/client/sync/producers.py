@@ -140,7 +140,7 @@ class Producer(SyncClosable[AsyncProducer]):
                 require_text("topic", topic)
                 raise
             if deadline_s is None:
-                deadline_s = self._twin.deadline_s(timeout)
+                deadline_s = self._twin.transacting.deadline_s(timeout)
             self._wait_room(full, deadline_s)
 
     @names_arguments
@@ -194,7 +194,7 @@ class Producer(SyncClosable[AsyncProducer]):
         )
         while not appending.is_over:
             if (full := appending.step()) is not None:
-                self._wait_room(full, self._twin.deadline_s(timeout))
+                self._wait_room(full, self._twin.transacting.deadline_s(timeout))
         return appending
 
     cancel = blocking(AsyncProducer.cancel)
