@@ -57,7 +57,6 @@ class Delivery:
         pool: ConnectionPool,
         options: ProducerOptions,
         clock: Clock,
-        loop: asyncio.AbstractEventLoop,
         producer_id: str,
         request_refresh: Callable[[], None],
         limits: AttemptLimits | None = None,
@@ -71,7 +70,6 @@ class Delivery:
             pool: connections to brokers.
             options: bounds and times.
             clock: for deadlines.
-            loop: the loop that everything here runs on.
             producer_id: 1..64 of [A-Za-z0-9._~-], no other producer's.
             request_refresh: is called when the snapshot of the cluster seems wrong.
             limits: of attempts, and the first failure ends all; None: deadlines only.
@@ -80,6 +78,7 @@ class Delivery:
             first_turn: where round robin begins, modulo the number of partitions.
             is_mandatory: all goes to exchanges, see `Mput`; None: to topics as well.
         """
+        loop = asyncio.get_running_loop()
         self._is_mandatory = is_mandatory
         self._clock = clock
         self._producer_id = producer_id

@@ -130,7 +130,6 @@ class AsyncProducer(ClosedByBlock):
             pool=context.pool,
             options=options,
             clock=context.clock,
-            loop=loop,
             producer_id=producer_id,
             request_refresh=metadata.request_refresh,
             selector=selector,
