@@ -36,7 +36,7 @@ def _one_by_one(
     ) -> AsyncIterator[Message]:
         return _each(make(self._require_context(), *args, **keywords))
 
-    call.__qualname__ = f"AsyncBrowsing.{name}"
+    call.__name__, call.__qualname__ = name, f"AsyncClient.{name}"
     return same_arguments(make, make.__doc__)(call)
 
 

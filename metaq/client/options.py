@@ -405,10 +405,12 @@ def same_arguments(
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
     """Give a method that is written out the arguments of another; its text, or this."""
     signature = inspect.signature(method)
+    self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [self, *list(signature.parameters.values())[1:]]
 
     def decorate(function: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
         result = inspect.signature(function).return_annotation
-        full = signature.replace(return_annotation=result)
+        full = signature.replace(parameters=parameters, return_annotation=result)
         return with_signature(function, full, text or function.__doc__)
 
     return decorate
