@@ -629,14 +629,9 @@ class AsyncProducer(ClosedByBlock):
         """Wait for memory; raise `full` when that is not wanted, or late."""
         if self._options.when_full == "raise":
             raise full
-        has_room = asyncio.Event()
-        self.accumulator.buffer.on_room(has_room.set)
         left_s = max(0.0, deadline_s - self._clock.monotonic_s())
-        try:
-            if not await wait_set(has_room, left_s):
-                raise full
-        finally:
-            self.accumulator.buffer.forget_room(has_room.set)
+        if not await wait_set(self.accumulator.buffer.room, left_s):
+            raise full
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         self._delivery.on_snapshot(snapshot, [*self._delivery.routes.by_topic])
