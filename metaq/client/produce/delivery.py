@@ -181,7 +181,7 @@ class Delivery:
             for sender in senders:
                 sender.fail_late(now_s)
             fills: dict[Callable[[], None], None] = {one.fill: None for one in senders}
-            fills.update(self._connections.take_waiting(now_s))
+            fills.update(self._connections.take_waiting())
             for fill in fills:
                 fill()
         finally:
