@@ -120,7 +120,7 @@ def test_a_request_is_made_again_until_there_is_a_session() -> None:
 def test_a_client_without_zookeeper_says_so() -> None:
     async def scenario(context: Any, end_s: float, _server: MemoryZooKeeper) -> None:
         context.coordinator, coordinator = None, context.coordinator
-        with pytest.raises(ConfigError, match="this client has none"):
+        with pytest.raises(ConfigError, match="progress is kept in ZooKeeper: expected its"):
             await read_start(context, "q", deadline_s=end_s)
         context.coordinator = coordinator
 
