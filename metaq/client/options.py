@@ -15,7 +15,18 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
+from typing import (
+    Any,
+    Concatenate,
+    Final,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    get_args,
+    get_origin,
+)
 
 from metaq.client.duplicate_ids import DuplicateIds
 from metaq.client.foreign_names import OURS
@@ -82,14 +93,14 @@ class ClientOptions(ConnectionOptions):
     """Bound on closing a producer or the connections, when the caller gives none."""
 
     def __post_init__(self) -> None:
-        _check_types(self, zero=("close_timeout_s",))
+        check_types(self, zero=("close_timeout_s",))
         normalize_root(self.root)
         if self.session_timeout_s > SESSION_TIMEOUT_S_MAX:
             raise ConfigError(
                 f"session_timeout_s: expected at most {SESSION_TIMEOUT_S_MAX}, got"
                 f" {self.session_timeout_s}"
             )
-        _check_order(self, "reconnect_first_s", "reconnect_max_s")
+        check_order(self, "reconnect_first_s", "reconnect_max_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,16 +140,15 @@ class ProducerOptions:
     nothing else; then its broker rolls back what is neither prepared nor committed."""
 
     def __post_init__(self) -> None:
-        _check_types(self, zero=("linger_s",))
-        _check_order(self, "retry_first_s", "retry_max_s")
+        check_types(self, zero=("linger_s",))
+        check_order(self, "retry_first_s", "retry_max_s")
         # A batch that lingers past its deadline is never sent.
-        _check_order(self, "linger_s", "timeout_s", may_be_equal=False)
+        check_order(self, "linger_s", "timeout_s", may_be_equal=False)
         if self.in_flight_batches_max > IN_FLIGHT_BATCHES_MAX:
             raise ConfigError(
                 f"in_flight_batches_max: expected 1 to {IN_FLIGHT_BATCHES_MAX}, got"
                 f" {self.in_flight_batches_max}"
             )
-        _check_choice("when_full", self.when_full, ("block", "raise"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,14 +222,11 @@ class ConsumerOptions:
     Counts as twice `idle_max_s` at least. None trusts that it never happens."""
 
     def __post_init__(self) -> None:
-        _check_types(self, zero=("wait_s", "revoke_timeout_s"))
+        check_types(self, zero=("wait_s", "revoke_timeout_s"))
         # A get brings whole records of its size, the largest one included or not.
-        _check_order(self, "fetch_bytes", "fetch_bytes_max")
+        check_order(self, "fetch_bytes", "fetch_bytes_max")
         check_whole("fetch_bytes_max", self.fetch_bytes_max, 1, WIRE_BYTES_MAX)
         check_start(self.start)
-        _check_choice("strategy", self.strategy, ("DEFAULT", "CONSIST"))
-        _check_choice("on_corrupt", self.on_corrupt, ("stop", "skip"))
-        _check_choice("on_expired", self.on_expired, ("skip", "deliver"))
         if self.consumer_id is not None and (
             not is_legal_step(self.consumer_id)
             or self.consumer_id.split() != [self.consumer_id]
@@ -279,14 +286,11 @@ class QueueOptions:
     group. `metaq queues alter` changes it. Of a new group: all messages."""
 
     def __post_init__(self) -> None:
-        _check_types(self, zero=())
+        check_types(self, zero=())
         check_whole("prefetch", self.prefetch, 1, PREFETCH_MAX)
         check_lease("lease_s", self.lease_s)
         if self.deliveries_max is not None:
             check_whole("deliveries_max", self.deliveries_max, 1, DELIVERIES_MAX)
-        for name, choices in _QUEUE_CHOICES.items():
-            if getattr(self, name) is not None:
-                _check_choice(name, getattr(self, name), choices)
         check_filter(self.where)
         wrong = "drop" if self.dead_letter_topic is not None else "dead_letter"
         if self.then == wrong:
@@ -318,13 +322,6 @@ class QueueOptions:
             "where": self.where,
         }
         return {name: each for name, each in wanted.items() if each is not None}
-
-
-_QUEUE_CHOICES: Final = {
-    "then": ("dead_letter", "drop"),
-    "ordered_by": ("key",),
-    "start": ("earliest", "latest"),
-}
 
 
 def check_filter(text: Any) -> None:
@@ -394,48 +391,69 @@ def takes_options(kind: type[object]) -> Callable[[Callable[P, R]], Callable[P, 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
         own = [one for one in signature.parameters.values() if one.name != "options"]
-        names = {*(one.name for one in own), *options}
-        title = function.__qualname__.removesuffix(".__init__")
-
-        @functools.wraps(function)
-        def call(*args: P.args, **keywords: P.kwargs) -> R:
-            for name in keywords.keys() - names:
-                raise no_option(title, name, names - {"self"})
-            return function(*args, **keywords)
-
         full = signature.replace(parameters=[*own, *options.values()])
         lines = "".join(f"\n    {option}" for option in options.values())
         text = inspect.cleandoc(function.__doc__ or "")
-        vars(call)["__signature__"] = full
-        call.__doc__ = f"{text}\n\nOptions, as `{kind.__name__}` explains them:{lines}"
-        return call
+        text = f"{text}\n\nOptions, as `{kind.__name__}` explains them:{lines}"
+        return with_signature(function, full, text)
+
+    return decorate
+
+
+def same_arguments(
+    method: Callable[Concatenate[Any, P], object], text: str | None = None
+) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
+    """Give a method that is written out the arguments of another; its text, or this."""
+    signature = inspect.signature(method)
+    self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [self, *list(signature.parameters.values())[1:]]
+
+    def decorate(function: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
+        result = inspect.signature(function).return_annotation
+        full = signature.replace(parameters=parameters, return_annotation=result)
+        return with_signature(function, full, text or function.__doc__)
 
     return decorate
 
 
 def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a call name itself where arguments are missing, or by another name.
+    """Have a call name itself where arguments are missing, or by another name."""
+    return with_signature(function, inspect.signature(function), function.__doc__)
 
-    The look is at the failure: a call that is right pays next to nothing.
+
+def with_signature(
+    function: Callable[..., R], signature: inspect.Signature, text: str | None
+) -> Callable[..., R]:
+    """Return a function with these arguments and this text, which its errors name.
+
+    The first one is the object. Missing arguments are looked for at a failure: a call
+    that is right pays next to nothing.
     """
-    signature = inspect.signature(function)
-    names = signature.parameters.keys() - {"self"}
+    names = {*list(signature.parameters)[1:]}
+    is_open = any(
+        each.kind is each.VAR_KEYWORD for each in signature.parameters.values()
+    )
 
     @functools.wraps(function)
-    def call(*args: P.args, **keywords: P.kwargs) -> R:
+    def call(*args: Any, **keywords: Any) -> R:
+        for name in () if is_open else keywords.keys() - names:
+            raise no_option(_title(call), name, names)
         try:
             return function(*args, **keywords)
         except TypeError:
-            for name in keywords:
-                if name not in names:
-                    raise no_option(call.__qualname__, name, names) from None
             try:
                 signature.bind(*args, **keywords)
             except TypeError as error:
-                raise TypeError(f"{call.__qualname__}: {error}") from None
+                raise TypeError(f"{_title(call)}: {error}") from None
             raise
 
+    vars(call)["__signature__"] = signature
+    call.__doc__ = text
     return call
+
+
+def _title(function: Callable[..., object]) -> str:
+    return function.__qualname__.removesuffix(".__init__")
 
 
 def no_option(title: str, name: str, names: Collection[str]) -> TypeError:
@@ -498,28 +516,40 @@ def check_plain_function(name: str, value: object) -> None:
         )
 
 
-def _check_types(options: Any, *, zero: Collection[str]) -> None:
-    """Refuse values of another type, and numbers not above 0; `zero` may be 0."""
+_TYPES: Final = {bool: "True or False", str: "str"}
+
+
+def check_types(options: Any, *, zero: Collection[str]) -> None:
+    """Refuse values of another type, and numbers not above 0; `zero` may be 0.
+
+    Raises:
+        TypeError: a value is of another type than its field.
+        ConfigError: a number is out of range, or a text is none of the choices.
+    """
     for field in fields(options):
-        value, name = getattr(options, field.name), field.name
+        value, name, kind = getattr(options, field.name), field.name, field.type
+        if type(None) in get_args(kind):
+            if value is None:
+                continue
+            kind = get_args(kind)[0]
         if field.type is int:
             check_whole(name, value, 1)
-        elif field.type is float or (field.type == float | None and value is not None):
+        elif kind is float:
             check_seconds(name, value, may_be_zero=name in zero)
-        elif field.type is bool and not isinstance(value, bool):
-            raise wrong_type(name, "True or False", value)
-        elif (
-            field.type in {str, str | None}
-            and not isinstance(value, str)
-            and (value is not None or field.type is str)
-        ):
-            raise wrong_type(name, "str", value)
+        elif get_origin(kind) is Literal:
+            _check_choice(name, value, get_args(kind))
+        elif kind in _TYPES and not isinstance(value, kind):
+            raise wrong_type(name, _TYPES[kind], value)
 
 
-def _check_order(
+def check_order(
     options: object, low: str, high: str, *, may_be_equal: bool = True
 ) -> None:
-    """Refuse two numbers that contradict each other."""
+    """Refuse two numbers that contradict each other.
+
+    Raises:
+        ConfigError: the low one is above the high one, or equal where it may not be.
+    """
     one, other = getattr(options, low), getattr(options, high)
     if one > other or (one == other and not may_be_equal):
         bound = "at most" if may_be_equal else "less than"

@@ -184,7 +184,7 @@ class AsyncClient(AsyncBrowsing):
             metadata = ZooKeeperMetadata(
                 coordinator, paths, clock=clock, name=self._zookeeper_name
             )
-        FormerLeaders(metadata, pool, loop)
+        FormerLeaders(metadata, pool)
         self._context = ClientContext(
             clock,
             options,

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from metaq.clock import Clock
 from metaq.errors import ClosedError, MetaqError, RequestTimeoutError
@@ -118,6 +118,16 @@ class Closable(Protocol):
 
     async def close(self, timeout: float | None = None) -> None:
         """Close it within so many seconds; None: in its own time."""
+
+
+class ClosedByBlock:
+    """Object of a client that the end of its block closes."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self: Closable, *_error: object) -> None:
+        await self.close()
 
 
 async def close_all(

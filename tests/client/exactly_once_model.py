@@ -404,6 +404,7 @@ class Member:
             paths=PATHS,
             draw_token=world.draw_token,
             coordinator=self._coordinator,
+            require_coordinator=lambda _needed: self._coordinator,
             deadline_s=lambda: CLOCK.monotonic_s() + REQUEST_S,
         )
         self.decisions = MemberDecisions(

@@ -209,7 +209,7 @@ def test_room_is_never_lost_nor_given_twice(
                     assert count or n + 20 > bytes_max
             elif kind == "A" and n:
                 appending = accumulator.append_many("test", [bytes(queue)] * n)
-                while not appending.is_over and appending.step():
+                while not appending.is_over and appending.step() is None:
                     pass
                 added = buffer.statistics().buffered_count - count
                 assert 0 <= added <= n
@@ -372,7 +372,7 @@ def test_what_may_change_is_copied() -> None:
         box.accumulator.append("test", buffer)
         box.accumulator.append("test", memoryview(buffer)[1:])
         appending = box.accumulator.append_many("test", [buffer, b"x"])
-        assert appending.step()
+        assert appending.step() is None
         buffer[:] = b"###"
         batch = box.take()
         assert isinstance(batch, Batch)

@@ -122,7 +122,6 @@ INNER = {
     "AsyncMessageBatch.redeliver",
     "AsyncOrderedProducer.has_ended",
     "AsyncProducer.append_oneway",
-    "AsyncProducer.deadline_s",
     "AsyncProducer.has_ended",
     "AsyncQueue.ack_held",
     "AsyncExchange.producer",

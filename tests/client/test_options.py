@@ -89,7 +89,7 @@ CONTRADICTIONS: list[tuple[type[Any], dict[str, Any], str]] = [
     (
         RetryPolicy,
         {"first_s": 2.0, "max_s": 1.0},
-        "expected 0 < first_s <= max_s, got 2.0 and 1.0",
+        "first_s: expected at most max_s, got 2.0 and 1.0",
     ),
     (
         RetryPolicy,

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from metaq.client.cluster.context import ClientContext
 from metaq.client.offsets.query_progress import (
     change_decision,
     change_routes,
@@ -20,6 +21,7 @@ from metaq.client.offsets.query_progress import (
     read_progress,
     read_start,
 )
+from metaq.client.options import ClientOptions
 from metaq.errors import ConfigError
 from metaq.model import Offset
 from metaq.testing.zk import MemoryZooKeeper
@@ -38,8 +40,16 @@ def run(scenario: Callable[[Any, float, MemoryZooKeeper], Awaitable[None]]) -> N
         server = MemoryZooKeeper()
         coordinator = server.coordinator(CLOCK)
         coordinator.start()
-        context = SimpleNamespace(
-            coordinator=coordinator, paths=NodePaths(), clock=CLOCK
+        unused: Any = None
+        context = ClientContext(
+            CLOCK,
+            ClientOptions(),
+            unused,
+            unused,
+            NodePaths(),
+            unused,
+            unused,
+            coordinator,
         )
         await scenario(context, CLOCK.monotonic_s() + 60, server)
         await coordinator.stop(deadline_s=CLOCK.monotonic_s() + 1)
@@ -119,9 +129,10 @@ def test_a_request_is_made_again_until_there_is_a_session() -> None:
 
 def test_a_client_without_zookeeper_says_so() -> None:
     async def scenario(context: Any, end_s: float, _server: MemoryZooKeeper) -> None:
-        context.coordinator, coordinator = None, context.coordinator
-        with pytest.raises(ConfigError, match="this client has none"):
+        context = replace(context, coordinator=None)
+        with pytest.raises(
+            ConfigError, match="progress is kept in ZooKeeper: expected"
+        ):
             await read_start(context, "q", deadline_s=end_s)
-        context.coordinator = coordinator
 
     run(scenario)

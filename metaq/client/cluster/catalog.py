@@ -75,9 +75,7 @@ async def read_cluster(
     snapshot = metadata.snapshot
     try:
         while not snapshot.version or not wanted <= snapshot.topics:
-            snapshot = await metadata.wait_newer(
-                snapshot.version, deadline_s=deadline_s
-            )
+            snapshot = await context.newer(snapshot, deadline_s)
     except NoBrokerError:
         metadata.require_reachable(context.clock.monotonic_s() - since_s)
         raise
@@ -103,9 +101,7 @@ async def read_whole(
             require_all_there(snapshot, names)
         except PartitionsAwayError as away:
             try:
-                snapshot = await context.metadata.wait_newer(
-                    snapshot.version, deadline_s=deadline_s
-                )
+                snapshot = await context.newer(snapshot, deadline_s)
             except NoBrokerError:
                 raise away from None
         else:
@@ -132,9 +128,7 @@ async def wait_for_readers(
     until_s = min(now_s + NEW_TOPIC_S, (now_s + deadline_s) / 2)
     with suppress(NoBrokerError):
         while _is_half_there(snapshot, topics):
-            snapshot = await context.metadata.wait_newer(
-                snapshot.version, deadline_s=until_s
-            )
+            snapshot = await context.newer(snapshot, until_s)
     return snapshot
 
 
@@ -166,9 +160,7 @@ async def read_takers(
         )
     while missing := [t for t in wanted if not put_addresses(snapshot, [t])]:
         try:
-            snapshot = await context.metadata.wait_newer(
-                snapshot.version, deadline_s=deadline_s
-            )
+            snapshot = await context.newer(snapshot, deadline_s)
         except NoBrokerError as error:
             raise NoBrokerError(
                 f"no broker takes puts to topic '{missing[0]}'"
@@ -194,9 +186,7 @@ async def _refuse_unknown(
     soon_s = min(deadline_s, context.clock.monotonic_s() + NEW_TOPIC_S)
     while unknown := set(missing_topics(snapshot, topics)) - names:
         try:
-            snapshot = await context.metadata.wait_newer(
-                snapshot.version, deadline_s=soon_s
-            )
+            snapshot = await context.newer(snapshot, soon_s)
         except NoBrokerError:
             raise unknown_topic(min(unknown), names) from None
     return snapshot
@@ -235,9 +225,7 @@ async def require_partitions(
         if any(p.broker_id in snapshot.gets.get(p.topic, {}) for p in lacking):
             raise refusal
         try:
-            snapshot = await context.metadata.wait_newer(
-                snapshot.version, deadline_s=deadline_s
-            )
+            snapshot = await context.newer(snapshot, deadline_s)
         except NoBrokerError as error:
             raise refusal from error
 

@@ -12,6 +12,7 @@ from metaq.client.partitioner import Selector
 from metaq.client.timeouts import Closable
 from metaq.client.validation import check_timeout
 from metaq.clock import Clock
+from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import BrokerAddress, BrokerId
 from metaq.peer.connection import BrokerConnection
@@ -109,6 +110,12 @@ class ClientContext:
         if self.coordinator is not None:
             await self.metadata.reach(deadline_s=deadline_s)
         return deadline_s
+
+    async def newer(
+        self, snapshot: ClusterSnapshot, deadline_s: float
+    ) -> ClusterSnapshot:
+        """Wait for a later snapshot; raises as `Metadata.wait_newer`."""
+        return await self.metadata.wait_newer(snapshot.version, deadline_s=deadline_s)
 
     def address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
         """Return where a broker's logs are read: its leader, else a follower."""

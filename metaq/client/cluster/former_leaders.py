@@ -24,16 +24,10 @@ class FormerLeaders:
     Owner: a session, on its loop. It ends with the metadata that it listens to.
     """
 
-    def __init__(
-        self,
-        metadata: Metadata,
-        pool: ConnectionPool,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
+    def __init__(self, metadata: Metadata, pool: ConnectionPool) -> None:
         """Begin to listen."""
         self._metadata = metadata
         self._pool = pool
-        self._loop = loop
         self._leaders: dict[BrokerId, BrokerAddress] = {}
         metadata.add_listener(self._on_snapshot)
 
@@ -42,7 +36,8 @@ class FormerLeaders:
             former = self._leaders.get(broker_id, leader)
             self._leaders[broker_id] = leader
             if former != leader:
-                self._loop.call_later(LAST_ANSWERS_S, partial(self._leave, former))
+                leave = partial(self._leave, former)
+                asyncio.get_running_loop().call_later(LAST_ANSWERS_S, leave)
 
     def _leave(self, former: BrokerAddress) -> None:
         if former not in self._metadata.snapshot.leaders().values():

@@ -92,6 +92,7 @@ class ConsumerLife:
             hooks=self.hooks,
             on_fatal=self._fail,
         )
+        self.clock = context.clock
         self.fetch_buffer = self._subscription.fetch_buffer
         self.current_batch = CurrentBatch(self.fetch_buffer)
         self.commit_orders = CommitOrders(self._begin_commit)

@@ -217,7 +217,7 @@ class AsyncExactlyOnce:
             raise
         lifetime_s = parts.lifetime_s(None)
         self._current = XaBranches(parts, xid, lifetime_s, is_refusing_others=True)
-        parts.counters.begun_count += 1
+        parts.counters.counts.begun_count += 1
         return self
 
     async def __aexit__(
@@ -271,7 +271,7 @@ class AsyncExactlyOnce:
             vote = partial(self._parts.vote, xid=current.xid, deadline_s=deadline_s)
             votes = await for_each(vote, current.branches)
             raise_first(votes)
-            self._parts.counters.prepared_count += 1
+            self._parts.counters.counts.prepared_count += 1
             brokers = [broker_id for broker_id, has_work in votes.items() if has_work]
             may_be_decided = True
             await self._decider.decide(
@@ -291,7 +291,7 @@ class AsyncExactlyOnce:
 
     async def _give_up(self, current: XaBranches, deadline_s: float) -> None:
         """Roll back before the decision: the batch is delivered again."""
-        self._parts.counters.rolled_back_count += 1
+        self._parts.counters.counts.rolled_back_count += 1
         try:
             await self._decider.give_up(
                 current.xid, current.branches, deadline_s=deadline_s

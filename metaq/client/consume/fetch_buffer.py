@@ -65,7 +65,6 @@ class _PartitionBuffer:
     progress_s: float
     ready: deque[FetchedBatch] = field(default_factory=deque)
     taken: FetchedBatch | None = None
-    is_queued: bool = False
     is_paused: bool = False
     is_delayed: bool = False
     """A message of it failed, and is handed out again later."""
@@ -143,7 +142,7 @@ class FetchBuffer:
         self._lock = threading.Lock()
         self._arrival = threading.Condition(self._lock)
         self._buffers: dict[TopicPartition, _PartitionBuffer] = {}
-        self._queue: deque[_PartitionBuffer] = deque()
+        self._queue: dict[_PartitionBuffer, None] = {}
         self._asides: deque[FetchedBatch] = deque()
         self._sleepers: set[asyncio.Future[None]] = set()
         self.error: BaseException | None = None
@@ -226,12 +225,11 @@ class FetchBuffer:
 
     def _enqueue(self, buffer: _PartitionBuffer) -> None:
         """Queue a buffer if it has a batch to take; the lock is held."""
-        if buffer.is_queued or buffer.taken is not None or not buffer.ready:
+        if buffer in self._queue or buffer.taken is not None or not buffer.ready:
             return
         if buffer.is_paused or buffer.is_delayed or buffer.is_held or buffer.is_ending:
             return
-        buffer.is_queued = True
-        self._queue.append(buffer)
+        self._queue[buffer] = None
         self._wake()
 
     def _count(
@@ -285,15 +283,12 @@ class FetchBuffer:
         """Wait for a batch, up to `timeout_s`; not on the event loop's thread.
 
         Returns:
-            The batch, taken until `done`; None when the time is over, or `is_called`.
+            The batch, taken until `done`; None when the time is over, or `is_called`,
+            or another worker was faster.
         """
-        with self._lock:
-            batch = self._take()
-            if batch is None:
-                self._wait(timeout_s, ())
-                batch = self._take()
-        if batch is not None:
-            self._announce_room()
+        batch = self.take_nowait()
+        if batch is None and self.wait(timeout_s, ()):
+            batch = self.take_nowait()
         return batch
 
     def wake(self) -> None:
@@ -317,14 +312,12 @@ class FetchBuffer:
             held: as for `take_nowait`.
         """
         with self._lock:
-            return self._wait(timeout_s, held)
-
-    def _wait(self, timeout_s: float | None, held: Sequence[FetchedBatch]) -> bool:
-        self._waiting_count += 1
-        try:
-            return wait_for(self._arrival, lambda: self._has_something(held), timeout_s)
-        finally:
-            self._waiting_count -= 1
+            self._waiting_count += 1
+            try:
+                is_met = partial(self._has_something, held)
+                return wait_for(self._arrival, is_met, timeout_s)
+            finally:
+                self._waiting_count -= 1
 
     async def wait_async(self, held: Sequence[FetchedBatch] = ()) -> None:
         """Wait until there is something to take, or a held batch was halted.
@@ -337,19 +330,17 @@ class FetchBuffer:
                 return
             self._sleepers.add(sleeper)
             self._waiting_count += 1
+        is_awake = False
         try:
             await sleeper
-        except BaseException:
-            with self._lock:
-                self._sleepers.discard(sleeper)
-                if self._queue or self._asides:
-                    # The wake-up may have been meant for this one: pass it on.
-                    self._wake()
-            raise
+            is_awake = True
         finally:
             with self._lock:
                 self._sleepers.discard(sleeper)
                 self._waiting_count -= 1
+                if not is_awake and (self._queue or self._asides):
+                    # The wake-up may have been meant for this one: pass it on.
+                    self._wake()
 
     def _has_something(self, held: Sequence[FetchedBatch]) -> bool:
         for batch in held:
@@ -370,8 +361,8 @@ class FetchBuffer:
         if self._asides:
             return self._asides.popleft()
         if self._queue:
-            buffer = self._queue.popleft()
-            buffer.is_queued = False
+            buffer = next(iter(self._queue))
+            del self._queue[buffer]
             return self._take_first(buffer, buffer.ready[0])
         for batch in held:
             if self._has_more(batch) and not batch.is_halted:
@@ -483,7 +474,6 @@ class FetchBuffer:
         with self._lock:
             self._recount()
             for buffer in self._buffers.values():
-                buffer.is_queued = buffer in self._queue
                 self._enqueue(buffer)
         self._on_room()
 
@@ -510,7 +500,7 @@ class FetchBuffer:
                     continue
                 buffer.is_paused = is_paused
                 buffer.progress_s = self._clock.monotonic_s()
-                self._unqueue(buffer)
+                self._queue.pop(buffer, None)
                 self._enqueue(buffer)
                 if is_paused and buffer.taken is not None:
                     buffer.taken.recall()
@@ -580,16 +570,10 @@ class FetchBuffer:
 
     def _drop_ready(self, buffer: _PartitionBuffer) -> None:
         """Drop a buffer's waiting batches, and unqueue it; the lock is held."""
-        self._unqueue(buffer)
+        self._queue.pop(buffer, None)
         for batch in buffer.ready:
             self._count(buffer, -batch.size_bytes, -len(batch.messages))
         buffer.ready.clear()
-
-    def _unqueue(self, buffer: _PartitionBuffer) -> None:
-        """Remove a buffer from the queue; the lock is held."""
-        if buffer in self._queue:
-            self._queue.remove(buffer)
-        buffer.is_queued = False
 
     def fail(self, error: MetaqError) -> None:
         """Have every `take` raise `error` after the messages fetched before it."""

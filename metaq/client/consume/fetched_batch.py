@@ -47,6 +47,8 @@ class FetchedBatch:
     is_recalled: bool = False
     """Hand out no more: the rest of it comes in another batch, now or later."""
     is_awaited: bool = False
+    on_replayed: Callable[[BaseException | None], object] | None = None
+    """Of a kept message: called by its worker with the handler's error, or None."""
     _rows: Iterator[Any] = field(init=False)
     _left: Iterator[Any] | None = field(default=None, init=False)
     _gate: list[type[Message]] = field(default_factory=list, init=False)

@@ -30,7 +30,7 @@ from metaq.client.consume.dead_letters import DeadLetterSelector, origin_of
 from metaq.client.consume.fetch_buffer import FetchBuffer
 from metaq.client.consume.fetched_batch import FetchedBatch
 from metaq.client.consume.handler_tasks import AsyncHandler, HandlerTasks, failure_of
-from metaq.client.consume.local_retry_store import LocalRetryStore, OnReplayed
+from metaq.client.consume.local_retry_store import LocalRetryStore
 from metaq.client.consume.redelivery import (
     FailureLog,
     RetryPolicy,
@@ -120,8 +120,7 @@ class Handling:
     """The state that the workers of one `run` share, in both worlds.
 
     Lifecycle: made on the loop, `start`, work, `close`. Concurrency: on the loop,
-    except `is_given_up`, `give_back` and `take_replay`, which workers call from any
-    thread.
+    except `is_given_up` and `give_back`, which workers call from any thread.
     """
 
     def __init__(
@@ -240,11 +239,10 @@ class Handling:
                     batch = await self._fetch_buffer.take_async()
             except ClosedError:
                 return
-            replay = self.take_replay(batch)
-            if replay is None:
+            if batch.on_replayed is None:
                 await self._handle(batch, handler)
             else:
-                replay(await failure_of(handler, batch.messages[0]))
+                batch.on_replayed(await failure_of(handler, batch.messages[0]))
             # Let other tasks run if the handler never waits.
             await asyncio.sleep(0)
 
@@ -281,10 +279,6 @@ class Handling:
             and failed.is_given_up
             and failed.message.offset == message.offset
         )
-
-    def take_replay(self, batch: FetchedBatch) -> OnReplayed | None:
-        """Return the callback for a message of the retry store; None for any other."""
-        return None if self._retry_store is None else self._retry_store.take(batch)
 
     def give_back(self, batch: FetchedBatch, pause_s: float | None) -> None:
         """Give a batch back to the fetch buffer, with `confirmed` messages handled.

@@ -10,10 +10,10 @@ Source: docs/metaq-1.4/client.md 12.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from metaq.client.consume.fetch_buffer import FetchBuffer
 from metaq.client.consume.fetched_batch import FetchedBatch
@@ -30,14 +30,11 @@ _log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S: Final = 5.0
 
-OnReplayed: TypeAlias = Callable[[BaseException | None], object]
-"""Reports how handling a replayed message ended: None, or its handler's exception."""
-
 
 class LocalRetryStore:
     """Failed messages of one consumer, kept to be handled again.
 
-    Concurrency: on the loop, except `take` and its result.
+    Concurrency: on the loop, except `waiting_count`.
     """
 
     def __init__(
@@ -64,7 +61,6 @@ class LocalRetryStore:
         )
         self._failure_log = FailureLog(_log)
         self._spools: dict[str, Spool] = {}
-        self._replays: dict[FetchedBatch, asyncio.Future[BaseException | None]] = {}
         self._task: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self.replayed_count = 0
@@ -180,21 +176,14 @@ class LocalRetryStore:
 
     async def _handled(self, message: Message) -> BaseException | None:
         """Have a worker handle a message; return its handler's exception, or None."""
-        batch = FetchedBatch(
-            message.partition, [message], message.next_offset, size_bytes=0
-        )
         ended: asyncio.Future[BaseException | None] = self._loop.create_future()
-        self._replays[batch] = ended
-        self._fetch_buffer.put_aside(batch)
-        try:
-            return await ended
-        finally:
-            self._replays.pop(batch, None)
-
-    def take(self, batch: FetchedBatch) -> OnReplayed | None:
-        """Return the callback for a batch of this store; None for any other."""
-        ended = self._replays.pop(batch, None) if self._replays else None
-        if ended is None:
-            return None
         soon = self._loop.call_soon_threadsafe
-        return lambda failure: soon(finish, ended, failure)
+        batch = FetchedBatch(
+            message.partition,
+            [message],
+            message.next_offset,
+            size_bytes=0,
+            on_replayed=lambda failure: soon(finish, ended, failure),
+        )
+        self._fetch_buffer.put_aside(batch)
+        return await ended

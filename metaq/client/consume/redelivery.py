@@ -16,10 +16,11 @@ import os
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias
 
-from metaq.client.names import DEAD_LETTER_SUFFIX, require_text
-from metaq.client.validation import check_seconds, check_whole, wrong_type
+from metaq.client.names import DEAD_LETTER_SUFFIX
+from metaq.client.options import check_order, check_types
+from metaq.client.validation import wrong_type
 from metaq.config.topic_rules import is_safe_topic
 from metaq.errors import ConfigError
 from metaq.retry import Backoff
@@ -81,30 +82,13 @@ class RetryPolicy:
             ConfigError: a number is out of range, a directory is missing, or a topic or
                 directory is named that `then` does not use.
         """
-        check_whole("attempts_max", self.attempts_max, 1)
-        check_seconds("first_s", self.first_s, may_be_zero=False)
-        check_seconds("max_s", self.max_s, may_be_zero=False)
-        check_seconds("replay_first_s", self.replay_first_s)
-        check_seconds("replay_interval_s", self.replay_interval_s, may_be_zero=False)
-        if self.first_s > self.max_s:
-            raise ConfigError(
-                f"expected 0 < first_s <= max_s, got {self.first_s} and {self.max_s}"
-            )
-        known = get_args(LastResort)
-        if self.then not in known:
-            raise ConfigError(
-                f"then: expected one of {', '.join(known)}, got {self.then!r}"
-            )
+        check_types(self, zero=("replay_first_s",))
+        check_order(self, "first_s", "max_s")
         topic = self.dead_letter_topic
-        if topic is not None:
-            require_text("dead_letter_topic", topic)
         if topic is not None and not is_safe_topic(topic):
             raise ConfigError(
                 f"dead_letter_topic: expected a name without blanks, got {topic!r}"
             )
-        creates: object = self.create_dead_letter_topic
-        if not isinstance(creates, bool):
-            raise wrong_type("create_dead_letter_topic", "True or False", creates)
         if not isinstance(self.park_dir, str | os.PathLike | None):
             raise wrong_type("park_dir", "str or Path", self.park_dir)
         if self.then == "park" and self.park_dir is None:

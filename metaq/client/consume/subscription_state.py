@@ -133,7 +133,6 @@ class SubscriptionState:
         """First offset of every partition that was ever read."""
         self.end_s: float | None = None
         """Monotonic time by which every later `revoke` ends; None: its own bounds."""
-        self._reset_count = 0
 
     # -- interface of the partition source --------------------------------------------
 
@@ -328,7 +327,7 @@ class SubscriptionState:
             handled=self._fetch_handler.marked(partition),
             deadline_s=deadline_s,
         )
-        self._reset_count += is_reset
+        self._fetch_handler.reset_count += is_reset
         if known is None and self._options.ignore_committed:
             self._fetch_handler.deliver_again(partition)
         elif is_reset or begin.offset >= self._fetch_handler.marked(partition):
@@ -486,7 +485,7 @@ class SubscriptionState:
             filtered_count=handler.filtered_count,
             expired_count=handler.expired_count,
             repeat_count=handler.repeat_count,
-            reset_count=self._reset_count + self._fetch_handler.reset_count,
+            reset_count=handler.reset_count,
             missing_bytes=handler.missing_bytes,
             commit_count=self._committer.commit_count,
             commit_failure_count=self._committer.failure_count,

@@ -18,7 +18,6 @@ from metaq.client.names import name_few
 from metaq.client.produce.branch_endings import BranchEndings, Found, silent_brokers
 from metaq.client.produce.branch_fates import Placed
 from metaq.client.produce.xa_commands import COMMIT, ROLLBACK, key_of
-from metaq.errors import ConfigError
 from metaq.zk.decisions import GroupDecisions, parse_batch_xid, qualifier_of
 from metaq.zk.errors import NodeChangedError, NodeNotEmptyError
 
@@ -129,6 +128,5 @@ async def forget(context: ClientContext, group: str, *, deadline_s: float) -> No
 
 
 def _decisions(context: ClientContext, group: str) -> GroupDecisions:
-    if context.coordinator is None:
-        raise ConfigError("decisions are in ZooKeeper, and this client has none")
-    return GroupDecisions(context.coordinator, context.paths, group=group)
+    coordinator = context.require_coordinator("decisions are kept in")
+    return GroupDecisions(coordinator, context.paths, group=group)

@@ -321,11 +321,7 @@ class GroupSource:
     def _on_owners(self, topic: str, names: tuple[str, ...] | None) -> None:
         self._owners[topic] = frozenset(names or ())
         self._note_unowned(self._metadata.snapshot)
-        expected = {p.name for p in self._active if p.topic == topic}
-        if not expected.issubset(names or ()):
-            self._check_due_s = 0.0
-            self._wake.set()
-        elif self.unsettled_since_s is not None:
+        if self.unsettled_since_s is not None:
             self._wake.set()
 
     def _watch_our_owners(self) -> None:

@@ -18,7 +18,6 @@ from functools import partial
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import insist
 from metaq.client.fan_out import all_for, all_of
-from metaq.errors import ConfigError
 from metaq.model import GroupOffset, Offset, TopicPartition
 from metaq.zk.errors import NodeChangedError, NodeNotEmptyError
 from metaq.zk.offsets import GroupOffsets
@@ -225,6 +224,4 @@ async def _read(context: ClientContext, path: str, deadline_s: float) -> Node | 
 
 
 def _coordinator(context: ClientContext) -> Coordinator:
-    if context.coordinator is None:
-        raise ConfigError("progress is kept in ZooKeeper, and this client has none")
-    return context.coordinator
+    return context.require_coordinator("progress is kept in")

@@ -183,15 +183,6 @@ def plan_spans(
     """
     bytes_max = capabilities.batch_bytes_max
     count_max = capabilities.batch_records_max or end - first
-    size_bytes = ends[end] - ends[first]
-    # Nearly always the messages fit as they are.
-    if (
-        capabilities.has_mput
-        and end - first <= count_max
-        and size_bytes <= (size_bytes if bytes_max is None else bytes_max)
-        and size_bytes <= _record_bytes_max(capabilities)
-    ):
-        return [BatchSpan(first, end, is_mput=True)]
     if not capabilities.has_mput:
         bytes_max, count_max = PUTS_BYTES_MAX, puts_max
     spans = []

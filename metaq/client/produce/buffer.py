@@ -14,7 +14,7 @@ use. When a batch has to be checked, for its age or its deadline, is in a heap
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, NoReturn, TypeVar
 
@@ -94,8 +94,8 @@ class Buffer(Generic[S]):
         self._full_count = 0
         self._is_closed = False
         self._freed = threading.Condition(self.lock)
-        self._waiter_count = 0
-        self._callbacks: dict[Callable[[], None], None] = {}
+        self.room = asyncio.Event()
+        """Set when a batch is resolved, or the producer closed; another one follows."""
         self._unanswered: dict[Batch, list[S]] = {}
         self._due = Deadlines[Batch]()
         self._resolved_count = 0
@@ -191,34 +191,14 @@ class Buffer(Generic[S]):
         if self.home.is_here():
             raise RuntimeError("the event loop cannot wait for itself; use await")
         with self.lock:
-            self._waiter_count += 1
-            try:
-                return self._freed.wait_for(
-                    lambda: self._is_closed or self._has(size_bytes, message_count),
-                    timeout_s,
-                )
-            finally:
-                self._waiter_count -= 1
+            return self._freed.wait_for(
+                lambda: self._is_closed or self._has(size_bytes, message_count),
+                timeout_s,
+            )
 
-    def on_room(self, callback: Callable[[], None]) -> None:
-        """Call back once, when a batch was resolved or the producer is closed."""
-        with self.lock:
-            if self._is_closed:
-                self.home.loop.call_soon(callback)
-            else:
-                self._callbacks[callback] = None
-
-    def forget_room(self, callback: Callable[[], None]) -> None:
-        """Remove a callback of `on_room`; harmless when it was called."""
-        with self.lock:
-            self._callbacks.pop(callback, None)
-
-    def _wake(self) -> Iterable[Callable[[], None]]:
-        """Wake blocked callers; return callbacks to call outside the lock."""
-        if self._waiter_count:
-            self._freed.notify_all()
-        callbacks, self._callbacks = self._callbacks, {}
-        return callbacks
+    def _announce_room(self) -> None:
+        self.room.set()
+        self.room = asyncio.Event()
 
     # -- batches ----------------------------------------------------------------------
 
@@ -285,10 +265,9 @@ class Buffer(Generic[S]):
             self._resolved_count += len(batch.payloads)
             if not self._unanswered:
                 self.is_turn_over = True
-            callbacks = self._wake()
+            self._freed.notify_all()
         batch.resolve(outcomes)
-        for callback in callbacks:
-            callback()
+        self._announce_room()
 
     @property
     def has_unanswered(self) -> bool:
@@ -300,12 +279,11 @@ class Buffer(Generic[S]):
         return list(self._unanswered)
 
     def close(self) -> None:
-        """Refuse messages from now on, under the lock; return who waits for memory."""
+        """Refuse messages from now on, and wake who waits for memory; on the loop."""
         with self.lock:
             self._is_closed = True
-            callbacks = self._wake()
-        for callback in callbacks:
-            callback()
+            self._freed.notify_all()
+        self._announce_room()
 
     def statistics(self) -> BufferStatistics:
         """Return a snapshot."""

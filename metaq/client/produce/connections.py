@@ -64,8 +64,6 @@ class Connections:
         self._opening: dict[BrokerAddress, Callable[[], None]] = {}  # end the waits
         self._unreachable: dict[BrokerAddress, NoBrokerError] = {}
         self._crowded: dict[BrokerConnection, dict[Waiter, None]] = {}
-        self._unconnected: dict[Waiter, None] = {}
-        self._retry_s = 0.0  # when those look again
         self._times = Deadlines[Waiter]()
         self._timer = DeadlineTimer(self._times, clock.monotonic_s, self._call_back)
         self._is_closed = False
@@ -160,8 +158,8 @@ class Connections:
     # -- those who wait ---------------------------------------------------------------
 
     def wait_for_connection(self, waiter: Waiter) -> None:
-        """Have `waiter` among those of `take_waiting`, every RETRY_S."""
-        self._unconnected[waiter] = None
+        """Call back after RETRY_S, though nothing may have changed."""
+        self.call_at(waiter, self._clock.monotonic_s() + RETRY_S)
 
     def wait_for_room(self, connection: BrokerConnection, waiter: Waiter) -> None:
         """Call back when a connection takes requests again."""
@@ -177,8 +175,8 @@ class Connections:
         if not crowded:
             self._crowded.pop(connection, None)
 
-    def take_waiting(self, now_s: float) -> dict[Waiter, None]:
-        """Return who waits and may go on although nothing called them.
+    def take_waiting(self) -> dict[Waiter, None]:
+        """Return who waits for room and may go on although nothing called them.
 
         Other users of a connection may have left it free.
         """
@@ -186,10 +184,6 @@ class Connections:
         for crowded in self._crowded.values():
             found.update(crowded)
         self._crowded.clear()
-        if now_s >= self._retry_s:
-            self._retry_s = now_s + RETRY_S
-            found.update(self._unconnected)
-            self._unconnected.clear()
         return found
 
     def call_at(self, waiter: Waiter, at_s: float) -> None:

@@ -57,7 +57,6 @@ class Delivery:
         pool: ConnectionPool,
         options: ProducerOptions,
         clock: Clock,
-        loop: asyncio.AbstractEventLoop,
         producer_id: str,
         request_refresh: Callable[[], None],
         limits: AttemptLimits | None = None,
@@ -71,7 +70,6 @@ class Delivery:
             pool: connections to brokers.
             options: bounds and times.
             clock: for deadlines.
-            loop: the loop that everything here runs on.
             producer_id: 1..64 of [A-Za-z0-9._~-], no other producer's.
             request_refresh: is called when the snapshot of the cluster seems wrong.
             limits: of attempts, and the first failure ends all; None: deadlines only.
@@ -80,6 +78,7 @@ class Delivery:
             first_turn: where round robin begins, modulo the number of partitions.
             is_mandatory: all goes to exchanges, see `Mput`; None: to topics as well.
         """
+        loop = asyncio.get_running_loop()
         self._is_mandatory = is_mandatory
         self._clock = clock
         self._producer_id = producer_id
@@ -95,7 +94,6 @@ class Delivery:
         self.outcomes = SendOutcomes(self._buffer, limits, self._fail_unsent)
         self.routes = Routes(self._make_sender, selector, first_turn)
         self.accumulator = Accumulator(self._buffer, self.routes)
-        self._is_ticking = False
 
     def _make_sender(
         self, partition: TopicPartition, row: int | None
@@ -172,20 +170,18 @@ class Delivery:
 
     def _keep_deadlines(self) -> None:
         """Check what is buffered from now on, whether or not it can be sent."""
-        if not self._is_ticking and self._buffer.has_unanswered:
+        if self._buffer.has_unanswered:
             self._connections.call_at(self._on_tick, self._clock.monotonic_s() + TICK_S)
-            self._is_ticking = True
 
     def _on_tick(self) -> None:
         """Fail late batches; let those send that no other event calls."""
-        self._is_ticking = False
         try:
             now_s = self._clock.monotonic_s()
             senders = self._buffer.take_due(now_s, TICK_S)
             for sender in senders:
                 sender.fail_late(now_s)
             fills: dict[Callable[[], None], None] = {one.fill: None for one in senders}
-            fills.update(self._connections.take_waiting(now_s))
+            fills.update(self._connections.take_waiting())
             for fill in fills:
                 fill()
         finally:

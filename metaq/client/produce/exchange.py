@@ -10,13 +10,15 @@ goes nowhere keeps none from its topics: what is before and after it is sent aga
 
 import datetime as dt
 from functools import lru_cache
-from typing import Final, Self, TypedDict, Unpack
+from typing import Any, Final, TypedDict, Unpack
 
 from metaq.client.names import require_text
+from metaq.client.options import same_arguments
 from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.client.produce.scheduling import Span
+from metaq.client.timeouts import ClosedByBlock
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import Headers, list_headers
 from metaq.routing.match import ROUTING_KEY
@@ -35,50 +37,13 @@ class SendKeywords(TypedDict, total=False):
     expires_in: Span | None
 
 
-class AsyncExchange:
+class AsyncExchange(ClosedByBlock):
     """Sends messages to one exchange. Owner: the client; `async with` closes it."""
 
     def __init__(self, producer: AsyncProducer, name: str) -> None:
         """Take over a producer of its own; a method of the client is the way in."""
         self.producer = producer
         self.name = name
-
-    async def send(
-        self,
-        routing_key: str,
-        data: BytesLike,
-        *,
-        headers: Headers = (),
-        timeout: float | None = None,
-        **options: Unpack[SendKeywords],
-    ) -> SendResult:
-        """Send one message, and wait until all topics that it goes to have it on disk.
-
-        Args:
-            routing_key: words with dots between them, or any text; "" is one.
-            data: application bytes; mutable ones are copied.
-            headers: names and bytes, stored after the routing key.
-            timeout: seconds, all retries included; None is `timeout_s` of the options.
-            options: `key`, `tag`, `delay`, `deliver_at`, `expires_in`, as in
-                `AsyncProducer.send`. The same key goes to the same partition of each
-                topic. With a time the topics are those that are bound now.
-
-        Returns:
-            Its id, and the partition of the exchange; the offset is -1.
-
-        Raises:
-            UnroutableError: it is not stored: no binding matches, and it is mandatory.
-            NoExchangesError: not sent: the broker is an older one.
-            ExchangeError: not sent: there is no such exchange within the time.
-            As `AsyncProducer.send`.
-
-        Cancellation: a message that was appended is still sent.
-        """
-        return await (
-            await self.send_nowait(
-                routing_key, data, headers=headers, timeout=timeout, **options
-            )
-        )
 
     async def send_nowait(
         self,
@@ -103,6 +68,34 @@ class AsyncExchange:
         return await self.producer.send_nowait(
             self.name, data, headers=headers, timeout=timeout, **options
         )
+
+    @same_arguments(send_nowait)
+    async def send(
+        self, routing_key: str, data: BytesLike, **options: Any
+    ) -> SendResult:
+        """Send one message, and wait until all topics that it goes to have it on disk.
+
+        Args:
+            routing_key: words with dots between them, or any text; "" is one.
+            data: application bytes; mutable ones are copied.
+            headers: names and bytes, stored after the routing key.
+            timeout: seconds, all retries included; None is `timeout_s` of the options.
+            options: `key`, `tag`, `delay`, `deliver_at`, `expires_in`, as in
+                `AsyncProducer.send`. The same key goes to the same partition of each
+                topic. With a time the topics are those that are bound now.
+
+        Returns:
+            Its id, and the partition of the exchange; the offset is -1.
+
+        Raises:
+            UnroutableError: it is not stored: no binding matches, and it is mandatory.
+            NoExchangesError: not sent: the broker is an older one.
+            ExchangeError: not sent: there is no such exchange within the time.
+            As `AsyncProducer.send`.
+
+        Cancellation: a message that was appended is still sent.
+        """
+        return await (await self.send_nowait(routing_key, data, **options))
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until all that was sent before has an outcome, good or bad.
@@ -138,12 +131,6 @@ class AsyncExchange:
     def statistics(self) -> ProducerStatistics:
         """Return a snapshot of the counters."""
         return self.producer.statistics()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_error: object) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} '{self.name}' by {self.producer!r}>"

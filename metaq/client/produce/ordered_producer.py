@@ -38,7 +38,7 @@ from metaq.client.produce.dead_letter_files import DeadLetterFiles
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.runs import encode_outgoing, frozen, tagged
 from metaq.client.spool import SPOOL_THREADS_MAX, Spool, spool_name
-from metaq.client.timeouts import close_all, require_loop, within
+from metaq.client.timeouts import ClosedByBlock, close_all, require_loop, within
 from metaq.client.validation import check_timeout
 from metaq.errors import (
     ClosedError,
@@ -51,7 +51,7 @@ from metaq.errors import (
     NotSentError,
     UnavailableError,
 )
-from metaq.fs import FileSystem, SystemFileSystem
+from metaq.fs import SystemFileSystem
 from metaq.fs.helper_threads import HelperThreads
 from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
 from metaq.record.checksum import BytesLike
@@ -147,7 +147,7 @@ class OrderedQueue:
             )
 
 
-class AsyncOrderedProducer:
+class AsyncOrderedProducer(ClosedByBlock):
     """Sends messages of one topic, in order also while brokers are away.
 
     Made by `AsyncClient.ordered_producer`; used as `async with`. One process at a time
@@ -165,7 +165,6 @@ class AsyncOrderedProducer:
         directory: Path,
         timeout_s: float,
         selector: Selector | None = None,
-        fs: FileSystem | None = None,
     ) -> None:
         """Prepare; nothing is opened before the block is entered.
 
@@ -177,7 +176,6 @@ class AsyncOrderedProducer:
             directory: where spools are.
             timeout_s: bound on each send, when the caller gives none.
             selector: chooses among the layout; None goes by the key.
-            fs: the disk; None: this machine's.
         """
         self.topic = topic
         self.partitions = tuple(partitions)
@@ -186,7 +184,7 @@ class AsyncOrderedProducer:
         self._directory = directory
         self._timeout_s = timeout_s
         self._selector = selector or KeyHash()
-        self._fs = fs or SystemFileSystem()
+        self._fs = SystemFileSystem()
         self._threads = HelperThreads(
             min(len(self.partitions), SPOOL_THREADS_MAX), f"spools of {topic}"
         )
@@ -316,9 +314,6 @@ class AsyncOrderedProducer:
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(self, *_error: object) -> None:
-        await self.close()
 
     def __repr__(self) -> str:
         state = (

@@ -28,13 +28,13 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
 from threading import Lock, get_ident
-from typing import Literal, Protocol, Self, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.scheduled import cancel_scheduled
 from metaq.client.errors import BufferFullError, ExchangeError, NoTopicError
 from metaq.client.names import check_topic, require_text
-from metaq.client.options import ProducerOptions, names_arguments
+from metaq.client.options import ProducerOptions, names_arguments, same_arguments
 from metaq.client.partitioner import OutgoingMessage, Selector
 from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.broker_starts import BrokerStarts
@@ -55,7 +55,7 @@ from metaq.client.produce.scheduling import (
 )
 from metaq.client.produce.transaction import AsyncTransaction
 from metaq.client.produce.transaction_branch import TransactionParts
-from metaq.client.timeouts import require_loop
+from metaq.client.timeouts import ClosedByBlock, require_loop
 from metaq.client.validation import check_timeout, wrong_type
 from metaq.cluster_snapshot import ClusterSnapshot
 from metaq.errors import (
@@ -90,7 +90,7 @@ class ConsumedBatch(Protocol[T_co]):
         """Return the block that writes what is made of it."""
 
 
-class AsyncProducer:
+class AsyncProducer(ClosedByBlock):
     """Sends messages. Owner: the client that made it; `async with` closes it.
 
     Lifecycle: made, `start`, any number of sends by any number of tasks, `close`.
@@ -130,7 +130,6 @@ class AsyncProducer:
             pool=context.pool,
             options=options,
             clock=context.clock,
-            loop=loop,
             producer_id=producer_id,
             request_refresh=metadata.request_refresh,
             selector=selector,
@@ -142,13 +141,12 @@ class AsyncProducer:
         self._append = self.accumulator.append
         self._is_of_exchange = is_mandatory is not None
         self._loop, self._thread_id = loop, get_ident()
-        self._topics: dict[str, None] = {}
         self.first_messages = FirstMessages(self.accumulator, find=self._find_first)
         self._dropped: Counter[str] = Counter()
         self._counting = Lock()
         self._stop_listening = metadata.add_listener(self._on_snapshot)
         self.transacting = TransactionParts(
-            prepare=self._prepare_until,
+            prepare=self._prepare,
             routes=self._delivery.routes,
             address_of=self._address_of,
             pool=context.pool,
@@ -177,20 +175,18 @@ class AsyncProducer:
             ClosedError: the producer is closed, or of another event loop.
             TypeError: the topic is no text.
         """
+        await self._prepare(topic, self.transacting.deadline_s(timeout))
+
+    async def _prepare(self, topic: str, deadline_s: float) -> None:
         self._require_loop()
         self._check_open()
-        deadline_s = self.deadline_s(timeout)
         require_text("topic", topic)
-        if topic in self._topics:
+        if self.accumulator.knows(topic):
             return
         check_topic(topic)
         snapshot = await self._find(topic, deadline_s)
         self._check_open()
         self._learn(topic, snapshot)
-
-    async def _prepare_until(self, topic: str, deadline_s: float) -> None:
-        left_s = max(0.0, deadline_s - self._clock.monotonic_s())
-        await self.prepare(topic, timeout=left_s)
 
     async def _find_first(self, topic: str, deadline_s: float) -> None:
         """Prepare a topic, while closing too: messages taken before are still sent."""
@@ -210,83 +206,10 @@ class AsyncProducer:
             ) from error
 
     def _learn(self, topic: str, snapshot: ClusterSnapshot) -> None:
-        self._topics[topic] = None
         self.first_messages.publish(topic, snapshot.put_partitions(topic))
-        self._delivery.on_snapshot(snapshot, {topic: None})
+        self._delivery.on_snapshot(snapshot, [topic])
         if not self.accumulator.knows(topic):
-            del self._topics[topic]
             raise NoBrokerError(f"topic {topic} has no partitions")
-
-    @names_arguments
-    async def send(
-        self,
-        topic: str,
-        data: BytesLike,
-        *,
-        attribute: str | None = None,
-        key: str | bytes | None = None,
-        headers: Headers = (),
-        tag: str | None = None,
-        partition: str | TopicPartition | None = None,
-        timeout: float | None = None,
-        delay: Span | None = None,
-        deliver_at: dt.datetime | None = None,
-        expires_in: Span | None = None,
-    ) -> SendResult:
-        """Send one message and wait until it is on the broker's disk.
-
-        Args:
-            topic: any name without space and line end.
-            data: application bytes; mutable ones are copied.
-            attribute: application attribute; "" is one, None is none.
-            key: stored; the same key goes to the same partition, see `KeyHash`.
-            headers: names and bytes, stored in this order; a dict, or pairs.
-            tag: text stored as the header `tag`, for consumers with `where`.
-            partition: where it is sent, and nowhere else: `<broker>-<partition>`, or
-                a partition of the topic.
-            timeout: seconds, all retries included; None is `timeout_s` of the options.
-                Waiting for memory, or for a new topic, takes at most as long again.
-            delay: its broker delivers it after this time: `"30m"`, seconds or a
-                `timedelta`. It is on disk when this returns.
-            deliver_at: likewise, at this moment; one that has passed is now.
-            expires_in: after this time, from its delivery on, it is not worth reading:
-                consumers pass over it.
-
-        Returns:
-            Its partition, offset and id; with a time a `Scheduled`, for `cancel`.
-
-        Raises:
-            OutcomeUnknownError: it was sent, and may be stored.
-            NoBrokerError, NotSentError: certainly not stored; no broker took it in
-                time.
-            ForbiddenError, NoRoomError, UnavailableError: certainly not stored; refused
-                to the end.
-            ServerError: the broker could not store it; its text says why.
-            MessageTooLargeError: larger than broker or buffer take.
-            BufferFullError: no memory within the time, or with `when_full="raise"`.
-            ConfigError: topic, attribute, key, headers or partition cannot be
-                written; or a time that is none, lacks its zone, or is given twice.
-            NoDelayError: the broker takes no message with a time.
-            ClosedError: the producer is closed, or of another event loop.
-            TypeError: an argument of another type; the text names it.
-
-        Cancellation: a message that was appended is still sent.
-        """
-        return await (
-            await self.send_nowait(
-                topic,
-                data,
-                attribute=attribute,
-                key=key,
-                headers=headers,
-                tag=tag,
-                partition=partition,
-                timeout=timeout,
-                delay=delay,
-                deliver_at=deliver_at,
-                expires_in=expires_in,
-            )
-        )
 
     async def send_nowait(
         self,
@@ -343,8 +266,53 @@ class AsyncProducer:
                 require_text("topic", topic)
                 raise
             if deadline_s is None:
-                deadline_s = self.deadline_s(timeout)
+                deadline_s = self.transacting.deadline_s(timeout)
             await self._wait_room(full, deadline_s)
+
+    @same_arguments(send_nowait)
+    async def send(  # noqa: D417  # the others are named there
+        self, topic: str, data: BytesLike, **options: Any
+    ) -> SendResult:
+        """Send one message and wait until it is on the broker's disk.
+
+        Args:
+            topic: any name without space and line end.
+            data: application bytes; mutable ones are copied.
+            attribute: application attribute; "" is one, None is none.
+            key: stored; the same key goes to the same partition, see `KeyHash`.
+            headers: names and bytes, stored in this order; a dict, or pairs.
+            tag: text stored as the header `tag`, for consumers with `where`.
+            partition: where it is sent, and nowhere else: `<broker>-<partition>`, or
+                a partition of the topic.
+            timeout: seconds, all retries included; None is `timeout_s` of the options.
+                Waiting for memory, or for a new topic, takes at most as long again.
+            delay: its broker delivers it after this time: `"30m"`, seconds or a
+                `timedelta`. It is on disk when this returns.
+            deliver_at: likewise, at this moment; one that has passed is now.
+            expires_in: after this time, from its delivery on, it is not worth reading:
+                consumers pass over it.
+
+        Returns:
+            Its partition, offset and id; with a time a `Scheduled`, for `cancel`.
+
+        Raises:
+            OutcomeUnknownError: it was sent, and may be stored.
+            NoBrokerError, NotSentError: certainly not stored; no broker took it in
+                time.
+            ForbiddenError, NoRoomError, UnavailableError: certainly not stored; refused
+                to the end.
+            ServerError: the broker could not store it; its text says why.
+            MessageTooLargeError: larger than broker or buffer take.
+            BufferFullError: no memory within the time, or with `when_full="raise"`.
+            ConfigError: topic, attribute, key, headers or partition cannot be
+                written; or a time that is none, lacks its zone, or is given twice.
+            NoDelayError: the broker takes no message with a time.
+            ClosedError: the producer is closed, or of another event loop.
+            TypeError: an argument of another type; the text names it.
+
+        Cancellation: a message that was appended is still sent.
+        """
+        return await (await self.send_nowait(topic, data, **options))
 
     @names_arguments
     async def send_many(
@@ -405,12 +373,11 @@ class AsyncProducer:
             topic, messages, timeout_s=timeout, deliver_ms=due_ms
         )
         while not appending.is_over:
-            if appending.step():
+            if (full := appending.step()) is not None:
+                await self._wait_room(full, self.transacting.deadline_s(timeout))
+            else:
                 # A long list lets others, and its own first batches, go.
                 await asyncio.sleep(0)
-            else:
-                assert appending.lacking is not None
-                await self._wait_room(appending.lacking, self.deadline_s(timeout))
         return appending
 
     async def cancel(
@@ -449,7 +416,7 @@ class AsyncProducer:
                 self._context,
                 scheduled.partition,
                 scheduled.receipt,
-                deadline_s=self.deadline_s(timeout),
+                deadline_s=self.transacting.deadline_s(timeout),
             )
         )
 
@@ -624,12 +591,6 @@ class AsyncProducer:
             self._delivery.close("the producer was closed")
             self._ended.set()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_error: object) -> None:
-        await self.close()
-
     def statistics(self) -> ProducerStatistics:
         """Return a snapshot of the counters."""
         sent = self._delivery.statistics()
@@ -664,24 +625,13 @@ class AsyncProducer:
             self._metadata.request_refresh()
         return leader
 
-    def deadline_s(self, timeout: float | None) -> float:
-        """Return the monotonic time `timeout` from now; None: that of the options."""
-        check_timeout(timeout)
-        timeout_s = self._options.timeout_s if timeout is None else timeout
-        return self._clock.monotonic_s() + timeout_s
-
     async def _wait_room(self, full: BufferFullError, deadline_s: float) -> None:
         """Wait for memory; raise `full` when that is not wanted, or late."""
         if self._options.when_full == "raise":
             raise full
-        has_room = asyncio.Event()
-        self.accumulator.buffer.on_room(has_room.set)
         left_s = max(0.0, deadline_s - self._clock.monotonic_s())
-        try:
-            if not await wait_set(has_room, left_s):
-                raise full
-        finally:
-            self.accumulator.buffer.forget_room(has_room.set)
+        if not await wait_set(self.accumulator.buffer.room, left_s):
+            raise full
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
-        self._delivery.on_snapshot(snapshot, self._topics)
+        self._delivery.on_snapshot(snapshot, [*self._delivery.routes.by_topic])

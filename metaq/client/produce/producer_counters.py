@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from metaq.client.errors import TransactionInDoubtError, TransactionRolledBackError
@@ -11,9 +11,9 @@ from metaq.model import TopicPartition
 from metaq.stats import Histogram, HistogramSnapshot, counter, gauge, histogram, part
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TransactionStatistics:
-    """A snapshot of the counters of transactions, local and XA together."""
+    """Counters of transactions, local and XA together. Snapshots are copies."""
 
     begun_count: int = counter(
         "metaq_producer_transactions_begun_total", "Transactions begun."
@@ -49,13 +49,9 @@ class ClientTransactionCounters:
 
     def __init__(self) -> None:
         """Start at nothing."""
-        self.begun_count = 0
-        self.prepared_count = 0
-        self.rolled_back_count = 0
-        """Rolled back by the program; `failing` counts the others."""
-        self.recovered_count = 0
-        self._in_doubt_count = 0
         self._commit_s = Histogram()
+        self.counts = TransactionStatistics(commit_s=self._commit_s.snapshot())
+        """Counts of everything but commits, which `on_committed` counts."""
 
     def on_committed(self, passed_s: float) -> None:
         """Count a commit that took so many seconds."""
@@ -67,24 +63,16 @@ class ClientTransactionCounters:
         try:
             yield
         except TransactionRolledBackError:
-            self.rolled_back_count += 1
+            self.counts.rolled_back_count += 1
             raise
         except (TransactionInDoubtError, asyncio.CancelledError):
-            self._in_doubt_count += 1
+            self.counts.in_doubt_count += 1
             raise
 
     def snapshot(self) -> TransactionStatistics:
         """Return what was counted so far."""
         commit_s = self._commit_s.snapshot()
-        return TransactionStatistics(
-            begun_count=self.begun_count,
-            prepared_count=self.prepared_count,
-            committed_count=commit_s.count,
-            rolled_back_count=self.rolled_back_count,
-            in_doubt_count=self._in_doubt_count,
-            recovered_count=self.recovered_count,
-            commit_s=commit_s,
-        )
+        return replace(self.counts, committed_count=commit_s.count, commit_s=commit_s)
 
 
 BATCH_COUNT_BOUNDS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)

@@ -106,11 +106,9 @@ class Appending:
         self._order = order
         self._at = 0
         self._added: list[tuple[Batch, int, int]] = []
-        self.lacking: BufferFullError | None = None
-        """Error of the last messages if there was no memory for them."""
 
-    def step(self) -> bool:
-        """Add the next messages; False when there is no memory for them now.
+    def step(self) -> BufferFullError | None:
+        """Add the next messages; return the error if there is no memory for them now.
 
         Raises:
             ClosedError: the producer was closed; messages added before are sent.
@@ -119,13 +117,12 @@ class Appending:
         try:
             added = self._add(run)
         except BufferFullError as error:
-            self.lacking = error
-            return False
+            return error
         self._added.append(added)
         run.advance(added[2])
         if run.is_over:
             self._at += 1
-        return True
+        return None
 
     @property
     def is_over(self) -> bool:

@@ -111,7 +111,7 @@ class AsyncTransaction(TransactionSends):
         self._failure: BaseException | None = None
         self._turn = asyncio.Lock()
         self._acked = list[tuple[HoldingQueue, HeldDelivery]]()
-        parts.counters.begun_count += 1
+        parts.counters.counts.begun_count += 1
 
     @property
     def id(self) -> str:
@@ -267,7 +267,7 @@ class AsyncTransaction(TransactionSends):
             if self.state is not TransactionState.FAILED:
                 self._require_open()
             await self._roll_back(deadline_s)
-            self._parts.counters.rolled_back_count += 1
+            self._parts.counters.counts.rolled_back_count += 1
 
     async def __aenter__(self) -> Self:
         """Return the transaction."""

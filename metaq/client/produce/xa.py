@@ -19,7 +19,7 @@ Source: docs/metaq-1.4/client.md 9.3; docs/metaq-1.4/broker.md 5.4, 5.5.
 """
 
 import asyncio
-from typing import Final, NoReturn, Self
+from typing import Final, NoReturn
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import TransactionInDoubtError, TransactionRolledBackError
@@ -35,6 +35,7 @@ from metaq.client.produce.xa_commands import (
     listed,
     shown,
 )
+from metaq.client.timeouts import ClosedByBlock
 from metaq.client.validation import check_timeout, check_whole, wrong_type
 from metaq.errors import ConfigError, TransactionError
 from metaq.model import Millis, XaTransactionId
@@ -66,7 +67,7 @@ def check_qualifier(qualifier: object) -> None:
         )
 
 
-class AsyncXa(TransactionSends):
+class AsyncXa(TransactionSends, ClosedByBlock):
     """One transaction at a time. Owner: the client that made it.
 
     Lifecycle: `begin`, sends, `prepare`, `commit` or `rollback`, any number of times;
@@ -129,7 +130,7 @@ class AsyncXa(TransactionSends):
         async with self._turn:
             self._require_none()
             self._global = XaBranches(self._parts, xid, lifetime_s)
-            self._parts.counters.begun_count += 1
+            self._parts.counters.counts.begun_count += 1
 
     async def _send(
         self,
@@ -172,7 +173,7 @@ class AsyncXa(TransactionSends):
         async with self._turn:
             with counters.failing():
                 has_work = await self._prepare(deadline_s)
-            counters.prepared_count += has_work
+            counters.counts.prepared_count += has_work
             return has_work
 
     async def commit(
@@ -206,7 +207,7 @@ class AsyncXa(TransactionSends):
                 if current is None:
                     assert xid is not None
                     await self._commands.end_everywhere(xid, COMMIT, deadline_s)
-                    parts.counters.recovered_count += 1
+                    parts.counters.counts.recovered_count += 1
                 else:
                     await self._commit(current, deadline_s)
                     parts.counters.on_committed(parts.clock.monotonic_s() - began_s)
@@ -237,10 +238,10 @@ class AsyncXa(TransactionSends):
                 if current is None:
                     assert xid is not None
                     await self._commands.end_everywhere(xid, ROLLBACK, deadline_s)
-                    counters.recovered_count += 1
+                    counters.counts.recovered_count += 1
                 else:
                     await self._roll_back(current, deadline_s)
-                    counters.rolled_back_count += 1
+                    counters.counts.rolled_back_count += 1
 
     async def recover(
         self, *, partial: bool = False, timeout: float | None = None
@@ -305,16 +306,8 @@ class AsyncXa(TransactionSends):
         if current is not None and not current.is_prepared:
             deadline_s = self._parts.deadline_s(limit_s)
             await self._commands.drop(current.xid, current.branches, deadline_s)
-            self._parts.counters.rolled_back_count += 1
+            self._parts.counters.counts.rolled_back_count += 1
         await self._producer.close(timeout)
-
-    async def __aenter__(self) -> Self:
-        """Return it."""
-        return self
-
-    async def __aexit__(self, *_error: object) -> None:
-        """Close it."""
-        await self.close()
 
     def __repr__(self) -> str:
         current = self._global

@@ -77,7 +77,8 @@ class QueueLife:
         self._context = context
         self._define = define
         self.loop = asyncio.get_running_loop()
-        self.prefetch = Prefetch(context.clock)
+        self.clock = context.clock
+        self.prefetch = Prefetch(self.clock)
         self.counts = QueueStatistics(group)
         self.schedule: Callable[[Callable[[], object]], object] = self.loop.call_soon
         self._parts = QueueParts(

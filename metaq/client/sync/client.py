@@ -51,7 +51,6 @@ from metaq.client.sync.producers import Exchange, OrderedProducer, Producer, Xa
 from metaq.client.sync.queues import Queue, Responder
 from metaq.client.sync.thread_calls import ThreadCalls
 from metaq.client.validation import check_timeout, check_whole
-from metaq.clock import Clock
 from metaq.errors import ClosedError
 from metaq.loop_thread import STOP_TIMEOUT_S, LoopThread
 from metaq.model import Message, TopicPartition
@@ -155,36 +154,24 @@ class Client(SyncObject[AsyncClient]):
             if keywords.get(name) is not None:
                 check_plain_function(name, keywords[name])
         twin = thread.run(on_loop(self._twin.consumer, *args, **keywords))
-        consumer = Consumer(twin, thread, clock=self._clock)
+        consumer = Consumer(twin, thread)
         self._consumers.add(consumer)
         return consumer
 
-    @like(AsyncClient.queue)
-    def queue(self, *args: Any, **keywords: Any) -> Queue:
-        """Return a worker of a queue group; see `AsyncClient.queue`."""
-        thread = self._require_thread()
-        twin = thread.run(on_loop(self._twin.queue, *args, **keywords))
-        return Queue(twin, thread, clock=self._clock)
-
+    queue = making(AsyncClient.queue, Queue)
     request = blocking(AsyncClient.request)
-
-    @like(AsyncClient.responder)
-    def responder(self, *args: Any, **keywords: Any) -> Responder:
-        """Return what answers the requests of a topic; see `AsyncClient.responder`."""
-        thread = self._require_thread()
-        twin = thread.run(on_loop(self._twin.responder, *args, **keywords))
-        return Responder(twin, thread, clock=self._clock)
+    responder = making(AsyncClient.responder, Responder)
 
     # -- looking, without a group -----------------------------------------------------
 
     @like(AsyncClient.browse)
     def browse(self, topic: str, **options: Any) -> Generator[Message, None, None]:
-        """Yield the messages of a topic; see `AsyncBrowsing.browse`."""
+        """Yield the messages of a topic; see `AsyncClient.browse`."""
         yield from self._iterate(browse_topic(context_of(self._twin), topic, **options))
 
     @like(AsyncClient.find)
     def find(self, topic: str, **options: Any) -> Generator[Message, None, None]:
-        """Yield messages with a key, a header or an id; see `AsyncBrowsing.find`."""
+        """Yield messages with a key, a header or an id; see `AsyncClient.find`."""
         found = find_messages(context_of(self._twin), topic, **options)
         yield from self._iterate(found)
 
@@ -273,14 +260,12 @@ class Admin(SyncPart[AsyncAdmin]):
 class Consumer(SyncClosable[AsyncConsumer]):
     """A consumer for any thread, one at a time; see `AsyncConsumer`."""
 
-    def __init__(
-        self, twin: AsyncConsumer, thread: LoopThread, *, clock: Clock
-    ) -> None:
+    def __init__(self, twin: AsyncConsumer, thread: LoopThread) -> None:
         """Wrap the async twin; `Client.consumer` is the way in."""
         super().__init__(twin, thread)
-        self._clock = clock
+        self._clock = twin.clock
         self._calls = ThreadCalls(
-            clock, twin.fetch_buffer.wake, twin.current_batch.interrupt
+            twin.clock, twin.fetch_buffer.wake, twin.current_batch.interrupt
         )
         twin.fetch_buffer.is_called = lambda: self._calls.is_due
         twin.hooks.call_in_threads(self, self._calls.call)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from operator import attrgetter
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
-from metaq.client.options import names_arguments, no_option
+from metaq.client.options import names_arguments, same_arguments
 from metaq.client.timeouts import Closable
 from metaq.loop_thread import LoopThread
 
@@ -88,24 +88,7 @@ def like(
 
     An argument by a name that is none raises TypeError, which names the nearest one.
     """
-    signature = inspect.signature(method)
-    names = signature.parameters.keys() - {"self"}
-
-    def decorate(function: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
-        @functools.wraps(function)
-        def call(self: Any, /, *args: P.args, **keywords: P.kwargs) -> R:
-            for name in keywords.keys() - names:
-                title = call.__qualname__.removesuffix(".__init__")
-                raise no_option(title, name, names)
-            return function(self, *args, **keywords)
-
-        result = inspect.signature(function).return_annotation
-        full = signature.replace(return_annotation=result)
-        vars(call)["__signature__"] = full
-        call.__doc__ = _sync_text(method)
-        return call
-
-    return decorate
+    return same_arguments(method, _sync_text(method))
 
 
 def same(name: str, text: str) -> Any:

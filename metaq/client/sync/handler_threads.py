@@ -179,11 +179,10 @@ class Workers(HandlerThreads[Message]):
         batch = self._fetch_buffer.take(TAKE_S)
         if batch is None:
             return
-        replay = self._handling.take_replay(batch)
-        if replay is None:
+        if batch.on_replayed is None:
             self._handle(batch)
         else:
-            replay(self.failure_of(batch.messages[0]))
+            batch.on_replayed(self.failure_of(batch.messages[0]))
 
     def _handle(self, batch: FetchedBatch) -> None:
         """Have a batch handled; keep in step with `handling.py`."""

@@ -140,7 +140,7 @@ class Producer(SyncClosable[AsyncProducer]):
                 require_text("topic", topic)
                 raise
             if deadline_s is None:
-                deadline_s = self._twin.deadline_s(timeout)
+                deadline_s = self._twin.transacting.deadline_s(timeout)
             self._wait_room(full, deadline_s)
 
     @names_arguments
@@ -193,9 +193,8 @@ class Producer(SyncClosable[AsyncProducer]):
             topic, messages, timeout_s=timeout, deliver_ms=due_ms
         )
         while not appending.is_over:
-            if not appending.step():
-                assert appending.lacking is not None
-                self._wait_room(appending.lacking, self._twin.deadline_s(timeout))
+            if (full := appending.step()) is not None:
+                self._wait_room(full, self._twin.transacting.deadline_s(timeout))
         return appending
 
     cancel = blocking(AsyncProducer.cancel)
@@ -270,19 +269,10 @@ class Exchange(SyncClosable[AsyncExchange]):
         super().__init__(twin, thread)
         self._producer = Producer(twin.producer, thread)
 
-    def send(
-        self,
-        routing_key: str,
-        data: BytesLike,
-        *,
-        headers: Headers = (),
-        timeout: float | None = None,
-        **options: Unpack[SendKeywords],
-    ) -> SendResult:
+    @like(AsyncExchange.send)
+    def send(self, *args: Any, **keywords: Any) -> SendResult:
         """Send one message; see `AsyncExchange.send`."""
-        return self.send_nowait(
-            routing_key, data, headers=headers, timeout=timeout, **options
-        ).result()
+        return self.send_nowait(*args, **keywords).result()
 
     def send_nowait(
         self,

@@ -29,7 +29,6 @@ from metaq.client.sync.derived import (
 from metaq.client.sync.handler_threads import TAKE_S, Handler, HandlerThreads
 from metaq.client.sync.thread_calls import ThreadCalls
 from metaq.client.validation import check_timeout, check_whole
-from metaq.clock import Clock
 from metaq.errors import ClosedError, RequestTimeoutError
 from metaq.loop_thread import LoopThread
 from metaq.protocol.queue_frames import SettleVerb
@@ -65,10 +64,9 @@ class QueueMessage(DeliveredMessage[None, Future[None]]):
 class Queue(SyncClosable[AsyncQueue]):
     """A worker of a queue group, for any threads; see `AsyncQueue`."""
 
-    def __init__(self, twin: AsyncQueue, thread: LoopThread, *, clock: Clock) -> None:
+    def __init__(self, twin: AsyncQueue, thread: LoopThread) -> None:
         """Wrap the async twin; `Client.queue` is the way in."""
         super().__init__(twin, thread)
-        self._clock = clock
         twin.schedule = twin.loop.call_soon_threadsafe
 
     topic: str = same("topic", "Name of the topic.")
@@ -146,7 +144,7 @@ class Queue(SyncClosable[AsyncQueue]):
         threads = _QueueThreads(
             self._thread,
             handler,
-            ThreadCalls(self._clock),
+            ThreadCalls(self._twin.clock),
             grace_s=self._twin.close_timeout_s,
         )
         threads.twin, threads.make = self._twin, self._message
@@ -185,12 +183,10 @@ class _QueueThreads(HandlerThreads[QueueMessage]):
 class Responder(SyncPart[AsyncResponder]):
     """Answers the requests of a topic, for any thread; see `AsyncResponder`."""
 
-    def __init__(
-        self, twin: AsyncResponder, thread: LoopThread, *, clock: Clock
-    ) -> None:
+    def __init__(self, twin: AsyncResponder, thread: LoopThread) -> None:
         """Wrap the async twin; `Client.responder` is the way in."""
         super().__init__(twin, thread)
-        self._queue = Queue(twin.queue, thread, clock=clock)
+        self._queue = Queue(twin.queue, thread)
 
     close = closing(AsyncResponder.close)
 

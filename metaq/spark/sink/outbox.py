@@ -248,7 +248,6 @@ class NamedSender(OwnSender):
             pool=self._pool,
             options=options,
             clock=self._clock,
-            loop=asyncio.get_running_loop(),
             producer_id="",  # each batch has its own
             request_refresh=lambda: None,
             limits=AttemptLimits(self._timeout_s, RETRIES_MAX),
