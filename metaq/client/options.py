@@ -426,21 +426,24 @@ def with_signature(
 ) -> Callable[..., R]:
     """Return a function with these arguments and this text, which its errors name.
 
-    The first one is the object. Missing arguments are looked for at a failure: a call
-    that is right pays next to nothing.
+    The first one is the object. Wrong arguments are looked for at a failure, but for a
+    function that takes any name: a call that is right pays next to nothing.
     """
     names = {*list(signature.parameters)[1:]}
-    is_open = any(
-        each.kind is each.VAR_KEYWORD for each in signature.parameters.values()
-    )
+    is_open, takes_any = _takes_any(signature), _takes_any(inspect.signature(function))
+
+    def check(keywords: Collection[str]) -> None:
+        for name in () if is_open else {*keywords} - names:
+            raise no_option(_title(call), name, names)
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> R:
-        for name in () if is_open else keywords.keys() - names:
-            raise no_option(_title(call), name, names)
+        if takes_any:
+            check(keywords)
         try:
             return function(*args, **keywords)
         except TypeError:
+            check(keywords)
             try:
                 signature.bind(*args, **keywords)
             except TypeError as error:
@@ -450,6 +453,12 @@ def with_signature(
     vars(call)["__signature__"] = signature
     call.__doc__ = text
     return call
+
+
+def _takes_any(signature: inspect.Signature) -> bool:
+    """Return whether any argument may be named."""
+    kinds = {each.kind for each in signature.parameters.values()}
+    return inspect.Parameter.VAR_KEYWORD in kinds
 
 
 def _title(function: Callable[..., object]) -> str:
