@@ -197,17 +197,19 @@ def test_a_log_whose_start_was_deleted_is_read_from_where_it_begins(
 
 
 def test_a_log_that_is_deleted_under_the_browser_ends_it(
-    java: Any, java_client: Any
+    java: Any, java_client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """And it says so: a reader that retention overtakes had a hole without a word."""
     java.inner.metaq.transfer_bytes_max = 30
-    java.put(b"a", b"b", b"c")
+    _, _, lost = java.put(b"a", b"b", b"c")
     messages = java_client.browse("test")
     assert next(messages).data == b"a"
     wait_until(lambda: gets_of(java) == 2)
     java.inner.roll()
-    java.put(b"d")
+    (log_start,) = java.put(b"d")
     java.inner.trim()
     assert payloads(list(messages)) == [b"b"]
+    assert f"old={lost} new={log_start}: {log_start - lost} bytes were" in caplog.text
 
 
 def test_a_browser_with_a_get_ahead_ends_with_its_client(
