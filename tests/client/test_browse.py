@@ -212,6 +212,21 @@ def test_a_log_that_is_deleted_under_the_browser_ends_it(
     assert f"old={lost} new={log_start}: {log_start - lost} bytes were" in caplog.text
 
 
+def test_what_is_deleted_before_the_turn_of_its_partition_is_reported(
+    java: Any, java_client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A whole partition was passed over without a word."""
+    java.put(b"a", topic="two")
+    (lost,) = java.put(b"lost", topic="two", partition=1)
+    messages = java_client.browse("two")
+    assert next(messages).data == b"a"
+    java.inner.roll("two", 1)
+    (log_start,) = java.put(b"late", topic="two", partition=1)
+    java.inner.trim("two", 1)
+    assert payloads(list(messages)) == []
+    assert f"partition=two/0-1 old={lost} new={log_start}: " in caplog.text
+
+
 def test_a_browser_with_a_get_ahead_ends_with_its_client(
     java: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
