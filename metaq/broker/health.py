@@ -61,6 +61,7 @@ class Alarm(enum.Enum):
     TRANSACTIONS_SILENT = "transactions_silent"
     TRANSACTIONS_STUCK = "transactions_stuck"
     TRANSACTIONS_IN_DOUBT = "transactions_in_doubt"
+    TRANSACTIONS_LEFT_OPEN = "transactions_left_open"
     TRANSACTION_JOURNAL = "transaction_journal"
     QUEUE_GROUPS = "queue_groups"
     QUEUE_FULL = "queue_full"
@@ -239,6 +240,14 @@ def _judge_transactions(
         age_s, count = oldest_ms // 1000, transactions.in_doubt_count
         text = f"{count} transactions are prepared, the oldest for {age_s} s"
         yield Alarm.TRANSACTIONS_IN_DOUBT, text
+    oldest_ms = transactions.oldest_untimed_ms
+    if alarm_ms and oldest_ms > alarm_ms:
+        age_s, count = oldest_ms // 1000, transactions.untimed_count
+        text = (
+            f"{count} transactions without a time-out are not ended, the oldest for"
+            f" {age_s} s"
+        )
+        yield Alarm.TRANSACTIONS_LEFT_OPEN, text
     for text in transactions.notes:
         yield Alarm.TRANSACTION_JOURNAL, text
 

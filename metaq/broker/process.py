@@ -13,6 +13,7 @@ from typing import Final
 from metaq.broker.app import Broker
 from metaq.config.settings import BrokerConfig
 from metaq.errors import MetaqError
+from metaq.net.listener import limit_accept_errors
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ async def run_broker(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _take_descriptors()
     loop = asyncio.get_running_loop()
+    limit_accept_errors(loop)
     is_over = asyncio.Event()
     broker = Broker(
         config, overrides=overrides, on_failure=lambda _broker, _error: is_over.set()

@@ -125,7 +125,8 @@ def archive(
 def replay(run: JobRun, wire: Wire, path: str, topic: str | None, **asked: Any) -> None:
     """Put the messages of ARCHIVE back into topics, at least once.
 
-    Messages of one partition stay in order, and together in one partition.
+    Messages of one partition stay in order, and together in one partition. A MetaQ 1.4
+    broker may swap messages that are in flight together.
     """
     options = wire.to_map() if topic is None else wire.to_map(topic=topic)
     if topic is not None:

@@ -20,7 +20,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from metaq.errors import MetaqError
 from metaq.stats import counter, gauge
@@ -237,6 +237,28 @@ class Listener:
             sock.close()
             self.forget(host)
             self._on_accept_error(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
+
+
+def limit_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
+    """Have asyncio's own servers log a lack of descriptors once in `QUIET_S`.
+
+    Without this they log a traceback for each place in their backlog, again and again.
+    Other errors of the loop are logged as before.
+    """
+    quiet_until_s = float("-inf")
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal quiet_until_s
+        error, sock = context.get("exception"), context.get("socket")
+        is_lack = isinstance(error, OSError) and error.errno in _EXHAUSTED
+        if sock is None or not is_lack:
+            loop.default_exception_handler(context)
+        elif loop.time() >= quiet_until_s:
+            quiet_until_s = loop.time() + QUIET_S
+            text = "accept paused, no descriptors or memory left: error=%s address=%s"
+            _log.error(text, error, sock.getsockname())
+
+    loop.set_exception_handler(handle)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -76,6 +76,9 @@ _ZIP_EARLIEST: Final = (1980, 1, 1, 0, 0, 0)
 _HARMLESS: Final = frozenset({"open", "read", "stat"})
 """Operations whose failure does not put written bytes in question."""
 
+_FORBIDDEN: Final = frozenset({"EACCES", "EPERM"})
+"""Errors of a removal that was forbidden and changed nothing: a protected file."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogSnapshot:
@@ -274,7 +277,7 @@ class Retention:
                     segment.path,
                     error,
                 )
-                if isinstance(error, DiskError) and error.operation not in _HARMLESS:
+                if isinstance(error, DiskError) and not _is_harmless(error):
                     self._post(partial(directory.on_disk_error, error))
                     return
                 if not self._is_gone(segment):
@@ -337,6 +340,10 @@ class Retention:
 
     def _boot_ms(self) -> Millis:
         return Millis(int(self._clock.boot_s() * 1000))
+
+
+def _is_harmless(error: DiskError) -> bool:
+    return error.operation in _HARMLESS or error.errno_name in _FORBIDDEN
 
 
 # -- one segment ----------------------------------------------------------------------

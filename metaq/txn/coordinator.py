@@ -470,6 +470,7 @@ class TransactionCoordinator:
         """Return a snapshot."""
         now_ms = self._clock.wall_ms()
         prepared = [tx.prepared_ms or tx.began_ms for tx in self._open.prepared()]
+        untimed = [tx.began_ms for tx in self._open.untimed()]
         journal = self._journal.figures
         cause = self._disabled or self._journal.offline_cause
         return TransactionFigures(
@@ -483,7 +484,9 @@ class TransactionCoordinator:
             held_bytes=self._open.held_bytes,
             journal_bytes=journal.size_bytes,
             journal_sync_count=journal.sync_count,
-            oldest_in_doubt_ms=max(0, now_ms - min(prepared)) if prepared else 0,
+            oldest_in_doubt_ms=max(0, now_ms - min(prepared, default=now_ms)),
+            untimed_count=len(untimed),
+            oldest_untimed_ms=max(0, now_ms - min(untimed, default=now_ms)),
             sync_latency=self._journal.sync_latency.snapshot(),
             offline_cause=None if cause is None else str(cause),
             is_silent=self._journal.watch.is_silent,

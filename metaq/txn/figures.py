@@ -89,6 +89,15 @@ class TransactionFigures:
         "Age of the oldest prepared transaction, 0 without one.",
         read=lambda age_ms: age_ms / 1000,
     )
+    untimed_count: int = gauge(
+        "metaq_transactions_untimed",
+        "Transactions without a time-out that are not prepared.",
+    )
+    oldest_untimed_ms: int = gauge(
+        "metaq_transactions_oldest_untimed_seconds",
+        "Age of the oldest such transaction, 0 without one.",
+        read=lambda age_ms: age_ms / 1000,
+    )
     stuck_count: int = gauge(
         "metaq_transactions_stuck",
         "Committed transactions with a batch that its partition does not take.",

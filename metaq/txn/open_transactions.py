@@ -5,7 +5,7 @@ from metaq.deadlines import Deadlines
 from metaq.errors import TransactionError
 from metaq.model import TRANSACTION_KEY_BYTES_MAX
 from metaq.txn.figures import TransactionCounters, TransactionLimits
-from metaq.txn.state import TxState
+from metaq.txn.state import OPEN_STATES, TxState
 from metaq.txn.transaction import NO_OWNER, BrokerTransaction
 
 
@@ -52,6 +52,14 @@ class OpenTransactions:
     def prepared(self) -> list[BrokerTransaction]:
         """Return those that wait for a decision."""
         return [tx for tx in self.by_key.values() if tx.state is TxState.PREPARED]
+
+    def untimed(self) -> list[BrokerTransaction]:
+        """Return those without a time-out that are not prepared: they stay for good."""
+        return [
+            tx
+            for tx in self.by_key.values()
+            if tx.state in OPEN_STATES and self.deadlines.get(tx) is None
+        ]
 
     def limit_time(self, tx: BrokerTransaction, timeout_s: int) -> None:
         """Set the deadline of a transaction; 0 or less sets none."""

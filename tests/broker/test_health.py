@@ -199,6 +199,16 @@ CASES = [
         "3 transactions are prepared, the oldest for 61 s",
     ),
     (
+        status(
+            transactions=replace(
+                TRANSACTIONS, untimed_count=2, oldest_untimed_ms=61_000
+            ),
+            tx_in_doubt_alarm_ms=60_000,
+        ),
+        Alarm.TRANSACTIONS_LEFT_OPEN,
+        "2 transactions without a time-out are not ended, the oldest for 61 s",
+    ),
+    (
         status(transactions=replace(TRANSACTIONS, notes=("torn tail ignored",))),
         Alarm.TRANSACTION_JOURNAL,
         "torn tail ignored",

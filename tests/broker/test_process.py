@@ -39,6 +39,8 @@ def test_signals_during_the_start_are_obeyed_behind_it(
         async with asyncio.TaskGroup() as group:
 
             def on_ready(broker: Broker) -> None:
+                # See test_listener: lack of descriptors at HTTP and administration.
+                assert asyncio.get_running_loop().get_exception_handler() is not None
                 reloads.append(broker.control.status().reload_count)
                 group.create_task(wait_for_reload(broker))
 

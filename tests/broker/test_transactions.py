@@ -191,6 +191,32 @@ def test_a_transaction_runs_out_of_time(data_dir: Path) -> None:
     run(scenario())
 
 
+def test_one_without_a_time_out_that_was_left_open_rings_until_it_is_rolled_back(
+    data_dir: Path,
+) -> None:
+    """It stayed until a restart, with its key and its puts, and no alarm."""
+    clock = LateClock()
+
+    async def scenario() -> None:
+        async with running_broker(data_dir, clock=clock) as broker:
+            async with Peer(broker) as peer:
+                await good(peer, command(XID, b"BEGIN"))
+                await good(peer, put(XID, b"x"))
+            clock.late_ms = 700_000
+            (problem,) = describe_health(broker.control.status())["problems"]  # type: ignore[misc, var-annotated]
+            assert problem["alarm"] == "transactions_left_open"
+            assert problem["text"].startswith("1 transactions without a time-out are")
+            (view,) = broker.context.transactions.views()
+            await perform(broker.control, {**END, "key": view.key, "as": "rollback"})
+            assert describe_health(broker.control.status())["status"] == "ok"
+            async with Peer(broker) as peer:
+                answer = await peer.ask(command(XID, b"COMMIT_ONE_PHASE"))
+                assert b"has not been started" in answer
+                await good(peer, command(XID, b"BEGIN"))
+
+    run(scenario())
+
+
 END = {"command": "end_transaction", "as": "commit"}
 
 

@@ -197,17 +197,34 @@ def test_a_log_whose_start_was_deleted_is_read_from_where_it_begins(
 
 
 def test_a_log_that_is_deleted_under_the_browser_ends_it(
-    java: Any, java_client: Any
+    java: Any, java_client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """And it says so: a reader that retention overtakes had a hole without a word."""
     java.inner.metaq.transfer_bytes_max = 30
-    java.put(b"a", b"b", b"c")
+    _, _, lost = java.put(b"a", b"b", b"c")
     messages = java_client.browse("test")
     assert next(messages).data == b"a"
     wait_until(lambda: gets_of(java) == 2)
     java.inner.roll()
-    java.put(b"d")
+    (log_start,) = java.put(b"d")
     java.inner.trim()
     assert payloads(list(messages)) == [b"b"]
+    assert f"old={lost} new={log_start}: {log_start - lost} bytes were" in caplog.text
+
+
+def test_what_is_deleted_before_the_turn_of_its_partition_is_reported(
+    java: Any, java_client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A whole partition was passed over without a word."""
+    java.put(b"a", topic="two")
+    (lost,) = java.put(b"lost", topic="two", partition=1)
+    messages = java_client.browse("two")
+    assert next(messages).data == b"a"
+    java.inner.roll("two", 1)
+    (log_start,) = java.put(b"late", topic="two", partition=1)
+    java.inner.trim("two", 1)
+    assert payloads(list(messages)) == []
+    assert f"partition=two/0-1 old={lost} new={log_start}: " in caplog.text
 
 
 def test_a_browser_with_a_get_ahead_ends_with_its_client(

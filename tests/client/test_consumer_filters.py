@@ -308,8 +308,10 @@ def test_damage_is_met_where_nothing_matches(tmp_path: Path) -> None:
                 assert consumer.statistics().missing_bytes == lost
 
 
-def test_a_log_whose_start_moved_is_read_on_from_there(tmp_path: Path) -> None:
-    """The bytes that retention took are counted."""
+def test_a_log_whose_start_moved_is_read_on_from_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The bytes that retention took are counted, and an error as at a start."""
     settings = {"maxSegmentSize": "1000"}
     with embedded_broker(
         topics={"test": 1}, data_path=tmp_path, settings=settings
@@ -331,7 +333,10 @@ def test_a_log_whose_start_moved_is_read_on_from_there(tmp_path: Path) -> None:
                 assert payloads(take(consumer, len(wanted))) == wanted
                 move_consumer(consumer, ZERO, 0)
                 assert payloads(take(consumer, len(wanted))) == wanted
-                assert consumer.statistics().missing_bytes == int(rest[0].stem)
+                lost = int(rest[0].stem)
+                assert consumer.statistics().missing_bytes == lost
+    (error,) = (each for each in caplog.records if each.levelname == "ERROR")
+    assert f"old=0 new={lost}: what is between was deleted unread" in error.message
 
 
 def test_members_share_what_matches(client: Any) -> None:

@@ -3,12 +3,14 @@
 import asyncio
 import errno
 import logging
+import resource
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 
 import pytest
 
-from metaq.net.listener import Listener, ListenError
+from metaq.net.listener import Listener, ListenError, limit_accept_errors
 from tests.rigs.inside import wrap_socket
 from tests.rigs.waiting import until
 
@@ -155,6 +157,33 @@ def test_a_lack_of_descriptors_that_lasts_is_logged_at_its_begin_and_end(
     begin, end = caplog.messages
     assert begin.startswith("accept paused, no descriptors or memory left: error=Too")
     assert end.startswith("accepting again: pauses=")
+
+
+def test_a_server_of_asyncio_logs_a_lack_of_descriptors_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It logged a traceback for each place in its backlog, some hundred a second."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        limit_accept_errors(loop)
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with closing(server), socket.socket() as peer:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+            try:
+                peer.connect(server.sockets[0].getsockname())
+                await until(lambda: caplog.messages)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        loop.call_exception_handler({"message": "a bug", "exception": OSError(24)})
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(scenario())
+    lack, other = caplog.messages
+    assert lack.startswith("accept paused, no descriptors or memory left: error=[Errno")
+    assert "address=('127.0.0.1', " in lack
+    assert "a bug" in other
 
 
 @pytest.mark.parametrize("place", ["accept", "hand over"])

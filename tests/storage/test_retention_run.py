@@ -394,6 +394,33 @@ def test_closing_does_not_wait_until_a_segment_is_compressed(
     assert fs.open_paths() == []
 
 
+@pytest.mark.parametrize("error", [errno.EPERM, errno.EACCES])
+def test_a_segment_that_may_not_be_removed_stays_and_stops_nothing(
+    fs: FaultyFileSystem, clock: ManualClock, error: int
+) -> None:
+    """A file that was protected against removal took its data directory offline."""
+    bench = opened(fs, clock, hours(1))
+    log = log_of(bench)
+    fill(bench, log, 3)
+    clock.advance_s(5 * HOUR_S)
+
+    def forbid(operation: Operation) -> None:
+        if operation.name == "unlink":
+            raise OSError(error, "forbidden", str(operation.path))
+
+    fs.on_call(forbid)
+    report = run(bench, "test")
+    assert (report.segment_count, len(report.failures)) == (0, 1)
+    assert f"test-0/{0:020d}.meta" in report.failures[0]
+    assert not offline(bench.manager)
+    fill(bench, log, 1)
+    assert len(content_of(log)) == 400
+    fs.on_call(None)
+    assert not run(bench, "test").failures
+    assert log.log_start_offset == 300
+    bench.close()
+
+
 def test_a_failed_removal_is_reported_and_loses_nothing(
     fs: FaultyFileSystem, clock: ManualClock
 ) -> None:

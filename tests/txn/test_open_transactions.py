@@ -51,6 +51,15 @@ def test_prepared_ones_wait_for_a_decision() -> None:
     assert made(one, two).prepared() == [two]
 
 
+def test_those_without_a_time_out_are_named_until_they_are_prepared() -> None:
+    """Those with one end by themselves."""
+    one, two, three = (BrokerTransaction(f"XID:1:0{n}::", n, Millis(0)) for n in "123")
+    three.state = TxState.PREPARED
+    found = made(one, two, three)
+    found.limit_time(one, 5)
+    assert found.untimed() == [two]
+
+
 def test_one_more_than_a_bound_is_refused_with_both_numbers() -> None:
     """Transactions with an unfinished rollback count too."""
     tx = BrokerTransaction("TX:s:1", 1, Millis(0))

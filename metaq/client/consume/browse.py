@@ -14,6 +14,7 @@ Source: docs/metaq-1.4/client.md 6.1, 15.1, 15.2 and 21 (row 13).
 import asyncio
 import contextlib
 import heapq
+import logging
 from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -72,6 +73,8 @@ from metaq.peer.replies import (
     require_ok,
 )
 from metaq.protocol.commands import NO_GROUP, Check, Stats
+
+_log = logging.getLogger(__name__)
 
 FOLLOW_COUNT_MAX: Final = 10_000
 """Most messages that a follower yields at a time."""
@@ -458,9 +461,12 @@ class _Reading:
 
     async def all(self, start: Start) -> AsyncGenerator[list[Message], None]:
         """Yield the messages from `start` on, partition by partition."""
-        for partition, end in (await self._ends()).items():
-            begin = await self._offset_of(partition, start)
-            async with contextlib.aclosing(self._read(partition, begin, end)) as read:
+        ends = await self._ends()
+        # All begins first, too: what retention deletes until their turn is reported.
+        begins = await all_for(lambda one: self._offset_of(one, start), ends)
+        for partition, end in ends.items():
+            reading = self._read(partition, begins[partition], end)
+            async with contextlib.aclosing(reading) as read:
                 async for messages in read:
                     yield messages
 
@@ -566,17 +572,21 @@ class _Reading:
             return asyncio.create_task(step, name="metaq-browse")
 
         ahead: asyncio.Task[_Step] | None = None
+        reached = begin
         try:
             while ahead is not None or not cursor.is_done:
                 was_ahead, step = ahead is not None, ahead or ask()
                 ahead = step
                 try:
-                    _outcome, messages = await step
+                    outcome, messages = await step
                 except MetaqError as error:
                     ahead = None
                     if was_ahead and error.retriable:
                         continue
                     raise
+                if isinstance(outcome, MovedTo):
+                    _report_loss(partition, reached, cursor.offset)
+                reached = cursor.offset
                 ahead = None if cursor.is_done else ask()
                 if wanted := list(matching(messages, where)):
                     yield wanted
@@ -584,6 +594,17 @@ class _Reading:
             # Do not wait: the end of an event loop closes all generators at once.
             if ahead is not None and not ahead.cancel() and not ahead.cancelled():
                 ahead.exception()
+
+
+def _report_loss(partition: TopicPartition, old: Offset, new: Offset) -> None:
+    _log.error(
+        "browsing goes on at another offset: partition=%s old=%d new=%d: %d bytes were"
+        " deleted before they were read",
+        partition,
+        old,
+        new,
+        new - old,
+    )
 
 
 async def _follow(

@@ -12,7 +12,7 @@ from metaq.client.consume.decode import matching
 from metaq.client.consume.duplicate_filter import DuplicateFilter
 from metaq.client.consume.fetch_buffer import FetchBuffer
 from metaq.client.consume.fetched_batch import FetchedBatch
-from metaq.client.offsets.offset_reset import NOTHING_HANDLED
+from metaq.client.offsets.offset_reset import CUT, NOTHING_HANDLED
 from metaq.client.options import ConsumerOptions
 from metaq.clock import Clock
 from metaq.errors import MetaqError
@@ -166,12 +166,14 @@ class FetchHandler:
     def on_skip(self, partition: TopicPartition, old: Offset, new: Offset) -> None:
         """Count and log skipped bytes."""
         self.missing_bytes += max(0, new - old)
-        _log.warning(
-            "reading goes on at another offset: group=%s partition=%s old=%d new=%d",
+        _log.error(
+            "reading goes on at another offset: group=%s partition=%s old=%d new=%d:"
+            " %s",
             self._group,
             partition,
             old,
             new,
+            CUT if new < old else "what is between was deleted unread, or is damaged",
         )
         self._fetch_buffer.put(FetchedBatch(partition, [], new, 0))
 

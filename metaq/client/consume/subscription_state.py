@@ -328,6 +328,9 @@ class SubscriptionState:
             deadline_s=deadline_s,
         )
         self._fetch_handler.reset_count += is_reset
+        if is_reset and known is not None:
+            passed_over = max(0, begin.offset - known.offset)
+            self._fetch_handler.missing_bytes += passed_over
         if known is None and self._options.ignore_committed:
             self._fetch_handler.deliver_again(partition)
         elif is_reset or begin.offset >= self._fetch_handler.marked(partition):

@@ -1,5 +1,7 @@
 """Put the messages of an archive back into topics; order per partition is kept.
 
+MetaQ 1.4 brokers may swap messages that are in flight together.
+
 With `keeps_origin` a message has two headers more, UTF-8 texts, after its own. One that
 was replayed before keeps those that it has.
 
