@@ -19,13 +19,7 @@ from metaq.model import BrokerAddress, LogId, Offset
 from metaq.replication.epochs import CopyFacts, parting_point
 from metaq.replication.follow_task import connected
 from metaq.replication.following import ask
-from metaq.replication.messages import (
-    SUM,
-    SumReply,
-    SumRequest,
-    decode_sum_reply,
-    encode_sum,
-)
+from metaq.replication.messages import SUM, SumReply, SumRequest
 from metaq.replication.serving import Tables, facts_of, find_log
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import Segment
@@ -157,14 +151,9 @@ class Comparison:
                 return
             request = SumRequest(set_id, copy, start, end, checksum)
             async with connected(address, self._clock) as connection:
-                answer = await ask(
-                    connection,
-                    SUM,
-                    encode_sum(request),
-                    clock=self._clock,
-                    timeout_s=SUM_S,
+                reply = await ask(
+                    connection, SUM, request, clock=self._clock, timeout_s=SUM_S
                 )
-            reply = decode_sum_reply(answer)
             if not reply.is_known:
                 return
             if reply.is_equal:

@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from metaq.clock import Clock
 from metaq.errors import ClosedError, MetaqError, StorageError, UnexpectedReplyError
@@ -46,9 +46,8 @@ from metaq.replication.messages import (
     JoinReply,
     JoinRequest,
     Pull,
+    Question,
     decode_data,
-    decode_join_reply,
-    encode_join,
     encode_pull,
 )
 from metaq.replication.progress import JoinAnswer
@@ -63,6 +62,9 @@ from metaq.storage.partition_log import PartitionLog
 from metaq.storage.span_index import NO_ID
 
 _log = logging.getLogger(__name__)
+
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 PULLS: Final = 3
 """Pulls on their way, or whose data is not synced yet."""
@@ -212,14 +214,9 @@ class Follower:
             replica.file.flag,
             copies_of(logs, self._tables),
         )
-        answer = await ask(
-            self._connection,
-            JOIN,
-            encode_join(request),
-            clock=self._clock,
-            timeout_s=ASK_S,
+        reply = await ask(
+            self._connection, JOIN, request, clock=self._clock, timeout_s=ASK_S
         )
-        reply = decode_join_reply(answer)
         if reply.epoch != self._epoch:
             raise UnexpectedReplyError(
                 f"leader of epoch {self._epoch.number} answers in {reply.epoch.number}"
@@ -544,21 +541,23 @@ async def drained(logs: LogManager, clock: Clock) -> None:
 
 async def ask(
     connection: BrokerConnection,
-    kind: str,
-    payload: bytes,
+    question: Question[Q, A],
+    message: Q,
     *,
     clock: Clock,
     timeout_s: float,
-) -> bytes:
-    """Send a message to another replica, and return the payload of its answer.
+) -> A:
+    """Send a message to another replica, and return its answer.
 
     Raises:
         WireError: it was refused.
         ClientError: there is no answer, or none that can be read.
     """
     deadline_s = clock.monotonic_s() + timeout_s
-    command = Follow(kind, payload, connection.next_opaque())
-    return payload_of(await connection.call(command, deadline_s=deadline_s))
+    opaque = connection.next_opaque()
+    command = Follow(question.kind, question.encode(message), opaque)
+    reply = await connection.call(command, deadline_s=deadline_s)
+    return question.decode_answer(payload_of(reply))
 
 
 def payload_of(reply: Reply | MetaqError) -> bytes:

@@ -42,6 +42,7 @@ from metaq.protocol.texts import NOT_LEADER
 from metaq.replication.election import Flag
 from metaq.replication.facts import FollowerLag
 from metaq.replication.messages import (
+    JOIN,
     STALE_EPOCH,
     Chunk,
     Data,
@@ -50,7 +51,6 @@ from metaq.replication.messages import (
     LogAnswer,
     Pull,
     encode_data,
-    encode_join_reply,
 )
 from metaq.replication.progress import (
     Leadership,
@@ -357,7 +357,7 @@ class LeadingStreams:
         gone = {each.copy.number for each in request.logs} & self._tables.gone
         reply = JoinReply(self._term.epoch, logs, tuple(sorted(gone)), is_lost)
         self._contacts[replica] = self._now_s, True
-        answer(encode_join_reply(reply))
+        answer(JOIN.encode_answer(reply))
         if is_lost:
             self._owner.on_lost(replica)
         else:

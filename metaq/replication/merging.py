@@ -33,10 +33,6 @@ from metaq.replication.messages import (
     TablesReply,
     TablesRequest,
     TailRequest,
-    decode_tables_reply,
-    decode_tail_reply,
-    encode_tables,
-    encode_tail,
 )
 from metaq.replication.serving import CHUNK_BYTES_MAX, facts_of
 from metaq.replication.tables import EpochTables
@@ -113,8 +109,9 @@ class Merging:
         if not connection.capabilities.follow:
             raise UnexpectedReplyError(f"{connection.address} is no replica of a set")
         request = TablesRequest(self._set_id, self._epoch, self._replica)
-        answer = await self._ask(connection, TABLES, encode_tables(request))
-        reply = decode_tables_reply(answer)
+        reply = await ask(
+            connection, TABLES, request, clock=self._clock, timeout_s=ANSWER_S
+        )
         points = await self._cut(reply)
         for log_id, (point, other) in points.items():
             await self._take(connection, log_id, point, other)
@@ -166,8 +163,10 @@ class Merging:
             request = TailRequest(
                 self._set_id, self._epoch, other.number, offset, CHUNK_BYTES_MAX
             )
-            answer = await self._ask(connection, TAIL, encode_tail(request))
-            chunk = decode_tail_reply(answer).chunk
+            reply = await ask(
+                connection, TAIL, request, clock=self._clock, timeout_s=ANSWER_S
+            )
+            chunk = reply.chunk
             if chunk is None or (chunk.number, chunk.offset) != (other.number, offset):
                 raise RemoteProtocolError(
                     f"tail of log {other.number}: expected bytes at {offset},"
@@ -198,9 +197,3 @@ class Merging:
             is_short |= hw > log.synced_end
             log.set_bound(min(hw, log.synced_end))
         return is_short
-
-    async def _ask(
-        self, connection: BrokerConnection, kind: str, payload: bytes
-    ) -> bytes:
-        clock = self._clock
-        return await ask(connection, kind, payload, clock=clock, timeout_s=ANSWER_S)

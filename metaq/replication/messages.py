@@ -54,7 +54,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from metaq.errors import RemoteProtocolError
 from metaq.fs import Buffer
@@ -78,12 +78,7 @@ from metaq.storage.append_request import CopiedAppends
 from metaq.storage.producer_file import ENTRY, ENTRY_BYTES
 from metaq.storage.producers import StoredBatch
 
-JOIN: Final = "join"
 PULL: Final = "pull"
-TABLES: Final = "tables"
-TAIL: Final = "tail"
-SUM: Final = "sum"
-
 STALE_EPOCH: Final = "stale-epoch"
 """Code of a refusal: the message is of an epoch that is over; `epoch` is the later."""
 
@@ -98,6 +93,8 @@ _U32: TypeAlias = Annotated[int, number(0, 2**32 - 1)]
 _POSITIVE: Final = number(1, 2**32 - 1)
 
 T = TypeVar("T")
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,10 +302,7 @@ _read_rest: Final = reader_of(_Rest)
 
 
 def _codec(kind: Callable[..., T]) -> tuple[Callable[[T], bytes], Callable[[bytes], T]]:
-    """Return what writes the messages of a class, and what reads them.
-
-    The one that reads raises RemoteProtocolError for what the other does not write.
-    """
+    """Return what writes the messages of a class, and what reads them."""
     read = reader_of(kind)
 
     def encode(message: T) -> bytes:
@@ -415,29 +409,9 @@ def _decode_note(entry: tuple[Any, ...]) -> StoredBatch:
     )
 
 
-encode_join, decode_join = _codec(JoinRequest)
-encode_join_reply, decode_join_reply = _codec(JoinReply)
-encode_tables, decode_tables = _codec(TablesRequest)
-encode_tables_reply, decode_tables_reply = _codec(TablesReply)
-encode_tail, decode_tail = _codec(TailRequest)
-encode_sum, decode_sum = _codec(SumRequest)
-encode_sum_reply, decode_sum_reply = _codec(SumReply)
-
-
-def encode_tail_reply(reply: TailReply) -> bytes:
-    """Return the payload of the answer to a tail."""
+def _encode_tail_reply(reply: TailReply) -> bytes:
     head = {"damaged": True} if reply.is_damaged else {}
     return _encode(head, () if reply.chunk is None else (reply.chunk,))
-
-
-def decode_tail_reply(payload: bytes) -> TailReply:
-    """Read it.
-
-    Raises:
-        RemoteProtocolError: it is not as `encode_tail_reply` writes it.
-    """
-    reply: TailReply = _decode(payload, _tail_reply)
-    return reply
 
 
 def _tail_reply(head: dict[str, Any], _: str) -> TailReply:
@@ -446,6 +420,31 @@ def _tail_reply(head: dict[str, Any], _: str) -> TailReply:
         raise FieldError(f"tail: expected 1 chunk, got {len(chunks)}")
     is_damaged = _read_switch(head.get("damaged", False), "damaged")
     return TailReply(chunks[0] if chunks else None, is_damaged)
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Generic[Q, A]):
+    """One kind of message with a head in JSON, and of the answers to it.
+
+    What reads raises RemoteProtocolError for what the other does not write.
+    """
+
+    kind: str
+    encode: Callable[[Q], bytes]
+    decode: Callable[[bytes], Q]
+    encode_answer: Callable[[A], bytes]
+    decode_answer: Callable[[bytes], A]
+
+
+JOIN: Final = Question("join", *_codec(JoinRequest), *_codec(JoinReply))
+TABLES: Final = Question("tables", *_codec(TablesRequest), *_codec(TablesReply))
+TAIL: Final = Question(
+    "tail",
+    *_codec(TailRequest),
+    _encode_tail_reply,
+    lambda payload: _decode(payload, _tail_reply),
+)
+SUM: Final = Question("sum", *_codec(SumRequest), *_codec(SumReply))
 
 
 # -- the stream -----------------------------------------------------------------------

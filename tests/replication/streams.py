@@ -316,23 +316,23 @@ def serve(site: Site, command: Follow, owner: object, answer) -> None:
     """Carry out one message at a site."""
     payload = command.payload
     match command.kind:
-        case messages.JOIN:
-            site.streams.join(messages.decode_join(payload), owner, answer)
+        case messages.JOIN.kind:
+            site.streams.join(messages.JOIN.decode(payload), owner, answer)
         case messages.PULL:
             site.streams.pull(messages.decode_pull(payload), owner, answer)
-        case messages.TABLES:
+        case messages.TABLES.kind:
             reply = answer_tables(site.logs.logs(), site.tables, site.last_id)
-            answer(messages.encode_tables_reply(reply))
-        case messages.TAIL:
+            answer(messages.TABLES.encode_answer(reply))
+        case messages.TAIL.kind:
             asyncio.create_task(_serve_tail(site, payload, answer))  # noqa: RUF006
 
 
 async def _serve_tail(site: Site, payload: bytes, answer) -> None:
     try:
         reply = await answer_tail(
-            site.logs.logs(), site.tables, messages.decode_tail(payload)
+            site.logs.logs(), site.tables, messages.TAIL.decode(payload)
         )
-        answer(messages.encode_tail_reply(reply))
+        answer(messages.TAIL.encode_answer(reply))
     except WireError as error:
         answer(error)
 

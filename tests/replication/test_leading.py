@@ -61,7 +61,7 @@ class Peer:
     def joined(self) -> JoinReply:
         answer = self.answers.pop(0)
         assert isinstance(answer, bytes), answer
-        return messages.decode_join_reply(answer)
+        return messages.JOIN.decode_answer(answer)
 
     def data(self) -> Data:
         answer = self.answers.pop(0)
