@@ -143,12 +143,6 @@ class _Follower:
     """Its logs are to be looked at again: it was taken out."""
 
     @property
-    def is_lacking(self) -> bool:
-        """Return whether it lacks bytes, or has not said of each log that it has it."""
-        lacks = self.lacking or self.missing or self.damaged or self.has_left
-        return bool(lacks or self.ready or self.cold or self.births)
-
-    @property
     def has_more(self) -> bool:
         """Whether a pull may be answered now; one that only acknowledges is not."""
         has_bytes = self.ready or self.cold or self.loaded
@@ -209,8 +203,6 @@ class LeadingStreams:
         self._marks_timer: asyncio.TimerHandle | None = None
         self._now_s = 0.0
         self._ticked_s: float | None = None
-        self._on_stir: Callable[[], None] | None = None
-        """At rest: called once, before anything that begins a time to watch."""
         self._is_closed = False
 
     # -- the term ---------------------------------------------------------------------
@@ -294,7 +286,6 @@ class LeadingStreams:
         if error := self._fault_of(request):
             answer(error)
             return
-        self._stir()
         former = self._followers.get(request.replica)
         if former is not None:
             self._end(former, refusal(f"Replica {request.replica} joined again."))
@@ -491,8 +482,6 @@ class LeadingStreams:
 
     def _on_moved(self, log: PartitionLog) -> None:
         """Take note of a sync, or of another high watermark; the hot call."""
-        if self._on_stir is not None:
-            self._stir()
         number, end = log.number, log.log_end
         assert number is not None
         progress = self._progress[number]
@@ -622,7 +611,6 @@ class LeadingStreams:
         """End a stream: its follower joins again, over a connection of its choice."""
         if self._followers.get(follower.replica) is not follower:
             return
-        self._stir()
         # One that was silent for too long before is no better without a connection.
         late_s = GONE_S if self._is_stalled(follower.replica) else 0.0
         self._contacts[follower.replica] = self._now_s - late_s, False
@@ -642,7 +630,9 @@ class LeadingStreams:
         Args:
             now_s: the boot clock.
         """
-        self.pass_time(now_s)
+        if self._ticked_s is not None:
+            self._now_s += min(TICK_S_MAX, max(0.0, now_s - self._ticked_s))
+        self._ticked_s = now_s
         for each in tuple(self._followers.values()):
             self._look_at_mended(each)
             if each.pulls and self._now_s - each.sent_s >= IDLE_S:
@@ -650,38 +640,6 @@ class LeadingStreams:
             is_waited = each.has_left or each.replica in self._term.quorum.waited
             if not is_waited and self._is_late(each):
                 self._leave(each.replica)
-
-    def pass_time(self, now_s: float) -> None:
-        """Count the time up to now; likewise."""
-        if self._ticked_s is not None:
-            self._now_s += min(TICK_S_MAX, max(0.0, now_s - self._ticked_s))
-        self._ticked_s = now_s
-
-    def have_all(self) -> bool:
-        """Return whether exactly those waited for follow, and have everything."""
-        quorum, followers = self._term.quorum, self._followers
-        is_whole = followers.keys() == quorum.waited - {quorum.leader}
-        return is_whole and not any(each.is_lacking for each in followers.values())
-
-    def rests(self, on_stir: Callable[[], None]) -> bool:
-        """Return whether nothing but an event begins a time to watch.
-
-        That is so while all were heard from well within the lag time, and have
-        everything.
-
-        Args:
-            on_stir: called once at such an event, before it is taken in.
-        """
-        heard_s = self._now_s - self._lag_s / 3
-        are_heard = all(self._contacts[k][0] > heard_s for k in self._followers)
-        is_calm = are_heard and not self._joining and self.have_all()
-        self._on_stir = on_stir if is_calm else None
-        return is_calm
-
-    def _stir(self) -> None:
-        on_stir, self._on_stir = self._on_stir, None
-        if on_stir is not None:
-            on_stir()
 
     def _look_at_mended(self, follower: _Follower) -> None:
         """Send what could not be read, once it was mended."""

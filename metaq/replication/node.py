@@ -49,7 +49,6 @@ from metaq.replication.joins import check_newcomer
 from metaq.replication.leading import LeadingStreams
 from metaq.replication.mending import Mender
 from metaq.replication.messages import TablesReply, TablesRequest
-from metaq.replication.pace import Pace
 from metaq.replication.record import NO_REPLICA, Change, Purpose, ReplicaSetError
 from metaq.replication.replica import (
     STEP_DOWN,
@@ -100,6 +99,12 @@ from metaq.zk.session import Coordinator, SessionState
 
 _log = logging.getLogger(__name__)
 
+LOOK_S: Final = 0.25
+"""Longest interval of looks at times: idle followers, lags, puts that wait."""
+LOOKS: Final = 12
+"""Looks within the lag time, at least."""
+CLAIM_LOOK_S: Final = 0.05
+"""Interval of looks where no leader is known: claims come so much one after another."""
 READ_INTERVAL_S: Final = 5.0
 """ZooKeeper is read so often also when no watch fires."""
 FAILED_FIRST_S: Final = 60.0
@@ -108,6 +113,10 @@ HAND_OVER_S: Final = 4.0
 """Longest time that a stop takes to hand over."""
 DRAIN_S: Final = 2.0
 """Of it the wait for followers."""
+SETTLED: Final = frozenset(
+    {ReplicaRole.LEADING, ReplicaRole.FOLLOWING, ReplicaRole.FROZEN}
+)
+"""Roles that may last: the looks are seldom there."""
 NO_PART: Final = frozenset({ReplicaRole.STARTING, ReplicaRole.FROZEN})
 """Roles in which nothing is written of the own directories."""
 
@@ -185,7 +194,7 @@ class ReplicaNode(Service):
         """Held while a step of the core and its actions are carried out."""
         self.answers: Final = Answers(self, logs, tables)
         """Answers to other replicas."""
-        self._pace = Pace(self._lag_s, self._pass_time)
+        self._is_due = asyncio.Event()
         self._is_read_due = True
         self._read_s = 0.0
         self.seen: SetView | None = None
@@ -245,7 +254,7 @@ class ReplicaNode(Service):
 
         self.on_way_down("watches", unwatch)
         self.spawn(self._run(), name="run")
-        self.spawn(self._pace.run(self._look), name="tick")
+        self.spawn(self._tick(), name="tick")
 
     async def _check_newcomer(self) -> None:
         """Refuse a directory that belongs to no set, before it shows itself."""
@@ -258,17 +267,22 @@ class ReplicaNode(Service):
     def wake(self) -> None:
         """Look soon at what is due, in ZooKeeper too."""
         self._is_read_due = True
-        self._pace.is_due.set()
-        self._pace.stir()
+        self._is_due.set()
 
-    def _pass_time(self) -> None:
-        if self._term is not None:
-            self._term.streams.pass_time(self._clock.monotonic_s())
+    async def _tick(self) -> None:
+        """Look at what is due by time, some times a second."""
+        look_s = max(CLAIM_LOOK_S, min(LOOK_S, self._lag_s / LOOKS))
+        while True:
+            self._look()
+            self._is_due.set()
+            own = self._replica
+            is_settled = own is not None and own.role in SETTLED
+            await asyncio.sleep(look_s if is_settled else CLAIM_LOOK_S)
 
     async def _run(self) -> None:
         while True:
-            await self._pace.is_due.wait()
-            self._pace.is_due.clear()
+            await self._is_due.wait()
+            self._is_due.clear()
             try:
                 async with self.lock:
                     await self._step()
@@ -279,29 +293,15 @@ class ReplicaNode(Service):
                 if str(error) != self._error:
                     _log.warning("replica %d: %s", self.id, error)
                 self._error = str(error)
-            if self._is_read_due:
-                self._pace.stir()
 
-    def _look(self) -> bool:
-        """Look at the times of a term, also while ZooKeeper or a disk is waited for.
-
-        Returns whether only an event can make something due: so for a follower, and for
-        a leader while no change is on its way, and all others follow and have
-        everything.
-        """
+    def _look(self) -> None:
+        """Look at the times of a term, also while ZooKeeper or a disk is waited for."""
         self._served.on_look()
         self.mender.look()
-        own, term, state = self._replica, self._term, self._coordinator.status.state
+        term = self._term
         if term is not None and self.replica.term is not None:
             term.tick(self._clock.monotonic_s())
             self._open_or_refuse(term)
-        is_open = state is not SessionState.CONNECTED or self._is_read_due
-        if own is None or own.pending is not None or is_open or self._error:
-            return False
-        if own.role is not ReplicaRole.LEADING or term is None:
-            return own.role is ReplicaRole.FOLLOWING
-        is_good = not self.mender.damaged_count
-        return is_good and term.rests(self._presences, self._pace.stir)
 
     async def _step(self) -> None:
         """Read what has changed, and do what is due."""
@@ -463,7 +463,6 @@ class ReplicaNode(Service):
     def take_note(self, replica: Replica) -> None:
         """Take over a state that needs no action."""
         before, self._replica = self._replica, replica
-        self._pace.stir()
         if before is not None and before.role is not replica.role:
             text = "role changed: replica=%d role=%s epoch=%d"
             _log.info(text, self.id, replica.role, replica.record.epoch.number)
@@ -535,7 +534,7 @@ class ReplicaNode(Service):
             leader_data=encode_leader(data),
             shown=self._to_show() if change.purpose is Purpose.REGISTER else None,
         )
-        self._is_read_due = True
+        self.wake()
         text = "set: %s %s: replica=%d revision=%d epoch=%d in_sync=%s"
         record, what = change.record, (change.purpose.value, outcome.value)
         numbers = self.id, record.revision, record.epoch.number
