@@ -159,8 +159,6 @@ class Follower:
         self._clock = clock
         self._epoch = epoch
         self._token = token
-        self.wants_hw = False
-        """Gets wait here for high watermarks: these are sent at once."""
         self._by_number: dict[int, PartitionLog] = {}
         self._acks: dict[int, Offset] = {}
         self._targets: dict[int, Offset] = {}
@@ -349,7 +347,6 @@ class Follower:
             self._owner.revision,
             tuple(self._acks.items()),
             CREDIT_BYTES,
-            self.wants_hw,
         )
         self._acks.clear()
         opaque = self._connection.next_opaque()

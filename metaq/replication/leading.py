@@ -519,7 +519,7 @@ class LeadingStreams:
         pull, answer = follower.pulls[0]
         chunks = self._gather(follower, pull.credit_bytes)
         has_data = chunks or follower.births or follower.gone
-        if not (has_data or is_due or (follower.marks and pull.wants_hw)):
+        if not (has_data or is_due):
             if follower.marks and self._marks_timer is None:
                 later = self._loop.call_later
                 self._marks_timer = later(MARKS_DELAY_S, self._on_marks_due)

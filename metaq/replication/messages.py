@@ -19,7 +19,7 @@
     head of a pull, mark `pul1`
     byte  0       8         16            24         32       40         41      42
           +-------+---------+-------------+----------+--------+----------+-------+
-          | epoch | replica | incarnation | revision | credit | wants hw | bytes |
+          | epoch | replica | incarnation | revision | credit | 0        | bytes |
           | u64   | u64     | u64         | u64      | u64    | u8       | u8    |
           +-------+---------+-------------+----------+--------+----------+-------+
           nonce, of so many bytes; then of each log: number u64, synced end u64
@@ -84,7 +84,7 @@ STALE_EPOCH: Final = "stale-epoch"
 
 _HEAD: Final = struct.Struct(">I")
 _START: Final = struct.Struct(">4sII")
-_PULL: Final = struct.Struct(">QQQQQ?B")
+_PULL: Final = struct.Struct(">QQQQQxB")
 _DATA: Final = struct.Struct(">QIIB")
 _ACK: Final = struct.Struct(">QQ")
 _MARK: Final = struct.Struct(">QQQ")
@@ -153,8 +153,6 @@ class Pull:
     """Number of a log and its synced end, of those that changed."""
     credit_bytes: int
     """Most bytes of records in the answer; one append may be larger."""
-    wants_hw: bool
-    """High watermarks alone are sent at once: gets wait for them here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +457,6 @@ def encode_pull(pull: Pull) -> bytes:
         pull.incarnation,
         pull.revision,
         pull.credit_bytes,
-        pull.wants_hw,
         len(nonce),
     )
     acks = [_ACK.pack(*each) for each in pull.acks]
@@ -474,9 +471,7 @@ def decode_pull(payload: bytes) -> Pull:
     """
     head, rest = _opened(payload, b"pul1")
     try:
-        epoch, replica, incarnation, revision, credit, wants, size = _PULL.unpack_from(
-            head
-        )
+        epoch, replica, incarnation, revision, credit, size = _PULL.unpack_from(head)
         nonce, at = _nonce_at(head, _PULL.size, size)
         acks = tuple(_ACK.iter_unpack(head[at:]))
         ends = [end for _, end in acks]
@@ -485,9 +480,7 @@ def decode_pull(payload: bytes) -> Pull:
             raise FieldError(f"pull: {len(rest)} bytes belong to no chunk")
     except (struct.error, ValueError) as error:
         raise _unread("pull", error) from error
-    return Pull(
-        Epoch(epoch, nonce), replica, incarnation, revision, acks, credit, wants
-    )
+    return Pull(Epoch(epoch, nonce), replica, incarnation, revision, acks, credit)
 
 
 def encode_data(data: Data) -> bytes:

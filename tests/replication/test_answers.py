@@ -106,7 +106,7 @@ def test_one_that_does_not_lead_takes_no_join_or_pull() -> None:
     """It names the leader, if it knows one."""
     epoch = Epoch(3, "n")
     join = JoinRequest("s1", epoch, 2, 5, "token", 1, Flag.NONE, ())
-    pull = Pull(epoch, 2, 5, 1, (), 9, wants_hw=False)
+    pull = Pull(epoch, 2, 5, 1, (), 9)
 
     async def scenario(_owner: Owner, answers: Answers) -> None:
         for kind, payload in (

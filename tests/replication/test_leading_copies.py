@@ -63,7 +63,6 @@ class Hand:
             "revision": 2,
             "acks": acks,
             "credit_bytes": 4 << 20,
-            "wants_hw": False,
         }
         payload = encode_pull(Pull(**{**values, **changed}))
         return self.send(PULL, payload)

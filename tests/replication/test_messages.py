@@ -113,7 +113,7 @@ VALUES: dict[str, tuple[st.SearchStrategy[object], Callable, Callable]] = {
         st.builds(
             Pull, EPOCHS, COUNTS, COUNTS, COUNTS,
             st.lists(st.tuples(NUMBERS, OFFSETS), max_size=3).map(tuple),
-            COUNTS, st.booleans(),
+            COUNTS,
         ),
         messages.encode_pull,
         messages.decode_pull,
@@ -179,9 +179,7 @@ def packed(head: object, rest: bytes = b"") -> bytes:
 
 STREAM: dict[str, tuple[bytes, Callable]] = {
     "pull": (
-        messages.encode_pull(
-            Pull(Epoch(3, "n"), 2, 5, 7, ((1, Offset(10)),), 9, wants_hw=True)
-        ),
+        messages.encode_pull(Pull(Epoch(3, "n"), 2, 5, 7, ((1, Offset(10)),), 9)),
         messages.decode_pull,
     ),
     "data": (
@@ -235,7 +233,7 @@ def sealed(mark: bytes, head: bytes) -> bytes:
 
 def test_the_heads_of_the_stream_are_these_bytes() -> None:
     """The layout that the head of the module shows."""
-    pull = struct.pack(">QQQQQ?B", 3, 2, 5, 7, 9, True, 1) + b"n"
+    pull = struct.pack(">QQQQQ?B", 3, 2, 5, 7, 9, False, 1) + b"n"
     assert STREAM["pull"][0] == sealed(b"pul1", pull + struct.pack(">QQ", 1, 10))
     gone = Data(Epoch(3, "n"), ((7, Offset(9), Offset(1)),), gone=(5,))
     data = struct.pack(">QIIB", 3, 1, 0, 1) + b"n" + struct.pack(">QQQ", 7, 9, 1)
