@@ -26,7 +26,6 @@ from metaq.record.ids import id_after
 from metaq.replication.election import Flag
 from metaq.replication.facts import encode_facts
 from metaq.replication.node import ReplicaNode
-from metaq.replication.replica import SetFile
 from metaq.replication.set_file import read_set_file, write_set_file
 from metaq.replication.set_nodes import SetNodes
 from metaq.replication.store import StartFacts
@@ -48,48 +47,38 @@ LOOK_S: Final = 0.25
 """Between two reads of who leads now."""
 
 
-class SetStart:
-    """Reads and writes of a replica before its logs are open; blocks.
+def open_set(
+    fs: FileSystem, config: BrokerConfig, logs: LogManager, paths: Sequence[Path]
+) -> StartFacts:
+    """Open the logs of a replica with what the set knows of them; blocks.
 
-    Owner: the thread that opens the logs.
+    Those of topics that are being deleted, too: the leader has them until their numbers
+    are gone, and would find that they are lost here.
+
+    Raises:
+        StorageError: as `LogManager.open`.
     """
+    path = Path(config.system.data_path)
+    file, is_cut = read_set_file(fs, path), False
+    tables = EpochTables.read(fs, paths)
 
-    def __init__(self, fs: FileSystem, config: BrokerConfig) -> None:
-        self._fs = fs
-        self._path = Path(config.system.data_path)
-        self._file: SetFile | None = None
-        self._is_cut = False
-        self.tables: EpochTables
-        """Epochs of the logs; set by `open`."""
-
-    def open(self, logs: LogManager, paths: Sequence[Path]) -> StartFacts:
-        """Open the logs with what the set knows of them.
-
-        Those of topics that are being deleted, too: the leader has them until their
-        numbers are gone, and would find that they are lost here.
-
-        Raises:
-            StorageError: as `LogManager.open`.
-        """
-        self._file = read_set_file(self._fs, self._path)
-        self.tables = EpochTables.read(self._fs, paths)
-        logs.open(
-            numbers=self.tables.numbers,
-            starts=self.tables.starts,
-            buried=self.tables.buried,
-            on_torn_tail=self._note_cut,
-        )
-        self.tables.attach(logs)
-        is_short = logs.is_short or self.tables.is_damaged
-        return StartFacts(self._file, self._is_cut, is_short, logs.were_sealed)
-
-    def _note_cut(self) -> None:
+    def note_cut() -> None:
         """Write the flag before the tail goes: it may have bytes that were promised."""
-        self._is_cut = True
-        file = self._file
+        nonlocal file, is_cut
+        is_cut = True
         if file is not None and not file.flag:
-            self._file = replace(file, flag=Flag.CUT)
-            write_set_file(self._fs, self._path, self._file)
+            file = replace(file, flag=Flag.CUT)
+            write_set_file(fs, path, file)
+
+    logs.open(
+        numbers=tables.numbers,
+        starts=tables.starts,
+        buried=tables.buried,
+        on_torn_tail=note_cut,
+    )
+    tables.attach(logs)
+    is_short = logs.is_short or tables.is_damaged
+    return StartFacts(tables, file, is_cut, is_short, logs.were_sealed)
 
 
 class ReplicaPart(Service):
@@ -104,7 +93,6 @@ class ReplicaPart(Service):
         clock: Clock,
         fs: FileSystem,
         logs: LogManager,
-        start: SetStart,
         facts: StartFacts,
         snapshot: Callable[[], BrokerSnapshot],
     ) -> None:
@@ -116,8 +104,7 @@ class ReplicaPart(Service):
             coordinator: its session; owned from now on.
             clock: time.
             fs: the disk.
-            logs: opened by `start`.
-            start: what was read of the set.
+            logs: opened by `open_set`.
             facts: its result.
             snapshot: returns what clients are to see of this broker.
         """
@@ -128,7 +115,7 @@ class ReplicaPart(Service):
         self._clock = clock
         self._logs = logs
         self._snapshot = snapshot
-        self._tables = start.tables
+        self._tables = facts.tables
         self._paths = NodePaths(normalize_root(config.zookeeper.root))
         self._registry: BrokerRegistry | None = None
         self._is_seen = False
@@ -146,7 +133,6 @@ class ReplicaPart(Service):
             clock=clock,
             fs=fs,
             logs=logs,
-            tables=start.tables,
             facts=facts,
             served=self,
         )

@@ -90,7 +90,6 @@ from metaq.replication.set_nodes import (
     token_of,
 )
 from metaq.replication.store import ReplicaStore, StartFacts
-from metaq.replication.tables import EpochTables
 from metaq.replication.term import Term
 from metaq.replication.upkeep import successor
 from metaq.storage.log_manager import LogManager
@@ -156,7 +155,6 @@ class ReplicaNode(Service):
         clock: Clock,
         fs: FileSystem,
         logs: LogManager,
-        tables: EpochTables,
         facts: StartFacts,
         served: Served,
     ) -> None:
@@ -168,8 +166,7 @@ class ReplicaNode(Service):
             coordinator: its session; started and stopped by its owner.
             clock: time.
             fs: the disk.
-            logs: opened with the numbers of `tables`.
-            tables: epochs of the logs.
+            logs: opened with the numbers of the tables in `facts`.
             facts: from the start.
             served: the broker.
         """
@@ -185,14 +182,14 @@ class ReplicaNode(Service):
         self._clock = clock
         self._logs = logs
         path = Path(config.system.data_path)
-        self._store = ReplicaStore(fs, path, logs, tables, clock=clock)
+        self._store = ReplicaStore(fs, path, logs, facts.tables, clock=clock)
         self._facts = facts
         self._served = served
         self.token: Final = token_of(fs, secrets.token_hex(16))
         """Text of this life in `present/K`, which a leader compares."""
         self.lock: Final = asyncio.Lock()
         """Held while a step of the core and its actions are carried out."""
-        self.answers: Final = Answers(self, logs, tables)
+        self.answers: Final = Answers(self, logs, facts.tables)
         """Answers to other replicas."""
         self._is_due = asyncio.Event()
         self._is_read_due = True
