@@ -124,7 +124,7 @@ class LocalSet:
                 nonces[0], FIRST, wanted, min_in_sync=MIN_IN_SYNC, nonce=nonces[1]
             )
             with locked(data_paths(self._config)) as directories:
-                record = await make_set(nodes, clock, directories, drawn, FIRST)
+                record = await make_set(nodes, directories, drawn, FIRST)
         if record.replicas != wanted:
             raise ConfigError(
                 f"the set here has replicas {sorted(record.replicas)}: expected"

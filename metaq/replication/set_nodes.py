@@ -62,7 +62,7 @@ from metaq.replication.record import (
 )
 from metaq.replication.replica import LeaderSeen, View
 from metaq.zk.errors import CoordinationTimeoutError, NodeChangedError, NoNodeError
-from metaq.zk.paths import NodePaths
+from metaq.zk.paths import NodePaths, parse_broker_id
 from metaq.zk.session import (
     Cancel,
     CheckNode,
@@ -275,7 +275,8 @@ class SetNodes:
         self.broker_id: Final = broker_id
         """The broker that the set is."""
         self._replica = replica
-        self._clock = clock
+        self.clock: Final = clock
+        """The coordinator's."""
         self._record = paths.replica_set(broker_id)
         self._leader = paths.set_leader(broker_id)
         self._members = paths.set_members(broker_id)
@@ -284,7 +285,7 @@ class SetNodes:
         self._known: Mapping[int, Member] = {}
 
     def _deadline_s(self) -> float:
-        return self._clock.monotonic_s() + REQUEST_TIMEOUT_S
+        return self.clock.monotonic_s() + REQUEST_TIMEOUT_S
 
     async def _get(self, path: str) -> Node | None:
         return await self.coordinator.get(path, deadline_s=self._deadline_s())
@@ -340,14 +341,14 @@ class SetNodes:
             ReplicaSetError: as `read`.
             CoordinationError: ZooKeeper did not answer within so many seconds.
         """
-        until_s = self._clock.monotonic_s() + timeout_s
+        until_s = self.clock.monotonic_s() + timeout_s
         while True:
             try:
                 return await self.read(synced=True)
             except ReplicaSetError:
                 raise
             except CoordinationError:
-                if self._clock.monotonic_s() > until_s:
+                if self.clock.monotonic_s() > until_s:
                     raise
             await asyncio.sleep(FIRST_S)
 
@@ -365,6 +366,12 @@ class SetNodes:
             for replica, path, node in zip(there, paths, nodes, strict=True)
             if node is not None
         }
+
+    async def list_sets(self, *, deadline_s: float) -> frozenset[int]:
+        """Return the broker ids of all replica sets."""
+        parent = self.paths.replica_sets()
+        names = await self.coordinator.children(parent, deadline_s=deadline_s)
+        return frozenset(int(one) for one in names if parse_broker_id(one) is not None)
 
     async def _member(self, replica: int) -> tuple[str, Member | None, int | None]:
         """Return the path of `members/K`, what it says now, and its version."""

@@ -262,8 +262,8 @@ def test_a_leader_is_waited_for() -> None:
     async def scenario(
         server: MemoryZooKeeper, _: MemoryCoordinator, nodes: SetNodes
     ) -> None:
-        assert not await wait_until_leads(nodes, 2, CLOCK, timeout_s=1)
-        waiting = asyncio.ensure_future(wait_until_leads(nodes, 2, CLOCK, timeout_s=60))
+        assert not await wait_until_leads(nodes, 2, timeout_s=1)
+        waiting = asyncio.ensure_future(wait_until_leads(nodes, 2, timeout_s=60))
         await asyncio.sleep(1)
         assert not waiting.done()
         server.put(NodePaths("/meta").set_leader(BROKER), leader(2, WHOLE.epoch))
