@@ -75,7 +75,7 @@ from metaq.replication.json_values import (
 )
 from metaq.replication.progress import JoinAnswer
 from metaq.storage.append_request import CopiedAppends
-from metaq.storage.producer_file import ENTRY, ENTRY_BYTES
+from metaq.storage.producer_file import ENTRY_BYTES, pack_entry, unpack_entry
 from metaq.storage.producers import StoredBatch
 
 PULL: Final = "pull"
@@ -322,7 +322,7 @@ def _apart(chunks: Iterable[Chunk]) -> tuple[list[tuple[int, ...]], list[Buffer]
     """Return the rows of chunks, and their bodies."""
     rows, bodies = [], list[Buffer]()
     for each in chunks:
-        notes = b"".join(map(_encode_note, each.batches))
+        notes = b"".join(map(pack_entry, each.batches))
         rows.append((*_facts_of(each), len(each.batches), crc32(notes)))
         bodies += (notes, *each.body)
     return rows, bodies
@@ -376,35 +376,15 @@ def _decode_chunk(row: _ChunkRow, rest: memoryview) -> tuple[Chunk, int]:
                 f"chunk of log {row.number} at {offset}: expected checksum"
                 f" {expected}, got {got}"
             )
-    batches = tuple(map(_decode_note, ENTRY.iter_unpack(notes)))
-    chunk = Chunk(*row[:7], batches, (body,))
+    starts = range(0, note_bytes, ENTRY_BYTES)
+    batches = [unpack_entry(notes[at : at + ENTRY_BYTES]) for at in starts]
+    chunk = Chunk(*row[:7], tuple(batches), (body,))
     for batch in batches:
+        if batch.sequence < 0 or not PRODUCER.fullmatch(batch.producer):
+            raise FieldError(f"note: {batch.producer!r} {batch.sequence} is no batch")
         if not offset <= batch.offset or batch.end_offset > chunk.end_offset:
             raise FieldError(f"chunk at {offset}: {batch} is not in it")
     return chunk, size
-
-
-def _encode_note(batch: StoredBatch) -> bytes:
-    return ENTRY.pack(
-        batch.producer.encode("ascii"),
-        batch.sequence,
-        batch.count,
-        batch.checksum,
-        batch.first_id,
-        batch.offset,
-        batch.size_bytes,
-        0,
-    )
-
-
-def _decode_note(entry: tuple[Any, ...]) -> StoredBatch:
-    name, sequence, count, checksum, first_id, offset, size, _crc = entry
-    producer = name.rstrip(b"\0").decode("latin-1")
-    if sequence < 0 or not PRODUCER.fullmatch(producer):
-        raise FieldError(f"note: {producer!r} {sequence} is no batch")
-    return StoredBatch(
-        producer, sequence, count, checksum, first_id, offset, SizeBytes(size)
-    )
 
 
 def _encode_tail_reply(reply: TailReply) -> bytes:
@@ -511,9 +491,9 @@ def decode_data(payload: bytes) -> Data:
         if json_at > len(head):
             raise FieldError(f"head: expected {json_at} bytes, got {len(head)}")
         marks = tuple(_MARK.iter_unpack(head[at:rows_at]))
-        rows = [_ChunkRow(*each) for each in _ROW.iter_unpack(head[rows_at:json_at])]
+        rows = list(map(list, _ROW.iter_unpack(head[rows_at:json_at])))
         _check_range("data", epoch, *[n for mark in marks for n in mark[1:]])
-        chunks = _decode_chunks(map(_checked, rows), rest)
+        chunks = _decode_chunks(_read_rows(rows, "chunk"), rest)
         last = _Rest()
         if json_at < len(head):
             last = _read_rest(json.loads(head[json_at:].decode()), "data")
@@ -553,13 +533,6 @@ def _nonce_at(head: bytes, at: int, size: int) -> tuple[str, int]:
 def _check_range(name: str, *numbers: int) -> None:
     if max(numbers) > I64_MAX:
         raise FieldError(f"{name}: expected 0 to {I64_MAX}, got {max(numbers)}")
-
-
-def _checked(row: _ChunkRow) -> _ChunkRow:
-    _check_range("chunk", row.offset, row.segment)
-    if not (row.size_bytes and row.record_count):
-        raise FieldError(f"chunk: expected 1 record or more, got {row}")
-    return row
 
 
 def _unread(name: str, error: Exception) -> RemoteProtocolError:

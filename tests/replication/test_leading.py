@@ -53,7 +53,7 @@ class Peer:
         **changes: object,
     ) -> None:
         said = tuple((number, Offset(end)) for number, end in (acks or {}).items())
-        pull = Pull(FIRST, self.number, self.incarnation, 1, said, 1 << 22, False)
+        pull = Pull(FIRST, self.number, self.incarnation, 1, said, 1 << 22)
         fields = {name: getattr(pull, name) for name in pull.__slots__}
         pull = Pull(**{**fields, **changes})  # type: ignore[arg-type]
         self.leader.streams.pull(pull, owner, self.answers.append)

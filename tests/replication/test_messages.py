@@ -264,9 +264,15 @@ ROW = (7, 5, 1, 1, -1, crc32(b"x"), 0, 0, 0)
                 b"dat1",
                 struct.pack(">QIIB", 1, 0, 1, 0)
                 + struct.pack(">QQIIqIQII", *ROW[:at], wrong, *ROW[at + 1 :]),
-                "chunk: expected",
+                f"{name}: expected",
             )
-            for at, wrong in ((1, 2**63), (2, 0), (3, 0), (6, 2**63), (7, 1))
+            for at, wrong, name in (
+                (1, 2**63, "offset"),
+                (2, 0, "size_bytes"),
+                (3, 0, "record_count"),
+                (6, 2**63, "segment"),
+                (7, 1, "chunk"),
+            )
         ],
     ],
 )
