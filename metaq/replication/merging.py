@@ -15,7 +15,6 @@ Invariants:
   bytes are missing here which were acknowledged.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -26,6 +25,7 @@ from metaq.model import LogId, MessageId, Offset
 from metaq.peer.connection import BrokerConnection
 from metaq.replication.election import merged_watermark, tail_from
 from metaq.replication.epochs import CopyFacts, Epoch, EpochTable, adopt_table
+from metaq.replication.follow_task import FollowNode
 from metaq.replication.following import ask, begin_logs, drained
 from metaq.replication.messages import (
     TABLES,
@@ -41,7 +41,6 @@ from metaq.storage.cut import cut_log
 from metaq.storage.log_manager import LogManager
 from metaq.storage.log_removal import carry_out
 from metaq.storage.log_state import LogState
-from metaq.storage.partition_log import PartitionLog
 
 ANSWER_S: Final = 5.0
 """Longest wait for one answer of a member."""
@@ -64,33 +63,28 @@ class Merging:
 
     def __init__(
         self,
+        node: FollowNode,
         logs: LogManager,
         tables: EpochTables,
+        epoch: Epoch,
         *,
         clock: Clock,
-        set_id: str,
-        epoch: Epoch,
-        replica: int,
-        make_log: Callable[[LogId, Offset, int], PartitionLog],
     ) -> None:
         """Prepare; every log follows, and nothing is on its way to one.
 
         Args:
+            node: of the claimer.
             logs: of the claimer.
             tables: their epochs.
-            clock: for deadlines.
-            set_id: name of the set.
             epoch: of the claim.
-            replica: the claimer.
-            make_log: makes a log that the claimer lacks: partition, start, number.
+            clock: for deadlines.
         """
+        self._node = node
+        self._set_id = node.replica.file.set_id
         self._logs = logs
         self._tables = tables
-        self._clock = clock
-        self._set_id = set_id
         self._epoch = epoch
-        self._replica = replica
-        self._make_log = make_log
+        self._clock = clock
 
     async def merge_with(self, connection: BrokerConnection) -> Merged:
         """Take what a member has more, and its high watermarks.
@@ -108,7 +102,7 @@ class Merging:
         """
         if not connection.capabilities.follow:
             raise UnexpectedReplyError(f"{connection.address} is no replica of a set")
-        request = TablesRequest(self._set_id, self._epoch, self._replica)
+        request = TablesRequest(self._set_id, self._epoch, self._node.replica.id)
         reply = await ask(
             connection, TABLES, request, clock=self._clock, timeout_s=ANSWER_S
         )
@@ -144,7 +138,7 @@ class Merging:
             adopted[other.number] = table
             if own is not None and point < own.end:
                 cuts[log_id] = point
-        await begin_logs(self._logs, self._tables, self._make_log, begun)
+        await begin_logs(self._logs, self._tables, self._node.make_log, begun)
         for log_id, point in cuts.items():
             await carry_out(partial(cut_log, self._logs, log_id, point))
         await self._tables.adopt(adopted)

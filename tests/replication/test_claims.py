@@ -1,7 +1,8 @@
 """A replica's way to a term: when it claims, what it merges, when it gives up."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -110,11 +111,14 @@ class Merges:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.found: dict[str, Merged | Exception] = {}
         self.asked: list[str] = []
-        monkeypatch.setattr(claims, "connect", self._connect)
+        monkeypatch.setattr(claims, "connected", self._connected)
         monkeypatch.setattr(claims, "Merging", self._merging)
 
-    async def _connect(self, address: BrokerAddress, _clock: object) -> "_Peer":
-        return _Peer(address.host)
+    @asynccontextmanager
+    async def _connected(
+        self, address: BrokerAddress, _clock: object
+    ) -> AsyncIterator["_Peer"]:
+        yield _Peer(address.host)
 
     def _merging(self, *_rest: object, **_options: object) -> "Merges":
         return self
@@ -136,9 +140,6 @@ class _Peer:
 
     def __init__(self, host: str) -> None:
         self.host = host
-
-    def close(self, _reason: str) -> None:
-        self.host = ""
 
 
 @pytest.fixture
