@@ -61,6 +61,7 @@ from metaq.replication.record import (
     encode_record,
 )
 from metaq.replication.replica import LeaderSeen, View
+from metaq.retry import Backoff, retry
 from metaq.zk.errors import CoordinationTimeoutError, NodeChangedError, NoNodeError
 from metaq.zk.paths import NodePaths, parse_broker_id
 from metaq.zk.session import (
@@ -78,8 +79,8 @@ _log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S: Final = 5.0
 """So long ZooKeeper may take for an answer."""
-FIRST_S: Final = 0.05
-"""Pause before the next try of the first read."""
+FIRST_BACKOFF: Final = Backoff(first_s=0.05, max_s=0.5)
+"""Pauses between tries of the first read."""
 TRIES: Final = 3
 """A node that is to be deleted goes by itself with its session, and may do so between a
 read and the request; this often is no coincidence any more."""
@@ -341,16 +342,12 @@ class SetNodes:
             ReplicaSetError: as `read`.
             CoordinationError: ZooKeeper did not answer within so many seconds.
         """
-        until_s = self.clock.monotonic_s() + timeout_s
-        while True:
-            try:
-                return await self.read(synced=True)
-            except ReplicaSetError:
-                raise
-            except CoordinationError:
-                if self.clock.monotonic_s() > until_s:
-                    raise
-            await asyncio.sleep(FIRST_S)
+        return await retry(
+            partial(self.read, synced=True),
+            backoff=FIRST_BACKOFF,
+            deadline_s=self.clock.monotonic_s() + timeout_s,
+            clock=self.clock,
+        )
 
     async def _each(
         self, parent: str, decode: Callable[[int, bytes], T]
