@@ -78,7 +78,7 @@ from metaq.replication.replica import (
     start,
     step_down,
 )
-from metaq.replication.serving import answer_tables
+from metaq.replication.serving import copies_of
 from metaq.replication.set_nodes import (
     LeaderData,
     Outcome,
@@ -694,7 +694,8 @@ class ReplicaNode(Service):
                     f" {file.epoch} of {file.set_id}, flag {file.flag or 'none'}"
                 )
         self.wake()  # the claimer leads soon
-        return answer_tables(self._logs.logs(), self._store.tables, self._last_id)
+        copies = copies_of(self._logs.logs(), self._store.tables)
+        return TablesReply(copies, self._last_id)
 
     def drop(self, session: object) -> None:
         """Forget what a connection had asked for: it has ended."""

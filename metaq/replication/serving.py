@@ -20,7 +20,6 @@ from metaq.replication.epochs import CopyFacts, EpochTable, parting_point
 from metaq.replication.messages import (
     Chunk,
     JoinLog,
-    TablesReply,
     TailReply,
     TailRequest,
 )
@@ -81,19 +80,6 @@ def copies_of(
         for log_id, log in logs.items()
         if tables.is_living(log.number)
     )
-
-
-def answer_tables(
-    logs: Mapping[LogId, PartitionLog], tables: Tables, last_id: MessageId
-) -> TablesReply:
-    """Return what a member has, once it has promised to follow no older epoch.
-
-    Args:
-        logs: of the member; nothing is on its way to them any more.
-        tables: their epochs.
-        last_id: greatest id that it knows.
-    """
-    return TablesReply(copies_of(logs, tables), last_id)
 
 
 def find_log(logs: Mapping[LogId, PartitionLog], number: int) -> PartitionLog | None:

@@ -49,7 +49,7 @@ from metaq.replication.replica import (
     joined,
     takes_data,
 )
-from metaq.replication.serving import answer_tables
+from metaq.replication.serving import copies_of
 from metaq.replication.tables import EpochTables
 from metaq.storage.append_request import AppendTicket
 from metaq.storage.log_state import LogState
@@ -418,8 +418,8 @@ class Leader:
         return UnavailableError("leads no more")
 
     async def answer_tables(self, asked: TablesRequest) -> TablesReply:
-        tables = self.copy.tables
-        return answer_tables(self.copy.logs.logs(), tables, MessageId(77))
+        copies = copies_of(self.copy.logs.logs(), self.copy.tables)
+        return TablesReply(copies, MessageId(77))
 
 
 class Following:

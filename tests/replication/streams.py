@@ -33,7 +33,7 @@ from metaq.replication.replica import (
     joined,
     takes_data,
 )
-from metaq.replication.serving import answer_tables, answer_tail
+from metaq.replication.serving import answer_tail, copies_of
 from metaq.replication.tables import EpochTables
 from metaq.storage.append_request import Request
 from metaq.storage.log_manager import LogManager
@@ -321,7 +321,8 @@ def serve(site: Site, command: Follow, owner: object, answer) -> None:
         case messages.PULL:
             site.streams.pull(messages.decode_pull(payload), owner, answer)
         case messages.TABLES.kind:
-            reply = answer_tables(site.logs.logs(), site.tables, site.last_id)
+            copies = copies_of(site.logs.logs(), site.tables)
+            reply = messages.TablesReply(copies, MessageId(site.last_id))
             answer(messages.TABLES.encode_answer(reply))
         case messages.TAIL.kind:
             asyncio.create_task(_serve_tail(site, payload, answer))  # noqa: RUF006
