@@ -20,7 +20,8 @@ from metaq.replication.epochs import CopyFacts, parting_point
 from metaq.replication.follow_task import connected
 from metaq.replication.following import ask
 from metaq.replication.messages import SUM, SumReply, SumRequest
-from metaq.replication.serving import Tables, facts_of, find_log
+from metaq.replication.serving import facts_of, find_log
+from metaq.replication.tables import EpochTables
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import Segment
 
@@ -33,7 +34,7 @@ SUM_S: Final = 10.0
 
 
 async def answer_sum(
-    logs: Mapping[LogId, PartitionLog], tables: Tables, asked: SumRequest
+    logs: Mapping[LogId, PartitionLog], tables: EpochTables, asked: SumRequest
 ) -> SumReply:
     """Compare a segment of another replica with the own bytes.
 

@@ -28,7 +28,6 @@ from metaq.replication.replica import (
     caught_up,
     declare_incomplete,
     joined,
-    takes_data,
 )
 from metaq.replication.store import ReplicaStore
 from metaq.storage.partition_log import PartitionLog
@@ -238,10 +237,6 @@ class FollowTask:
         """Records with ids up to this one exist: some were appended."""
         self.lack_of_space = ""
         self._node.note_last_id(last_id)
-
-    def takes_data(self, epoch: Epoch) -> bool:
-        """Return whether data of this epoch is appended."""
-        return takes_data(self.replica, epoch)
 
     def make_log(self, log_id: LogId, start: Offset, number: int) -> PartitionLog:
         """Make a log that follows, as the leader has it."""

@@ -51,7 +51,7 @@ from metaq.replication.messages import (
     encode_pull,
 )
 from metaq.replication.progress import JoinAnswer
-from metaq.replication.replica import Replica
+from metaq.replication.replica import Replica, takes_data
 from metaq.replication.serving import copies_of, facts_of
 from metaq.replication.tables import EpochTables
 from metaq.storage.cut import cut_log
@@ -108,9 +108,6 @@ class FollowerOwner(Protocol):
 
     def note_last_id(self, last_id: MessageId) -> None:
         """No id of the own may be this one or lower."""
-
-    def takes_data(self, epoch: Epoch) -> bool:
-        """Return whether data of this epoch is appended: `replica.takes_data`."""
 
     def make_log(self, log_id: LogId, start: Offset, number: int) -> PartitionLog:
         """Return a new log, with the settings of its topic (`get_or_create`)."""
@@ -189,9 +186,7 @@ class Follower:
                 if log.state is LogState.OPEN:
                     log.follow()
             await drained(self._logs, self._clock)
-            join = await self._ask_to_join()
-            if join is not None:
-                await self._carry_out(join)
+            if await self._join():
                 await self._stream()
         finally:
             self._is_over = True
@@ -200,7 +195,8 @@ class Follower:
 
     # -- the join ---------------------------------------------------------------------
 
-    async def _ask_to_join(self) -> tuple[JoinReply, _Join] | None:
+    async def _join(self) -> bool:
+        """Join the leader; False where its answer forbids to follow."""
         replica, logs = self._owner.replica, self._logs.logs()
         request = JoinRequest(
             replica.file.set_id,
@@ -221,9 +217,11 @@ class Follower:
             )
         if reply.is_lost:
             await self._owner.on_lost()
-            return None
+            return False
         join = await self._planned(reply)
-        return None if join is None else (reply, join)
+        if join is not None:
+            await self._carry_out(reply, join)
+        return join is not None
 
     async def _planned(self, reply: JoinReply) -> _Join | None:
         """Return what a join does; None where a log contradicts the own copy."""
@@ -257,13 +255,12 @@ class Follower:
                 _log.warning("leader has no such log, it is kept: partition=%s", log_id)
         return _Join(plans, begun, tuple(gone))
 
-    async def _carry_out(self, found: tuple[JoinReply, _Join]) -> None:
+    async def _carry_out(self, reply: JoinReply, join: _Join) -> None:
         """Do what a join asks for; every step is durable before the next."""
-        reply, join = found
         logs = self._logs.logs()
         await self._tables.bury(reply.gone)
         await self._set_aside(join.gone)
-        await self._begin(join.begun)
+        await begin_logs(self._logs, self._tables, self._owner.make_log, join.begun)
         lowered = {
             log_id: plan.hw
             for log_id, plan in join.plans.items()
@@ -298,9 +295,6 @@ class Follower:
         log.leader_start = answer.copy.start
         if self._is_unsure and log.synced_end < answer.target:
             self._targets[number] = answer.target
-
-    async def _begin(self, begun: Mapping[LogId, tuple[CopyFacts, EpochTable]]) -> None:
-        await begin_logs(self._logs, self._tables, self._owner.make_log, begun)
 
     async def _set_aside(self, log_ids: Collection[LogId]) -> None:
         """Move logs aside whose deletion is in the journal of epochs."""
@@ -380,14 +374,15 @@ class Follower:
         await self._tables.bury(data.gone)
         await self._set_aside([each.log_id for each in gone])
         births = {each.log_id: each.answer for each in data.births}
-        await self._begin({each: _whole(a.copy) for each, a in births.items()})
+        begun = {each: _whole(answer.copy) for each, answer in births.items()}
+        await begin_logs(self._logs, self._tables, self._owner.make_log, begun)
         for log_id, answer in births.items():
             self._go_on(self._logs.logs()[log_id], answer)
         self._check(data)
         self._apply(data)
 
     def _check(self, data: Data) -> None:
-        if data.epoch != self._epoch or not self._owner.takes_data(self._epoch):
+        if data.epoch != self._epoch or not takes_data(self._owner.replica, data.epoch):
             raise ClosedError(f"data of epoch {data.epoch.number} is not followed")
 
     def _apply(self, data: Data) -> None:

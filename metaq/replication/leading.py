@@ -61,13 +61,13 @@ from metaq.replication.progress import (
 )
 from metaq.replication.serving import (
     CHUNK_BYTES_MAX,
-    Tables,
     chunk_of,
     facts_of,
     read_chunk,
     refusal,
     report,
 )
+from metaq.replication.tables import EpochTables
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import DamagedSegmentError
@@ -163,9 +163,8 @@ class LeadingStreams:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
         logs: Mapping[LogId, PartitionLog],
-        tables: Tables,
+        tables: EpochTables,
         owner: TermOwner,
         *,
         set_id: str,
@@ -174,14 +173,13 @@ class LeadingStreams:
         """Prepare a term; `begin` begins it.
 
         Args:
-            loop: the broker's.
             logs: all logs, a live view.
             tables: their epochs; that of this term has begun in each log.
             owner: the replica.
             set_id: name of the set.
             lag_s: after so long a follower that is silent or late counts as stalled.
         """
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         self._logs = logs
         self._tables = tables
         self._owner = owner

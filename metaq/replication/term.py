@@ -3,7 +3,6 @@
 Owner: the node, from the moment its puts are open to its step-down.
 """
 
-import asyncio
 from typing import Final, Protocol
 
 from metaq.errors import TooFewReplicasError
@@ -57,7 +56,6 @@ class Term:
         self._lost = set[int]()
         self._contact_s: float | None = None
         self.streams: Final = LeadingStreams(
-            asyncio.get_running_loop(),
             store.logs.logs(),
             store.tables,
             self,

@@ -47,7 +47,6 @@ from metaq.replication.replica import (
     caught_up,
     declare_incomplete,
     joined,
-    takes_data,
 )
 from metaq.replication.serving import copies_of
 from metaq.replication.tables import EpochTables
@@ -351,7 +350,6 @@ class Leader:
         self.lost: list[int] = []
         self.saved: list[tuple[int, int]] = []
         self.streams: LeadingStreams = LeadingStreams(
-            asyncio.get_running_loop(),
             copy.logs.logs(),
             copy.tables,
             self,
@@ -488,9 +486,6 @@ class Following:
 
     def note_last_id(self, last_id: MessageId) -> None:
         self.last_id = max(self.last_id, last_id)
-
-    def takes_data(self, epoch: Epoch) -> bool:
-        return takes_data(self.replica, epoch)
 
     def make_log(self, log_id: LogId, start: Offset, number: int) -> PartitionLog:
         settings = self.copy.bench.config.topic(log_id.topic)

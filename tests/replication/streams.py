@@ -31,7 +31,6 @@ from metaq.replication.replica import (
     caught_up,
     declare_incomplete,
     joined,
-    takes_data,
 )
 from metaq.replication.serving import answer_tail, copies_of
 from metaq.replication.tables import EpochTables
@@ -207,9 +206,6 @@ class Site:
     def note_last_id(self, last_id: MessageId) -> None:
         self.last_id = max(self.last_id, last_id)
 
-    def takes_data(self, epoch: Epoch) -> bool:
-        return takes_data(self.replica, epoch)
-
 
 class Leader(Site):
     """A site that leads, and what its term knows."""
@@ -227,8 +223,7 @@ class Leader(Site):
         super().__init__(number, fs, **system)
         self.term = Leadership(epoch, Quorum(number, in_sync, minimum))
         self.streams = LeadingStreams(
-            asyncio.get_running_loop(), self.logs.logs(), self.tables, self,
-            set_id=SET, lag_s=LAG_S,
+            self.logs.logs(), self.tables, self, set_id=SET, lag_s=LAG_S,
         )  # fmt: skip
         self._ticks: asyncio.Task | None = None
         self.next_id = 1

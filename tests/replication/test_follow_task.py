@@ -227,8 +227,6 @@ def test_steps_of_a_stream_are_taken_under_the_lock(streams: Streams) -> None:
             assert node.replica.is_sure
         await joining
         assert node.replica.stream == EPOCH
-        assert task.takes_data(EPOCH)
-        assert not task.takes_data(Epoch(4, "n"))
         await task.on_caught_up()
         assert node.replica.file.flag is Flag.NONE
         assert node.replica.file.completed == 3
