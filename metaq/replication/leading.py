@@ -14,7 +14,7 @@ of the logs that have something for it.
 
     ready     bytes are in memory, or may be
     cold      they have to be read from the file, one log after another
-    marks     the high watermark has moved: goes with the next data, or 100 ms later
+    marks     the high watermark has moved: goes with the next data, or at the next tick
     missing   not caught up since the join (`LogProgress.joined`)
     lacking   bytes that it lacks: up to where, and since when
 
@@ -81,8 +81,6 @@ PULLS_MAX: Final = 3
 """Pulls of one follower that wait."""
 IDLE_S: Final = 0.5
 """After so long a follower gets an empty message."""
-MARKS_DELAY_S: Final = 0.1
-"""So long high watermarks wait for bytes to go with."""
 LOADED_BYTES_MAX: Final = 4 << 20
 """Bytes of one follower that are read from files ahead of its pulls."""
 TICK_S_MAX: Final = 1.0
@@ -198,7 +196,6 @@ class LeadingStreams:
         self._encoded: tuple[Data, bytes] | None = None
         """The last message of this flush: the next follower mostly gets it too."""
         self._is_flush_due = False
-        self._marks_timer: asyncio.TimerHandle | None = None
         self._now_s = 0.0
         self._ticked_s: float | None = None
         self._is_closed = False
@@ -266,8 +263,6 @@ class LeadingStreams:
         self._is_closed = True
         for log in self._by_number.values():
             log.on_moved = None
-        if self._marks_timer is not None:
-            self._marks_timer.cancel()
         for each in tuple(self._followers.values()):
             self._end(each, error or refusal("This replica leads no more.", NOT_LEADER))
 
@@ -518,9 +513,6 @@ class LeadingStreams:
         chunks = self._gather(follower, pull.credit_bytes)
         has_data = chunks or follower.births or follower.gone
         if not (has_data or is_due):
-            if follower.marks and self._marks_timer is None:
-                later = self._loop.call_later
-                self._marks_timer = later(MARKS_DELAY_S, self._on_marks_due)
             return False
         follower.pulls.popleft()
         logs = [(n, self._by_number[n]) for n in follower.marks]
@@ -539,12 +531,6 @@ class LeadingStreams:
             self._encoded = data, encode_data(data)
         answer(self._encoded[1])
         return True
-
-    def _on_marks_due(self) -> None:
-        self._marks_timer = None
-        for each in tuple(self._followers.values()):
-            if each.marks and each.pulls:
-                self._send(each, is_due=True)
 
     def _gather(self, follower: _Follower, credit_bytes: int) -> list[Chunk]:
         """Return chunks for one message; each log that has more gets its turn."""
@@ -623,7 +609,7 @@ class LeadingStreams:
     # -- time -------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
-        """Send empty messages; to be called some times a second.
+        """Send marks alone, and empty messages; to be called some times a second.
 
         Args:
             now_s: the boot clock.
@@ -633,7 +619,8 @@ class LeadingStreams:
         self._ticked_s = now_s
         for each in tuple(self._followers.values()):
             self._look_at_mended(each)
-            if each.pulls and self._now_s - each.sent_s >= IDLE_S:
+            is_due = each.marks or self._now_s - each.sent_s >= IDLE_S
+            if each.pulls and is_due:
                 self._send(each, is_due=True)
             is_waited = each.has_left or each.replica in self._term.quorum.waited
             if not is_waited and self._is_late(each):
