@@ -60,7 +60,7 @@ def open_set(
     """
     path = Path(config.system.data_path)
     file, is_cut = read_set_file(fs, path), False
-    tables = EpochTables.read(fs, paths)
+    tables = EpochTables(fs, paths)
 
     def note_cut() -> None:
         """Write the flag before the tail goes: it may have bytes that were promised."""

@@ -128,7 +128,7 @@ class Copy:
     def __init__(self, fs: FaultyFileSystem, first: int, **system: int) -> None:
         self.fs = fs
         numbers = itertools.count(first)
-        self.tables = EpochTables.read(fs, (DATA,), lambda: next(numbers))
+        self.tables = EpochTables(fs, (DATA,), lambda: next(numbers))
         self.bench = StorageBench(fs, config(**system), LoopClock())
         self.logs = self.bench.manager
         self.logs.open(

@@ -135,7 +135,7 @@ class Site:
             self.fs, self.clock, loop.call_soon, self.config,
             start_worker=self._worker,
         )  # fmt: skip
-        self.tables = EpochTables.read(self.fs, [DATA])
+        self.tables = EpochTables(self.fs, [DATA])
         self.logs.open(
             numbers=self.tables.numbers,
             starts=self.tables.starts,
