@@ -520,10 +520,8 @@ class Broker(Service):
         from metaq.broker.replica_part import ReplicaPart  # noqa: PLC0415  # as above
 
         replica = self._replica = ReplicaPart(
-            self._config,
             self.context,
             coordinator,
-            clock=self._clock,
             fs=self._fs,
             logs=self._logs,
             facts=self._set_facts,
@@ -711,7 +709,7 @@ class Broker(Service):
     async def on_stop(self) -> None:
         """Withdraw while everything still works, and let clients notice."""
         if self._replica is not None:
-            await self._replica.leave()
+            await self._replica.node.leave()
         if self._registration is None:
             return
         share_s = self._shutdown_s * WITHDRAW_SHARE

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from metaq.broker.context import BrokerContext
-from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.errors import MetaqError, NotLeaderError, UnavailableError, WireError
 from metaq.fs import FileSystem
@@ -86,11 +85,9 @@ class ReplicaPart(Service):
 
     def __init__(
         self,
-        config: BrokerConfig,
         context: BrokerContext,
         coordinator: Coordinator,
         *,
-        clock: Clock,
         fs: FileSystem,
         logs: LogManager,
         facts: StartFacts,
@@ -99,16 +96,15 @@ class ReplicaPart(Service):
         """Describe the part; nothing is read before `start`.
 
         Args:
-            config: has a section `[replication]`.
-            context: of the broker.
+            context: of the broker; its settings have a section `[replication]`.
             coordinator: its session; owned from now on.
-            clock: time.
             fs: the disk.
             logs: opened by `open_set`.
             facts: its result.
             snapshot: returns what clients are to see of this broker.
         """
         super().__init__("set", stop_timeout_s=8.0)
+        config, clock = context.config, context.clock
         assert config.replication is not None, "a member of a set"
         self._context = context
         self._coordinator = coordinator
@@ -129,8 +125,6 @@ class ReplicaPart(Service):
         self.node = ReplicaNode(
             config,
             SetNodes(coordinator, self._paths, broker_id, replica_id, clock=clock),
-            coordinator,
-            clock=clock,
             fs=fs,
             logs=logs,
             facts=facts,
@@ -208,10 +202,6 @@ class ReplicaPart(Service):
     async def bury(self, topic: str) -> None:
         """Note for the whole set that the logs of a topic are deleted."""
         await self._tables.bury_topic(topic)
-
-    async def leave(self) -> None:
-        """Hand over, before the connections end."""
-        await self.node.leave()
 
     def update(self) -> None:
         """Register again: topics or their settings have changed."""

@@ -26,7 +26,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.errors import (
     ClosedError,
@@ -94,7 +93,7 @@ from metaq.replication.term import Term
 from metaq.replication.upkeep import successor
 from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
-from metaq.zk.session import Coordinator, SessionState
+from metaq.zk.session import SessionState
 
 _log = logging.getLogger(__name__)
 
@@ -150,9 +149,7 @@ class ReplicaNode(Service):
         self,
         config: BrokerConfig,
         nodes: SetNodes,
-        coordinator: Coordinator,
         *,
-        clock: Clock,
         fs: FileSystem,
         logs: LogManager,
         facts: StartFacts,
@@ -162,9 +159,8 @@ class ReplicaNode(Service):
 
         Args:
             config: has a section `[replication]`.
-            nodes: of this replica in ZooKeeper.
-            coordinator: its session; started and stopped by its owner.
-            clock: time.
+            nodes: of this replica in ZooKeeper; their session is started and stopped
+                by its owner.
             fs: the disk.
             logs: opened with the numbers of the tables in `facts`.
             facts: from the start.
@@ -178,8 +174,7 @@ class ReplicaNode(Service):
         self._connect_timeout_s = config.zookeeper.connection_timeout_ms / 1000
         self._broker_id = config.system.broker_id
         self._nodes = nodes
-        self._coordinator = coordinator
-        self._clock = clock
+        clock = self._clock = nodes.clock
         self._logs = logs
         path = Path(config.system.data_path)
         self._store = ReplicaStore(fs, path, logs, facts.tables, clock=clock)
@@ -305,7 +300,7 @@ class ReplicaNode(Service):
         if self._is_leaving:
             return
         now_s = self._clock.monotonic_s()
-        status = self._coordinator.status
+        status = self._nodes.coordinator.status
         if status.state is not SessionState.CONNECTED:
             await self._while_away(status.state)
             return
