@@ -623,7 +623,7 @@ class LeadingStreams:
             if each.pulls and is_due:
                 self._send(each, is_due=True)
             is_waited = each.has_left or each.replica in self._term.quorum.waited
-            if not is_waited and self._is_late(each):
+            if not is_waited and self._is_stalled(each.replica):
                 self._leave(each.replica)
 
     def _look_at_mended(self, follower: _Follower) -> None:
@@ -635,25 +635,13 @@ class LeadingStreams:
                 follower.ready[number] = None
                 self._flush_soon()
 
-    def _is_late(self, follower: _Follower) -> bool:
-        """Return whether a high watermark may have waited for it for too long."""
-        if self._now_s - self._contacts[follower.replica][0] >= self._lag_s:
-            return True
-        for number, (_end, since_s) in follower.lacking.items():
-            if self._now_s - since_s < self._lag_s:
-                break
-            if number not in follower.missing:
-                return True
-        return False
-
     def stalled(self) -> frozenset[int]:
         """Return who is waited for, and silent or late by the lag time.
 
         Or whose connection is gone for `GONE_S`. Before its first join a replica counts
         as heard when the term began.
         """
-        waited = self._term.quorum.waited - {self._term.quorum.leader}
-        return frozenset(filter(self._is_stalled, waited))
+        return frozenset(filter(self._is_stalled, self._term.quorum.others))
 
     def hears_all(self) -> bool:
         """Return whether all who are waited for pull: until then no other has claimed.
@@ -661,27 +649,31 @@ class LeadingStreams:
         A claimer has ended its stream before. One that is cut off may claim within
         `GONE_S`.
         """
-        waited = self._term.quorum.waited - {self._term.quorum.leader}
-        never = -GONE_S, False
-        heard = [self._contacts.get(replica, never) for replica in waited]
+        never, others = (-GONE_S, False), self._term.quorum.others
+        heard = [self._contacts.get(replica, never) for replica in others]
         return all(is_there and self._now_s - s < GONE_S for s, is_there in heard)
 
     def _is_stalled(self, replica: int) -> bool:
+        """Return whether a high watermark may have waited for it for too long."""
         heard_s, is_connected = self._contacts.get(replica, (0.0, True))
         silent_s = self._now_s - heard_s
         if silent_s >= (self._lag_s if is_connected else GONE_S):
             return True
         follower = self._followers.get(replica)
-        if follower is None or not follower.lacking:
+        if follower is None:
             return False
-        _end, since_s = next(iter(follower.lacking.values()))
-        return self._now_s - since_s >= self._lag_s
+        # Without a place in the set it is waited for in logs where it caught up alone.
+        is_waited = replica in self._term.quorum.waited
+        excused = frozenset() if is_waited else follower.missing
+        late_s = self._now_s - self._lag_s
+        lacking = follower.lacking.items()
+        return any(s <= late_s and n not in excused for n, (_end, s) in lacking)
 
     def lag(self) -> tuple[FollowerLag, ...]:
         """Return how far each replica is that joined, or is waited for."""
         quorum = self._term.quorum
         rows = []
-        for replica in sorted((quorum.waited - {quorum.leader}) | {*self._followers}):
+        for replica in sorted(quorum.others | {*self._followers}):
             follower = self._followers.get(replica)
             lacking = follower.lacking if follower is not None else {}
             since_s = [since_s for _end, since_s in lacking.values()]
