@@ -84,7 +84,6 @@ from metaq.replication.set_nodes import (
     SetNodes,
     SetView,
     Shown,
-    encode_leader,
     require_former_life,
     token_of,
 )
@@ -358,7 +357,7 @@ class ReplicaNode(Service):
             )
             held = self._logs.holdings_version
             member = self._store.member(own.file.set_id, held, life)
-            await self._nodes.propose(change, member=member, leader_data=b"")
+            await self._nodes.propose(change, member=member)
 
     async def _begin(self, seen: SetView) -> None:
         """Register in the set, or freeze; nothing is written for a number in use."""
@@ -519,11 +518,11 @@ class ReplicaNode(Service):
     async def _propose(self, change: Change) -> None:
         """Send a change; without an answer it is read back."""
         own, set_id = change.member, self.replica.file.set_id
-        data = LeaderData(self.id, change.record.epoch, self._served.address)
+        leader = LeaderData(self.id, change.record.epoch, self._served.address)
         outcome = await self._nodes.propose(
             change,
             member=own and self._store.member(set_id, own[1], own[1]),
-            leader_data=encode_leader(data),
+            leader=leader,
             shown=self._to_show() if change.purpose is Purpose.REGISTER else None,
         )
         self.wake()

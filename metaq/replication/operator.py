@@ -236,7 +236,7 @@ async def change_set(
             if change is None:
                 return record
             after = change.record
-            outcome = await nodes.propose(change, member=None, leader_data=b"")
+            outcome = await nodes.propose(change)
         elif first is not None:
             after = first
             outcome = await nodes.create_record(first, members)

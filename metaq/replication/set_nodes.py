@@ -134,11 +134,6 @@ class LeaderData:
     """`meta://host:port` of its broker."""
 
 
-def encode_member(member: Member) -> bytes:
-    """Return the JSON of `members/K`."""
-    return to_json(member)
-
-
 def decode_member(data: bytes) -> Member:
     """Read `members/K`.
 
@@ -146,11 +141,6 @@ def decode_member(data: bytes) -> Member:
         ReplicaSetError: it is none; likewise below.
     """
     return decode(Member, data, "member")
-
-
-def encode_present(shown: Shown) -> bytes:
-    """Return the JSON of `present/K`."""
-    return to_json(shown)
 
 
 def decode_present(replica: int, data: bytes) -> Shown:
@@ -164,11 +154,6 @@ def decode_present(replica: int, data: bytes) -> Shown:
     if (found := shown.presence.replica) != replica:
         raise ReplicaSetError(f"presence: expected replica {replica}, got {found}")
     return shown
-
-
-def encode_leader(leader: LeaderData) -> bytes:
-    """Return the JSON of the `leader` node."""
-    return to_json(leader)
 
 
 def decode_leader(data: bytes) -> LeaderData:
@@ -404,8 +389,8 @@ class SetNodes:
         self,
         change: Change,
         *,
-        member: Member | None,
-        leader_data: bytes,
+        member: Member | None = None,
+        leader: LeaderData | None = None,
         shown: Shown | None = None,
     ) -> Outcome:
         """Send a change, which lands as a whole or not at all.
@@ -420,7 +405,7 @@ class SetNodes:
         Args:
             change: planned from what the last `read` found.
             member: payload of the own `members/K`; None where the change has none.
-            leader_data: payload of the `leader` node; b"" where the change has none.
+            leader: payload of the `leader` node; None where the change has none.
             shown: of a start: to be shown with it, so that of two processes of one
                 number only one registers.
 
@@ -428,13 +413,13 @@ class SetNodes:
             ReplicaSetError: as `show`.
             CoordinationError: ZooKeeper refuses for another reason (rights, quota).
         """
-        return await self._carry_out(self._steps(change, member, leader_data, shown))
+        return await self._carry_out(self._steps(change, member, leader, shown))
 
     async def _steps(
         self,
         change: Change,
         member: Member | None,
-        leader_data: bytes,
+        leader: LeaderData | None,
         shown: Shown | None,
     ) -> Sequence[Operation]:
         """Return the request of a change."""
@@ -443,13 +428,13 @@ class SetNodes:
             if change.is_check
             else WriteNode(self._record, encode_record(change.record), change.version)
         ]
-        steps += await self._leader_steps(change.leader_node, leader_data)
+        steps += await self._leader_steps(change.leader_node, leader)
         if change.member is not None:
             assert member is not None, f"{change.purpose} without its member"
             path, found, version = await self._member(change.member[0])
             if found != self._known.get(change.member[0]):
                 raise NodeChangedError(f"{path}: another one has registered")
-            steps.append(WriteNode(path, encode_member(member), version))
+            steps.append(WriteNode(path, to_json(member), version))
         if change.member_check is not None:
             path, found, version = await self._member(change.member_check[0])
             if found is None or found.incarnation != change.member_check[1]:
@@ -463,7 +448,9 @@ class SetNodes:
             )
         return steps
 
-    async def _leader_steps(self, part: LeaderNode, data: bytes) -> Sequence[Operation]:
+    async def _leader_steps(
+        self, part: LeaderNode, leader: LeaderData | None
+    ) -> Sequence[Operation]:
         """Return the steps of a change at the `leader` node."""
         path = self._leader
         if part is LeaderNode.LEFT:
@@ -473,7 +460,8 @@ class SetNodes:
             if node is None or not self._is_mine(node):
                 raise NodeChangedError(f"{path}: not of this session")
             return (CheckNode(path, node.version),)
-        created = [CreateEphemeral(path, data)] if part is LeaderNode.CREATED else []
+        is_made = part is LeaderNode.CREATED
+        created = [CreateEphemeral(path, to_json(leader))] if is_made else []
         is_old = node is not None and not self._is_mine(node) and self._is_ours(node)
         if node is not None and (is_old or not created):
             return DeleteNode(path, node.version), *created
@@ -520,7 +508,7 @@ class SetNodes:
         return [
             WriteNode(self._record, encode_record(record), node.version),
             *[
-                WriteNode(f"{self._members}/{replica}", encode_member(member), None)
+                WriteNode(f"{self._members}/{replica}", to_json(member), None)
                 for replica, member in members.items()
             ],
         ]
@@ -538,7 +526,7 @@ class SetNodes:
         path, found, version = await self._member(self._replica)
         if found is None or replace(found, directories=member.directories) != member:
             raise NodeChangedError(f"{path}: another one has registered")
-        return (WriteNode(path, encode_member(member), version),)
+        return (WriteNode(path, to_json(member), version),)
 
     async def show(self, shown: Shown) -> None:
         """Create the own `present/K`, or write it where it differs.
@@ -561,7 +549,7 @@ class SetNodes:
             ) from error
 
     async def _show_steps(self, shown: Shown) -> Sequence[Operation]:
-        path, data = f"{self._presences}/{self._replica}", encode_present(shown)
+        path, data = f"{self._presences}/{self._replica}", to_json(shown)
         node = await self._get(path)
         if node is None:
             return (CreateEphemeral(path, data),)

@@ -323,7 +323,7 @@ async def restore(rig: Replicas, *, missing: frozenset[int] = frozenset()) -> No
             outcome = await nodes.create_record(record, {})
         else:
             change = Change(Purpose.OPERATOR, record, view.version, LeaderNode.DELETED)
-            outcome = await nodes.propose(change, member=None, leader_data=b"")
+            outcome = await nodes.propose(change)
         assert outcome is Outcome.LANDED
 
 

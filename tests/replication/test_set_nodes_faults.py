@@ -9,6 +9,7 @@ import pytest
 
 from metaq.errors import CoordinationError, SessionLostError, SessionSuspendedError
 from metaq.replication.election import PresenceState, newer_copy
+from metaq.replication.json_values import to_json
 from metaq.replication.record import (
     Change,
     LeaderNode,
@@ -31,7 +32,6 @@ from metaq.replication.replica import claim as claim_of
 from metaq.replication.set_nodes import (
     REQUEST_TIMEOUT_S,
     Outcome,
-    encode_present,
 )
 from metaq.zk.errors import CoordinationTimeoutError
 from metaq.zk.session import SessionEvent
@@ -44,7 +44,7 @@ from tests.replication.set_nodes_rig import (
     RECORD,
     SetRig,
     a_set,
-    leader,
+    leading,
     member,
     shown,
 )
@@ -54,9 +54,9 @@ from tests.rigs.waiting import until
 
 async def send(rig: SetRig, replica: int, change: Change | None) -> Outcome:
     assert change is not None
-    data = leader(replica, change.record.epoch)
+    data = leading(replica, change.record.epoch)
     nodes = rig.nodes[replica]
-    return await nodes.propose(change, member=None, leader_data=data)
+    return await nodes.propose(change, member=None, leader=data)
 
 
 async def claim(rig: SetRig, replica: int, nonce: str = "n") -> Change:
@@ -175,7 +175,7 @@ def test_a_presence_whose_answer_got_lost_is_shown_again(is_carried_out: bool) -
             assert (rig.data(PRESENT_2) is not None) == is_carried_out
             rig.server.resume(rig.clients[2])
             await rig.nodes[2].show(shown(2))
-            assert rig.data(PRESENT_2) == encode_present(shown(2))
+            assert rig.data(PRESENT_2) == to_json(shown(2))
 
     run_virtually(scenario())
 
@@ -424,13 +424,13 @@ def test_members_of_two_processes_of_one_replica_do_not_mix() -> None:
             await other.read(synced=True)
 
             async def register() -> None:
-                landed = await first.propose(change, member=member(1), leader_data=b"")
+                landed = await first.propose(change, member=member(1))
                 assert landed is Outcome.LANDED
 
             path = "/meta/replicas/7/members/2"
             after_reading(rig, 2, path, register)
             late = replace(member(1), directories={"other": 1})
-            outcome = await other.propose(change, member=late, leader_data=b"")
+            outcome = await other.propose(change, member=late)
             assert outcome is Outcome.REFUSED
             assert (await other.read(synced=True)).members[2] == member(1)
 
