@@ -490,11 +490,6 @@ class ReplicaNode(Service):
                 await self._store.begin_epoch(epoch)
             case Join(leader, epoch):
                 await self._follow(leader, epoch)
-            case Act():
-                await self._act(action)
-
-    async def _act(self, act: Act) -> None:
-        match act:
             case Act.STOP_PULLING:
                 await self._stop_following()
                 await self._store.finish_writing()
