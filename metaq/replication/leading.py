@@ -94,15 +94,11 @@ JOIN_STEP: Final = 100
 class TermOwner(Protocol):
     """The replica that leads."""
 
-    @property
-    def term(self) -> Leadership:
-        """Its term, as it is now."""
-
     def on_join(self, replica: int, incarnation: int, revision: int) -> None:
-        """A follower joined: `term` has its life from now on."""
+        """A follower joined: has `set_term` called with its life."""
 
     def on_saved(self, replica: int, revision: int) -> None:
-        """A follower has saved this revision of the record."""
+        """A follower has saved this revision of the record: likewise."""
 
     def on_caught_up(self, replica: int) -> None:
         """A follower has caught up in all logs: it may be taken in."""
@@ -164,6 +160,7 @@ class LeadingStreams:
         logs: Mapping[LogId, PartitionLog],
         tables: EpochTables,
         owner: TermOwner,
+        term: Leadership,
         *,
         set_id: str,
         lag_s: float,
@@ -174,6 +171,7 @@ class LeadingStreams:
             logs: all logs, a live view.
             tables: their epochs; that of this term has begun in each log.
             owner: the replica.
+            term: as it begins.
             set_id: name of the set.
             lag_s: after so long a follower that is silent or late counts as stalled.
         """
@@ -183,7 +181,7 @@ class LeadingStreams:
         self._owner = owner
         self._set_id = set_id
         self._lag_s = lag_s
-        self._term = owner.term
+        self._term = term
         self._by_number: dict[int, PartitionLog] = {}
         self._progress: dict[int, LogProgress] = {}
         self._followers: dict[int, _Follower] = {}
@@ -335,7 +333,6 @@ class LeadingStreams:
                 follower.sent[number] = max(found.point, copy.start)
             yield
         self._owner.on_join(replica, request.incarnation, request.revision)
-        self.set_term(self._owner.term)
         is_lost = is_lost and not is_nothing
         logs = tuple(each for n, each in answers.items() if n in self._by_number)
         gone = {each.copy.number for each in request.logs} & self._tables.gone
@@ -384,7 +381,6 @@ class LeadingStreams:
         if pull.revision != follower.revision:
             follower.revision = pull.revision
             self._owner.on_saved(pull.replica, pull.revision)
-            self.set_term(self._owner.term)
         if follower.has_left:
             self._look_again(follower)
         for number, end in pull.acks:

@@ -59,6 +59,7 @@ class Term:
             store.logs.logs(),
             store.tables,
             self,
+            self.term,
             set_id=node.replica.file.set_id,
             lag_s=lag_s,
         )

@@ -353,6 +353,7 @@ class Leader:
             copy.logs.logs(),
             copy.tables,
             self,
+            self.term,
             set_id="s",
             lag_s=LAG_S,
         )
@@ -396,6 +397,7 @@ class Leader:
 
     def on_join(self, replica: int, incarnation: int, revision: int) -> None:
         self.term = self.term.join(replica, incarnation)
+        self.streams.set_term(self.term)
         self.on_saved(replica, revision)
 
     def on_saved(self, replica: int, revision: int) -> None:

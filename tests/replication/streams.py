@@ -223,7 +223,7 @@ class Leader(Site):
         super().__init__(number, fs, **system)
         self.term = Leadership(epoch, Quorum(number, in_sync, minimum))
         self.streams = LeadingStreams(
-            self.logs.logs(), self.tables, self, set_id=SET, lag_s=LAG_S,
+            self.logs.logs(), self.tables, self, self.term, set_id=SET, lag_s=LAG_S,
         )  # fmt: skip
         self._ticks: asyncio.Task | None = None
         self.next_id = 1
@@ -296,6 +296,7 @@ class Leader(Site):
 
     def on_saved(self, replica: int, revision: int) -> None:
         self.term = self.term.save(replica, revision, current=self.revision)
+        self.streams.set_term(self.term)
 
     def on_caught_up(self, replica: int | None = None) -> None:  # type: ignore[override]
         self.events.append(f"caught up {replica}")
