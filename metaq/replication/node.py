@@ -186,8 +186,8 @@ class ReplicaNode(Service):
         self.answers: Final = Answers(self, logs, facts.tables)
         """Answers to other replicas."""
         self._is_due = asyncio.Event()
-        self._is_read_due = True
-        self._read_s = 0.0
+        self._read_due_s = 0.0
+        """When ZooKeeper is to be read again; 0.0: at the next look."""
         self.seen: SetView | None = None
         """The set, as it was read last."""
         self._session_version = 0
@@ -257,7 +257,7 @@ class ReplicaNode(Service):
 
     def wake(self) -> None:
         """Look soon at what is due, in ZooKeeper too."""
-        self._is_read_due = True
+        self._read_due_s = 0.0
         self._is_due.set()
 
     async def _tick(self) -> None:
@@ -280,7 +280,7 @@ class ReplicaNode(Service):
                 self._error = ""
             except (CoordinationError, StorageError, ClosedError) as error:
                 # What was not done is due again: by the record, or by a failed disk.
-                self._is_read_due = True
+                self._read_due_s = 0.0
                 if str(error) != self._error:
                     _log.warning("replica %d: %s", self.id, error)
                 self._error = str(error)
@@ -304,8 +304,8 @@ class ReplicaNode(Service):
             await self._while_away(status.state)
             return
         if status.session_version != self._session_version:
-            self._shown, self._is_read_due = None, True
-        if self._is_read_due or now_s - self._read_s > READ_INTERVAL_S:
+            self._shown, self._read_due_s = None, 0.0
+        if now_s >= self._read_due_s:
             await self._read()
         if self._replica is None or self._replica.role is ReplicaRole.STARTING:
             return
@@ -331,9 +331,8 @@ class ReplicaNode(Service):
                 await self.take(lead_on(self._replica))
 
     async def _read(self) -> None:
-        self._is_read_due = False
-        seen = await self._nodes.read(synced=True)
-        self.seen, self._read_s = seen, self._clock.monotonic_s()
+        self._read_due_s = self._clock.monotonic_s() + READ_INTERVAL_S
+        seen = self.seen = await self._nodes.read(synced=True)
         own = self._replica
         if own is None or own.role is ReplicaRole.STARTING or not own.incarnation:
             await self._begin(seen)
@@ -392,7 +391,7 @@ class ReplicaNode(Service):
         if before is None:
             self.spawn(self.mender.run(), name="mend")
         if self.replica.role is ReplicaRole.STARTING:
-            self._is_read_due = True
+            self._read_due_s = 0.0
         elif before is None or before.role is not self.replica.role:
             begun = self.replica
             facts = begun.role, begun.file.flag.value or "none", begun.record.revision
@@ -405,7 +404,7 @@ class ReplicaNode(Service):
         if shown != self._shown:
             await self._nodes.show(shown)
             self._shown = shown
-            self._is_read_due = True
+            self._read_due_s = 0.0
 
     def _to_show(self) -> Shown:
         damaged = self.mender.damaged_count
