@@ -165,7 +165,6 @@ class Follower:
         self._inbox: deque[Data] = deque()
         self._wake = asyncio.Event()
         self._error: MetaqError | None = None
-        self._is_over = False
 
     async def run(self) -> None:
         """Follow until cancelled; return where the leader's answer forbids to.
@@ -189,8 +188,8 @@ class Follower:
             if await self._join():
                 await self._stream()
         finally:
-            self._is_over = True
             stop()
+            self.fail(ClosedError("the stream is over"))
             self._connection.close("the stream is over")
 
     # -- the join ---------------------------------------------------------------------
@@ -323,7 +322,7 @@ class Follower:
 
     def _pull_next(self) -> None:
         """Send the next pull, with all acknowledgements; the hot call."""
-        if self._is_over or self._error is not None:
+        if self._error is not None:
             return
         if self._is_unsure and not self._targets:
             if self._owner.replica.file.flag:
@@ -354,7 +353,7 @@ class Follower:
             self.fail(error)
 
     def _on_reply(self, reply: Reply | MetaqError) -> None:
-        if self._is_over or self._error is not None:
+        if self._error is not None:
             return
         try:
             data = decode_data(payload_of(reply))
