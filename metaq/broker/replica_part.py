@@ -114,7 +114,6 @@ class ReplicaPart(Service):
         self._tables = facts.tables
         self._paths = NodePaths(normalize_root(config.zookeeper.root))
         self._registry: BrokerRegistry | None = None
-        self._is_seen = False
         self._ran_s = clock.boot_s()
         self._thawed_s: float | None = None
         self._thawed = asyncio.Event()
@@ -236,12 +235,10 @@ class ReplicaPart(Service):
     def begin_term(self, last_id: MessageId) -> None:
         """Give out ids above this one, and be the broker that clients see."""
         self._context.ids.advance_to(id_after(last_id, 1))
-        self._is_seen = True
         self._wake.set()
 
     def end_term(self) -> None:
         """Be seen by clients no more."""
-        self._is_seen = False
         self._wake.set()
 
     def on_look(self) -> None:
@@ -269,13 +266,13 @@ class ReplicaPart(Service):
         """Register at the begin of a term, and withdraw at its end."""
         while True:
             self._wake.clear()
-            if self._is_seen and self._registry is None:
+            if self.is_leading and self._registry is None:
                 self._registry = BrokerRegistry(
                     self._coordinator, self._paths, clock=self._clock
                 )
                 self._registry.start()
                 self._registry.update(self._entitled())
-            elif not self._is_seen:
+            elif not self.is_leading:
                 await self._withdraw()
             await wait_set(self._wake, None)
 
