@@ -435,9 +435,7 @@ class Following:
         file = SetFile("s", replica, record, epoch.number, 1, flag)
         self.copy = copy
         self.wire = wire
-        self.replica = Replica(
-            replica, ReplicaRole.FOLLOWING, file, record, 5, 1, is_sure=not flag
-        )
+        self.replica = Replica(ReplicaRole.FOLLOWING, file, 5, 1, is_sure=not flag)
         self.revision = record.revision
         self.refused: list[LogId] = []
         self.is_complete = False

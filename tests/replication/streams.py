@@ -148,7 +148,7 @@ class Site:
         record = SetRecord(SET, 1, FIRST, 1, frozenset({1, 2}), frozenset({1, 2, 3}), 2)
         file = SetFile(SET, number, record, 1)
         role = ReplicaRole.FOLLOWING
-        self.replica = Replica(number, role, file, record, 1, 1, is_sure=True)
+        self.replica = Replica(role, file, 1, 1, is_sure=True)
         self.events: list[str] = []
 
     def _worker(self, *args) -> LoopWorker:

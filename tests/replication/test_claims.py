@@ -34,13 +34,13 @@ ALL = frozenset({1, 2, 3})
 MADE = make_record("s1", 1, ALL, min_in_sync=2, nonce="i")
 RECORD = replace(MADE, in_sync=ALL).at(2, "a", leader=1)
 FILE = SetFile("s1", 2, RECORD, 2, 2)
-IDLE = Replica(2, ReplicaRole.IDLE, FILE, RECORD, 4, 5)
+IDLE = Replica(ReplicaRole.IDLE, FILE, 4, 5)
 EPOCH = Epoch(3, "mine")
 CLAIMED = RECORD.at(3, "mine", leader=2)
 MERGING = replace(
     IDLE,
     role=ReplicaRole.MERGING,
-    record=CLAIMED,
+    file=replace(FILE, record=CLAIMED),
     epoch=EPOCH,
     merge=begin_merge(RECORD, 2),
 )
@@ -183,7 +183,7 @@ def test_a_claim_waits_for_those_of_better_rank() -> None:
 
     async def scenario(node: Node, made: Claims, clock: Any) -> None:
         leads = LeaderSeen(1, RECORD.epoch, is_own=False)
-        node.replica = replace(IDLE, id=3, file=replace(FILE, replica=3))
+        node.replica = replace(IDLE, file=replace(FILE, replica=3))
         await made.claim_if_due(view(leads))
         clock.now_s += 0.04
         await made.claim_if_due(view())

@@ -30,7 +30,7 @@ from tests.rigs.waiting import until
 EPOCH = Epoch(3, "n")
 RECORD = make_record("s1", 1, {1, 2}, min_in_sync=1, nonce="i").at(3, "n", leader=1)
 FILE = SetFile("s1", 2, RECORD, 3, 2)
-FOLLOWER = Replica(2, ReplicaRole.FOLLOWING, FILE, RECORD, 4, 5)
+FOLLOWER = Replica(ReplicaRole.FOLLOWING, FILE, 4, 5)
 
 
 class Store:

@@ -142,9 +142,7 @@ def test_a_lost_answer_is_read_back_and_decides(is_carried_out: bool) -> None:
             await nodes.show(shown(1))
             view = (await nodes.read(synced=True)).view
             file = SetFile("s", 1, FIRST, epoch=1, completed=1)
-            idle = Replica(
-                1, ReplicaRole.IDLE, file, FIRST, view.version, 5, is_sure=True
-            )
+            idle = Replica(ReplicaRole.IDLE, file, view.version, 5, is_sure=True)
             moved = claim_of(idle, view, "n", waited_ms=10_000)
             assert moved is not None
             claiming, actions = moved

@@ -32,7 +32,7 @@ class Node:
         term = Leadership(Epoch(2, "a"), Quorum(1, in_sync, minimum))
         file = SetFile("s", 1, record, 2, 2)
         self.replica = Replica(
-            1, ReplicaRole.LEADING, file, record, 5, 1, Epoch(2, "a"), term=term
+            ReplicaRole.LEADING, file, 5, 1, Epoch(2, "a"), term=term
         )
         self.term: Term | None = None
         self.wakes = 0
@@ -125,10 +125,9 @@ def test_a_join_makes_former_words_of_a_follower_void() -> None:
         act = await begun(stage, frozenset({1}), minimum=1)
         ticket = act.copy.put(2)
         await stage.until(lambda: ticket.is_stored)
-        act.node.replica = replace(
-            act.node.replica,
-            record=replace(act.node.replica.record, in_sync=frozenset({1, 2})),
-        )
+        own = act.node.replica
+        record = replace(own.record, in_sync=frozenset({1, 2}))
+        act.node.replica = replace(own, file=replace(own.file, record=record))
         act.term.on_lost(2)
         assert act.due(1, 2, 3) == (Purpose.TAKE_OUT, frozenset({1}))
         act.term.on_join(2, 7, 2)

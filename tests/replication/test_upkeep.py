@@ -32,7 +32,7 @@ def leader(in_sync: frozenset[int] = ALL, *, minimum: int = 2) -> Replica:
     lives = ((2, 1), (3, 1))
     term = Leadership(record.epoch, Quorum(1, in_sync, minimum), lives)
     file = SetFile("s", 1, record, 2, 2)
-    return Replica(1, ReplicaRole.LEADING, file, record, 5, 1, term=term)
+    return Replica(ReplicaRole.LEADING, file, 5, 1, term=term)
 
 
 def due(replica: Replica, presences, **events: Any):
