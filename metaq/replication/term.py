@@ -121,9 +121,7 @@ class Term:
 
     def on_saved(self, replica: int, revision: int) -> None:
         """A follower has a copy of the record with this revision."""
-        saved = dict(self.term.saved).get(replica, -1)
-        if saved != revision or self.term.quorum.former:
-            self._node.take_note(saved_by(self._node.replica, replica, revision))
+        self._node.take_note(saved_by(self._node.replica, replica, revision))
 
     def on_caught_up(self, replica: int) -> None:
         """A follower has all logs up to where it counts; `next_change` looks."""
