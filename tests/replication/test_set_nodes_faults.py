@@ -14,6 +14,7 @@ from metaq.replication.record import (
     Change,
     LeaderNode,
     Purpose,
+    ReplicaSetError,
     encode_record,
     foreign_reason,
     plan_claim,
@@ -301,6 +302,31 @@ def test_nodes_of_sessions_from_before_the_backup_are_taken_over() -> None:
 
 
 # -- sessions that end ----------------------------------------------------------------
+
+
+def test_the_first_read_waits_for_a_session_and_not_for_a_node_to_be_good() -> None:
+    """A command or a start says at once what another try does not mend."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with a_set() as rig:
+            nodes, client = rig.nodes[1], rig.clients[1]
+            rig.server.suspend(client)
+            loop.call_later(3, rig.server.resume, client)
+            began_s = loop.time()
+            assert (await nodes.read_first(10)).view.record == FIRST
+            assert loop.time() - began_s >= 3
+            rig.server.suspend(client)
+            with pytest.raises(CoordinationError):
+                await nodes.read_first(1)
+            rig.server.resume(client)
+            rig.server.put(RECORD, b"no record")
+            began_s = loop.time()
+            with pytest.raises(ReplicaSetError, match=RECORD):
+                await nodes.read_first(10)
+            assert loop.time() - began_s < 1
+
+    run_virtually(scenario())
 
 
 def test_a_read_over_two_sessions_is_no_view() -> None:
