@@ -27,8 +27,7 @@ from metaq.replication.messages import (
     decode_pull,
 )
 from metaq.replication.serving import answer_tail
-from metaq.replication.tables import EpochTables
-from metaq.storage.log_manager import LogManager
+from metaq.replication.store import ReplicaStore
 
 _log = logging.getLogger(__name__)
 
@@ -60,14 +59,11 @@ class AnswersOwner(Protocol):
 class Answers:
     """Owner: the node; on the loop's thread."""
 
-    def __init__(
-        self, owner: AnswersOwner, logs: LogManager, tables: EpochTables
-    ) -> None:
+    def __init__(self, owner: AnswersOwner, store: ReplicaStore) -> None:
         """Answer for a node about its logs."""
         self._owner = owner
-        self._logs = logs
-        self.tables: Final = tables
-        """Epochs of the logs."""
+        self.store: Final = store
+        """The logs, and their epochs."""
         self._tasks = set[asyncio.Task[None]]()
 
     def handle(self, command: Follow, session: object, answer: Answer) -> None:
@@ -80,7 +76,7 @@ class Answers:
             answer(ServerError(f"follow {command.kind}: {error}"))
 
     def _dispatch(self, command: Follow, session: object, answer: Answer) -> None:
-        payload, copies = command.payload, (self._logs.logs(), self.tables)
+        payload, copies = command.payload, (self.store.logs.logs(), self.store.tables)
         match command.kind:
             case JOIN.kind:
                 self._streams().join(JOIN.decode(payload), session, answer)

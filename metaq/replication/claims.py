@@ -189,9 +189,8 @@ class Claims:
         address = self._node.address_of(member)
         if address is None:
             raise UnavailableError("it is not there")
-        store, clock = self._store, self._clock
-        merging = Merging(self._node, store.logs, store.tables, epoch, clock=clock)
-        async with connected(address, clock) as connection:
+        merging = Merging(self._node, self._store, epoch, clock=self._clock)
+        async with connected(address, self._clock) as connection:
             return await merging.merge_with(connection)
 
     async def lead_if_merged(self, view: View) -> None:

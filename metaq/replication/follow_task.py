@@ -179,8 +179,7 @@ class FollowTask:
         if address is not None:
             follower = self._follower = Follower(
                 await connect(address, self._clock),
-                self._store.logs,
-                self._store.tables,
+                self._store,
                 self,
                 clock=self._clock,
                 epoch=self.leader[1],
@@ -194,11 +193,6 @@ class FollowTask:
     def replica(self) -> Replica:
         """Return the state of the replica."""
         return self._node.replica
-
-    @property
-    def revision(self) -> int:
-        """Return the revision of the copy of the record that is on disk."""
-        return self._store.revision
 
     async def refuse(self, log_id: LogId, own: CopyFacts, answer: JoinAnswer) -> None:
         """Freeze: the leader's log parts from the own below its high watermark."""

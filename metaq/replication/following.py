@@ -53,6 +53,7 @@ from metaq.replication.messages import (
 from metaq.replication.progress import JoinAnswer
 from metaq.replication.replica import Replica, takes_data
 from metaq.replication.serving import copies_of, facts_of
+from metaq.replication.store import ReplicaStore
 from metaq.replication.tables import EpochTables
 from metaq.storage.cut import cut_log
 from metaq.storage.log_manager import LogManager
@@ -86,10 +87,6 @@ class FollowerOwner(Protocol):
     @property
     def replica(self) -> Replica:
         """Its state."""
-
-    @property
-    def revision(self) -> int:
-        """Revision of the record that is synced in its `set` file."""
 
     async def refuse(self, log_id: LogId, own: CopyFacts, answer: JoinAnswer) -> None:
         """A log of the leader contradicts the own copy: `joins.refuse`."""
@@ -130,8 +127,7 @@ class Follower:
     def __init__(
         self,
         connection: BrokerConnection,
-        logs: LogManager,
-        tables: EpochTables,
+        store: ReplicaStore,
         owner: FollowerOwner,
         *,
         clock: Clock,
@@ -142,16 +138,16 @@ class Follower:
 
         Args:
             connection: to the leader; closed with the stream.
-            logs: all of them follow; nothing else appends to them.
-            tables: their epochs.
+            store: all of its logs follow; nothing else appends to them.
             owner: the replica.
             clock: for deadlines.
             epoch: of the leader.
             token: text of this life, as `present/K` has it.
         """
         self._connection = connection
-        self._logs = logs
-        self._tables = tables
+        self._store = store
+        self._logs = store.logs
+        self._tables = store.tables
         self._owner = owner
         self._clock = clock
         self._epoch = epoch
@@ -203,7 +199,7 @@ class Follower:
             replica.id,
             replica.incarnation,
             self._token,
-            self._owner.revision,
+            self._store.revision,
             replica.file.flag,
             copies_of(logs, self._tables),
         )
@@ -337,7 +333,7 @@ class Follower:
             self._epoch,
             replica.id,
             replica.incarnation,
-            self._owner.revision,
+            self._store.revision,
             tuple(self._acks.items()),
             CREDIT_BYTES,
         )

@@ -35,10 +35,9 @@ from metaq.replication.messages import (
     TailRequest,
 )
 from metaq.replication.serving import CHUNK_BYTES_MAX, facts_of
-from metaq.replication.tables import EpochTables
+from metaq.replication.store import ReplicaStore
 from metaq.storage.append_request import Tickets
 from metaq.storage.cut import cut_log
-from metaq.storage.log_manager import LogManager
 from metaq.storage.log_removal import carry_out
 from metaq.storage.log_state import LogState
 
@@ -64,8 +63,7 @@ class Merging:
     def __init__(
         self,
         node: FollowNode,
-        logs: LogManager,
-        tables: EpochTables,
+        store: ReplicaStore,
         epoch: Epoch,
         *,
         clock: Clock,
@@ -74,15 +72,14 @@ class Merging:
 
         Args:
             node: of the claimer.
-            logs: of the claimer.
-            tables: their epochs.
+            store: its logs.
             epoch: of the claim.
             clock: for deadlines.
         """
         self._node = node
         self._set_id = node.replica.file.set_id
-        self._logs = logs
-        self._tables = tables
+        self._logs = store.logs
+        self._tables = store.tables
         self._epoch = epoch
         self._clock = clock
 

@@ -183,7 +183,7 @@ class ReplicaNode(Service):
         """Text of this life in `present/K`, which a leader compares."""
         self.lock: Final = asyncio.Lock()
         """Held while a step of the core and its actions are carried out."""
-        self.answers: Final = Answers(self, logs, facts.tables)
+        self.answers: Final = Answers(self, self._store)
         """Answers to other replicas."""
         self._is_due = asyncio.Event()
         self._read_due_s = 0.0

@@ -357,7 +357,7 @@ class Leader:
             set_id="s",
             lag_s=LAG_S,
         )
-        self.answers = Answers(self, copy.logs, copy.tables)
+        self.answers = Answers(self, copy)
         self.is_asleep = False
 
     async def begin(self) -> None:
@@ -436,7 +436,7 @@ class Following:
         self.copy = copy
         self.wire = wire
         self.replica = Replica(ReplicaRole.FOLLOWING, file, 5, 1, is_sure=not flag)
-        self.revision = record.revision
+        self.logs, self.tables, self.revision = copy.logs, copy.tables, record.revision
         self.refused: list[LogId] = []
         self.is_complete = False
         self.is_lost = False
@@ -445,8 +445,7 @@ class Following:
         connection: Any = wire
         self.follower = Follower(
             connection,
-            copy.logs,
-            copy.tables,
+            self,
             self,
             clock=LoopClock(),
             epoch=epoch,

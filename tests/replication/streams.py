@@ -446,7 +446,7 @@ class Stream:
         for name, value in options.items():
             setattr(self.wire, name, value)
         self.follower = Follower(
-            self.wire, follower.logs, follower.tables, follower,
+            self.wire, follower, follower,
             clock=follower.clock, epoch=leader.term.epoch, token=TOKEN,
         )  # fmt: skip
         self.task = asyncio.create_task(self.follower.run())

@@ -64,7 +64,7 @@ class Logs:
 def run(scenario: Callable[[Owner, Answers], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         owner, logs = Owner(), Logs()
-        answers = Answers(owner, logs, None)  # type: ignore[arg-type]
+        answers = Answers(owner, SimpleNamespace(logs=logs, tables=None))  # type: ignore[arg-type]
         await scenario(owner, answers)
         await answers.end()
 

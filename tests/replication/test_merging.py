@@ -40,8 +40,7 @@ async def stop(leader: Leader) -> None:
 
 def merging_of(claimer: Site) -> Merging:
     node: Any = claimer
-    logs, tables, clock = claimer.logs, claimer.tables, claimer.clock
-    return Merging(node, logs, tables, Epoch(2, "two"), clock=clock)
+    return Merging(node, node, Epoch(2, "two"), clock=claimer.clock)
 
 
 async def merge(claimer: Site, member: Site) -> Merged:
