@@ -272,10 +272,10 @@ class Broker(Service):
                 )
             self._logs.open(left_out=self._definitions.deleting)
             return
-        from metaq.broker.replica_part import SetStart  # noqa: PLC0415  # large, and most brokers are no replica
+        from metaq.broker.replica_part import open_set  # noqa: PLC0415  # large, and most brokers are no replica
 
-        self._set_start = SetStart(self._fs, self._config)
-        self._set_facts = self._set_start.open(self._logs, data_paths(self._config))
+        paths = data_paths(self._config)
+        self._set_facts = open_set(self._fs, self._config, self._logs, paths)
 
     def _open_syncs(self) -> KernelSyncs | None:
         """Watch sockets, and the syncs of the kernel where there are any."""
@@ -520,13 +520,10 @@ class Broker(Service):
         from metaq.broker.replica_part import ReplicaPart  # noqa: PLC0415  # as above
 
         replica = self._replica = ReplicaPart(
-            self._config,
             self.context,
             coordinator,
-            clock=self._clock,
             fs=self._fs,
             logs=self._logs,
-            start=self._set_start,
             facts=self._set_facts,
             snapshot=self._snapshot,
         )
@@ -712,7 +709,7 @@ class Broker(Service):
     async def on_stop(self) -> None:
         """Withdraw while everything still works, and let clients notice."""
         if self._replica is not None:
-            await self._replica.leave()
+            await self._replica.node.leave()
         if self._registration is None:
             return
         share_s = self._shutdown_s * WITHDRAW_SHARE

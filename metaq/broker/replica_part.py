@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from metaq.broker.context import BrokerContext
-from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.errors import MetaqError, NotLeaderError, UnavailableError, WireError
 from metaq.fs import FileSystem
@@ -26,7 +25,6 @@ from metaq.record.ids import id_after
 from metaq.replication.election import Flag
 from metaq.replication.facts import encode_facts
 from metaq.replication.node import ReplicaNode
-from metaq.replication.replica import SetFile
 from metaq.replication.set_file import read_set_file, write_set_file
 from metaq.replication.set_nodes import SetNodes
 from metaq.replication.store import StartFacts
@@ -48,48 +46,38 @@ LOOK_S: Final = 0.25
 """Between two reads of who leads now."""
 
 
-class SetStart:
-    """Reads and writes of a replica before its logs are open; blocks.
+def open_set(
+    fs: FileSystem, config: BrokerConfig, logs: LogManager, paths: Sequence[Path]
+) -> StartFacts:
+    """Open the logs of a replica with what the set knows of them; blocks.
 
-    Owner: the thread that opens the logs.
+    Those of topics that are being deleted, too: the leader has them until their numbers
+    are gone, and would find that they are lost here.
+
+    Raises:
+        StorageError: as `LogManager.open`.
     """
+    path = Path(config.system.data_path)
+    file, is_cut = read_set_file(fs, path), False
+    tables = EpochTables(fs, paths)
 
-    def __init__(self, fs: FileSystem, config: BrokerConfig) -> None:
-        self._fs = fs
-        self._path = Path(config.system.data_path)
-        self._file: SetFile | None = None
-        self._is_cut = False
-        self.tables: EpochTables
-        """Epochs of the logs; set by `open`."""
-
-    def open(self, logs: LogManager, paths: Sequence[Path]) -> StartFacts:
-        """Open the logs with what the set knows of them.
-
-        Those of topics that are being deleted, too: the leader has them until their
-        numbers are gone, and would find that they are lost here.
-
-        Raises:
-            StorageError: as `LogManager.open`.
-        """
-        self._file = read_set_file(self._fs, self._path)
-        self.tables = EpochTables.read(self._fs, paths)
-        logs.open(
-            numbers=self.tables.numbers,
-            starts=self.tables.starts,
-            buried=self.tables.buried,
-            on_torn_tail=self._note_cut,
-        )
-        self.tables.attach(logs)
-        is_short = logs.is_short or self.tables.is_damaged
-        return StartFacts(self._file, self._is_cut, is_short, logs.were_sealed)
-
-    def _note_cut(self) -> None:
+    def note_cut() -> None:
         """Write the flag before the tail goes: it may have bytes that were promised."""
-        self._is_cut = True
-        file = self._file
+        nonlocal file, is_cut
+        is_cut = True
         if file is not None and not file.flag:
-            self._file = replace(file, flag=Flag.CUT)
-            write_set_file(self._fs, self._path, self._file)
+            file = replace(file, flag=Flag.CUT)
+            write_set_file(fs, path, file)
+
+    logs.open(
+        numbers=tables.numbers,
+        starts=tables.starts,
+        buried=tables.buried,
+        on_torn_tail=note_cut,
+    )
+    tables.attach(logs)
+    is_short = logs.is_short or tables.is_damaged
+    return StartFacts(tables, file, is_cut, is_short, logs.were_sealed)
 
 
 class ReplicaPart(Service):
@@ -97,41 +85,35 @@ class ReplicaPart(Service):
 
     def __init__(
         self,
-        config: BrokerConfig,
         context: BrokerContext,
         coordinator: Coordinator,
         *,
-        clock: Clock,
         fs: FileSystem,
         logs: LogManager,
-        start: SetStart,
         facts: StartFacts,
         snapshot: Callable[[], BrokerSnapshot],
     ) -> None:
         """Describe the part; nothing is read before `start`.
 
         Args:
-            config: has a section `[replication]`.
-            context: of the broker.
+            context: of the broker; its settings have a section `[replication]`.
             coordinator: its session; owned from now on.
-            clock: time.
             fs: the disk.
-            logs: opened by `start`.
-            start: what was read of the set.
+            logs: opened by `open_set`.
             facts: its result.
             snapshot: returns what clients are to see of this broker.
         """
         super().__init__("set", stop_timeout_s=8.0)
+        config, clock = context.config, context.clock
         assert config.replication is not None, "a member of a set"
         self._context = context
         self._coordinator = coordinator
         self._clock = clock
         self._logs = logs
         self._snapshot = snapshot
-        self._tables = start.tables
+        self._tables = facts.tables
         self._paths = NodePaths(normalize_root(config.zookeeper.root))
         self._registry: BrokerRegistry | None = None
-        self._is_seen = False
         self._ran_s = clock.boot_s()
         self._thawed_s: float | None = None
         self._thawed = asyncio.Event()
@@ -142,11 +124,8 @@ class ReplicaPart(Service):
         self.node = ReplicaNode(
             config,
             SetNodes(coordinator, self._paths, broker_id, replica_id, clock=clock),
-            coordinator,
-            clock=clock,
             fs=fs,
             logs=logs,
-            tables=start.tables,
             facts=facts,
             served=self,
         )
@@ -223,10 +202,6 @@ class ReplicaPart(Service):
         """Note for the whole set that the logs of a topic are deleted."""
         await self._tables.bury_topic(topic)
 
-    async def leave(self) -> None:
-        """Hand over, before the connections end."""
-        await self.node.leave()
-
     def update(self) -> None:
         """Register again: topics or their settings have changed."""
         if self._registry is not None:
@@ -260,12 +235,10 @@ class ReplicaPart(Service):
     def begin_term(self, last_id: MessageId) -> None:
         """Give out ids above this one, and be the broker that clients see."""
         self._context.ids.advance_to(id_after(last_id, 1))
-        self._is_seen = True
         self._wake.set()
 
     def end_term(self) -> None:
         """Be seen by clients no more."""
-        self._is_seen = False
         self._wake.set()
 
     def on_look(self) -> None:
@@ -293,13 +266,13 @@ class ReplicaPart(Service):
         """Register at the begin of a term, and withdraw at its end."""
         while True:
             self._wake.clear()
-            if self._is_seen and self._registry is None:
+            if self.is_leading and self._registry is None:
                 self._registry = BrokerRegistry(
                     self._coordinator, self._paths, clock=self._clock
                 )
                 self._registry.start()
                 self._registry.update(self._entitled())
-            elif not self._is_seen:
+            elif not self.is_leading:
                 await self._withdraw()
             await wait_set(self._wake, None)
 

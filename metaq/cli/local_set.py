@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +28,7 @@ from metaq.errors import ConfigError, CoordinationError
 from metaq.replication.election import PresenceState
 from metaq.replication.record import NO_REPLICA, make_record
 from metaq.replication.set_nodes import SetNodes, SetView
-from metaq.retry import Backoff, retry, wait_set
+from metaq.retry import wait_set
 from metaq.storage.opening import data_paths
 from metaq.zk.embedded import dying_with_parent
 from metaq.zk.paths import NodePaths, normalize_root
@@ -110,12 +109,7 @@ class LocalSet:
         paths = NodePaths(normalize_root(self._config.zookeeper.root))
         broker_id = self._config.system.broker_id
         nodes = SetNodes(coordinator, paths, broker_id, NO_REPLICA, clock=clock)
-        view = await retry(
-            partial(nodes.read, synced=True),
-            backoff=Backoff(first_s=0.05, max_s=0.5),
-            deadline_s=clock.monotonic_s() + CONNECT_S,
-            clock=clock,
-        )
+        view = await nodes.read_first(CONNECT_S)
         wanted = frozenset(self._replicas)
         record = view.view.record
         if record is None:
@@ -124,7 +118,7 @@ class LocalSet:
                 nonces[0], FIRST, wanted, min_in_sync=MIN_IN_SYNC, nonce=nonces[1]
             )
             with locked(data_paths(self._config)) as directories:
-                record = await make_set(nodes, clock, directories, drawn, FIRST)
+                record = await make_set(nodes, directories, drawn, FIRST)
         if record.replicas != wanted:
             raise ConfigError(
                 f"the set here has replicas {sorted(record.replicas)}: expected"

@@ -9,6 +9,7 @@ import contextlib
 import secrets
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -59,7 +60,7 @@ from metaq.replication.record import (
 from metaq.replication.set_nodes import SetNodes, SetView
 from metaq.retry import Backoff, retry
 from metaq.storage.opening import data_paths, find_logs
-from metaq.zk.paths import NodePaths, normalize_root, parse_broker_id
+from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.session import Coordinator
 
 LEADS_S: Final = 30.0
@@ -75,7 +76,6 @@ LOSS_COLUMNS: Final = ("log", "end", "other_end", "high_watermark", "replicas")
 
 T = TypeVar("T")
 Facts = dict[int, ReplicaFacts]
-Work = Callable[[SetNodes, Clock], Awaitable[T]]
 
 REPLICA: Final = click.IntRange(1, REPLICA_MAX)
 
@@ -105,13 +105,15 @@ settings_option = pairs_option("--set", "settings", "Override a key")
 # -- the set in ZooKeeper -------------------------------------------------------------
 
 
-def at_set(target: Target, broker_id: int | None, work: Work[T]) -> T:
+def at_set(
+    target: Target, broker_id: int | None, work: Callable[[SetNodes], Awaitable[T]]
+) -> T:
     """Do some work with the nodes of one set, once ZooKeeper answers.
 
     Args:
         target: names ZooKeeper.
         broker_id: of the set; None: the only one.
-        work: gets the nodes, and a clock.
+        work: gets the nodes.
 
     Raises:
         ReplicaSetError: there is not one set alone, and none was named.
@@ -123,63 +125,44 @@ def at_set(target: Target, broker_id: int | None, work: Work[T]) -> T:
             "replicas are asked for in ZooKeeper: leave out --broker"
         )
 
-    async def at_one(
-        coordinator: Coordinator, parent: str, names: Sequence[str], clock: Clock
-    ) -> T:
-        chosen = _the_only(names, parent) if broker_id is None else broker_id
-        paths, broker = NodePaths(normalize_root(target.root)), BrokerId(chosen)
-        nodes = SetNodes(coordinator, paths, broker, NO_REPLICA, clock=clock)
-        return await work(nodes, clock)
-
-    return _at_sets(target, at_one)
-
-
-def find_sets(target: Target) -> frozenset[int]:
-    """Return the broker ids of the replica sets; raises NoBrokerError as `at_set`."""
-
-    async def read(
-        _at: Coordinator, _parent: str, names: Sequence[str], _clock: Clock
-    ) -> frozenset[int]:
-        return frozenset(int(one) for one in names if parse_broker_id(one) is not None)
-
-    return _at_sets(target, read)
-
-
-def _at_sets(
-    target: Target,
-    work: Callable[[Coordinator, str, Sequence[str], Clock], Awaitable[T]],
-) -> T:
-    """Do some work with the nodes of all sets: their parent, and their names."""
-
     async def run() -> T:
-        clock = SystemClock()
-        paths = NodePaths(normalize_root(target.root))
-        parent = paths.replica_set(BrokerId(0)).rpartition("/")[0]
+        clock, paths = SystemClock(), NodePaths(normalize_root(target.root))
         session = open_session(target.zookeeper, clock, make=target.coordinator)
         async with session as coordinator:
+
+            def nodes_of(one: int) -> SetNodes:
+                broker = BrokerId(one)
+                return SetNodes(coordinator, paths, broker, NO_REPLICA, clock=clock)
+
             until_s = clock.monotonic_s() + target.timeout_s
             try:
-                names = await retry(
-                    lambda: coordinator.children(parent, deadline_s=until_s),
+                sets = await retry(
+                    partial(nodes_of(0).list_sets, deadline_s=until_s),
                     backoff=Backoff(first_s=0.05, max_s=0.5),
                     deadline_s=until_s,
                     clock=clock,
                 )
             except CoordinationError as error:
                 raise NoBrokerError(target.no_answer()) from error
-            return await work(coordinator, parent, names, clock)
+            if broker_id is None and len(sets) != 1:
+                raise ReplicaSetError(
+                    f"expected one replica set below {paths.replica_sets()}, got"
+                    f" {_numbers(sets) or 'none'}: name it with --id"
+                )
+            (chosen,) = sets if broker_id is None else (broker_id,)
+            return await work(nodes_of(chosen))
 
     return asyncio.run(run())
 
 
-def _the_only(names: Iterable[str], parent: str) -> int:
-    found = sorted(int(one) for one in names if parse_broker_id(one) is not None)
-    if len(found) != 1:
-        shown = ", ".join(map(str, found)) or "none"
-        raise ReplicaSetError(
-            f"expected one replica set below {parent}, got {shown}: name it with --id"
-        )
-    return found[0]
+def find_sets(target: Target) -> frozenset[int]:
+    """Return the broker ids of the replica sets; raises NoBrokerError as `at_set`."""
+
+    def read(nodes: SetNodes) -> Awaitable[frozenset[int]]:
+        until_s = nodes.clock.monotonic_s() + target.timeout_s
+        return nodes.list_sets(deadline_s=until_s)
+
+    return at_set(replace(target, brokers=()), 0, read)
 
 
 def look(
@@ -187,11 +170,9 @@ def look(
 ) -> tuple[SetView, Facts, dict[int, MetaqError]]:
     """Return the nodes of a set, what its replicas say, and why others do not."""
 
-    async def work(
-        nodes: SetNodes, clock: Clock
-    ) -> tuple[SetView, Facts, dict[int, MetaqError]]:
+    async def work(nodes: SetNodes) -> tuple[SetView, Facts, dict[int, MetaqError]]:
         view = await nodes.read(synced=True)
-        return view, *await ask_replicas(view, clock, timeout_s=target.timeout_s)
+        return view, *await ask_replicas(view, nodes.clock, timeout_s=target.timeout_s)
 
     return at_set(target, broker_id, work)
 
@@ -341,7 +322,7 @@ def _settle(
         version = view.view.version
         return plan_settings(record, version, replicas=replicas, min_in_sync=least)
 
-    record = at_set(target, broker_id, lambda nodes, _: change_set(nodes, plan))
+    record = at_set(target, broker_id, lambda nodes: change_set(nodes, plan))
     _say_replicas(record)
 
 
@@ -386,9 +367,9 @@ def _lead(
 ) -> bool:
     """Change a set so that a replica leads, and wait until it does."""
 
-    async def work(nodes: SetNodes, clock: Clock) -> bool:
+    async def work(nodes: SetNodes) -> bool:
         await change_set(nodes, plan)
-        return await wait_until_leads(nodes, replica, clock, timeout_s=leads_s)
+        return await wait_until_leads(nodes, replica, timeout_s=leads_s)
 
     is_leading = at_set(target, broker_id, work)
     late = f"does not lead after {leads_s:g} s: see 'metaq replicas'"
@@ -452,10 +433,10 @@ def elect(
             return None
         return plan_force(record, view.view.version, replica, nonce)
 
-    async def force(nodes: SetNodes, clock: Clock) -> str:
+    async def force(nodes: SetNodes) -> str:
         await change_set(nodes, plan)
         # From here on only members that still run commit above these ends.
-        lowered = await lower(nodes, clock)
+        lowered = await lower(nodes)
         return render.count_text(len(lowered), "committed offset")
 
     count = at_set(target, broker_id, force)
@@ -464,10 +445,10 @@ def elect(
 
 
 async def _lower_offsets(
-    nodes: SetNodes, clock: Clock, *, ends: Mapping[str, int], is_dry: bool = False
+    nodes: SetNodes, *, ends: Mapping[str, int], is_dry: bool = False
 ) -> list[OffsetAbove]:
     """Return committed offsets above these log ends, lowered unless that is dry."""
-    deadline_s = clock.monotonic_s() + OFFSETS_S
+    deadline_s = nodes.clock.monotonic_s() + OFFSETS_S
     above = await find_offsets_above(nodes, ends, deadline_s=deadline_s)
     if not is_dry:
         await lower_offsets(nodes, above, deadline_s=deadline_s)
@@ -527,7 +508,7 @@ def restore(
         version = view.view.version
         return Change(Purpose.OPERATOR, record, version, LeaderNode.DELETED)
 
-    at_set(target, broker_id, lambda nodes, _: change_set(nodes, plan, first=record))
+    at_set(target, broker_id, lambda nodes: change_set(nodes, plan, first=record))
     _say_replicas(record)
 
 
@@ -574,16 +555,13 @@ def init(
         question = "Is this the one data directory that has the data?"
         render.may_change(question, is_dry=False, is_sure=is_sure)
 
-        record = at_set(
-            target,
-            config.system.broker_id,
-            lambda nodes, clock: make_set(nodes, clock, paths, drawn, replica),
-        )
+        work = partial(make_set, paths=paths, drawn=drawn, replica=replica)
+        record = at_set(target, config.system.broker_id, work)
     _say_replicas(record)
 
 
 async def make_set(
-    nodes: SetNodes, clock: Clock, paths: Sequence[Path], drawn: SetRecord, replica: int
+    nodes: SetNodes, paths: Sequence[Path], drawn: SetRecord, replica: int
 ) -> SetRecord:
     """Make a set of the data directories of one replica, which are locked.
 
@@ -601,7 +579,7 @@ async def make_set(
         paths,
         drawn,
         replica,
-        clock.wall_ms(),
+        nodes.clock.wall_ms(),
         found=found,
         draw=secrets.token_bytes,
     )
@@ -638,7 +616,7 @@ def join(
     replica, target = _replica_of(config, new_coordinator)
 
     broker_id = config.system.broker_id
-    view = at_set(target, broker_id, lambda nodes, _: nodes.read(synced=True))
+    view = at_set(target, broker_id, lambda nodes: nodes.read(synced=True))
     record = check_newcomer(view.view.record, broker_id, replica, log_count=0)
     others = (record.in_sync & counted(view.view.presences)) - {replica}
     fs = SystemFileSystem()

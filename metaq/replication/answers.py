@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from metaq.errors import (
     MetaqError,
@@ -17,24 +17,22 @@ from metaq.protocol.commands import Follow
 from metaq.replication.comparing import answer_sum
 from metaq.replication.leading import Answer, LeadingStreams
 from metaq.replication.messages import (
-    SumRequest,
+    JOIN,
+    SUM,
+    TABLES,
+    TAIL,
+    Question,
     TablesReply,
     TablesRequest,
-    TailRequest,
-    decode_join,
     decode_pull,
-    decode_sum,
-    decode_tables,
-    decode_tail,
-    encode_sum_reply,
-    encode_tables_reply,
-    encode_tail_reply,
 )
 from metaq.replication.serving import answer_tail
-from metaq.replication.tables import EpochTables
-from metaq.storage.log_manager import LogManager
+from metaq.replication.store import ReplicaStore
 
 _log = logging.getLogger(__name__)
+
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 ANSWERS_MAX: Final = 16
 """Questions of other replicas that are answered at a time."""
@@ -61,14 +59,11 @@ class AnswersOwner(Protocol):
 class Answers:
     """Owner: the node; on the loop's thread."""
 
-    def __init__(
-        self, owner: AnswersOwner, logs: LogManager, tables: EpochTables
-    ) -> None:
+    def __init__(self, owner: AnswersOwner, store: ReplicaStore) -> None:
         """Answer for a node about its logs."""
         self._owner = owner
-        self._logs = logs
-        self.tables: Final = tables
-        """Epochs of the logs."""
+        self.store: Final = store
+        """The logs, and their epochs."""
         self._tasks = set[asyncio.Task[None]]()
 
     def handle(self, command: Follow, session: object, answer: Answer) -> None:
@@ -81,21 +76,18 @@ class Answers:
             answer(ServerError(f"follow {command.kind}: {error}"))
 
     def _dispatch(self, command: Follow, session: object, answer: Answer) -> None:
+        payload, copies = command.payload, (self.store.logs.logs(), self.store.tables)
         match command.kind:
-            case "join":
-                request = decode_join(command.payload)
-                self._streams().join(request, session, answer)
+            case JOIN.kind:
+                self._streams().join(JOIN.decode(payload), session, answer)
             case "pull":
-                self._streams().pull(decode_pull(command.payload), session, answer)
-            case "tables":
-                asked = decode_tables(command.payload)
-                self._spawn(partial(self._tables, asked), answer)
-            case "tail":
-                wanted = decode_tail(command.payload)
-                self._spawn(partial(self._tail, wanted), answer)
-            case "sum":
-                compared = decode_sum(command.payload)
-                self._spawn(partial(self._sum, compared), answer)
+                self._streams().pull(decode_pull(payload), session, answer)
+            case TABLES.kind:
+                self._spawn(TABLES, payload, self._owner.answer_tables, answer)
+            case TAIL.kind:
+                self._spawn(TAIL, payload, partial(answer_tail, *copies), answer)
+            case SUM.kind:
+                self._spawn(SUM, payload, partial(answer_sum, *copies), answer)
             case _:
                 raise ServerError(f"follow: no message is called {command.kind!r:.40}")
 
@@ -105,14 +97,21 @@ class Answers:
             raise self._owner.refusal()
         return streams
 
-    def _spawn(self, work: Callable[[], Awaitable[bytes]], answer: Answer) -> None:
+    def _spawn(
+        self,
+        question: Question[Q, A],
+        payload: bytes,
+        work: Callable[[Q], Awaitable[A]],
+        answer: Answer,
+    ) -> None:
         """Have a question answered by a task."""
+        asked = question.decode(payload)
         if len(self._tasks) >= ANSWERS_MAX:
             raise UnavailableError(f"follow: {ANSWERS_MAX} others are answered now")
 
         async def run() -> None:
             try:
-                answer(await work())
+                answer(question.encode_answer(await work(asked)))
             except WireError as error:
                 answer(error)
             except MetaqError as error:
@@ -124,17 +123,6 @@ class Answers:
         task = asyncio.create_task(run(), name="answer")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _tables(self, asked: TablesRequest) -> bytes:
-        return encode_tables_reply(await self._owner.answer_tables(asked))
-
-    async def _tail(self, asked: TailRequest) -> bytes:
-        return encode_tail_reply(
-            await answer_tail(self._logs.logs(), self.tables, asked)
-        )
-
-    async def _sum(self, asked: SumRequest) -> bytes:
-        return encode_sum_reply(await answer_sum(self._logs.logs(), self.tables, asked))
 
     async def end(self) -> None:
         """Call off what is not answered."""

@@ -10,9 +10,9 @@ from typing import Final, Protocol
 
 from metaq.clock import Clock
 from metaq.errors import MetaqError, UnavailableError
-from metaq.replication.election import Candidate, Flag, claim_delay_ms, may_claim
+from metaq.replication.election import Flag, claim_delay_ms
 from metaq.replication.epochs import Epoch
-from metaq.replication.follow_task import FollowNode, connect
+from metaq.replication.follow_task import FollowNode, connected
 from metaq.replication.merging import Merged, Merging
 from metaq.replication.replica import (
     ReplicaRole,
@@ -133,9 +133,9 @@ class Claims:
         delay_ms = claim_delay_ms(own.id, record, view.presences)
         if waited_ms < delay_ms or now_s < self._not_before_s:
             return
-        candidate = Candidate(own.id, own.file.flag, waited_ms, own.is_sure)
-        if may_claim(candidate, record, view.presences):
-            seen, nonce = await self._node.read(), self._draw(NONCE_BYTES)
+        nonce = self._draw(NONCE_BYTES)
+        if claim(own, view, nonce, waited_ms=waited_ms) is not None:
+            seen = await self._node.read()
             moved = claim(self._node.replica, seen, nonce, waited_ms=waited_ms)
             await self._node.take(moved)
 
@@ -189,20 +189,9 @@ class Claims:
         address = self._node.address_of(member)
         if address is None:
             raise UnavailableError("it is not there")
-        merging = Merging(
-            self._store.logs,
-            self._store.tables,
-            clock=self._clock,
-            set_id=self._node.replica.file.set_id,
-            epoch=epoch,
-            replica=self._node.replica.id,
-            make_log=self._node.make_log,
-        )
-        connection = await connect(address, self._clock)
-        try:
+        merging = Merging(self._node, self._store, epoch, clock=self._clock)
+        async with connected(address, self._clock) as connection:
             return await merging.merge_with(connection)
-        finally:
-            connection.close("merged")
 
     async def lead_if_merged(self, view: View) -> None:
         """Lead when enough members have answered; give up after `TERM_TRIES_S`."""

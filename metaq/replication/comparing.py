@@ -19,14 +19,9 @@ from metaq.model import BrokerAddress, LogId, Offset
 from metaq.replication.epochs import CopyFacts, parting_point
 from metaq.replication.follow_task import connected
 from metaq.replication.following import ask
-from metaq.replication.messages import (
-    SUM,
-    SumReply,
-    SumRequest,
-    decode_sum_reply,
-    encode_sum,
-)
-from metaq.replication.serving import Tables, facts_of, find_log
+from metaq.replication.messages import SUM, SumReply, SumRequest
+from metaq.replication.serving import facts_of, find_log
+from metaq.replication.tables import EpochTables
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import Segment
 
@@ -39,7 +34,7 @@ SUM_S: Final = 10.0
 
 
 async def answer_sum(
-    logs: Mapping[LogId, PartitionLog], tables: Tables, asked: SumRequest
+    logs: Mapping[LogId, PartitionLog], tables: EpochTables, asked: SumRequest
 ) -> SumReply:
     """Compare a segment of another replica with the own bytes.
 
@@ -157,14 +152,9 @@ class Comparison:
                 return
             request = SumRequest(set_id, copy, start, end, checksum)
             async with connected(address, self._clock) as connection:
-                answer = await ask(
-                    connection,
-                    SUM,
-                    encode_sum(request),
-                    clock=self._clock,
-                    timeout_s=SUM_S,
+                reply = await ask(
+                    connection, SUM, request, clock=self._clock, timeout_s=SUM_S
                 )
-            reply = decode_sum_reply(answer)
             if not reply.is_known:
                 return
             if reply.is_equal:

@@ -20,7 +20,7 @@ deleted on another replica because its number is gone, never because it is missi
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final, TypeAlias
 
@@ -79,11 +79,11 @@ Entry: TypeAlias = Born | Begun | Cut | Gone
 class EpochJournal:
     """Contents of a journal. Owner: the caller."""
 
-    births: dict[int, Born]
+    births: dict[int, Born] = field(default_factory=dict)
     """Living logs by number."""
-    tables: dict[int, EpochTable]
+    tables: dict[int, EpochTable] = field(default_factory=dict)
     """Their epochs."""
-    gone: dict[int, LogId | None]
+    gone: dict[int, LogId | None] = field(default_factory=dict)
     """Numbers of deleted logs, with their names as long as these are known."""
 
     def apply(self, entries: Iterable[Entry]) -> None:
@@ -124,13 +124,6 @@ class EpochJournal:
         begun.sort(key=lambda each: (each[0], each[1].epoch))
         for _, entry in begun:
             yield entry
-
-
-def replay(entries: Iterable[Entry]) -> EpochJournal:
-    """Return the contents of a journal with these entries."""
-    journal = EpochJournal({}, {}, {})
-    journal.apply(entries)
-    return journal
 
 
 # -- bytes ----------------------------------------------------------------------------

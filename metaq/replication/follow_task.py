@@ -28,7 +28,6 @@ from metaq.replication.replica import (
     caught_up,
     declare_incomplete,
     joined,
-    takes_data,
 )
 from metaq.replication.store import ReplicaStore
 from metaq.storage.partition_log import PartitionLog
@@ -180,8 +179,7 @@ class FollowTask:
         if address is not None:
             follower = self._follower = Follower(
                 await connect(address, self._clock),
-                self._store.logs,
-                self._store.tables,
+                self._store,
                 self,
                 clock=self._clock,
                 epoch=self.leader[1],
@@ -195,11 +193,6 @@ class FollowTask:
     def replica(self) -> Replica:
         """Return the state of the replica."""
         return self._node.replica
-
-    @property
-    def revision(self) -> int:
-        """Return the revision of the copy of the record that is on disk."""
-        return self._store.revision
 
     async def refuse(self, log_id: LogId, own: CopyFacts, answer: JoinAnswer) -> None:
         """Freeze: the leader's log parts from the own below its high watermark."""
@@ -238,10 +231,6 @@ class FollowTask:
         """Records with ids up to this one exist: some were appended."""
         self.lack_of_space = ""
         self._node.note_last_id(last_id)
-
-    def takes_data(self, epoch: Epoch) -> bool:
-        """Return whether data of this epoch is appended."""
-        return takes_data(self.replica, epoch)
 
     def make_log(self, log_id: LogId, start: Offset, number: int) -> PartitionLog:
         """Make a log that follows, as the leader has it."""

@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from metaq.clock import Clock
 from metaq.errors import ClosedError, MetaqError, StorageError, UnexpectedReplyError
@@ -46,14 +46,14 @@ from metaq.replication.messages import (
     JoinReply,
     JoinRequest,
     Pull,
+    Question,
     decode_data,
-    decode_join_reply,
-    encode_join,
     encode_pull,
 )
 from metaq.replication.progress import JoinAnswer
-from metaq.replication.replica import Replica
+from metaq.replication.replica import Replica, takes_data
 from metaq.replication.serving import copies_of, facts_of
+from metaq.replication.store import ReplicaStore
 from metaq.replication.tables import EpochTables
 from metaq.storage.cut import cut_log
 from metaq.storage.log_manager import LogManager
@@ -63,6 +63,9 @@ from metaq.storage.partition_log import PartitionLog
 from metaq.storage.span_index import NO_ID
 
 _log = logging.getLogger(__name__)
+
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 PULLS: Final = 3
 """Pulls on their way, or whose data is not synced yet."""
@@ -85,10 +88,6 @@ class FollowerOwner(Protocol):
     def replica(self) -> Replica:
         """Its state."""
 
-    @property
-    def revision(self) -> int:
-        """Revision of the record that is synced in its `set` file."""
-
     async def refuse(self, log_id: LogId, own: CopyFacts, answer: JoinAnswer) -> None:
         """A log of the leader contradicts the own copy: `joins.refuse`."""
 
@@ -106,9 +105,6 @@ class FollowerOwner(Protocol):
 
     def note_last_id(self, last_id: MessageId) -> None:
         """No id of the own may be this one or lower."""
-
-    def takes_data(self, epoch: Epoch) -> bool:
-        """Return whether data of this epoch is appended: `replica.takes_data`."""
 
     def make_log(self, log_id: LogId, start: Offset, number: int) -> PartitionLog:
         """Return a new log, with the settings of its topic (`get_or_create`)."""
@@ -131,8 +127,7 @@ class Follower:
     def __init__(
         self,
         connection: BrokerConnection,
-        logs: LogManager,
-        tables: EpochTables,
+        store: ReplicaStore,
         owner: FollowerOwner,
         *,
         clock: Clock,
@@ -143,22 +138,20 @@ class Follower:
 
         Args:
             connection: to the leader; closed with the stream.
-            logs: all of them follow; nothing else appends to them.
-            tables: their epochs.
+            store: all of its logs follow; nothing else appends to them.
             owner: the replica.
             clock: for deadlines.
             epoch: of the leader.
             token: text of this life, as `present/K` has it.
         """
         self._connection = connection
-        self._logs = logs
-        self._tables = tables
+        self._store = store
+        self._logs = store.logs
+        self._tables = store.tables
         self._owner = owner
         self._clock = clock
         self._epoch = epoch
         self._token = token
-        self.wants_hw = False
-        """Gets wait here for high watermarks: these are sent at once."""
         self._by_number: dict[int, PartitionLog] = {}
         self._acks: dict[int, Offset] = {}
         self._targets: dict[int, Offset] = {}
@@ -168,7 +161,6 @@ class Follower:
         self._inbox: deque[Data] = deque()
         self._wake = asyncio.Event()
         self._error: MetaqError | None = None
-        self._is_over = False
 
     async def run(self) -> None:
         """Follow until cancelled; return where the leader's answer forbids to.
@@ -189,18 +181,17 @@ class Follower:
                 if log.state is LogState.OPEN:
                     log.follow()
             await drained(self._logs, self._clock)
-            join = await self._ask_to_join()
-            if join is not None:
-                await self._carry_out(join)
+            if await self._join():
                 await self._stream()
         finally:
-            self._is_over = True
             stop()
+            self.fail(ClosedError("the stream is over"))
             self._connection.close("the stream is over")
 
     # -- the join ---------------------------------------------------------------------
 
-    async def _ask_to_join(self) -> tuple[JoinReply, _Join] | None:
+    async def _join(self) -> bool:
+        """Join the leader; False where its answer forbids to follow."""
         replica, logs = self._owner.replica, self._logs.logs()
         request = JoinRequest(
             replica.file.set_id,
@@ -208,27 +199,24 @@ class Follower:
             replica.id,
             replica.incarnation,
             self._token,
-            self._owner.revision,
+            self._store.revision,
             replica.file.flag,
             copies_of(logs, self._tables),
         )
-        answer = await ask(
-            self._connection,
-            JOIN,
-            encode_join(request),
-            clock=self._clock,
-            timeout_s=ASK_S,
+        reply = await ask(
+            self._connection, JOIN, request, clock=self._clock, timeout_s=ASK_S
         )
-        reply = decode_join_reply(answer)
         if reply.epoch != self._epoch:
             raise UnexpectedReplyError(
                 f"leader of epoch {self._epoch.number} answers in {reply.epoch.number}"
             )
         if reply.is_lost:
             await self._owner.on_lost()
-            return None
+            return False
         join = await self._planned(reply)
-        return None if join is None else (reply, join)
+        if join is not None:
+            await self._carry_out(reply, join)
+        return join is not None
 
     async def _planned(self, reply: JoinReply) -> _Join | None:
         """Return what a join does; None where a log contradicts the own copy."""
@@ -262,13 +250,12 @@ class Follower:
                 _log.warning("leader has no such log, it is kept: partition=%s", log_id)
         return _Join(plans, begun, tuple(gone))
 
-    async def _carry_out(self, found: tuple[JoinReply, _Join]) -> None:
+    async def _carry_out(self, reply: JoinReply, join: _Join) -> None:
         """Do what a join asks for; every step is durable before the next."""
-        reply, join = found
         logs = self._logs.logs()
         await self._tables.bury(reply.gone)
         await self._set_aside(join.gone)
-        await self._begin(join.begun)
+        await begin_logs(self._logs, self._tables, self._owner.make_log, join.begun)
         lowered = {
             log_id: plan.hw
             for log_id, plan in join.plans.items()
@@ -304,9 +291,6 @@ class Follower:
         if self._is_unsure and log.synced_end < answer.target:
             self._targets[number] = answer.target
 
-    async def _begin(self, begun: Mapping[LogId, tuple[CopyFacts, EpochTable]]) -> None:
-        await begin_logs(self._logs, self._tables, self._owner.make_log, begun)
-
     async def _set_aside(self, log_ids: Collection[LogId]) -> None:
         """Move logs aside whose deletion is in the journal of epochs."""
         if log_ids:
@@ -334,7 +318,7 @@ class Follower:
 
     def _pull_next(self) -> None:
         """Send the next pull, with all acknowledgements; the hot call."""
-        if self._is_over or self._error is not None:
+        if self._error is not None:
             return
         if self._is_unsure and not self._targets:
             if self._owner.replica.file.flag:
@@ -349,10 +333,9 @@ class Follower:
             self._epoch,
             replica.id,
             replica.incarnation,
-            self._owner.revision,
+            self._store.revision,
             tuple(self._acks.items()),
             CREDIT_BYTES,
-            self.wants_hw,
         )
         self._acks.clear()
         opaque = self._connection.next_opaque()
@@ -366,7 +349,7 @@ class Follower:
             self.fail(error)
 
     def _on_reply(self, reply: Reply | MetaqError) -> None:
-        if self._is_over or self._error is not None:
+        if self._error is not None:
             return
         try:
             data = decode_data(payload_of(reply))
@@ -386,14 +369,15 @@ class Follower:
         await self._tables.bury(data.gone)
         await self._set_aside([each.log_id for each in gone])
         births = {each.log_id: each.answer for each in data.births}
-        await self._begin({each: _whole(a.copy) for each, a in births.items()})
+        begun = {each: _whole(answer.copy) for each, answer in births.items()}
+        await begin_logs(self._logs, self._tables, self._owner.make_log, begun)
         for log_id, answer in births.items():
             self._go_on(self._logs.logs()[log_id], answer)
         self._check(data)
         self._apply(data)
 
     def _check(self, data: Data) -> None:
-        if data.epoch != self._epoch or not self._owner.takes_data(self._epoch):
+        if data.epoch != self._epoch or not takes_data(self._owner.replica, data.epoch):
             raise ClosedError(f"data of epoch {data.epoch.number} is not followed")
 
     def _apply(self, data: Data) -> None:
@@ -544,21 +528,23 @@ async def drained(logs: LogManager, clock: Clock) -> None:
 
 async def ask(
     connection: BrokerConnection,
-    kind: str,
-    payload: bytes,
+    question: Question[Q, A],
+    message: Q,
     *,
     clock: Clock,
     timeout_s: float,
-) -> bytes:
-    """Send a message to another replica, and return the payload of its answer.
+) -> A:
+    """Send a message to another replica, and return its answer.
 
     Raises:
         WireError: it was refused.
         ClientError: there is no answer, or none that can be read.
     """
     deadline_s = clock.monotonic_s() + timeout_s
-    command = Follow(kind, payload, connection.next_opaque())
-    return payload_of(await connection.call(command, deadline_s=deadline_s))
+    opaque = connection.next_opaque()
+    command = Follow(question.kind, question.encode(message), opaque)
+    reply = await connection.call(command, deadline_s=deadline_s)
+    return question.decode_answer(payload_of(reply))
 
 
 def payload_of(reply: Reply | MetaqError) -> bytes:

@@ -14,7 +14,7 @@ of the logs that have something for it.
 
     ready     bytes are in memory, or may be
     cold      they have to be read from the file, one log after another
-    marks     the high watermark has moved: goes with the next data, or 100 ms later
+    marks     the high watermark has moved: goes with the next data, or at the next tick
     missing   not caught up since the join (`LogProgress.joined`)
     lacking   bytes that it lacks: up to where, and since when
 
@@ -42,6 +42,7 @@ from metaq.protocol.texts import NOT_LEADER
 from metaq.replication.election import Flag
 from metaq.replication.facts import FollowerLag
 from metaq.replication.messages import (
+    JOIN,
     STALE_EPOCH,
     Chunk,
     Data,
@@ -50,7 +51,6 @@ from metaq.replication.messages import (
     LogAnswer,
     Pull,
     encode_data,
-    encode_join_reply,
 )
 from metaq.replication.progress import (
     Leadership,
@@ -61,13 +61,13 @@ from metaq.replication.progress import (
 )
 from metaq.replication.serving import (
     CHUNK_BYTES_MAX,
-    Tables,
     chunk_of,
     facts_of,
     read_chunk,
     refusal,
     report,
 )
+from metaq.replication.tables import EpochTables
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import DamagedSegmentError
@@ -81,8 +81,6 @@ PULLS_MAX: Final = 3
 """Pulls of one follower that wait."""
 IDLE_S: Final = 0.5
 """After so long a follower gets an empty message."""
-MARKS_DELAY_S: Final = 0.1
-"""So long high watermarks wait for bytes to go with."""
 LOADED_BYTES_MAX: Final = 4 << 20
 """Bytes of one follower that are read from files ahead of its pulls."""
 TICK_S_MAX: Final = 1.0
@@ -96,15 +94,11 @@ JOIN_STEP: Final = 100
 class TermOwner(Protocol):
     """The replica that leads."""
 
-    @property
-    def term(self) -> Leadership:
-        """Its term, as it is now."""
-
     def on_join(self, replica: int, incarnation: int, revision: int) -> None:
-        """A follower joined: `term` has its life from now on."""
+        """A follower joined: has `set_term` called with its life."""
 
     def on_saved(self, replica: int, revision: int) -> None:
-        """A follower has saved this revision of the record."""
+        """A follower has saved this revision of the record: likewise."""
 
     def on_caught_up(self, replica: int) -> None:
         """A follower has caught up in all logs: it may be taken in."""
@@ -143,12 +137,6 @@ class _Follower:
     """Its logs are to be looked at again: it was taken out."""
 
     @property
-    def is_lacking(self) -> bool:
-        """Return whether it lacks bytes, or has not said of each log that it has it."""
-        lacks = self.lacking or self.missing or self.damaged or self.has_left
-        return bool(lacks or self.ready or self.cold or self.births)
-
-    @property
     def has_more(self) -> bool:
         """Whether a pull may be answered now; one that only acknowledges is not."""
         has_bytes = self.ready or self.cold or self.loaded
@@ -169,10 +157,10 @@ class LeadingStreams:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
         logs: Mapping[LogId, PartitionLog],
-        tables: Tables,
+        tables: EpochTables,
         owner: TermOwner,
+        term: Leadership,
         *,
         set_id: str,
         lag_s: float,
@@ -180,20 +168,20 @@ class LeadingStreams:
         """Prepare a term; `begin` begins it.
 
         Args:
-            loop: the broker's.
             logs: all logs, a live view.
             tables: their epochs; that of this term has begun in each log.
             owner: the replica.
+            term: as it begins.
             set_id: name of the set.
             lag_s: after so long a follower that is silent or late counts as stalled.
         """
-        self._loop = loop
+        self._loop = asyncio.get_running_loop()
         self._logs = logs
         self._tables = tables
         self._owner = owner
         self._set_id = set_id
         self._lag_s = lag_s
-        self._term = owner.term
+        self._term = term
         self._by_number: dict[int, PartitionLog] = {}
         self._progress: dict[int, LogProgress] = {}
         self._followers: dict[int, _Follower] = {}
@@ -206,11 +194,8 @@ class LeadingStreams:
         self._encoded: tuple[Data, bytes] | None = None
         """The last message of this flush: the next follower mostly gets it too."""
         self._is_flush_due = False
-        self._marks_timer: asyncio.TimerHandle | None = None
         self._now_s = 0.0
         self._ticked_s: float | None = None
-        self._on_stir: Callable[[], None] | None = None
-        """At rest: called once, before anything that begins a time to watch."""
         self._is_closed = False
 
     # -- the term ---------------------------------------------------------------------
@@ -276,8 +261,6 @@ class LeadingStreams:
         self._is_closed = True
         for log in self._by_number.values():
             log.on_moved = None
-        if self._marks_timer is not None:
-            self._marks_timer.cancel()
         for each in tuple(self._followers.values()):
             self._end(each, error or refusal("This replica leads no more.", NOT_LEADER))
 
@@ -294,7 +277,6 @@ class LeadingStreams:
         if error := self._fault_of(request):
             answer(error)
             return
-        self._stir()
         former = self._followers.get(request.replica)
         if former is not None:
             self._end(former, refusal(f"Replica {request.replica} joined again."))
@@ -351,13 +333,12 @@ class LeadingStreams:
                 follower.sent[number] = max(found.point, copy.start)
             yield
         self._owner.on_join(replica, request.incarnation, request.revision)
-        self.set_term(self._owner.term)
         is_lost = is_lost and not is_nothing
         logs = tuple(each for n, each in answers.items() if n in self._by_number)
         gone = {each.copy.number for each in request.logs} & self._tables.gone
         reply = JoinReply(self._term.epoch, logs, tuple(sorted(gone)), is_lost)
         self._contacts[replica] = self._now_s, True
-        answer(encode_join_reply(reply))
+        answer(JOIN.encode_answer(reply))
         if is_lost:
             self._owner.on_lost(replica)
         else:
@@ -400,7 +381,6 @@ class LeadingStreams:
         if pull.revision != follower.revision:
             follower.revision = pull.revision
             self._owner.on_saved(pull.replica, pull.revision)
-            self.set_term(self._owner.term)
         if follower.has_left:
             self._look_again(follower)
         for number, end in pull.acks:
@@ -491,8 +471,6 @@ class LeadingStreams:
 
     def _on_moved(self, log: PartitionLog) -> None:
         """Take note of a sync, or of another high watermark; the hot call."""
-        if self._on_stir is not None:
-            self._stir()
         number, end = log.number, log.log_end
         assert number is not None
         progress = self._progress[number]
@@ -530,10 +508,7 @@ class LeadingStreams:
         pull, answer = follower.pulls[0]
         chunks = self._gather(follower, pull.credit_bytes)
         has_data = chunks or follower.births or follower.gone
-        if not (has_data or is_due or (follower.marks and pull.wants_hw)):
-            if follower.marks and self._marks_timer is None:
-                later = self._loop.call_later
-                self._marks_timer = later(MARKS_DELAY_S, self._on_marks_due)
+        if not (has_data or is_due):
             return False
         follower.pulls.popleft()
         logs = [(n, self._by_number[n]) for n in follower.marks]
@@ -552,12 +527,6 @@ class LeadingStreams:
             self._encoded = data, encode_data(data)
         answer(self._encoded[1])
         return True
-
-    def _on_marks_due(self) -> None:
-        self._marks_timer = None
-        for each in tuple(self._followers.values()):
-            if each.marks and each.pulls:
-                self._send(each, is_due=True)
 
     def _gather(self, follower: _Follower, credit_bytes: int) -> list[Chunk]:
         """Return chunks for one message; each log that has more gets its turn."""
@@ -622,7 +591,6 @@ class LeadingStreams:
         """End a stream: its follower joins again, over a connection of its choice."""
         if self._followers.get(follower.replica) is not follower:
             return
-        self._stir()
         # One that was silent for too long before is no better without a connection.
         late_s = GONE_S if self._is_stalled(follower.replica) else 0.0
         self._contacts[follower.replica] = self._now_s - late_s, False
@@ -637,51 +605,22 @@ class LeadingStreams:
     # -- time -------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
-        """Send empty messages; to be called some times a second.
+        """Send marks alone, and empty messages; to be called some times a second.
 
         Args:
             now_s: the boot clock.
         """
-        self.pass_time(now_s)
-        for each in tuple(self._followers.values()):
-            self._look_at_mended(each)
-            if each.pulls and self._now_s - each.sent_s >= IDLE_S:
-                self._send(each, is_due=True)
-            is_waited = each.has_left or each.replica in self._term.quorum.waited
-            if not is_waited and self._is_late(each):
-                self._leave(each.replica)
-
-    def pass_time(self, now_s: float) -> None:
-        """Count the time up to now; likewise."""
         if self._ticked_s is not None:
             self._now_s += min(TICK_S_MAX, max(0.0, now_s - self._ticked_s))
         self._ticked_s = now_s
-
-    def have_all(self) -> bool:
-        """Return whether exactly those waited for follow, and have everything."""
-        quorum, followers = self._term.quorum, self._followers
-        is_whole = followers.keys() == quorum.waited - {quorum.leader}
-        return is_whole and not any(each.is_lacking for each in followers.values())
-
-    def rests(self, on_stir: Callable[[], None]) -> bool:
-        """Return whether nothing but an event begins a time to watch.
-
-        That is so while all were heard from well within the lag time, and have
-        everything.
-
-        Args:
-            on_stir: called once at such an event, before it is taken in.
-        """
-        heard_s = self._now_s - self._lag_s / 3
-        are_heard = all(self._contacts[k][0] > heard_s for k in self._followers)
-        is_calm = are_heard and not self._joining and self.have_all()
-        self._on_stir = on_stir if is_calm else None
-        return is_calm
-
-    def _stir(self) -> None:
-        on_stir, self._on_stir = self._on_stir, None
-        if on_stir is not None:
-            on_stir()
+        for each in tuple(self._followers.values()):
+            self._look_at_mended(each)
+            is_due = each.marks or self._now_s - each.sent_s >= IDLE_S
+            if each.pulls and is_due:
+                self._send(each, is_due=True)
+            is_waited = each.has_left or each.replica in self._term.quorum.waited
+            if not is_waited and self._is_stalled(each.replica):
+                self._leave(each.replica)
 
     def _look_at_mended(self, follower: _Follower) -> None:
         """Send what could not be read, once it was mended."""
@@ -692,25 +631,13 @@ class LeadingStreams:
                 follower.ready[number] = None
                 self._flush_soon()
 
-    def _is_late(self, follower: _Follower) -> bool:
-        """Return whether a high watermark may have waited for it for too long."""
-        if self._now_s - self._contacts[follower.replica][0] >= self._lag_s:
-            return True
-        for number, (_end, since_s) in follower.lacking.items():
-            if self._now_s - since_s < self._lag_s:
-                break
-            if number not in follower.missing:
-                return True
-        return False
-
     def stalled(self) -> frozenset[int]:
         """Return who is waited for, and silent or late by the lag time.
 
         Or whose connection is gone for `GONE_S`. Before its first join a replica counts
         as heard when the term began.
         """
-        waited = self._term.quorum.waited - {self._term.quorum.leader}
-        return frozenset(filter(self._is_stalled, waited))
+        return frozenset(filter(self._is_stalled, self._term.quorum.others))
 
     def hears_all(self) -> bool:
         """Return whether all who are waited for pull: until then no other has claimed.
@@ -718,27 +645,31 @@ class LeadingStreams:
         A claimer has ended its stream before. One that is cut off may claim within
         `GONE_S`.
         """
-        waited = self._term.quorum.waited - {self._term.quorum.leader}
-        never = -GONE_S, False
-        heard = [self._contacts.get(replica, never) for replica in waited]
+        never, others = (-GONE_S, False), self._term.quorum.others
+        heard = [self._contacts.get(replica, never) for replica in others]
         return all(is_there and self._now_s - s < GONE_S for s, is_there in heard)
 
     def _is_stalled(self, replica: int) -> bool:
+        """Return whether a high watermark may have waited for it for too long."""
         heard_s, is_connected = self._contacts.get(replica, (0.0, True))
         silent_s = self._now_s - heard_s
         if silent_s >= (self._lag_s if is_connected else GONE_S):
             return True
         follower = self._followers.get(replica)
-        if follower is None or not follower.lacking:
+        if follower is None:
             return False
-        _end, since_s = next(iter(follower.lacking.values()))
-        return self._now_s - since_s >= self._lag_s
+        # Without a place in the set it is waited for in logs where it caught up alone.
+        is_waited = replica in self._term.quorum.waited
+        excused = frozenset() if is_waited else follower.missing
+        late_s = self._now_s - self._lag_s
+        lacking = follower.lacking.items()
+        return any(s <= late_s and n not in excused for n, (_end, s) in lacking)
 
     def lag(self) -> tuple[FollowerLag, ...]:
         """Return how far each replica is that joined, or is waited for."""
         quorum = self._term.quorum
         rows = []
-        for replica in sorted((quorum.waited - {quorum.leader}) | {*self._followers}):
+        for replica in sorted(quorum.others | {*self._followers}):
             follower = self._followers.get(replica)
             lacking = follower.lacking if follower is not None else {}
             since_s = [since_s for _end, since_s in lacking.values()]

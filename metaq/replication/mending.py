@@ -26,7 +26,7 @@ from metaq.replication.comparing import Comparison
 from metaq.replication.election import Flag, unflagged
 from metaq.replication.follow_task import connected
 from metaq.replication.following import ask
-from metaq.replication.messages import TAIL, TailRequest, decode_tail_reply, encode_tail
+from metaq.replication.messages import TAIL, TailRequest
 from metaq.replication.replica import Moved, Replica, ReplicaRole, declare_incomplete
 from metaq.replication.serving import CHUNK_BYTES_MAX, facts_of, read_unchecked
 from metaq.replication.set_nodes import SetView
@@ -326,14 +326,9 @@ class Mender:
             is_unchecked,
             facts_of(log, self._store.tables),
         )
-        answer = await ask(
-            connection,
-            TAIL,
-            encode_tail(request),
-            clock=self._clock,
-            timeout_s=ANSWER_S,
+        reply = await ask(
+            connection, TAIL, request, clock=self._clock, timeout_s=ANSWER_S
         )
-        reply = decode_tail_reply(answer)
         chunk = reply.chunk
         if reply.is_damaged:
             return None

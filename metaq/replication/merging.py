@@ -15,7 +15,6 @@ Invariants:
   bytes are missing here which were acknowledged.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -26,6 +25,7 @@ from metaq.model import LogId, MessageId, Offset
 from metaq.peer.connection import BrokerConnection
 from metaq.replication.election import merged_watermark, tail_from
 from metaq.replication.epochs import CopyFacts, Epoch, EpochTable, adopt_table
+from metaq.replication.follow_task import FollowNode
 from metaq.replication.following import ask, begin_logs, drained
 from metaq.replication.messages import (
     TABLES,
@@ -33,19 +33,13 @@ from metaq.replication.messages import (
     TablesReply,
     TablesRequest,
     TailRequest,
-    decode_tables_reply,
-    decode_tail_reply,
-    encode_tables,
-    encode_tail,
 )
 from metaq.replication.serving import CHUNK_BYTES_MAX, facts_of
-from metaq.replication.tables import EpochTables
+from metaq.replication.store import ReplicaStore
 from metaq.storage.append_request import Tickets
 from metaq.storage.cut import cut_log
-from metaq.storage.log_manager import LogManager
 from metaq.storage.log_removal import carry_out
 from metaq.storage.log_state import LogState
-from metaq.storage.partition_log import PartitionLog
 
 ANSWER_S: Final = 5.0
 """Longest wait for one answer of a member."""
@@ -68,33 +62,26 @@ class Merging:
 
     def __init__(
         self,
-        logs: LogManager,
-        tables: EpochTables,
+        node: FollowNode,
+        store: ReplicaStore,
+        epoch: Epoch,
         *,
         clock: Clock,
-        set_id: str,
-        epoch: Epoch,
-        replica: int,
-        make_log: Callable[[LogId, Offset, int], PartitionLog],
     ) -> None:
         """Prepare; every log follows, and nothing is on its way to one.
 
         Args:
-            logs: of the claimer.
-            tables: their epochs.
-            clock: for deadlines.
-            set_id: name of the set.
+            node: of the claimer.
+            store: its logs.
             epoch: of the claim.
-            replica: the claimer.
-            make_log: makes a log that the claimer lacks: partition, start, number.
+            clock: for deadlines.
         """
-        self._logs = logs
-        self._tables = tables
-        self._clock = clock
-        self._set_id = set_id
+        self._node = node
+        self._set_id = node.replica.file.set_id
+        self._logs = store.logs
+        self._tables = store.tables
         self._epoch = epoch
-        self._replica = replica
-        self._make_log = make_log
+        self._clock = clock
 
     async def merge_with(self, connection: BrokerConnection) -> Merged:
         """Take what a member has more, and its high watermarks.
@@ -112,9 +99,10 @@ class Merging:
         """
         if not connection.capabilities.follow:
             raise UnexpectedReplyError(f"{connection.address} is no replica of a set")
-        request = TablesRequest(self._set_id, self._epoch, self._replica)
-        answer = await self._ask(connection, TABLES, encode_tables(request))
-        reply = decode_tables_reply(answer)
+        request = TablesRequest(self._set_id, self._epoch, self._node.replica.id)
+        reply = await ask(
+            connection, TABLES, request, clock=self._clock, timeout_s=ANSWER_S
+        )
         points = await self._cut(reply)
         for log_id, (point, other) in points.items():
             await self._take(connection, log_id, point, other)
@@ -147,7 +135,7 @@ class Merging:
             adopted[other.number] = table
             if own is not None and point < own.end:
                 cuts[log_id] = point
-        await begin_logs(self._logs, self._tables, self._make_log, begun)
+        await begin_logs(self._logs, self._tables, self._node.make_log, begun)
         for log_id, point in cuts.items():
             await carry_out(partial(cut_log, self._logs, log_id, point))
         await self._tables.adopt(adopted)
@@ -166,8 +154,10 @@ class Merging:
             request = TailRequest(
                 self._set_id, self._epoch, other.number, offset, CHUNK_BYTES_MAX
             )
-            answer = await self._ask(connection, TAIL, encode_tail(request))
-            chunk = decode_tail_reply(answer).chunk
+            reply = await ask(
+                connection, TAIL, request, clock=self._clock, timeout_s=ANSWER_S
+            )
+            chunk = reply.chunk
             if chunk is None or (chunk.number, chunk.offset) != (other.number, offset):
                 raise RemoteProtocolError(
                     f"tail of log {other.number}: expected bytes at {offset},"
@@ -198,9 +188,3 @@ class Merging:
             is_short |= hw > log.synced_end
             log.set_bound(min(hw, log.synced_end))
         return is_short
-
-    async def _ask(
-        self, connection: BrokerConnection, kind: str, payload: bytes
-    ) -> bytes:
-        clock = self._clock
-        return await ask(connection, kind, payload, clock=clock, timeout_s=ANSWER_S)

@@ -19,7 +19,7 @@
     head of a pull, mark `pul1`
     byte  0       8         16            24         32       40         41      42
           +-------+---------+-------------+----------+--------+----------+-------+
-          | epoch | replica | incarnation | revision | credit | wants hw | bytes |
+          | epoch | replica | incarnation | revision | credit | 0        | bytes |
           | u64   | u64     | u64         | u64      | u64    | u8       | u8    |
           +-------+---------+-------------+----------+--------+----------+-------+
           nonce, of so many bytes; then of each log: number u64, synced end u64
@@ -54,7 +54,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from metaq.errors import RemoteProtocolError
 from metaq.fs import Buffer
@@ -75,21 +75,16 @@ from metaq.replication.json_values import (
 )
 from metaq.replication.progress import JoinAnswer
 from metaq.storage.append_request import CopiedAppends
-from metaq.storage.producer_file import ENTRY, ENTRY_BYTES
+from metaq.storage.producer_file import ENTRY_BYTES, pack_entry, unpack_entry
 from metaq.storage.producers import StoredBatch
 
-JOIN: Final = "join"
 PULL: Final = "pull"
-TABLES: Final = "tables"
-TAIL: Final = "tail"
-SUM: Final = "sum"
-
 STALE_EPOCH: Final = "stale-epoch"
 """Code of a refusal: the message is of an epoch that is over; `epoch` is the later."""
 
 _HEAD: Final = struct.Struct(">I")
 _START: Final = struct.Struct(">4sII")
-_PULL: Final = struct.Struct(">QQQQQ?B")
+_PULL: Final = struct.Struct(">QQQQQxB")
 _DATA: Final = struct.Struct(">QIIB")
 _ACK: Final = struct.Struct(">QQ")
 _MARK: Final = struct.Struct(">QQQ")
@@ -98,6 +93,8 @@ _U32: TypeAlias = Annotated[int, number(0, 2**32 - 1)]
 _POSITIVE: Final = number(1, 2**32 - 1)
 
 T = TypeVar("T")
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +153,6 @@ class Pull:
     """Number of a log and its synced end, of those that changed."""
     credit_bytes: int
     """Most bytes of records in the answer; one append may be larger."""
-    wants_hw: bool
-    """High watermarks alone are sent at once: gets wait for them here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,10 +300,7 @@ _read_rest: Final = reader_of(_Rest)
 
 
 def _codec(kind: Callable[..., T]) -> tuple[Callable[[T], bytes], Callable[[bytes], T]]:
-    """Return what writes the messages of a class, and what reads them.
-
-    The one that reads raises RemoteProtocolError for what the other does not write.
-    """
+    """Return what writes the messages of a class, and what reads them."""
     read = reader_of(kind)
 
     def encode(message: T) -> bytes:
@@ -330,7 +322,7 @@ def _apart(chunks: Iterable[Chunk]) -> tuple[list[tuple[int, ...]], list[Buffer]
     """Return the rows of chunks, and their bodies."""
     rows, bodies = [], list[Buffer]()
     for each in chunks:
-        notes = b"".join(map(_encode_note, each.batches))
+        notes = b"".join(map(pack_entry, each.batches))
         rows.append((*_facts_of(each), len(each.batches), crc32(notes)))
         bodies += (notes, *each.body)
     return rows, bodies
@@ -384,60 +376,20 @@ def _decode_chunk(row: _ChunkRow, rest: memoryview) -> tuple[Chunk, int]:
                 f"chunk of log {row.number} at {offset}: expected checksum"
                 f" {expected}, got {got}"
             )
-    batches = tuple(map(_decode_note, ENTRY.iter_unpack(notes)))
-    chunk = Chunk(*row[:7], batches, (body,))
+    starts = range(0, note_bytes, ENTRY_BYTES)
+    batches = [unpack_entry(notes[at : at + ENTRY_BYTES]) for at in starts]
+    chunk = Chunk(*row[:7], tuple(batches), (body,))
     for batch in batches:
+        if batch.sequence < 0 or not PRODUCER.fullmatch(batch.producer):
+            raise FieldError(f"note: {batch.producer!r} {batch.sequence} is no batch")
         if not offset <= batch.offset or batch.end_offset > chunk.end_offset:
             raise FieldError(f"chunk at {offset}: {batch} is not in it")
     return chunk, size
 
 
-def _encode_note(batch: StoredBatch) -> bytes:
-    return ENTRY.pack(
-        batch.producer.encode("ascii"),
-        batch.sequence,
-        batch.count,
-        batch.checksum,
-        batch.first_id,
-        batch.offset,
-        batch.size_bytes,
-        0,
-    )
-
-
-def _decode_note(entry: tuple[Any, ...]) -> StoredBatch:
-    name, sequence, count, checksum, first_id, offset, size, _crc = entry
-    producer = name.rstrip(b"\0").decode("latin-1")
-    if sequence < 0 or not PRODUCER.fullmatch(producer):
-        raise FieldError(f"note: {producer!r} {sequence} is no batch")
-    return StoredBatch(
-        producer, sequence, count, checksum, first_id, offset, SizeBytes(size)
-    )
-
-
-encode_join, decode_join = _codec(JoinRequest)
-encode_join_reply, decode_join_reply = _codec(JoinReply)
-encode_tables, decode_tables = _codec(TablesRequest)
-encode_tables_reply, decode_tables_reply = _codec(TablesReply)
-encode_tail, decode_tail = _codec(TailRequest)
-encode_sum, decode_sum = _codec(SumRequest)
-encode_sum_reply, decode_sum_reply = _codec(SumReply)
-
-
-def encode_tail_reply(reply: TailReply) -> bytes:
-    """Return the payload of the answer to a tail."""
+def _encode_tail_reply(reply: TailReply) -> bytes:
     head = {"damaged": True} if reply.is_damaged else {}
     return _encode(head, () if reply.chunk is None else (reply.chunk,))
-
-
-def decode_tail_reply(payload: bytes) -> TailReply:
-    """Read it.
-
-    Raises:
-        RemoteProtocolError: it is not as `encode_tail_reply` writes it.
-    """
-    reply: TailReply = _decode(payload, _tail_reply)
-    return reply
 
 
 def _tail_reply(head: dict[str, Any], _: str) -> TailReply:
@@ -446,6 +398,31 @@ def _tail_reply(head: dict[str, Any], _: str) -> TailReply:
         raise FieldError(f"tail: expected 1 chunk, got {len(chunks)}")
     is_damaged = _read_switch(head.get("damaged", False), "damaged")
     return TailReply(chunks[0] if chunks else None, is_damaged)
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Generic[Q, A]):
+    """One kind of message with a head in JSON, and of the answers to it.
+
+    What reads raises RemoteProtocolError for what the other does not write.
+    """
+
+    kind: str
+    encode: Callable[[Q], bytes]
+    decode: Callable[[bytes], Q]
+    encode_answer: Callable[[A], bytes]
+    decode_answer: Callable[[bytes], A]
+
+
+JOIN: Final = Question("join", *_codec(JoinRequest), *_codec(JoinReply))
+TABLES: Final = Question("tables", *_codec(TablesRequest), *_codec(TablesReply))
+TAIL: Final = Question(
+    "tail",
+    *_codec(TailRequest),
+    _encode_tail_reply,
+    lambda payload: _decode(payload, _tail_reply),
+)
+SUM: Final = Question("sum", *_codec(SumRequest), *_codec(SumReply))
 
 
 # -- the stream -----------------------------------------------------------------------
@@ -460,7 +437,6 @@ def encode_pull(pull: Pull) -> bytes:
         pull.incarnation,
         pull.revision,
         pull.credit_bytes,
-        pull.wants_hw,
         len(nonce),
     )
     acks = [_ACK.pack(*each) for each in pull.acks]
@@ -475,9 +451,7 @@ def decode_pull(payload: bytes) -> Pull:
     """
     head, rest = _opened(payload, b"pul1")
     try:
-        epoch, replica, incarnation, revision, credit, wants, size = _PULL.unpack_from(
-            head
-        )
+        epoch, replica, incarnation, revision, credit, size = _PULL.unpack_from(head)
         nonce, at = _nonce_at(head, _PULL.size, size)
         acks = tuple(_ACK.iter_unpack(head[at:]))
         ends = [end for _, end in acks]
@@ -486,9 +460,7 @@ def decode_pull(payload: bytes) -> Pull:
             raise FieldError(f"pull: {len(rest)} bytes belong to no chunk")
     except (struct.error, ValueError) as error:
         raise _unread("pull", error) from error
-    return Pull(
-        Epoch(epoch, nonce), replica, incarnation, revision, acks, credit, wants
-    )
+    return Pull(Epoch(epoch, nonce), replica, incarnation, revision, acks, credit)
 
 
 def encode_data(data: Data) -> bytes:
@@ -519,9 +491,9 @@ def decode_data(payload: bytes) -> Data:
         if json_at > len(head):
             raise FieldError(f"head: expected {json_at} bytes, got {len(head)}")
         marks = tuple(_MARK.iter_unpack(head[at:rows_at]))
-        rows = [_ChunkRow(*each) for each in _ROW.iter_unpack(head[rows_at:json_at])]
+        rows = list(map(list, _ROW.iter_unpack(head[rows_at:json_at])))
         _check_range("data", epoch, *[n for mark in marks for n in mark[1:]])
-        chunks = _decode_chunks(map(_checked, rows), rest)
+        chunks = _decode_chunks(_read_rows(rows, "chunk"), rest)
         last = _Rest()
         if json_at < len(head):
             last = _read_rest(json.loads(head[json_at:].decode()), "data")
@@ -561,13 +533,6 @@ def _nonce_at(head: bytes, at: int, size: int) -> tuple[str, int]:
 def _check_range(name: str, *numbers: int) -> None:
     if max(numbers) > I64_MAX:
         raise FieldError(f"{name}: expected 0 to {I64_MAX}, got {max(numbers)}")
-
-
-def _checked(row: _ChunkRow) -> _ChunkRow:
-    _check_range("chunk", row.offset, row.segment)
-    if not (row.size_bytes and row.record_count):
-        raise FieldError(f"chunk: expected 1 record or more, got {row}")
-    return row
 
 
 def _unread(name: str, error: Exception) -> RemoteProtocolError:

@@ -26,7 +26,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from metaq.clock import Clock
 from metaq.config.settings import BrokerConfig, TopicConfig
 from metaq.errors import (
     ClosedError,
@@ -49,7 +48,6 @@ from metaq.replication.joins import check_newcomer
 from metaq.replication.leading import LeadingStreams
 from metaq.replication.mending import Mender
 from metaq.replication.messages import TablesReply, TablesRequest
-from metaq.replication.pace import Pace
 from metaq.replication.record import NO_REPLICA, Change, Purpose, ReplicaSetError
 from metaq.replication.replica import (
     STEP_DOWN,
@@ -79,27 +77,31 @@ from metaq.replication.replica import (
     start,
     step_down,
 )
-from metaq.replication.serving import answer_tables
+from metaq.replication.serving import copies_of
 from metaq.replication.set_nodes import (
     LeaderData,
     Outcome,
     SetNodes,
     SetView,
     Shown,
-    encode_leader,
     require_former_life,
     token_of,
 )
 from metaq.replication.store import ReplicaStore, StartFacts
-from metaq.replication.tables import EpochTables
 from metaq.replication.term import Term
 from metaq.replication.upkeep import successor
 from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
-from metaq.zk.session import Coordinator, SessionState
+from metaq.zk.session import SessionState
 
 _log = logging.getLogger(__name__)
 
+LOOK_S: Final = 0.25
+"""Longest interval of looks at times: idle followers, lags, puts that wait."""
+LOOKS: Final = 12
+"""Looks within the lag time, at least."""
+CLAIM_LOOK_S: Final = 0.05
+"""Interval of looks where no leader is known: claims come so much one after another."""
 READ_INTERVAL_S: Final = 5.0
 """ZooKeeper is read so often also when no watch fires."""
 FAILED_FIRST_S: Final = 60.0
@@ -108,6 +110,10 @@ HAND_OVER_S: Final = 4.0
 """Longest time that a stop takes to hand over."""
 DRAIN_S: Final = 2.0
 """Of it the wait for followers."""
+SETTLED: Final = frozenset(
+    {ReplicaRole.LEADING, ReplicaRole.FOLLOWING, ReplicaRole.FROZEN}
+)
+"""Roles that may last: the looks are seldom there."""
 NO_PART: Final = frozenset({ReplicaRole.STARTING, ReplicaRole.FROZEN})
 """Roles in which nothing is written of the own directories."""
 
@@ -142,12 +148,9 @@ class ReplicaNode(Service):
         self,
         config: BrokerConfig,
         nodes: SetNodes,
-        coordinator: Coordinator,
         *,
-        clock: Clock,
         fs: FileSystem,
         logs: LogManager,
-        tables: EpochTables,
         facts: StartFacts,
         served: Served,
     ) -> None:
@@ -155,12 +158,10 @@ class ReplicaNode(Service):
 
         Args:
             config: has a section `[replication]`.
-            nodes: of this replica in ZooKeeper.
-            coordinator: its session; started and stopped by its owner.
-            clock: time.
+            nodes: of this replica in ZooKeeper; their session is started and stopped
+                by its owner.
             fs: the disk.
-            logs: opened with the numbers of `tables`.
-            tables: epochs of the logs.
+            logs: opened with the numbers of the tables in `facts`.
             facts: from the start.
             served: the broker.
         """
@@ -172,22 +173,21 @@ class ReplicaNode(Service):
         self._connect_timeout_s = config.zookeeper.connection_timeout_ms / 1000
         self._broker_id = config.system.broker_id
         self._nodes = nodes
-        self._coordinator = coordinator
-        self._clock = clock
+        clock = self._clock = nodes.clock
         self._logs = logs
         path = Path(config.system.data_path)
-        self._store = ReplicaStore(fs, path, logs, tables, clock=clock)
+        self._store = ReplicaStore(fs, path, logs, facts.tables, clock=clock)
         self._facts = facts
         self._served = served
         self.token: Final = token_of(fs, secrets.token_hex(16))
         """Text of this life in `present/K`, which a leader compares."""
         self.lock: Final = asyncio.Lock()
         """Held while a step of the core and its actions are carried out."""
-        self.answers: Final = Answers(self, logs, tables)
+        self.answers: Final = Answers(self, self._store)
         """Answers to other replicas."""
-        self._pace = Pace(self._lag_s, self._pass_time)
-        self._is_read_due = True
-        self._read_s = 0.0
+        self._is_due = asyncio.Event()
+        self._read_due_s = 0.0
+        """When ZooKeeper is to be read again; 0.0: at the next look."""
         self.seen: SetView | None = None
         """The set, as it was read last."""
         self._session_version = 0
@@ -245,7 +245,7 @@ class ReplicaNode(Service):
 
         self.on_way_down("watches", unwatch)
         self.spawn(self._run(), name="run")
-        self.spawn(self._pace.run(self._look), name="tick")
+        self.spawn(self._tick(), name="tick")
 
     async def _check_newcomer(self) -> None:
         """Refuse a directory that belongs to no set, before it shows itself."""
@@ -257,64 +257,55 @@ class ReplicaNode(Service):
 
     def wake(self) -> None:
         """Look soon at what is due, in ZooKeeper too."""
-        self._is_read_due = True
-        self._pace.is_due.set()
-        self._pace.stir()
+        self._read_due_s = 0.0
+        self._is_due.set()
 
-    def _pass_time(self) -> None:
-        if self._term is not None:
-            self._term.streams.pass_time(self._clock.monotonic_s())
+    async def _tick(self) -> None:
+        """Look at what is due by time, some times a second."""
+        look_s = max(CLAIM_LOOK_S, min(LOOK_S, self._lag_s / LOOKS))
+        while True:
+            self._look()
+            self._is_due.set()
+            own = self._replica
+            is_settled = own is not None and own.role in SETTLED
+            await asyncio.sleep(look_s if is_settled else CLAIM_LOOK_S)
 
     async def _run(self) -> None:
         while True:
-            await self._pace.is_due.wait()
-            self._pace.is_due.clear()
+            await self._is_due.wait()
+            self._is_due.clear()
             try:
                 async with self.lock:
                     await self._step()
                 self._error = ""
             except (CoordinationError, StorageError, ClosedError) as error:
                 # What was not done is due again: by the record, or by a failed disk.
-                self._is_read_due = True
+                self._read_due_s = 0.0
                 if str(error) != self._error:
                     _log.warning("replica %d: %s", self.id, error)
                 self._error = str(error)
-            if self._is_read_due:
-                self._pace.stir()
 
-    def _look(self) -> bool:
-        """Look at the times of a term, also while ZooKeeper or a disk is waited for.
-
-        Returns whether only an event can make something due: so for a follower, and for
-        a leader while no change is on its way, and all others follow and have
-        everything.
-        """
+    def _look(self) -> None:
+        """Look at the times of a term, also while ZooKeeper or a disk is waited for."""
         self._served.on_look()
         self.mender.look()
-        own, term, state = self._replica, self._term, self._coordinator.status.state
+        term = self._term
         if term is not None and self.replica.term is not None:
             term.tick(self._clock.monotonic_s())
             self._open_or_refuse(term)
-        is_open = state is not SessionState.CONNECTED or self._is_read_due
-        if own is None or own.pending is not None or is_open or self._error:
-            return False
-        if own.role is not ReplicaRole.LEADING or term is None:
-            return own.role is ReplicaRole.FOLLOWING
-        is_good = not self.mender.damaged_count
-        return is_good and term.rests(self._presences, self._pace.stir)
 
     async def _step(self) -> None:
         """Read what has changed, and do what is due."""
         if self._is_leaving:
             return
         now_s = self._clock.monotonic_s()
-        status = self._coordinator.status
+        status = self._nodes.coordinator.status
         if status.state is not SessionState.CONNECTED:
             await self._while_away(status.state)
             return
         if status.session_version != self._session_version:
-            self._shown, self._is_read_due = None, True
-        if self._is_read_due or now_s - self._read_s > READ_INTERVAL_S:
+            self._shown, self._read_due_s = None, 0.0
+        if now_s >= self._read_due_s:
             await self._read()
         if self._replica is None or self._replica.role is ReplicaRole.STARTING:
             return
@@ -340,9 +331,8 @@ class ReplicaNode(Service):
                 await self.take(lead_on(self._replica))
 
     async def _read(self) -> None:
-        self._is_read_due = False
-        seen = await self._nodes.read(synced=True)
-        self.seen, self._read_s = seen, self._clock.monotonic_s()
+        self._read_due_s = self._clock.monotonic_s() + READ_INTERVAL_S
+        seen = self.seen = await self._nodes.read(synced=True)
         own = self._replica
         if own is None or own.role is ReplicaRole.STARTING or not own.incarnation:
             await self._begin(seen)
@@ -366,7 +356,7 @@ class ReplicaNode(Service):
             )
             held = self._logs.holdings_version
             member = self._store.member(own.file.set_id, held, life)
-            await self._nodes.propose(change, member=member, leader_data=b"")
+            await self._nodes.propose(change, member=member)
 
     async def _begin(self, seen: SetView) -> None:
         """Register in the set, or freeze; nothing is written for a number in use."""
@@ -401,7 +391,7 @@ class ReplicaNode(Service):
         if before is None:
             self.spawn(self.mender.run(), name="mend")
         if self.replica.role is ReplicaRole.STARTING:
-            self._is_read_due = True
+            self._read_due_s = 0.0
         elif before is None or before.role is not self.replica.role:
             begun = self.replica
             facts = begun.role, begun.file.flag.value or "none", begun.record.revision
@@ -414,7 +404,7 @@ class ReplicaNode(Service):
         if shown != self._shown:
             await self._nodes.show(shown)
             self._shown = shown
-            self._is_read_due = True
+            self._read_due_s = 0.0
 
     def _to_show(self) -> Shown:
         damaged = self.mender.damaged_count
@@ -463,7 +453,6 @@ class ReplicaNode(Service):
     def take_note(self, replica: Replica) -> None:
         """Take over a state that needs no action."""
         before, self._replica = self._replica, replica
-        self._pace.stir()
         if before is not None and before.role is not replica.role:
             text = "role changed: replica=%d role=%s epoch=%d"
             _log.info(text, self.id, replica.role, replica.record.epoch.number)
@@ -500,11 +489,6 @@ class ReplicaNode(Service):
                 await self._store.begin_epoch(epoch)
             case Join(leader, epoch):
                 await self._follow(leader, epoch)
-            case Act():
-                await self._act(action)
-
-    async def _act(self, act: Act) -> None:
-        match act:
             case Act.STOP_PULLING:
                 await self._stop_following()
                 await self._store.finish_writing()
@@ -528,14 +512,14 @@ class ReplicaNode(Service):
     async def _propose(self, change: Change) -> None:
         """Send a change; without an answer it is read back."""
         own, set_id = change.member, self.replica.file.set_id
-        data = LeaderData(self.id, change.record.epoch, self._served.address)
+        leader = LeaderData(self.id, change.record.epoch, self._served.address)
         outcome = await self._nodes.propose(
             change,
             member=own and self._store.member(set_id, own[1], own[1]),
-            leader_data=encode_leader(data),
+            leader=leader,
             shown=self._to_show() if change.purpose is Purpose.REGISTER else None,
         )
-        self._is_read_due = True
+        self.wake()
         text = "set: %s %s: replica=%d revision=%d epoch=%d in_sync=%s"
         record, what = change.record, (change.purpose.value, outcome.value)
         numbers = self.id, record.revision, record.epoch.number
@@ -698,7 +682,8 @@ class ReplicaNode(Service):
                     f" {file.epoch} of {file.set_id}, flag {file.flag or 'none'}"
                 )
         self.wake()  # the claimer leads soon
-        return answer_tables(self._logs.logs(), self._store.tables, self._last_id)
+        copies = copies_of(self._logs.logs(), self._store.tables)
+        return TablesReply(copies, self._last_id)
 
     def drop(self, session: object) -> None:
         """Forget what a connection had asked for: it has ended."""

@@ -236,7 +236,7 @@ async def change_set(
             if change is None:
                 return record
             after = change.record
-            outcome = await nodes.propose(change, member=None, leader_data=b"")
+            outcome = await nodes.propose(change)
         elif first is not None:
             after = first
             outcome = await nodes.create_record(first, members)
@@ -250,17 +250,15 @@ async def change_set(
     raise CoordinationError(f"the set changed {TRIES} times in this call: try again")
 
 
-async def wait_until_leads(
-    nodes: SetNodes, replica: int, clock: Clock, *, timeout_s: float
-) -> bool:
+async def wait_until_leads(nodes: SetNodes, replica: int, *, timeout_s: float) -> bool:
     """Return whether a replica leads within a time."""
-    until_s = clock.monotonic_s() + timeout_s
+    until_s = nodes.clock.monotonic_s() + timeout_s
     while True:
         view = await nodes.read(synced=False)
         leader = view.view.leader
         if leader is not None and leader.replica == replica:
             return True
-        if clock.monotonic_s() > until_s:
+        if nodes.clock.monotonic_s() > until_s:
             return False
         await asyncio.sleep(POLL_S)
 

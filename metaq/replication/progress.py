@@ -55,6 +55,11 @@ class Quorum:
         """Replicas that every high watermark waits for; the leader among them."""
         return self.confirmed.union(self.former, *self.open)
 
+    @property
+    def others(self) -> frozenset[int]:
+        """Followers that every high watermark waits for."""
+        return self.waited - {self.leader}
+
     def propose(self, in_sync: frozenset[int]) -> "Quorum":
         """Return the quorum while a change may land at any moment."""
         return replace(self, open=(*self.open, in_sync))
@@ -225,9 +230,8 @@ def may_put(
         flagged: replicas that are incomplete.
         present: replicas with a node in ZooKeeper.
     """
-    waited = quorum.waited - {quorum.leader}
     return (
         len(quorum.confirmed) >= quorum.min
-        and not waited & (stalled | flagged)
-        and waited <= present
+        and not quorum.others & (stalled | flagged)
+        and quorum.others <= present
     )

@@ -52,6 +52,8 @@ class EpochClaim(NamedTuple):
 class ReplicaSetError(CoordinationError):
     """A replica set is not as it must be for what was asked; nothing was changed."""
 
+    retriable = False
+
 
 @dataclass(frozen=True, slots=True)
 class SetRecord:

@@ -201,14 +201,11 @@ class View:
 class Replica:
     """State of one replica. Owner: the shell that runs it, on the loop."""
 
-    id: int
     role: ReplicaRole
     file: SetFile
     """As it is on disk, once the actions are carried out."""
-    record: SetRecord
-    """As read or confirmed last."""
     version: int
-    """Version of the record's node."""
+    """Version of the record's node, as read or confirmed last."""
     incarnation: int = 0
     """Holdings version of this life; 0 before it is registered."""
     epoch: Epoch = NO_EPOCH
@@ -228,13 +225,23 @@ class Replica:
     """Whether its directories cannot be an older state of themselves: as such they were
     left by a clean stop, or it has led or caught up with a leader since."""
 
+    @property
+    def id(self) -> int:
+        """Its number."""
+        return self.file.replica
+
+    @property
+    def record(self) -> SetRecord:
+        """The record as read or confirmed last; of a frozen replica its own copy."""
+        assert self.file.record is not None, f"replica {self.id} has read no record"
+        return self.file.record
+
     def presence(self) -> Presence:
         """Return what the others see of it."""
         states = {R.STARTING: PresenceState.RECOVERING, R.FROZEN: PresenceState.FROZEN}
         state = states.get(self.role, PresenceState.READY)
-        copy, flag = self.file.record or self.record, self.file.flag
-        seen = copy.revision, copy.epoch.number
-        return Presence(self.id, self.incarnation, state, *seen, flag)
+        seen = self.record.revision, self.record.epoch.number
+        return Presence(self.id, self.incarnation, state, *seen, self.file.flag)
 
 
 # -- actions --------------------------------------------------------------------------
@@ -325,7 +332,7 @@ def start(file: SetFile, proofs: Proofs, view: View) -> Moved:
     """
     record = view.record or file.record
     assert record is not None, "a set file without a record, and none in ZooKeeper"
-    replica = Replica(file.replica, R.STARTING, file, record, view.version)
+    replica = Replica(R.STARTING, file, view.version)
     if reason := contradiction(file, view):
         return replace(replica, role=R.FROZEN, reason=reason), ()
     flag = proofs.flag(file.flag)
@@ -431,11 +438,10 @@ def _see(replica: Replica, view: View) -> Moved:
 
 def _know(replica: Replica, record: SetRecord, version: int) -> Moved:
     """Save a record before anything is done under it."""
-    if replica.file.record == record:
-        return replace(replica, record=record, version=version), ()
+    if replica.record == record:
+        return replace(replica, version=version), ()
     saved = replace(replica.file, record=record)
-    after = replace(replica, record=record, version=version, file=saved)
-    return after, (SaveSet(saved),)
+    return replace(replica, version=version, file=saved), (SaveSet(saved),)
 
 
 def _settle(replica: Replica, record: SetRecord) -> Replica:

@@ -7,23 +7,22 @@ and not sent. Bytes of appends in flight are in memory and were never on a disk.
 
 import logging
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from metaq.errors import ClosedError, StorageError, UnavailableError
 from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.protocol import texts
 from metaq.record.checksum import crc32
 from metaq.record.scan import CleanEnd, Incomplete, scan_records
-from metaq.replication.epochs import CopyFacts, EpochTable, parting_point
+from metaq.replication.epochs import CopyFacts, parting_point
 from metaq.replication.messages import (
     Chunk,
     JoinLog,
-    TablesReply,
     TailReply,
     TailRequest,
 )
+from metaq.replication.tables import EpochTables
 from metaq.storage.append_request import AppendRequest
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
@@ -37,26 +36,12 @@ CHUNK_BYTES_MAX: Final = 1 << 20
 """Largest chunk, unless one append is larger."""
 
 
-class Tables(Protocol):
-    """The epochs of all logs; `tables.py`."""
-
-    @property
-    def gone(self) -> AbstractSet[int]:
-        """Numbers of logs that were deleted."""
-
-    def is_living(self, number: int | None) -> bool:
-        """Return whether a log has a table."""
-
-    def table(self, number: int) -> EpochTable:
-        """Return the table of a log."""
-
-
 def refusal(text: str, word: str = "", **values: object) -> UnavailableError:
     """Return the answer to a message that is not taken now, with its code."""
     return UnavailableError(texts.with_code(text, word, values) if word else text)
 
 
-def facts_of(log: PartitionLog, tables: Tables) -> CopyFacts:
+def facts_of(log: PartitionLog, tables: EpochTables) -> CopyFacts:
     """Return a replica's copy of a log, which has a number, as it is now."""
     assert log.number is not None, f"{log.log_id} has no number"
     return CopyFacts(
@@ -69,7 +54,7 @@ def facts_of(log: PartitionLog, tables: Tables) -> CopyFacts:
 
 
 def copies_of(
-    logs: Mapping[LogId, PartitionLog], tables: Tables
+    logs: Mapping[LogId, PartitionLog], tables: EpochTables
 ) -> tuple[JoinLog, ...]:
     """Return all copies of a replica.
 
@@ -83,26 +68,13 @@ def copies_of(
     )
 
 
-def answer_tables(
-    logs: Mapping[LogId, PartitionLog], tables: Tables, last_id: MessageId
-) -> TablesReply:
-    """Return what a member has, once it has promised to follow no older epoch.
-
-    Args:
-        logs: of the member; nothing is on its way to them any more.
-        tables: their epochs.
-        last_id: greatest id that it knows.
-    """
-    return TablesReply(copies_of(logs, tables), last_id)
-
-
 def find_log(logs: Mapping[LogId, PartitionLog], number: int) -> PartitionLog | None:
     """Return the log of a number; None where it is not here."""
     return next((each for each in logs.values() if each.number == number), None)
 
 
 async def answer_tail(
-    logs: Mapping[LogId, PartitionLog], tables: Tables, request: TailRequest
+    logs: Mapping[LogId, PartitionLog], tables: EpochTables, request: TailRequest
 ) -> TailReply:
     """Return bytes of the own copy, for a claimer or for what is damaged elsewhere.
 

@@ -61,8 +61,9 @@ from metaq.replication.record import (
     encode_record,
 )
 from metaq.replication.replica import LeaderSeen, View
+from metaq.retry import Backoff, retry
 from metaq.zk.errors import CoordinationTimeoutError, NodeChangedError, NoNodeError
-from metaq.zk.paths import NodePaths
+from metaq.zk.paths import NodePaths, parse_broker_id
 from metaq.zk.session import (
     Cancel,
     CheckNode,
@@ -78,8 +79,8 @@ _log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S: Final = 5.0
 """So long ZooKeeper may take for an answer."""
-FIRST_S: Final = 0.05
-"""Pause before the next try of the first read."""
+FIRST_BACKOFF: Final = Backoff(first_s=0.05, max_s=0.5)
+"""Pauses between tries of the first read."""
 TRIES: Final = 3
 """A node that is to be deleted goes by itself with its session, and may do so between a
 read and the request; this often is no coincidence any more."""
@@ -133,11 +134,6 @@ class LeaderData:
     """`meta://host:port` of its broker."""
 
 
-def encode_member(member: Member) -> bytes:
-    """Return the JSON of `members/K`."""
-    return to_json(member)
-
-
 def decode_member(data: bytes) -> Member:
     """Read `members/K`.
 
@@ -145,11 +141,6 @@ def decode_member(data: bytes) -> Member:
         ReplicaSetError: it is none; likewise below.
     """
     return decode(Member, data, "member")
-
-
-def encode_present(shown: Shown) -> bytes:
-    """Return the JSON of `present/K`."""
-    return to_json(shown)
 
 
 def decode_present(replica: int, data: bytes) -> Shown:
@@ -163,11 +154,6 @@ def decode_present(replica: int, data: bytes) -> Shown:
     if (found := shown.presence.replica) != replica:
         raise ReplicaSetError(f"presence: expected replica {replica}, got {found}")
     return shown
-
-
-def encode_leader(leader: LeaderData) -> bytes:
-    """Return the JSON of the `leader` node."""
-    return to_json(leader)
 
 
 def decode_leader(data: bytes) -> LeaderData:
@@ -275,7 +261,8 @@ class SetNodes:
         self.broker_id: Final = broker_id
         """The broker that the set is."""
         self._replica = replica
-        self._clock = clock
+        self.clock: Final = clock
+        """The coordinator's."""
         self._record = paths.replica_set(broker_id)
         self._leader = paths.set_leader(broker_id)
         self._members = paths.set_members(broker_id)
@@ -284,7 +271,7 @@ class SetNodes:
         self._known: Mapping[int, Member] = {}
 
     def _deadline_s(self) -> float:
-        return self._clock.monotonic_s() + REQUEST_TIMEOUT_S
+        return self.clock.monotonic_s() + REQUEST_TIMEOUT_S
 
     async def _get(self, path: str) -> Node | None:
         return await self.coordinator.get(path, deadline_s=self._deadline_s())
@@ -340,16 +327,12 @@ class SetNodes:
             ReplicaSetError: as `read`.
             CoordinationError: ZooKeeper did not answer within so many seconds.
         """
-        until_s = self._clock.monotonic_s() + timeout_s
-        while True:
-            try:
-                return await self.read(synced=True)
-            except ReplicaSetError:
-                raise
-            except CoordinationError:
-                if self._clock.monotonic_s() > until_s:
-                    raise
-            await asyncio.sleep(FIRST_S)
+        return await retry(
+            partial(self.read, synced=True),
+            backoff=FIRST_BACKOFF,
+            deadline_s=self.clock.monotonic_s() + timeout_s,
+            clock=self.clock,
+        )
 
     async def _each(
         self, parent: str, decode: Callable[[int, bytes], T]
@@ -365,6 +348,12 @@ class SetNodes:
             for replica, path, node in zip(there, paths, nodes, strict=True)
             if node is not None
         }
+
+    async def list_sets(self, *, deadline_s: float) -> frozenset[int]:
+        """Return the broker ids of all replica sets."""
+        parent = self.paths.replica_sets()
+        names = await self.coordinator.children(parent, deadline_s=deadline_s)
+        return frozenset(int(one) for one in names if parse_broker_id(one) is not None)
 
     async def _member(self, replica: int) -> tuple[str, Member | None, int | None]:
         """Return the path of `members/K`, what it says now, and its version."""
@@ -400,8 +389,8 @@ class SetNodes:
         self,
         change: Change,
         *,
-        member: Member | None,
-        leader_data: bytes,
+        member: Member | None = None,
+        leader: LeaderData | None = None,
         shown: Shown | None = None,
     ) -> Outcome:
         """Send a change, which lands as a whole or not at all.
@@ -416,7 +405,7 @@ class SetNodes:
         Args:
             change: planned from what the last `read` found.
             member: payload of the own `members/K`; None where the change has none.
-            leader_data: payload of the `leader` node; b"" where the change has none.
+            leader: payload of the `leader` node; None where the change has none.
             shown: of a start: to be shown with it, so that of two processes of one
                 number only one registers.
 
@@ -424,13 +413,13 @@ class SetNodes:
             ReplicaSetError: as `show`.
             CoordinationError: ZooKeeper refuses for another reason (rights, quota).
         """
-        return await self._carry_out(self._steps(change, member, leader_data, shown))
+        return await self._carry_out(self._steps(change, member, leader, shown))
 
     async def _steps(
         self,
         change: Change,
         member: Member | None,
-        leader_data: bytes,
+        leader: LeaderData | None,
         shown: Shown | None,
     ) -> Sequence[Operation]:
         """Return the request of a change."""
@@ -439,13 +428,13 @@ class SetNodes:
             if change.is_check
             else WriteNode(self._record, encode_record(change.record), change.version)
         ]
-        steps += await self._leader_steps(change.leader_node, leader_data)
+        steps += await self._leader_steps(change.leader_node, leader)
         if change.member is not None:
             assert member is not None, f"{change.purpose} without its member"
             path, found, version = await self._member(change.member[0])
             if found != self._known.get(change.member[0]):
                 raise NodeChangedError(f"{path}: another one has registered")
-            steps.append(WriteNode(path, encode_member(member), version))
+            steps.append(WriteNode(path, to_json(member), version))
         if change.member_check is not None:
             path, found, version = await self._member(change.member_check[0])
             if found is None or found.incarnation != change.member_check[1]:
@@ -459,7 +448,9 @@ class SetNodes:
             )
         return steps
 
-    async def _leader_steps(self, part: LeaderNode, data: bytes) -> Sequence[Operation]:
+    async def _leader_steps(
+        self, part: LeaderNode, leader: LeaderData | None
+    ) -> Sequence[Operation]:
         """Return the steps of a change at the `leader` node."""
         path = self._leader
         if part is LeaderNode.LEFT:
@@ -469,7 +460,8 @@ class SetNodes:
             if node is None or not self._is_mine(node):
                 raise NodeChangedError(f"{path}: not of this session")
             return (CheckNode(path, node.version),)
-        created = [CreateEphemeral(path, data)] if part is LeaderNode.CREATED else []
+        is_made = part is LeaderNode.CREATED
+        created = [CreateEphemeral(path, to_json(leader))] if is_made else []
         is_old = node is not None and not self._is_mine(node) and self._is_ours(node)
         if node is not None and (is_old or not created):
             return DeleteNode(path, node.version), *created
@@ -516,7 +508,7 @@ class SetNodes:
         return [
             WriteNode(self._record, encode_record(record), node.version),
             *[
-                WriteNode(f"{self._members}/{replica}", encode_member(member), None)
+                WriteNode(f"{self._members}/{replica}", to_json(member), None)
                 for replica, member in members.items()
             ],
         ]
@@ -534,7 +526,7 @@ class SetNodes:
         path, found, version = await self._member(self._replica)
         if found is None or replace(found, directories=member.directories) != member:
             raise NodeChangedError(f"{path}: another one has registered")
-        return (WriteNode(path, encode_member(member), version),)
+        return (WriteNode(path, to_json(member), version),)
 
     async def show(self, shown: Shown) -> None:
         """Create the own `present/K`, or write it where it differs.
@@ -557,7 +549,7 @@ class SetNodes:
             ) from error
 
     async def _show_steps(self, shown: Shown) -> Sequence[Operation]:
-        path, data = f"{self._presences}/{self._replica}", encode_present(shown)
+        path, data = f"{self._presences}/{self._replica}", to_json(shown)
         node = await self._get(path)
         if node is None:
             return (CreateEphemeral(path, data),)

@@ -47,6 +47,8 @@ WRITE_S: Final = 10.0
 class StartFacts:
     """Findings in the data directories, before ZooKeeper was asked."""
 
+    tables: EpochTables
+    """Epochs of the logs."""
     file: SetFile | None
     """The `set` file; None: there is none."""
     is_cut: bool

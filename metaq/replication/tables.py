@@ -37,7 +37,6 @@ from metaq.replication.epoch_journal import (
     Gone,
     decode_entries,
     encode_entries,
-    replay,
 )
 from metaq.replication.epochs import Epoch, EpochTable, load_table
 from metaq.storage.log_dir import LogDir
@@ -58,17 +57,27 @@ class EpochTables:
 
     def __init__(
         self,
-        files: Mapping[Path, "_JournalFile"],
+        fs: FileSystem,
+        paths: Iterable[Path],
         draw: Callable[[], int] = lambda: secrets.randbits(NUMBER_BITS),
     ) -> None:
-        """Take journals that were read; see `read`."""
-        self._files = files
+        """Read the journals of data directories, and change nothing; blocks.
+
+        Args:
+            fs: the disk.
+            paths: of all data directories; they may be missing.
+            draw: returns a number of 64 bits that was not used before.
+
+        Raises:
+            StorageError: a disk refuses.
+        """
+        self._files = {path: _JournalFile(fs, path) for path in paths}
         self._draw = draw
         self._directories: Mapping[Path, LogDir] = {}
-        self._known = EpochJournal({}, {}, {})
+        self._known = EpochJournal()
         self._paths: dict[int, Path] = {}
         """Data directory of each living log."""
-        for path, file in files.items():
+        for path, file in self._files.items():
             self._known.births.update(file.known.births)
             self._known.tables.update(file.known.tables)
             self._known.gone.update(file.known.gone)
@@ -84,25 +93,6 @@ class EpochTables:
         """Writes that may still be done, also when their callers wait no longer."""
         self.on_gone: Callable[[int], None] | None = None
         """Called when a living log is buried, before anyone sees that."""
-
-    @classmethod
-    def read(
-        cls,
-        fs: FileSystem,
-        paths: Iterable[Path],
-        draw: Callable[[], int] = lambda: secrets.randbits(NUMBER_BITS),
-    ) -> "EpochTables":
-        """Read the journals of data directories, and change nothing; blocks.
-
-        Args:
-            fs: the disk.
-            paths: of all data directories; they may be missing.
-            draw: returns a number of 64 bits that was not used before.
-
-        Raises:
-            StorageError: a disk refuses.
-        """
-        return cls({path: _JournalFile.read(fs, path) for path in paths}, draw)
 
     def attach(self, logs: LogManager) -> None:
         """Write to the data directories of logs that are open now.
@@ -310,8 +300,9 @@ def _changes(number: int, old: EpochTable, new: EpochTable) -> Iterable[Entry]:
 class _JournalFile:
     """The journal of one data directory. Owner: its storage thread, once it runs."""
 
-    def __init__(self, fs: FileSystem, path: Path, known: EpochJournal) -> None:
-        self.known: Final = known
+    def __init__(self, fs: FileSystem, path: Path) -> None:
+        """Read the journal of a data directory; there may be none."""
+        self.known: Final = EpochJournal()
         """Its contents as written."""
         self.is_damaged = False
         """It was read, and cannot be believed."""
@@ -321,20 +312,14 @@ class _JournalFile:
         self._path = path / EPOCHS_FILE
         self._file: FrameFile | None = None
         self._limit_bytes = COMPACT_BYTES
-
-    @classmethod
-    def read(cls, fs: FileSystem, path: Path) -> "_JournalFile":
-        """Return the journal of a data directory, empty where there is none."""
-        journal = cls(fs, path, EpochJournal({}, {}, {}))
         try:
-            known = _entries_of(read_frames(fs, path / EPOCHS_FILE, MAGIC))
-            journal = cls(fs, path, replay(known))
+            entries = list(_entries_of(read_frames(fs, self._path, MAGIC)))
+            self.known.apply(entries)
         except CorruptRecordError as error:
             _log.error("epochs not believed: %s", error)
-            journal.is_damaged = True
+            self.is_damaged = True
         except MissingFileError:
             pass  # of a new directory
-        return journal
 
     def write(self) -> None:
         """Write and sync what is pending, as one frame, and drop what says nothing.

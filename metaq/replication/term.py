@@ -3,8 +3,6 @@
 Owner: the node, from the moment its puts are open to its step-down.
 """
 
-import asyncio
-from collections.abc import Callable
 from typing import Final, Protocol
 
 from metaq.errors import TooFewReplicasError
@@ -58,10 +56,10 @@ class Term:
         self._lost = set[int]()
         self._contact_s: float | None = None
         self.streams: Final = LeadingStreams(
-            asyncio.get_running_loop(),
             store.logs.logs(),
             store.tables,
             self,
+            self.term,
             set_id=node.replica.file.set_id,
             lag_s=lag_s,
         )
@@ -72,23 +70,10 @@ class Term:
     def tick(self, now_s: float) -> None:
         """Look at the clock: idle followers, puts that wait; some times a second."""
         self.streams.tick(now_s)
-        self._waiting.check(self._logs.logs(), now_s, is_quiet=self._is_quiet)
+        self._waiting.check(self._logs.logs(), now_s)
         others = self.term.quorum.confirmed - {self._node.replica.id}
         if self._contact_s is None or not others or others - self.streams.stalled():
             self._contact_s = now_s
-
-    @property
-    def _is_quiet(self) -> bool:
-        """Whether no put can wait: all that is written is synced, by all that count."""
-        is_idle = all(each.is_idle for each in self._logs.directories())
-        return is_idle and self.streams.have_all()
-
-    def rests(
-        self, presences: tuple[Presence, ...], on_stir: Callable[[], None]
-    ) -> bool:
-        """Return whether only an event can make something due; see `streams.rests`."""
-        is_calm = self._is_quiet and self.refusal(presences) is None
-        return is_calm and self.streams.rests(on_stir)
 
     def refusal(self, presences: tuple[Presence, ...]) -> TooFewReplicasError | None:
         """Return why a put is seen not to be acknowledged; None: it may well be."""
@@ -136,9 +121,7 @@ class Term:
 
     def on_saved(self, replica: int, revision: int) -> None:
         """A follower has a copy of the record with this revision."""
-        saved = dict(self.term.saved).get(replica, -1)
-        if saved != revision or self.term.quorum.former:
-            self._node.take_note(saved_by(self._node.replica, replica, revision))
+        self._node.take_note(saved_by(self._node.replica, replica, revision))
 
     def on_caught_up(self, replica: int) -> None:
         """A follower has all logs up to where it counts; `next_change` looks."""

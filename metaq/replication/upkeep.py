@@ -18,8 +18,6 @@ from metaq.storage.partition_log import PartitionLog
 
 CHECKS: Final = 4
 """Looks at puts in flight within the lag time: so much later at most they end."""
-QUIET_S: Final = 10.0
-"""Interval of looks at all logs where nothing is known to be in flight."""
 
 
 def incomplete(presences: Iterable[Presence]) -> frozenset[int]:
@@ -98,18 +96,14 @@ class WaitingPuts:
         self._since: dict[LogId, tuple[Offset, float]] = {}
         self._checked_s = float("-inf")
 
-    def check(
-        self, logs: Mapping[LogId, PartitionLog], now_s: float, *, is_quiet: bool
-    ) -> None:
+    def check(self, logs: Mapping[LogId, PartitionLog], now_s: float) -> None:
         """End in doubt what has waited for the lag time; cheap between two looks.
 
         Args:
             logs: that lead.
             now_s: the monotonic clock.
-            is_quiet: nothing waits for a disk, nor for another replica.
         """
-        interval_s = QUIET_S if is_quiet else self._lag_s / CHECKS
-        if now_s - self._checked_s < interval_s:
+        if now_s - self._checked_s < self._lag_s / CHECKS:
             return
         self._checked_s = now_s
         before, self._since = self._since, {}

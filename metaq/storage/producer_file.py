@@ -38,7 +38,7 @@ from struct import Struct
 from typing import Final
 
 from metaq.errors import DiskError
-from metaq.fs import FileSystem, UpdateFile
+from metaq.fs import Buffer, FileSystem, UpdateFile
 from metaq.model import MessageId, Offset, Position, SizeBytes
 from metaq.record.checksum import has_crc, with_crc
 from metaq.record.layout import HEADER as RECORD_HEADER
@@ -85,17 +85,20 @@ def encode_header() -> bytes:
 
 def encode_entry(batch: StoredBatch) -> bytes:
     """Return the 104 bytes of one entry; a field out of range is our own bug."""
-    return with_crc(
-        ENTRY.pack(
-            batch.producer.encode("ascii"),
-            batch.sequence,
-            batch.count,
-            batch.checksum,
-            batch.first_id,
-            batch.offset,
-            batch.size_bytes,
-            0,
-        )
+    return with_crc(pack_entry(batch))
+
+
+def pack_entry(batch: StoredBatch) -> bytes:
+    """Return the bytes of an entry, with 0 in the place of its checksum."""
+    return ENTRY.pack(
+        batch.producer.encode("ascii"),
+        batch.sequence,
+        batch.count,
+        batch.checksum,
+        batch.first_id,
+        batch.offset,
+        batch.size_bytes,
+        0,
     )
 
 
@@ -121,10 +124,13 @@ def decode_notes(data: bytes) -> Notes:
 
 
 def _decode_entry(data: bytes) -> StoredBatch | None:
-    if not has_crc(data):
-        return None
-    name, sequence, count, checksum, first_id, offset, size, _crc = ENTRY.unpack(data)
     # The checksum was ours to write, so it covers a name of ours.
+    return unpack_entry(data) if has_crc(data) else None
+
+
+def unpack_entry(data: Buffer) -> StoredBatch:
+    """Return the batch of an entry; its checksum is not looked at."""
+    name, sequence, count, checksum, first_id, offset, size, _crc = ENTRY.unpack(data)
     producer = name.rstrip(b"\0").decode("ascii", "replace")
     return StoredBatch(
         producer,

@@ -308,6 +308,10 @@ class NodePaths:
 
     # -- replica sets -----------------------------------------------------------------
 
+    def replica_sets(self) -> str:
+        """Return the parent of the records of all replica sets."""
+        return self._fill(NodeKind.REPLICA_SET)
+
     def replica_set(self, broker_id: BrokerId) -> str:
         """Return the node with the record of a broker's replica set."""
         return self._fill(NodeKind.REPLICA_SET, broker=broker_id)

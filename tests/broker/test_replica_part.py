@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from metaq.broker.replica_part import HUNG_S, LOOK_S, ReplicaPart, SetStart
+from metaq.broker.replica_part import HUNG_S, LOOK_S, ReplicaPart, open_set
 from metaq.client import AsyncAdmin, AsyncClient
 from metaq.clock import SystemClock
 from metaq.errors import DiskError
@@ -61,9 +61,8 @@ def opened(rig: Replicas, number: int) -> StartFacts:
     disk = rig[number].disk
     config = make_config(DATA, {"replicaId": str(number)}, SET_INI)
     logs = LogManager(disk, SystemClock(), lambda task: task(), config)
-    start = SetStart(disk, config)
     try:
-        return start.open(logs, [DATA])
+        return open_set(disk, config, logs, [DATA])
     finally:
         logs.abandon()
 

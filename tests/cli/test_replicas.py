@@ -20,6 +20,7 @@ from metaq.protocol.commands import Result, Stats
 from metaq.replication.election import Flag, Presence, PresenceState
 from metaq.replication.epochs import Epoch
 from metaq.replication.facts import FollowerLag, HeldLog, ReplicaFacts, encode_facts
+from metaq.replication.json_values import to_json
 from metaq.replication.record import (
     ReplicaSetError,
     SetRecord,
@@ -32,8 +33,6 @@ from metaq.replication.set_nodes import (
     LeaderData,
     Shown,
     decode_member,
-    encode_leader,
-    encode_present,
 )
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import NodePaths
@@ -71,7 +70,7 @@ class Scene:
         return decode_record(self.zookeeper.tree()[RECORD].data)
 
     def lead(self, replica: int, epoch: Epoch = LED.epoch) -> None:
-        data = encode_leader(LeaderData(replica, epoch, "meta://h:1"))
+        data = to_json(LeaderData(replica, epoch, "meta://h:1"))
         self.zookeeper.write(PATHS.set_leader(ID), data)
 
     def show(
@@ -92,7 +91,7 @@ class Scene:
         seen = Presence(replica, 5, PresenceState.READY, LED.revision, 7)
         shown = Shown(replace(seen, **presence), str(broker.address), "t")
         path = f"{PATHS.set_presences(ID)}/{replica}"
-        self.zookeeper.write(path, encode_present(shown))
+        self.zookeeper.write(path, to_json(shown))
 
 
 @pytest.fixture

@@ -19,7 +19,14 @@ from metaq.zk.coordinator import ZooKeeperCoordinator
 from metaq.zk.paths import NodePaths
 from metaq.zk.session import SessionState
 from tests.integration.conftest import expire_session
-from tests.replication.set_nodes_rig import ALL, BROKER, FIRST, leader, member, shown
+from tests.replication.set_nodes_rig import (
+    ALL,
+    BROKER,
+    FIRST,
+    leading,
+    member,
+    shown,
+)
 from tests.rigs.inside import session_identity
 from tests.rigs.waiting import until
 
@@ -38,9 +45,9 @@ async def replica_on(hosts: str, replica: int) -> tuple[ZooKeeperCoordinator, Se
 
 async def send(nodes: SetNodes, replica: int, change: Change | None) -> Outcome:
     assert change is not None
-    data = leader(replica, change.record.epoch)
+    data = leading(replica, change.record.epoch)
     own = member(change.member[1]) if change.member else None
-    return await nodes.propose(change, member=own, leader_data=data)
+    return await nodes.propose(change, member=own, leader=data)
 
 
 def test_a_set_is_made_led_and_led_on_after_its_session_ended(zookeeper: str) -> None:

@@ -434,7 +434,6 @@ async def replicas(
 
     places = {
         "metaq.replication.follow_task.connect": dial,
-        "metaq.replication.claims.connect": dial,
         # The socket of the administration needs a real disk.
         "metaq.broker.admin.AdminServer.on_start": _nothing,
         "metaq.replication.store.write_set_file": save,

@@ -239,9 +239,7 @@ class SetModel:
         for k in (1, 2, 3):
             flag = Flag.INCOMPLETE if c.is_empty and k not in c.in_sync else Flag.NONE
             file = SetFile(SET, k, record, epoch.number, 0, flag)
-            replica = Replica(
-                k, R.IDLE, file, record, 0, incarnation=1, is_sure=not flag
-            )
+            replica = Replica(R.IDLE, file, 0, incarnation=1, is_sure=not flag)
             disks.append(Disk(file, 1, copies))
             procs.append(Proc(replica, (0,) * c.logs))
         present = tuple(proc.replica.presence() for proc in procs)

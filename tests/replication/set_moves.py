@@ -523,7 +523,8 @@ class SetMoves(SetModel):
         replica = self.proc(w, k).replica
         presences = self.view(w, k).presences
         if self.config.breaks("f2"):
-            low = replace(replica, record=replace(replica.record, min=1))
+            low_file = replace(replica.file, record=replace(replica.record, min=1))
+            low = replace(replica, file=low_file)
             moved = take_out(low, m, presences)
             if moved is not None:
                 change = moved[0].pending
@@ -531,7 +532,7 @@ class SetMoves(SetModel):
                 record = replace(change.record, min=replica.record.min)
                 change = replace(change, record=record)
                 moved = (
-                    replace(moved[0], record=replica.record, pending=change),
+                    replace(moved[0], file=replica.file, pending=change),
                     moved[1],
                 )
         else:

@@ -8,13 +8,13 @@ from typing import Any, Final
 from metaq.model import BrokerId
 from metaq.replication.election import Presence, PresenceState
 from metaq.replication.epochs import Epoch
+from metaq.replication.json_values import to_json
 from metaq.replication.record import make_record
 from metaq.replication.set_nodes import (
     LeaderData,
     Member,
     SetNodes,
     Shown,
-    encode_leader,
 )
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.paths import NodePaths
@@ -36,8 +36,12 @@ def member(incarnation: int, version: int = 0) -> Member:
     return Member("s", {f"disk{incarnation}": version or incarnation}, incarnation)
 
 
+def leading(replica: int, epoch: Epoch) -> LeaderData:
+    return LeaderData(replica, epoch, f"meta://host{replica}:8123")
+
+
 def leader(replica: int, epoch: Epoch) -> bytes:
-    return encode_leader(LeaderData(replica, epoch, f"meta://host{replica}:8123"))
+    return to_json(leading(replica, epoch))
 
 
 def shown(replica: int, *, address: str = "", **changes: Any) -> Shown:

@@ -818,7 +818,7 @@ async def _restore_record(walk: Walk) -> None:
                 change = Change(
                     Purpose.OPERATOR, record, view.version, LeaderNode.DELETED
                 )
-                outcome = await nodes.propose(change, member=None, leader_data=b"")
+                outcome = await nodes.propose(change)
             walk.note(f"restore to {record.revision}: {outcome}")
             assert outcome in Outcome
     except ReplicaSetError as error:

@@ -47,9 +47,8 @@ from metaq.replication.replica import (
     caught_up,
     declare_incomplete,
     joined,
-    takes_data,
 )
-from metaq.replication.serving import answer_tables
+from metaq.replication.serving import copies_of
 from metaq.replication.tables import EpochTables
 from metaq.storage.append_request import AppendTicket
 from metaq.storage.log_state import LogState
@@ -129,7 +128,7 @@ class Copy:
     def __init__(self, fs: FaultyFileSystem, first: int, **system: int) -> None:
         self.fs = fs
         numbers = itertools.count(first)
-        self.tables = EpochTables.read(fs, (DATA,), lambda: next(numbers))
+        self.tables = EpochTables(fs, (DATA,), lambda: next(numbers))
         self.bench = StorageBench(fs, config(**system), LoopClock())
         self.logs = self.bench.manager
         self.logs.open(
@@ -351,14 +350,14 @@ class Leader:
         self.lost: list[int] = []
         self.saved: list[tuple[int, int]] = []
         self.streams: LeadingStreams = LeadingStreams(
-            asyncio.get_running_loop(),
             copy.logs.logs(),
             copy.tables,
             self,
+            self.term,
             set_id="s",
             lag_s=LAG_S,
         )
-        self.answers = Answers(self, copy.logs, copy.tables)
+        self.answers = Answers(self, copy)
         self.is_asleep = False
 
     async def begin(self) -> None:
@@ -398,6 +397,7 @@ class Leader:
 
     def on_join(self, replica: int, incarnation: int, revision: int) -> None:
         self.term = self.term.join(replica, incarnation)
+        self.streams.set_term(self.term)
         self.on_saved(replica, revision)
 
     def on_saved(self, replica: int, revision: int) -> None:
@@ -418,8 +418,8 @@ class Leader:
         return UnavailableError("leads no more")
 
     async def answer_tables(self, asked: TablesRequest) -> TablesReply:
-        tables = self.copy.tables
-        return answer_tables(self.copy.logs.logs(), tables, MessageId(77))
+        copies = copies_of(self.copy.logs.logs(), self.copy.tables)
+        return TablesReply(copies, MessageId(77))
 
 
 class Following:
@@ -435,10 +435,8 @@ class Following:
         file = SetFile("s", replica, record, epoch.number, 1, flag)
         self.copy = copy
         self.wire = wire
-        self.replica = Replica(
-            replica, ReplicaRole.FOLLOWING, file, record, 5, 1, is_sure=not flag
-        )
-        self.revision = record.revision
+        self.replica = Replica(ReplicaRole.FOLLOWING, file, 5, 1, is_sure=not flag)
+        self.logs, self.tables, self.revision = copy.logs, copy.tables, record.revision
         self.refused: list[LogId] = []
         self.is_complete = False
         self.is_lost = False
@@ -447,8 +445,7 @@ class Following:
         connection: Any = wire
         self.follower = Follower(
             connection,
-            copy.logs,
-            copy.tables,
+            self,
             self,
             clock=LoopClock(),
             epoch=epoch,
@@ -488,9 +485,6 @@ class Following:
 
     def note_last_id(self, last_id: MessageId) -> None:
         self.last_id = max(self.last_id, last_id)
-
-    def takes_data(self, epoch: Epoch) -> bool:
-        return takes_data(self.replica, epoch)
 
     def make_log(self, log_id: LogId, start: Offset, number: int) -> PartitionLog:
         settings = self.copy.bench.config.topic(log_id.topic)

@@ -31,9 +31,8 @@ from metaq.replication.replica import (
     caught_up,
     declare_incomplete,
     joined,
-    takes_data,
 )
-from metaq.replication.serving import answer_tables, answer_tail
+from metaq.replication.serving import answer_tail, copies_of
 from metaq.replication.tables import EpochTables
 from metaq.storage.append_request import Request
 from metaq.storage.log_manager import LogManager
@@ -136,7 +135,7 @@ class Site:
             self.fs, self.clock, loop.call_soon, self.config,
             start_worker=self._worker,
         )  # fmt: skip
-        self.tables = EpochTables.read(self.fs, [DATA])
+        self.tables = EpochTables(self.fs, [DATA])
         self.logs.open(
             numbers=self.tables.numbers,
             starts=self.tables.starts,
@@ -149,7 +148,7 @@ class Site:
         record = SetRecord(SET, 1, FIRST, 1, frozenset({1, 2}), frozenset({1, 2, 3}), 2)
         file = SetFile(SET, number, record, 1)
         role = ReplicaRole.FOLLOWING
-        self.replica = Replica(number, role, file, record, 1, 1, is_sure=True)
+        self.replica = Replica(role, file, 1, 1, is_sure=True)
         self.events: list[str] = []
 
     def _worker(self, *args) -> LoopWorker:
@@ -207,9 +206,6 @@ class Site:
     def note_last_id(self, last_id: MessageId) -> None:
         self.last_id = max(self.last_id, last_id)
 
-    def takes_data(self, epoch: Epoch) -> bool:
-        return takes_data(self.replica, epoch)
-
 
 class Leader(Site):
     """A site that leads, and what its term knows."""
@@ -227,8 +223,7 @@ class Leader(Site):
         super().__init__(number, fs, **system)
         self.term = Leadership(epoch, Quorum(number, in_sync, minimum))
         self.streams = LeadingStreams(
-            asyncio.get_running_loop(), self.logs.logs(), self.tables, self,
-            set_id=SET, lag_s=LAG_S,
+            self.logs.logs(), self.tables, self, self.term, set_id=SET, lag_s=LAG_S,
         )  # fmt: skip
         self._ticks: asyncio.Task | None = None
         self.next_id = 1
@@ -301,6 +296,7 @@ class Leader(Site):
 
     def on_saved(self, replica: int, revision: int) -> None:
         self.term = self.term.save(replica, revision, current=self.revision)
+        self.streams.set_term(self.term)
 
     def on_caught_up(self, replica: int | None = None) -> None:  # type: ignore[override]
         self.events.append(f"caught up {replica}")
@@ -316,23 +312,24 @@ def serve(site: Site, command: Follow, owner: object, answer) -> None:
     """Carry out one message at a site."""
     payload = command.payload
     match command.kind:
-        case messages.JOIN:
-            site.streams.join(messages.decode_join(payload), owner, answer)
+        case messages.JOIN.kind:
+            site.streams.join(messages.JOIN.decode(payload), owner, answer)
         case messages.PULL:
             site.streams.pull(messages.decode_pull(payload), owner, answer)
-        case messages.TABLES:
-            reply = answer_tables(site.logs.logs(), site.tables, site.last_id)
-            answer(messages.encode_tables_reply(reply))
-        case messages.TAIL:
+        case messages.TABLES.kind:
+            copies = copies_of(site.logs.logs(), site.tables)
+            reply = messages.TablesReply(copies, MessageId(site.last_id))
+            answer(messages.TABLES.encode_answer(reply))
+        case messages.TAIL.kind:
             asyncio.create_task(_serve_tail(site, payload, answer))  # noqa: RUF006
 
 
 async def _serve_tail(site: Site, payload: bytes, answer) -> None:
     try:
         reply = await answer_tail(
-            site.logs.logs(), site.tables, messages.decode_tail(payload)
+            site.logs.logs(), site.tables, messages.TAIL.decode(payload)
         )
-        answer(messages.encode_tail_reply(reply))
+        answer(messages.TAIL.encode_answer(reply))
     except WireError as error:
         answer(error)
 
@@ -449,7 +446,7 @@ class Stream:
         for name, value in options.items():
             setattr(self.wire, name, value)
         self.follower = Follower(
-            self.wire, follower.logs, follower.tables, follower,
+            self.wire, follower, follower,
             clock=follower.clock, epoch=leader.term.epoch, token=TOKEN,
         )  # fmt: skip
         self.task = asyncio.create_task(self.follower.run())

@@ -17,6 +17,7 @@ from metaq.replication.epochs import Epoch
 from metaq.replication.messages import (
     JOIN,
     PULL,
+    SUM,
     TABLES,
     TAIL,
     JoinRequest,
@@ -25,12 +26,7 @@ from metaq.replication.messages import (
     TablesRequest,
     TailReply,
     TailRequest,
-    decode_tables_reply,
-    decode_tail_reply,
-    encode_join,
     encode_pull,
-    encode_tables,
-    encode_tail,
 )
 from tests.rigs.waiting import until
 
@@ -68,7 +64,7 @@ class Logs:
 def run(scenario: Callable[[Owner, Answers], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         owner, logs = Owner(), Logs()
-        answers = Answers(owner, logs, None)  # type: ignore[arg-type]
+        answers = Answers(owner, SimpleNamespace(logs=logs, tables=None))  # type: ignore[arg-type]
         await scenario(owner, answers)
         await answers.end()
 
@@ -93,7 +89,7 @@ def test_a_message_of_no_known_kind_is_refused() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("kind", [JOIN, PULL, TABLES, TAIL])
+@pytest.mark.parametrize("kind", [JOIN.kind, PULL, TABLES.kind, TAIL.kind, SUM.kind])
 def test_a_payload_that_cannot_be_read_is_refused(kind: str) -> None:
     """In one sentence; the connection goes on."""
 
@@ -110,10 +106,13 @@ def test_one_that_does_not_lead_takes_no_join_or_pull() -> None:
     """It names the leader, if it knows one."""
     epoch = Epoch(3, "n")
     join = JoinRequest("s1", epoch, 2, 5, "token", 1, Flag.NONE, ())
-    pull = Pull(epoch, 2, 5, 1, (), 9, wants_hw=False)
+    pull = Pull(epoch, 2, 5, 1, (), 9)
 
     async def scenario(_owner: Owner, answers: Answers) -> None:
-        for kind, payload in ((JOIN, encode_join(join)), (PULL, encode_pull(pull))):
+        for kind, payload in (
+            (JOIN.kind, JOIN.encode(join)),
+            (PULL, encode_pull(pull)),
+        ):
             (found,) = ask(answers, kind, payload)
             assert isinstance(found, UnavailableError)
             assert str(found) == "replica 1 does not lead"
@@ -126,13 +125,13 @@ def test_tables_are_answered_later() -> None:
 
     async def scenario(owner: Owner, answers: Answers) -> None:
         owner.gate.clear()
-        found = ask(answers, TABLES, encode_tables(ASKED))
+        found = ask(answers, TABLES.kind, TABLES.encode(ASKED))
         await until(lambda: owner.asked)
         assert found == []
         owner.gate.set()
         await until(lambda: found)
         assert isinstance(found[0], bytes)
-        assert decode_tables_reply(found[0]) == TablesReply((), MessageId(7))
+        assert TABLES.decode_answer(found[0]) == TablesReply((), MessageId(7))
         assert owner.asked == [ASKED]
 
     run(scenario)
@@ -143,10 +142,10 @@ def test_a_tail_of_a_log_that_is_not_here_is_none() -> None:
 
     async def scenario(_owner: Owner, answers: Answers) -> None:
         request = TailRequest("s1", Epoch(3, "n"), 9, 0, 100)  # type: ignore[arg-type]
-        found = ask(answers, TAIL, encode_tail(request))
+        found = ask(answers, TAIL.kind, TAIL.encode(request))
         await until(lambda: found)
         assert isinstance(found[0], bytes)
-        assert decode_tail_reply(found[0]) == TailReply(None)
+        assert TAIL.decode_answer(found[0]) == TailReply(None)
 
     run(scenario)
 
@@ -160,7 +159,7 @@ def test_an_error_is_the_answer(caplog: pytest.LogCaptureFixture) -> None:
             (AssertionError("a bug"), "follow: internal error, see the broker's log"),
         ):
             owner.error = error
-            found = ask(answers, TABLES, encode_tables(ASKED))
+            found = ask(answers, TABLES.kind, TABLES.encode(ASKED))
             await until(lambda found=found: found)
             assert str(found[0]) == text
             assert isinstance(found[0], WireError)
@@ -176,14 +175,14 @@ def test_questions_that_are_answered_at_a_time_are_bounded() -> None:
     async def scenario(owner: Owner, answers: Answers) -> None:
         owner.gate.clear()
         waiting = [
-            ask(answers, TABLES, encode_tables(ASKED)) for _ in range(ANSWERS_MAX)
+            ask(answers, TABLES.kind, TABLES.encode(ASKED)) for _ in range(ANSWERS_MAX)
         ]
-        (found,) = ask(answers, TABLES, encode_tables(ASKED))
+        (found,) = ask(answers, TABLES.kind, TABLES.encode(ASKED))
         assert isinstance(found, UnavailableError)
         assert f"{ANSWERS_MAX} others are answered now" in str(found)
         owner.gate.set()
         await until(lambda: all(waiting))
-        again = ask(answers, TABLES, encode_tables(ASKED))
+        again = ask(answers, TABLES.kind, TABLES.encode(ASKED))
         await until(lambda: again)
         assert isinstance(again[0], bytes)
 
@@ -195,9 +194,9 @@ def test_the_end_calls_off_what_is_not_answered() -> None:
 
     async def scenario(owner: Owner, answers: Answers) -> None:
         owner.gate.clear()
-        begun = ask(answers, TABLES, encode_tables(ASKED))
+        begun = ask(answers, TABLES.kind, TABLES.encode(ASKED))
         await until(lambda: owner.asked)
-        later = ask(answers, TABLES, encode_tables(ASKED))
+        later = ask(answers, TABLES.kind, TABLES.encode(ASKED))
         await answers.end()
         owner.gate.set()
         await asyncio.sleep(0)

@@ -1,7 +1,8 @@
 """A replica's way to a term: when it claims, what it merges, when it gives up."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -33,13 +34,13 @@ ALL = frozenset({1, 2, 3})
 MADE = make_record("s1", 1, ALL, min_in_sync=2, nonce="i")
 RECORD = replace(MADE, in_sync=ALL).at(2, "a", leader=1)
 FILE = SetFile("s1", 2, RECORD, 2, 2)
-IDLE = Replica(2, ReplicaRole.IDLE, FILE, RECORD, 4, 5)
+IDLE = Replica(ReplicaRole.IDLE, FILE, 4, 5)
 EPOCH = Epoch(3, "mine")
 CLAIMED = RECORD.at(3, "mine", leader=2)
 MERGING = replace(
     IDLE,
     role=ReplicaRole.MERGING,
-    record=CLAIMED,
+    file=replace(FILE, record=CLAIMED),
     epoch=EPOCH,
     merge=begin_merge(RECORD, 2),
 )
@@ -110,11 +111,14 @@ class Merges:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.found: dict[str, Merged | Exception] = {}
         self.asked: list[str] = []
-        monkeypatch.setattr(claims, "connect", self._connect)
+        monkeypatch.setattr(claims, "connected", self._connected)
         monkeypatch.setattr(claims, "Merging", self._merging)
 
-    async def _connect(self, address: BrokerAddress, _clock: object) -> "_Peer":
-        return _Peer(address.host)
+    @asynccontextmanager
+    async def _connected(
+        self, address: BrokerAddress, _clock: object
+    ) -> AsyncIterator["_Peer"]:
+        yield _Peer(address.host)
 
     def _merging(self, *_rest: object, **_options: object) -> "Merges":
         return self
@@ -136,9 +140,6 @@ class _Peer:
 
     def __init__(self, host: str) -> None:
         self.host = host
-
-    def close(self, _reason: str) -> None:
-        self.host = ""
 
 
 @pytest.fixture
@@ -182,7 +183,7 @@ def test_a_claim_waits_for_those_of_better_rank() -> None:
 
     async def scenario(node: Node, made: Claims, clock: Any) -> None:
         leads = LeaderSeen(1, RECORD.epoch, is_own=False)
-        node.replica = replace(IDLE, id=3, file=replace(FILE, replica=3))
+        node.replica = replace(IDLE, file=replace(FILE, replica=3))
         await made.claim_if_due(view(leads))
         clock.now_s += 0.04
         await made.claim_if_due(view())

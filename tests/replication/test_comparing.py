@@ -200,7 +200,7 @@ def test_what_the_other_one_cannot_tell_is_no_difference() -> None:
         follower, leader = rig.follower(), rig.leader()
         node, log = rig[leader].node, log_of(rig, leader)
         own = log_of(rig, follower)
-        tables = node.answers.tables
+        tables = node.answers.store.tables
         copy = facts_of(log, tables)
         logs = {log.log_id: log}
 

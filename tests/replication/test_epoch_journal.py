@@ -1,6 +1,7 @@
 """Entries of a replica's journal: their bytes, and what they add up to."""
 
 import random
+from collections.abc import Iterable
 
 import pytest
 
@@ -11,10 +12,10 @@ from metaq.replication.epoch_journal import (
     Born,
     Cut,
     Entry,
+    EpochJournal,
     Gone,
     decode_entries,
     encode_entries,
-    replay,
 )
 from metaq.replication.epochs import Epoch, EpochStart
 from tests.cases import for_each
@@ -24,6 +25,13 @@ LOG = LogId("orders-ü", 3)
 E1, E2, E3 = Epoch(1, "a"), Epoch(2, "b"), Epoch(3, "c")
 BORN = Born(2**64 - 1, LOG, Offset(40), E1)
 NUMBER = BORN.number
+
+
+def replay(entries: Iterable[Entry]) -> EpochJournal:
+    """Return the contents of a journal with these entries."""
+    journal = EpochJournal()
+    journal.apply(entries)
+    return journal
 
 
 def start(epoch: Epoch, offset: int) -> EpochStart:

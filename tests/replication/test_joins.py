@@ -12,8 +12,9 @@ from metaq.replication.replica import Replica, ReplicaRole, SetFile
 
 RECORD = make_record("s", 1, frozenset({1, 2, 3}), min_in_sync=2, nonce="init")
 FILE = SetFile("s", 2, RECORD, epoch=1, completed=1)
-FOLLOWER = Replica(2, ReplicaRole.FOLLOWING, FILE, RECORD, 5, incarnation=3)
-FORCED = replace(FOLLOWER, record=plan_force(RECORD, 5, 1, "f").record)
+FOLLOWER = Replica(ReplicaRole.FOLLOWING, FILE, 5, incarnation=3)
+FORCED_RECORD = plan_force(RECORD, 5, 1, "f").record
+FORCED = replace(FOLLOWER, file=replace(FILE, record=FORCED_RECORD))
 
 
 def table(*pairs: tuple[int, int]) -> EpochTable:

@@ -53,7 +53,7 @@ class Peer:
         **changes: object,
     ) -> None:
         said = tuple((number, Offset(end)) for number, end in (acks or {}).items())
-        pull = Pull(FIRST, self.number, self.incarnation, 1, said, 1 << 22, False)
+        pull = Pull(FIRST, self.number, self.incarnation, 1, said, 1 << 22)
         fields = {name: getattr(pull, name) for name in pull.__slots__}
         pull = Pull(**{**fields, **changes})  # type: ignore[arg-type]
         self.leader.streams.pull(pull, owner, self.answers.append)
@@ -61,7 +61,7 @@ class Peer:
     def joined(self) -> JoinReply:
         answer = self.answers.pop(0)
         assert isinstance(answer, bytes), answer
-        return messages.decode_join_reply(answer)
+        return messages.JOIN.decode_answer(answer)
 
     def data(self) -> Data:
         answer = self.answers.pop(0)

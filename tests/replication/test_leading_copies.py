@@ -18,8 +18,6 @@ from metaq.replication.messages import (
     JoinRequest,
     Pull,
     decode_data,
-    decode_join_reply,
-    encode_join,
     encode_pull,
 )
 from metaq.replication.progress import Quorum
@@ -53,8 +51,8 @@ class Hand:
             "flag": Flag.NONE,
             "logs": logs,
         }
-        payload = encode_join(JoinRequest(**{**values, **changed}))
-        return self.send(JOIN, payload)
+        payload = JOIN.encode(JoinRequest(**{**values, **changed}))
+        return self.send(JOIN.kind, payload)
 
     def pull(self, *acks: tuple[int, int], **changed: Any) -> Any:
         """Pull; return the list that the answer comes to."""
@@ -65,7 +63,6 @@ class Hand:
             "revision": 2,
             "acks": acks,
             "credit_bytes": 4 << 20,
-            "wants_hw": False,
         }
         payload = encode_pull(Pull(**{**values, **changed}))
         return self.send(PULL, payload)
@@ -88,7 +85,7 @@ async def joined(stage: Stage, hand: Hand, **changed: Any) -> JoinReply:
     """Return the answer to a join."""
     answers = hand.join(**changed)
     await stage.until(lambda: answers)
-    return decode_join_reply(answers[0])
+    return JOIN.decode_answer(answers[0])
 
 
 # -- whose word counts
@@ -383,7 +380,7 @@ def test_a_join_of_many_logs_takes_turns_with_everything_else() -> None:
         assert not answers
         leader.put(1, OTHER)
         await stage.until(lambda: answers)
-        reply = decode_join_reply(answers[0])
+        reply = JOIN.decode_answer(answers[0])
         assert len(reply.logs) == 252
         other = Hand(stage, 3)
         answers = other.join()

@@ -137,25 +137,23 @@ def test_a_high_watermark_goes_with_the_next_bytes_or_soon_alone() -> None:
             return loop.time() - began_s
 
         assert 0.05 < await time_of_put() < 0.2
-        follower.follower.wants_hw = True
-        await time_of_put()  # those that wait say the former
-        await time_of_put()
-        await time_of_put()
-        assert await time_of_put() < 0.05
 
     play(scenario)
 
 
 async def answered_at_once(hand: Hand, *acks: tuple[int, int]) -> Any:
     """Return the answer to a pull that comes after what it brings, without a tick."""
-    answers = hand.pull(*acks, wants_hw=True)
+    answers = hand.pull(*acks)
     for _ in range(3):
         await asyncio.sleep(0)
     return read(answers)
 
 
 def test_what_no_pull_waited_for_goes_with_the_next_one_at_once() -> None:
-    """A high watermark, logs that are deleted or made, bytes that were read ahead."""
+    """Logs that are deleted or made, bytes that were read ahead.
+
+    A high watermark alone waits for 100 ms.
+    """
 
     async def scenario(stage: Stage) -> None:
         leader, hand, sent = await read_ahead(stage)
@@ -172,7 +170,9 @@ def test_what_no_pull_waited_for_goes_with_the_next_one_at_once() -> None:
         stage.leader.set_quorum(ALONE)
         assert leader.log().high_watermark == chunk.end_offset
         await asyncio.sleep(0)  # those that wait are answered: there is none
-        (mark,) = (await answered_at_once(hand)).marks
+        answers = hand.pull()
+        await stage.until(lambda: answers)
+        (mark,) = read(answers).marks
         assert mark == (chunk.number, chunk.end_offset, 0)
         await leader.tables.bury([leader.log(OTHER).number or 0])
         await asyncio.sleep(0)

@@ -12,11 +12,7 @@ from metaq.model import Offset
 from metaq.record.checksum import crc32
 from metaq.record.layout import HEADER_BYTES
 from metaq.replication import mending
-from metaq.replication.messages import (
-    TailReply,
-    decode_tail_reply,
-    encode_tail_reply,
-)
+from metaq.replication.messages import TailReply
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import Damage
@@ -321,16 +317,16 @@ def test_bytes_that_contradict_the_own_index_are_not_believed(
         flip(rig, follower, 4)
         real, count = mending.ask, 0
 
-        async def ask(*args: Any, **options: Any) -> bytes:
+        async def ask(*args: Any, **options: Any) -> TailReply:
             nonlocal count
-            answer = await real(*args, **options)
-            chunk = decode_tail_reply(answer).chunk
+            reply: TailReply = await real(*args, **options)
+            chunk = reply.chunk
             count += 1
             if count > 1 or chunk is None:
-                return answer
+                return reply
             other = bytes(chunk.size_bytes)
             chunk = replace(chunk, body=(other,), crc32=crc32(other))
-            return encode_tail_reply(TailReply(chunk))
+            return TailReply(chunk)
 
         monkeypatch.setattr(mending, "ask", ask)
         assert report(rig, follower)

@@ -1,6 +1,7 @@
 """A claimer takes what the members of the old in-sync set have more."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from metaq.errors import MetaqError
 from metaq.model import LogId, MessageId, Offset
 from metaq.replication.epochs import Epoch
 from metaq.replication.merging import Merged, Merging
-from tests.replication.streams import SET, Leader, Site, Stream, Wire, same
+from tests.replication.streams import Leader, Site, Stream, Wire, same
 from tests.rigs.virtual_time import run_virtually
 from tests.rigs.waiting import until
 from tests.storage.support import LOG
@@ -37,12 +38,13 @@ async def stop(leader: Leader) -> None:
     await asyncio.sleep(0.2)
 
 
+def merging_of(claimer: Site) -> Merging:
+    node: Any = claimer
+    return Merging(node, node, Epoch(2, "two"), clock=claimer.clock)
+
+
 async def merge(claimer: Site, member: Site) -> Merged:
-    merging = Merging(
-        claimer.logs, claimer.tables, clock=claimer.clock, set_id=SET,
-        epoch=Epoch(2, "two"), replica=claimer.id, make_log=claimer.make_log,
-    )  # fmt: skip
-    return await merging.merge_with(Wire(member))
+    return await merging_of(claimer).merge_with(Wire(member))
 
 
 def test_a_claimer_takes_the_tail_that_it_lacks() -> None:
@@ -134,11 +136,7 @@ def test_a_member_that_is_no_replica_is_not_asked() -> None:
 
     async def scenario() -> None:
         site = Site(2)
-        merging = Merging(
-            site.logs, site.tables, clock=site.clock, set_id=SET,
-            epoch=Epoch(2, "two"), replica=2, make_log=site.make_log,
-        )  # fmt: skip
         with pytest.raises(MetaqError, match="is no replica of a set"):
-            await merging.merge_with(Wire(Site(1), has_follow=False))
+            await merging_of(site).merge_with(Wire(Site(1), has_follow=False))
 
     run_virtually(scenario())

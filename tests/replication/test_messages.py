@@ -98,22 +98,22 @@ VALUES: dict[str, tuple[st.SearchStrategy[object], Callable, Callable]] = {
             JoinRequest, TEXTS, EPOCHS, COUNTS, COUNTS, TEXTS, COUNTS,
             st.sampled_from(Flag), st.lists(LOGS, max_size=3).map(tuple),
         ),
-        messages.encode_join,
-        messages.decode_join,
+        messages.JOIN.encode,
+        messages.JOIN.decode,
     ),
     "join reply": (
         st.builds(
             JoinReply, EPOCHS, st.lists(ANSWERS, max_size=3).map(tuple),
             st.lists(NUMBERS, max_size=3).map(tuple), st.booleans(),
         ),
-        messages.encode_join_reply,
-        messages.decode_join_reply,
+        messages.JOIN.encode_answer,
+        messages.JOIN.decode_answer,
     ),
     "pull": (
         st.builds(
             Pull, EPOCHS, COUNTS, COUNTS, COUNTS,
             st.lists(st.tuples(NUMBERS, OFFSETS), max_size=3).map(tuple),
-            COUNTS, st.booleans(),
+            COUNTS,
         ),
         messages.encode_pull,
         messages.decode_pull,
@@ -121,29 +121,29 @@ VALUES: dict[str, tuple[st.SearchStrategy[object], Callable, Callable]] = {
     "data": (DATA, messages.encode_data, messages.decode_data),
     "tables": (
         st.builds(TablesRequest, TEXTS, EPOCHS, COUNTS),
-        messages.encode_tables,
-        messages.decode_tables,
+        messages.TABLES.encode,
+        messages.TABLES.decode,
     ),
     "tables reply": (
         st.builds(
             TablesReply, st.lists(LOGS, max_size=3).map(tuple),
             st.integers(-(2**63), I64).map(MessageId),
         ),
-        messages.encode_tables_reply,
-        messages.decode_tables_reply,
+        messages.TABLES.encode_answer,
+        messages.TABLES.decode_answer,
     ),
     "tail": (
         st.builds(
             TailRequest, TEXTS, EPOCHS, NUMBERS, OFFSETS, COUNTS, st.booleans(),
             st.none() | copies(),
         ),
-        messages.encode_tail,
-        messages.decode_tail,
+        messages.TAIL.encode,
+        messages.TAIL.decode,
     ),
     "tail reply": (
         st.builds(TailReply, st.none() | CHUNKS, st.booleans()),
-        messages.encode_tail_reply,
-        messages.decode_tail_reply,
+        messages.TAIL.encode_answer,
+        messages.TAIL.decode_answer,
     ),
 }  # fmt: skip
 
@@ -179,9 +179,7 @@ def packed(head: object, rest: bytes = b"") -> bytes:
 
 STREAM: dict[str, tuple[bytes, Callable]] = {
     "pull": (
-        messages.encode_pull(
-            Pull(Epoch(3, "n"), 2, 5, 7, ((1, Offset(10)),), 9, wants_hw=True)
-        ),
+        messages.encode_pull(Pull(Epoch(3, "n"), 2, 5, 7, ((1, Offset(10)),), 9)),
         messages.decode_pull,
     ),
     "data": (
@@ -235,7 +233,7 @@ def sealed(mark: bytes, head: bytes) -> bytes:
 
 def test_the_heads_of_the_stream_are_these_bytes() -> None:
     """The layout that the head of the module shows."""
-    pull = struct.pack(">QQQQQ?B", 3, 2, 5, 7, 9, True, 1) + b"n"
+    pull = struct.pack(">QQQQQ?B", 3, 2, 5, 7, 9, False, 1) + b"n"
     assert STREAM["pull"][0] == sealed(b"pul1", pull + struct.pack(">QQ", 1, 10))
     gone = Data(Epoch(3, "n"), ((7, Offset(9), Offset(1)),), gone=(5,))
     data = struct.pack(">QIIB", 3, 1, 0, 1) + b"n" + struct.pack(">QQQ", 7, 9, 1)
@@ -266,9 +264,15 @@ ROW = (7, 5, 1, 1, -1, crc32(b"x"), 0, 0, 0)
                 b"dat1",
                 struct.pack(">QIIB", 1, 0, 1, 0)
                 + struct.pack(">QQIIqIQII", *ROW[:at], wrong, *ROW[at + 1 :]),
-                "chunk: expected",
+                f"{name}: expected",
             )
-            for at, wrong in ((1, 2**63), (2, 0), (3, 0), (6, 2**63), (7, 1))
+            for at, wrong, name in (
+                (1, 2**63, "offset"),
+                (2, 0, "size_bytes"),
+                (3, 0, "record_count"),
+                (6, 2**63, "segment"),
+                (7, 1, "chunk"),
+            )
         ],
     ],
 )
@@ -297,12 +301,12 @@ def test_a_tail_without_a_copy_is_of_a_claimer() -> None:
     """It may be left out; with it, it is a copy as a join has it."""
     request = TailRequest("s", Epoch(3, "n"), 7, Offset(5), 9)
     whole = TAIL | {"is_unchecked": False}
-    assert json.loads(messages.encode_tail(request)[4:]) == whole | {"copy": None}
-    assert messages.decode_tail(packed(TAIL)) == request
+    assert json.loads(messages.TAIL.encode(request)[4:]) == whole | {"copy": None}
+    assert messages.TAIL.decode(packed(TAIL)) == request
     copy = CopyFacts(7, Offset(1), Offset(4), Offset(3), (EpochStart(E1, Offset(1)),))
     head = whole | {"copy": COPY}
-    assert messages.decode_tail(packed(head)) == replace(request, copy=copy)
-    assert json.loads(messages.encode_tail(replace(request, copy=copy))[4:]) == head
+    assert messages.TAIL.decode(packed(head)) == replace(request, copy=copy)
+    assert json.loads(messages.TAIL.encode(replace(request, copy=copy))[4:]) == head
 
 
 COPY = {"number": 7, "start": 1, "end": 4, "hw": 3, "table": [[[1, "m"], 1]]}
@@ -323,22 +327,22 @@ COPY = {"number": 7, "start": 1, "end": 4, "hw": 3, "table": [[[1, "m"], 1]]}
 def test_a_copy_that_is_none_is_refused(copy: object, text: str) -> None:
     """In a tail as in a join."""
     with pytest.raises(RemoteProtocolError, match=text):
-        messages.decode_tail(packed(TAIL | {"copy": copy}))
+        messages.TAIL.decode(packed(TAIL | {"copy": copy}))
     join = {
         "set_id": "s", "epoch": [1, "m"], "replica": 2, "incarnation": 1, "token": "t",
         "revision": 1, "flag": "",
         "logs": [{"log_id": {"topic": "topic", "partition": 0}, "copy": copy}],
     }  # fmt: skip
     with pytest.raises(RemoteProtocolError, match=text):
-        messages.decode_join(packed(join))
+        messages.JOIN.decode(packed(join))
 
 
 def test_chunks_belong_to_answers_alone() -> None:
     """A question with chunks is read without them, also where they fit."""
-    raw = messages.encode_tail_reply(TailReply(chunk()))
+    raw = messages.TAIL.encode_answer(TailReply(chunk()))
     size = int.from_bytes(raw[:4], "big")
     head = json.loads(raw[4 : 4 + size]) | TAIL
-    assert messages.decode_tail(packed(head, raw[4 + size :])).number == 7
+    assert messages.TAIL.decode(packed(head, raw[4 + size :])).number == 7
 
 
 @pytest.mark.parametrize(
@@ -354,19 +358,19 @@ def test_chunks_belong_to_answers_alone() -> None:
 def test_what_is_no_message_is_refused(payload: bytes, text: str) -> None:
     """Too short, no JSON, no object, or bytes that nothing announces."""
     with pytest.raises(RemoteProtocolError, match=text):
-        messages.decode_tables(payload)
+        messages.TABLES.decode(payload)
 
 
 def test_one_flipped_bit_of_a_chunk_is_found() -> None:
     """In its bytes and in its notes: nothing of it is appended then."""
-    raw = messages.encode_tail_reply(TailReply(chunk(b"x" * 9)))
+    raw = messages.TAIL.encode_answer(TailReply(chunk(b"x" * 9)))
     body = len(raw) - 9
     notes = body - 2 * 104
     for at in (body, len(raw) - 1, notes, body - 1):
         damaged = bytearray(raw)
         damaged[at] ^= 1
         with pytest.raises(RemoteProtocolError, match="checksum"):
-            messages.decode_tail_reply(bytes(damaged))
+            messages.TAIL.decode_answer(bytes(damaged))
 
 
 def test_a_chunk_that_is_cut_is_refused() -> None:
@@ -398,4 +402,4 @@ def test_two_chunks_are_no_tail() -> None:
     row = [7, 5, 1, 1, -1, crc32(b"x"), 0, 0, 0]
     raw = packed({"chunks": [row, row]}, b"xx")
     with pytest.raises(RemoteProtocolError, match="expected 1 chunk, got 2"):
-        messages.decode_tail_reply(raw)
+        messages.TAIL.decode_answer(raw)

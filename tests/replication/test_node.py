@@ -1,6 +1,8 @@
 """Replicas of a set that begin, join, lead and follow: three brokers on one loop."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,6 +11,7 @@ from metaq.broker.health import Alarm, find_problems
 from metaq.broker.http import render_metrics
 from metaq.errors import MetaqError, NoSpaceError
 from metaq.replication.election import Flag
+from metaq.replication.node import LOOK_S
 from metaq.replication.operator import (
     change_set,
 )
@@ -16,7 +19,7 @@ from metaq.replication.record import plan_settings
 from metaq.replication.replica import ReplicaRole as R
 from metaq.replication.set_file import read_set_file
 from metaq.replication.set_nodes import decode_member, decode_present, token_of
-from tests.replication.replicas import DATA, RECORD, SOON_S, Replicas, run, soon
+from tests.replication.replicas import DATA, LAG_MS, RECORD, SOON_S, Replicas, run, soon
 from tests.rigs.fs import FaultyFileSystem
 
 MEMBER = f"{RECORD}/members"
@@ -182,6 +185,28 @@ def test_three_replicas_come_in_sync_and_have_the_same_bytes() -> None:
         assert len({rig.bytes_of(k) for k in (1, 2, 3)}) == 1
 
     run(scenario, are_started=False)
+
+
+def test_a_set_at_rest_looks_at_its_clocks_seldom() -> None:
+    """Nothing else runs there, on the leader and on the others."""
+
+    async def scenario(rig: Replicas) -> None:
+        looks = Counter[int]()
+        for number in (1, 2, 3):
+            mender = rig[number].node.mender
+            real = mender.look
+
+            def look(number: int = number, real: Callable[[], None] = real) -> None:
+                looks[number] += 1
+                real()
+
+            mender.look = look  # type: ignore[method-assign]
+        began_s = asyncio.get_running_loop().time()
+        await soon(lambda: min(looks[number] for number in (1, 2, 3)) >= 4)
+        most = (asyncio.get_running_loop().time() - began_s) / LOOK_S + 1
+        assert max(looks.values()) <= most
+
+    run(scenario, times={"metaq.replication.node.LOOKS": LAG_MS / 1000 / LOOK_S})
 
 
 def test_a_put_waits_for_no_set_that_is_too_small() -> None:

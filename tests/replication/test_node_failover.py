@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from metaq.client import AsyncClient
-from metaq.clock import SystemClock
 from metaq.record.ids import id_after
 from metaq.replication.election import Flag
 from metaq.replication.operator import (
@@ -108,9 +107,7 @@ def test_an_operator_moves_the_lead_without_a_failed_send() -> None:
                         record, view.view.version, target
                     ),
                 )
-                assert await wait_until_leads(
-                    nodes, target, SystemClock(), timeout_s=20
-                )
+                assert await wait_until_leads(nodes, target, timeout_s=20)
             await load.more()
 
         await under_load(rig, act)
@@ -326,7 +323,7 @@ async def restore(rig: Replicas, *, missing: frozenset[int] = frozenset()) -> No
             outcome = await nodes.create_record(record, {})
         else:
             change = Change(Purpose.OPERATOR, record, view.version, LeaderNode.DELETED)
-            outcome = await nodes.propose(change, member=None, leader_data=b"")
+            outcome = await nodes.propose(change)
         assert outcome is Outcome.LANDED
 
 

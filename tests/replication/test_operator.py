@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from errno import EIO
 from pathlib import Path
@@ -16,8 +16,9 @@ from metaq.replication.epoch_journal import (
     EPOCHS_FILE,
     MAGIC,
     Born,
+    Entry,
+    EpochJournal,
     decode_entries,
-    replay,
 )
 from metaq.replication.facts import (
     FollowerLag,
@@ -72,6 +73,13 @@ FACTS = ReplicaFacts(
     (FollowerLag(2, "in sync", True, 100, 0.5),),
     (HeldLog("t-0", 2**64 - 1, 0, 100, 60),),
 )
+
+
+def replay(entries: Iterable[Entry]) -> EpochJournal:
+    """Return the contents of a journal with these entries."""
+    journal = EpochJournal()
+    journal.apply(entries)
+    return journal
 
 
 @pytest.mark.parametrize("facts", [FACTS, replace(FACTS, record=None, lag=(), logs=())])
@@ -262,8 +270,8 @@ def test_a_leader_is_waited_for() -> None:
     async def scenario(
         server: MemoryZooKeeper, _: MemoryCoordinator, nodes: SetNodes
     ) -> None:
-        assert not await wait_until_leads(nodes, 2, CLOCK, timeout_s=1)
-        waiting = asyncio.ensure_future(wait_until_leads(nodes, 2, CLOCK, timeout_s=60))
+        assert not await wait_until_leads(nodes, 2, timeout_s=1)
+        waiting = asyncio.ensure_future(wait_until_leads(nodes, 2, timeout_s=60))
         await asyncio.sleep(1)
         assert not waiting.done()
         server.put(NodePaths("/meta").set_leader(BROKER), leader(2, WHOLE.epoch))

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from metaq.model import MessageId, Offset
+from metaq.model import Offset
 from metaq.record.checksum import crc32
 from metaq.replication.messages import TailReply, TailRequest
 from metaq.replication.serving import (
-    answer_tables,
     answer_tail,
     chunk_of,
+    copies_of,
     read_chunk,
     refusal,
 )
@@ -138,13 +138,11 @@ def test_a_file_that_ends_too_early_is_damage() -> None:
 
 
 def test_tables_name_each_log_that_has_a_number() -> None:
-    """With the synced end and high watermark, and the greatest id that is known."""
+    """With the synced end and high watermark."""
 
     async def scenario(stage: Stage) -> None:
         leader = await filled(stage, 3)
-        reply = answer_tables(leader.logs.logs(), leader.tables, MessageId(9))
-        (found,) = reply.copies
-        assert reply.last_id == 9
+        (found,) = copies_of(leader.logs.logs(), leader.tables)
         assert found.log_id == LOG
         copy = found.copy
         assert (copy.start, copy.end, copy.hw) == (0, 3 * RECORD, 3 * RECORD)

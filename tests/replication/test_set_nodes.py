@@ -12,6 +12,7 @@ from metaq.errors import CoordinationError
 from metaq.fs import SystemFileSystem
 from metaq.replication.election import Flag, Presence, PresenceState
 from metaq.replication.epochs import Epoch
+from metaq.replication.json_values import to_json
 from metaq.replication.record import (
     Change,
     LeaderNode,
@@ -37,9 +38,6 @@ from metaq.replication.set_nodes import (
     decode_leader,
     decode_member,
     decode_present,
-    encode_leader,
-    encode_member,
-    encode_present,
     token_of,
 )
 from metaq.zk.paths import NodePaths
@@ -57,6 +55,7 @@ from tests.replication.set_nodes_rig import (
     SetRig,
     a_set,
     leader,
+    leading,
     member,
     shown,
 )
@@ -74,25 +73,25 @@ SHOWN = Shown(
 def test_payloads_are_the_texts_that_other_versions_read() -> None:
     """Byte for byte, and back."""
     of_member = Member("s", {"b": 2, "a": 1}, 2)
-    assert encode_member(of_member) == (
+    assert to_json(of_member) == (
         b'{"set_id":"s","directories":{"b":2,"a":1},"incarnation":2}'
     )
-    assert decode_member(encode_member(of_member)) == of_member
+    assert decode_member(to_json(of_member)) == of_member
     assert of_member.version == 2
-    assert encode_present(SHOWN) == (
+    assert to_json(SHOWN) == (
         b'{"presence":{"replica":2,"incarnation":5,"state":"recovering","revision":3,'
         b'"epoch":4,"flag":"cut","damaged":1},"address":"meta://a:8123","token":"t"}'
     )
-    assert decode_present(2, encode_present(SHOWN)) == SHOWN
+    assert decode_present(2, to_json(SHOWN)) == SHOWN
     of_leader = LeaderData(2, Epoch(7, "n"), "meta://a:8123")
-    assert encode_leader(of_leader) == (
+    assert to_json(of_leader) == (
         b'{"replica":2,"epoch":[7,"n"],"address":"meta://a:8123"}'
     )
-    assert decode_leader(encode_leader(of_leader)) == of_leader
+    assert decode_leader(to_json(of_leader)) == of_leader
 
 
-GOOD_MEMBER: dict[str, Any] = json.loads(encode_member(member(4)))
-GOOD_PRESENT: dict[str, Any] = json.loads(encode_present(SHOWN))
+GOOD_MEMBER: dict[str, Any] = json.loads(to_json(member(4)))
+GOOD_PRESENT: dict[str, Any] = json.loads(to_json(SHOWN))
 GOOD_LEADER: dict[str, Any] = json.loads(leader(2, Epoch(7, "n")))
 
 
@@ -186,8 +185,8 @@ async def claim(rig: SetRig, replica: int, nonce: str = "n") -> Change:
     assert view.record is not None
     change = plan_claim(view.record, view.version, replica, nonce, frozenset())
     assert change is not None
-    data = leader(replica, change.record.epoch)
-    outcome = await rig.nodes[replica].propose(change, member=None, leader_data=data)
+    data = leading(replica, change.record.epoch)
+    outcome = await rig.nodes[replica].propose(change, member=None, leader=data)
     assert outcome is Outcome.LANDED
     return change
 
@@ -196,9 +195,9 @@ async def propose(
     rig: SetRig, replica: int, change: Change | None, *, own: Member | None = None
 ) -> Outcome:
     assert change is not None
-    data = leader(replica, change.record.epoch)
+    data = leading(replica, change.record.epoch)
     nodes = rig.nodes[replica]
-    return await nodes.propose(change, member=own, leader_data=data)
+    return await nodes.propose(change, member=own, leader=data)
 
 
 def test_a_read_finds_all_nodes_and_whose_the_leader_is() -> None:
@@ -375,7 +374,7 @@ def test_a_replica_is_taken_in_by_the_life_that_joined() -> None:
             joining = plan_take_in(view.record, view.version, (2, 6))
             rig.server.remove(MEMBER_2)
             assert await propose(rig, 1, joining) is Outcome.REFUSED
-            rig.server.put(MEMBER_2, encode_member(member(6, 61)))
+            rig.server.put(MEMBER_2, to_json(member(6, 61)))
             assert await propose(rig, 1, joining) is Outcome.LANDED
 
     run_virtually(scenario())
@@ -393,17 +392,17 @@ def test_a_start_registers_over_the_member_that_it_read() -> None:
             view = (await one.read(synced=True)).view
             await other.read(synced=True)
             change = plan_register(FIRST, view.version, (2, 1), None)
-            landed = await one.propose(change, member=member(1), leader_data=b"")
+            landed = await one.propose(change, member=member(1))
             assert landed is Outcome.LANDED
-            assert rig.data(MEMBER_2) == encode_member(member(1))
-            late = await other.propose(change, member=member(1), leader_data=b"")
+            assert rig.data(MEMBER_2) == to_json(member(1))
+            late = await other.propose(change, member=member(1))
             assert late is Outcome.REFUSED
             # Again, over the one that is there now.
             await one.read(synced=True)
             change = plan_register(FIRST, view.version, (2, 2), frozenset({1, 3}))
-            landed = await one.propose(change, member=member(2), leader_data=b"")
+            landed = await one.propose(change, member=member(2))
             assert landed is Outcome.LANDED
-            assert rig.data(MEMBER_2) == encode_member(member(2))
+            assert rig.data(MEMBER_2) == to_json(member(2))
             record = (await one.read(synced=True)).view.record
             assert record is not None
             assert record.in_sync == {1, 3}
@@ -507,7 +506,7 @@ def test_a_replica_shows_itself_and_what_changes() -> None:
             nodes = rig.nodes[2]
             await nodes.show(shown(2))
             made = rig.server.tree()[PRESENT_2]
-            assert made.data == encode_present(shown(2))
+            assert made.data == to_json(shown(2))
             assert made.owner_session_id == rig.clients[2].status.session_id
             await nodes.show(shown(2, flag=Flag.CUT))
             assert rig.server.tree()[PRESENT_2].version == made.version + 1
@@ -531,7 +530,7 @@ def test_a_replica_number_that_is_used_twice_is_refused() -> None:
                 "replica 2 twice, at meta://host2:8123 and at meta://elsewhere:8123;"
                 " give each its own replicaId"
             )
-            assert rig.data(PRESENT_2) == encode_present(shown(2))
+            assert rig.data(PRESENT_2) == to_json(shown(2))
 
     run_virtually(scenario())
 
@@ -563,7 +562,7 @@ def test_a_replica_number_that_is_used_on_another_machine_is_refused(
                 "replica 2 twice, at meta://host2:8123 and, on another machine, at"
                 " meta://host2:8123; give each its own replicaId"
             )
-            assert rig.data(PRESENT_2) == encode_present(first)
+            assert rig.data(PRESENT_2) == to_json(first)
 
     run_virtually(scenario())
 
@@ -584,13 +583,11 @@ def test_of_two_processes_that_start_as_one_replica_one_registers() -> None:
 
             async def register(number: int) -> Outcome:
                 nodes, change, own, seen = changes[number]
-                return await nodes.propose(
-                    change, member=own, leader_data=b"", shown=seen
-                )
+                return await nodes.propose(change, member=own, shown=seen)
 
             assert await register(0) is Outcome.LANDED
             tree = rig.server.tree()
-            assert tree[PRESENT_2].data == encode_present(changes[0][3])
+            assert tree[PRESENT_2].data == to_json(changes[0][3])
             assert await register(1) is Outcome.REFUSED
             await other.read(synced=True)
             with pytest.raises(ReplicaSetError, match="replica 2 twice, at meta://a:1"):
@@ -611,7 +608,7 @@ def test_a_presence_of_a_former_process_is_replaced() -> None:
             later = replace(shown(2), token="a-host-2")
             await again.show(later)
             node = rig.server.tree()[PRESENT_2]
-            assert node.data == encode_present(later)
+            assert node.data == to_json(later)
             assert node.owner_session_id == rig.clients[2].status.session_id
 
     run_virtually(scenario())
@@ -645,7 +642,7 @@ def test_what_others_change_all_the_time_is_given_up() -> None:
 
             async def get_and_meddle(path: str, *, deadline_s: float) -> Any:
                 found = await get(path, deadline_s=deadline_s)
-                server.write(path, encode_present(shown(2)))
+                server.write(path, to_json(shown(2)))
                 return found
 
             client.get = get_and_meddle  # type: ignore[method-assign]

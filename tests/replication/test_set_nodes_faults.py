@@ -9,10 +9,12 @@ import pytest
 
 from metaq.errors import CoordinationError, SessionLostError, SessionSuspendedError
 from metaq.replication.election import PresenceState, newer_copy
+from metaq.replication.json_values import to_json
 from metaq.replication.record import (
     Change,
     LeaderNode,
     Purpose,
+    ReplicaSetError,
     encode_record,
     foreign_reason,
     plan_claim,
@@ -31,7 +33,6 @@ from metaq.replication.replica import claim as claim_of
 from metaq.replication.set_nodes import (
     REQUEST_TIMEOUT_S,
     Outcome,
-    encode_present,
 )
 from metaq.zk.errors import CoordinationTimeoutError
 from metaq.zk.session import SessionEvent
@@ -44,7 +45,7 @@ from tests.replication.set_nodes_rig import (
     RECORD,
     SetRig,
     a_set,
-    leader,
+    leading,
     member,
     shown,
 )
@@ -54,9 +55,9 @@ from tests.rigs.waiting import until
 
 async def send(rig: SetRig, replica: int, change: Change | None) -> Outcome:
     assert change is not None
-    data = leader(replica, change.record.epoch)
+    data = leading(replica, change.record.epoch)
     nodes = rig.nodes[replica]
-    return await nodes.propose(change, member=None, leader_data=data)
+    return await nodes.propose(change, member=None, leader=data)
 
 
 async def claim(rig: SetRig, replica: int, nonce: str = "n") -> Change:
@@ -142,9 +143,7 @@ def test_a_lost_answer_is_read_back_and_decides(is_carried_out: bool) -> None:
             await nodes.show(shown(1))
             view = (await nodes.read(synced=True)).view
             file = SetFile("s", 1, FIRST, epoch=1, completed=1)
-            idle = Replica(
-                1, ReplicaRole.IDLE, file, FIRST, view.version, 5, is_sure=True
-            )
+            idle = Replica(ReplicaRole.IDLE, file, view.version, 5, is_sure=True)
             moved = claim_of(idle, view, "n", waited_ms=10_000)
             assert moved is not None
             claiming, actions = moved
@@ -175,7 +174,7 @@ def test_a_presence_whose_answer_got_lost_is_shown_again(is_carried_out: bool) -
             assert (rig.data(PRESENT_2) is not None) == is_carried_out
             rig.server.resume(rig.clients[2])
             await rig.nodes[2].show(shown(2))
-            assert rig.data(PRESENT_2) == encode_present(shown(2))
+            assert rig.data(PRESENT_2) == to_json(shown(2))
 
     run_virtually(scenario())
 
@@ -305,6 +304,31 @@ def test_nodes_of_sessions_from_before_the_backup_are_taken_over() -> None:
 # -- sessions that end ----------------------------------------------------------------
 
 
+def test_the_first_read_waits_for_a_session_and_not_for_a_node_to_be_good() -> None:
+    """A command or a start says at once what another try does not mend."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with a_set() as rig:
+            nodes, client = rig.nodes[1], rig.clients[1]
+            rig.server.suspend(client)
+            loop.call_later(3, rig.server.resume, client)
+            began_s = loop.time()
+            assert (await nodes.read_first(10)).view.record == FIRST
+            assert loop.time() - began_s >= 3
+            rig.server.suspend(client)
+            with pytest.raises(CoordinationError):
+                await nodes.read_first(1)
+            rig.server.resume(client)
+            rig.server.put(RECORD, b"no record")
+            began_s = loop.time()
+            with pytest.raises(ReplicaSetError, match=RECORD):
+                await nodes.read_first(10)
+            assert loop.time() - began_s < 1
+
+    run_virtually(scenario())
+
+
 def test_a_read_over_two_sessions_is_no_view() -> None:
     """The second one may be at a server that has less than the first."""
 
@@ -424,13 +448,13 @@ def test_members_of_two_processes_of_one_replica_do_not_mix() -> None:
             await other.read(synced=True)
 
             async def register() -> None:
-                landed = await first.propose(change, member=member(1), leader_data=b"")
+                landed = await first.propose(change, member=member(1))
                 assert landed is Outcome.LANDED
 
             path = "/meta/replicas/7/members/2"
             after_reading(rig, 2, path, register)
             late = replace(member(1), directories={"other": 1})
-            outcome = await other.propose(change, member=late, leader_data=b"")
+            outcome = await other.propose(change, member=late)
             assert outcome is Outcome.REFUSED
             assert (await other.read(synced=True)).members[2] == member(1)
 

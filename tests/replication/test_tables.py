@@ -50,7 +50,7 @@ class Rig:
         self.fs = fs
         self.next_numbers = iter(range(1, 10_000))
         draw = lambda: next(self.next_numbers)  # noqa: E731
-        self.tables = EpochTables.read(fs, (ONE, TWO), draw)
+        self.tables = EpochTables(fs, (ONE, TWO), draw)
         self.bench = StorageBench(fs, config())
         self.bench.manager.open(
             numbers=self.tables.numbers,
@@ -147,7 +147,7 @@ def test_an_epoch_begins_in_all_logs_with_one_sync_for_each_directory() -> None:
     assert syncs(rig, since) == [ONE / EPOCHS_FILE, TWO / EPOCHS_FILE]
     assert rig.tables.table(3) == table((E1, 0), (E2, 30))
     rig.close()
-    read = EpochTables.read(rig.fs, (ONE, TWO))
+    read = EpochTables(rig.fs, (ONE, TWO))
     for number in numbers:
         assert read.table(number) == table((E1, 0), (E2, 10 * number))
 
@@ -180,7 +180,7 @@ def test_a_table_is_adopted_by_what_differs() -> None:
     ):
         rig.wait(rig.tables.adopt({number: new}))
         assert rig.tables.table(number) == new
-        assert EpochTables.read(rig.fs, (ONE,)).table(number) == new
+        assert EpochTables(rig.fs, (ONE,)).table(number) == new
     assert rig.fs.size_of(ONE / EPOCHS_FILE) < size + 800
     rig.close()
 
@@ -206,7 +206,7 @@ def test_an_epoch_that_is_waited_for_no_longer_counts_in_what_is_adopted() -> No
 
     asyncio.run(scenario())
     assert rig.tables.table(number) == new
-    assert EpochTables.read(rig.fs, (ONE,)).table(number) == new
+    assert EpochTables(rig.fs, (ONE,)).table(number) == new
     rig.close()
 
 
@@ -243,13 +243,13 @@ def test_a_log_that_begins_again_has_one_birth() -> None:
     assert rig.tables.table(number) == table((E3, 60))
     rig.tables.adopt_log(HERE, number, two, Offset(70), E3)
     rig.bench.run()
-    read = EpochTables.read(rig.fs, (ONE, TWO))
+    read = EpochTables(rig.fs, (ONE, TWO))
     assert (read.numbers, read.starts, read.gone) == (
         {HERE: number}, {HERE: 70}, set()
     )  # fmt: skip
     rig.wait(rig.tables.bury([number]))
     rig.close()
-    read = EpochTables.read(rig.fs, (ONE, TWO))
+    read = EpochTables(rig.fs, (ONE, TWO))
     assert (read.numbers, read.gone) == ({}, {number})
 
 
@@ -275,7 +275,7 @@ def test_a_journal_gets_no_larger_than_it_has_to() -> None:
         assert rig.fs.size_of(ONE / EPOCHS_FILE) < COMPACT_BYTES + 3 * 70_000
     expected = table((begun, 0))
     rig.close()
-    assert EpochTables.read(rig.fs, (ONE,)).table(number) == expected
+    assert EpochTables(rig.fs, (ONE,)).table(number) == expected
 
 
 # -- what goes wrong

@@ -6,7 +6,6 @@ from typing import Any
 
 from metaq.replication.election import Flag, Presence, PresenceState
 from metaq.replication.epochs import Epoch
-from metaq.replication.pace import REST_S
 from metaq.replication.progress import Leadership, Quorum
 from metaq.replication.record import Purpose, make_record
 from metaq.replication.replica import Replica, ReplicaRole, SetFile, on_landed
@@ -17,7 +16,6 @@ from tests.storage.support import DATA
 
 ALL = frozenset({1, 2, 3})
 STEP_S = 0.05
-SETTLE_S = 30.0
 
 
 def present(*replicas: int) -> tuple[Presence, ...]:
@@ -34,7 +32,7 @@ class Node:
         term = Leadership(Epoch(2, "a"), Quorum(1, in_sync, minimum))
         file = SetFile("s", 1, record, 2, 2)
         self.replica = Replica(
-            1, ReplicaRole.LEADING, file, record, 5, 1, Epoch(2, "a"), term=term
+            ReplicaRole.LEADING, file, 5, 1, Epoch(2, "a"), term=term
         )
         self.term: Term | None = None
         self.wakes = 0
@@ -127,10 +125,9 @@ def test_a_join_makes_former_words_of_a_follower_void() -> None:
         act = await begun(stage, frozenset({1}), minimum=1)
         ticket = act.copy.put(2)
         await stage.until(lambda: ticket.is_stored)
-        act.node.replica = replace(
-            act.node.replica,
-            record=replace(act.node.replica.record, in_sync=frozenset({1, 2})),
-        )
+        own = act.node.replica
+        record = replace(own.record, in_sync=frozenset({1, 2}))
+        act.node.replica = replace(own, file=replace(own.file, record=record))
         act.term.on_lost(2)
         assert act.due(1, 2, 3) == (Purpose.TAKE_OUT, frozenset({1}))
         act.term.on_join(2, 7, 2)
@@ -248,75 +245,5 @@ def test_the_end_of_a_term_ends_its_streams() -> None:
         act.term.streams.close()
         await stage.until(follower.task.done)
         assert "leads no more" in str(follower.error)
-
-    play(scenario)
-
-
-def test_a_rest_keeps_the_lag_time_of_a_silent_member() -> None:
-    """Looks are seldom while all is well, and often again before it is over."""
-    found: list[float] = []
-
-    async def scenario(stage: Stage) -> None:
-        act = await begun(stage, ALL)
-        loop, there = asyncio.get_running_loop(), present(1, 2, 3)
-        act.follow()
-        three = act.follow(replica=3)
-        first = act.copy.put()
-        await stage.until(lambda: first.is_stored)
-        await act.pass_s(1)
-        may_rest, pauses = not found, list[float]()
-
-        async def look() -> None:
-            act.term.tick(loop.time())
-            rests = act.term.rests(there, lambda: None) and may_rest
-            pauses.append(REST_S if rests else STEP_S)
-            await asyncio.sleep(pauses[-1])
-
-        for _ in range(10):
-            await look()
-        assert (pauses.count(REST_S) > 5) == may_rest
-        three.wire.is_stalled = True
-        began_s = loop.time()
-        while not act.term.streams.stalled():
-            await look()
-        found.append(loop.time() - began_s)
-        assert pauses[-10:] == [STEP_S] * 10
-        assert act.term.refusal(there)
-        assert not act.term.rests(there, lambda: None)
-
-    for _ in range(2):
-        play(scenario)
-    assert abs(found[0] - found[1]) <= REST_S + 4 * STEP_S
-
-
-def test_a_rest_ends_with_a_put_and_with_a_join() -> None:
-    """The leader hears of each, once, before it is taken in."""
-
-    async def scenario(stage: Stage) -> None:
-        act = await begun(stage, frozenset({1, 2}))
-        there = present(1, 2, 3)
-        two = act.follow()
-        first = act.copy.put()
-        await stage.until(lambda: first.is_stored)
-        stirs: list[str] = []
-
-        async def rest() -> None:
-            async with asyncio.timeout(SETTLE_S):
-                while not act.term.rests(there, lambda: stirs.append("stirred")):
-                    await act.pass_s(STEP_S)
-            stirs.clear()
-
-        await rest()
-        put = act.copy.put()
-        await stage.until(lambda: put.is_stored)
-        assert stirs == ["stirred"]
-        await rest()
-        third = act.follow(replica=3)
-        await stage.until(lambda: stirs)
-        assert not act.term.rests(there, lambda: None)
-        third.task.cancel()
-        two.task.cancel()
-        act.term.streams.close()
-        assert stirs == ["stirred"]
 
     play(scenario)
