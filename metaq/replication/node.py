@@ -90,6 +90,7 @@ from metaq.replication.set_nodes import (
 from metaq.replication.store import ReplicaStore, StartFacts
 from metaq.replication.term import Term
 from metaq.replication.upkeep import successor
+from metaq.retry import wait_set
 from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
 from metaq.zk.session import SessionState
@@ -186,6 +187,8 @@ class ReplicaNode(Service):
         self.answers: Final = Answers(self, self._store)
         """Answers to other replicas."""
         self._is_due = asyncio.Event()
+        self._has_moved = asyncio.Event()
+        """Its role is another one: a claim does not wait for a seldom look."""
         self._read_due_s = 0.0
         """When ZooKeeper is to be read again; 0.0: at the next look."""
         self.seen: SetView | None = None
@@ -268,7 +271,8 @@ class ReplicaNode(Service):
             self._is_due.set()
             own = self._replica
             is_settled = own is not None and own.role in SETTLED
-            await asyncio.sleep(look_s if is_settled else CLAIM_LOOK_S)
+            self._has_moved.clear()
+            await wait_set(self._has_moved, look_s if is_settled else CLAIM_LOOK_S)
 
     async def _run(self) -> None:
         while True:
@@ -457,6 +461,7 @@ class ReplicaNode(Service):
             text = "role changed: replica=%d role=%s epoch=%d"
             _log.info(text, self.id, replica.role, replica.record.epoch.number)
             self._claims.note_role()
+            self._has_moved.set()
         if self._term is not None:
             if replica.term is not None:
                 self._term.streams.set_term(replica.term)

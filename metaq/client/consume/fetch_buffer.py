@@ -39,7 +39,7 @@ Concurrency: everything may be called from any thread unless it says otherwise.
 import asyncio
 import math
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, dataclass, field
 from functools import partial
@@ -142,7 +142,7 @@ class FetchBuffer:
         self._lock = threading.Lock()
         self._arrival = threading.Condition(self._lock)
         self._buffers: dict[TopicPartition, _PartitionBuffer] = {}
-        self._queue: dict[_PartitionBuffer, None] = {}
+        self._queue: OrderedDict[_PartitionBuffer, None] = OrderedDict()
         self._asides: deque[FetchedBatch] = deque()
         self._sleepers: set[asyncio.Future[None]] = set()
         self.error: BaseException | None = None
@@ -361,8 +361,7 @@ class FetchBuffer:
         if self._asides:
             return self._asides.popleft()
         if self._queue:
-            buffer = next(iter(self._queue))
-            del self._queue[buffer]
+            buffer, _ = self._queue.popitem(last=False)
             return self._take_first(buffer, buffer.ready[0])
         for batch in held:
             if self._has_more(batch) and not batch.is_halted:
