@@ -238,14 +238,14 @@ def _judge_transactions(
     oldest_ms = transactions.oldest_in_doubt_ms
     if alarm_ms and oldest_ms > alarm_ms:
         age_s, count = oldest_ms // 1000, transactions.in_doubt_count
-        text = f"{count} transactions are prepared, the oldest for {age_s} s"
+        text = f"prepared transactions: {count}, the oldest for {age_s} s"
         yield Alarm.TRANSACTIONS_IN_DOUBT, text
     oldest_ms = transactions.oldest_untimed_ms
     if alarm_ms and oldest_ms > alarm_ms:
         age_s, count = oldest_ms // 1000, transactions.untimed_count
         text = (
-            f"{count} transactions without a time-out are not ended, the oldest for"
-            f" {age_s} s"
+            f"transactions without a time-out that are not ended: {count}, the oldest"
+            f" for {age_s} s"
         )
         yield Alarm.TRANSACTIONS_LEFT_OPEN, text
     for text in transactions.notes:

@@ -196,7 +196,7 @@ CASES = [
             tx_in_doubt_alarm_ms=60_000,
         ),
         Alarm.TRANSACTIONS_IN_DOUBT,
-        "3 transactions are prepared, the oldest for 61 s",
+        "prepared transactions: 3, the oldest for 61 s",
     ),
     (
         status(
@@ -206,7 +206,7 @@ CASES = [
             tx_in_doubt_alarm_ms=60_000,
         ),
         Alarm.TRANSACTIONS_LEFT_OPEN,
-        "2 transactions without a time-out are not ended, the oldest for 61 s",
+        "transactions without a time-out that are not ended: 2, the oldest for 61 s",
     ),
     (
         status(transactions=replace(TRANSACTIONS, notes=("torn tail ignored",))),

@@ -89,10 +89,10 @@ class PartitionSender:
     __slots__ = (
         "_alone", "_buffer", "_connection", "_connections", "_failures", "_in_flight",
         "_is_gap_due", "_is_mandatory", "_last_error", "_order", "_outcomes",
-        "_payload_bytes_max",
-        "_producer_id", "_refused_at", "_resume_s", "_returned", "_sealed",
-        "_sender_of", "_sequence", "_waiting", "_was_offered", "bytes_max", "count_max",
-        "in_flight_count", "is_awake", "open", "partition", "refused_until_s",
+        "_payload_bytes_max", "_producer_id", "_refused_at", "_resume_s", "_returned",
+        "_sealed", "_sender_of", "_sequence", "_waiting", "_was_offered", "bytes_max",
+        "count_max", "in_flight_count", "is_awake", "open", "partition",
+        "refused_until_s",
     )  # fmt: skip
 
     def __init__(
