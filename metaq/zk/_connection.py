@@ -14,6 +14,7 @@ Nothing here waits, or knows what a session means: `coordinator.py` does.
 """
 
 import asyncio
+import ipaddress
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -195,6 +196,15 @@ def _error_of(code: int) -> Exception:
     return kz.ZookeeperError(f"error {code}") if kind is None else kind()
 
 
+def _is_address(host: str) -> bool:
+    """Return whether this is an IP address, and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 async def connect(
     host: str,
     port: int,
@@ -217,11 +227,13 @@ async def connect(
 
     Cancellation: ends the attempt. The caller bounds the time.
     """
+    # A race of addresses leaves a socket to the collector that connects as the race is
+    # cancelled (CPython 3.11): there is none for a single address.
     _transport, one = await asyncio.get_running_loop().create_connection(
         lambda: ServerConnection(session, clock, on_event),
         host,
         port,
-        happy_eyeballs_delay=STAGGER_S,
+        happy_eyeballs_delay=None if _is_address(host) else STAGGER_S,
     )
     try:
         await one.greeted

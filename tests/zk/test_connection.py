@@ -1,7 +1,8 @@
-"""One connection to a ZooKeeper server, byte by byte; no socket is used."""
+"""One connection to a ZooKeeper server, byte by byte; all but one without a socket."""
 
 import asyncio
 import itertools
+import socket
 import struct
 from typing import Any
 
@@ -12,7 +13,12 @@ from kazoo import exceptions as kz
 from kazoo.protocol import serialization as jute
 
 from metaq.testing.clock import ManualClock
-from metaq.zk._connection import FRAME_BYTES_MAX, ServerConnection, ZooKeeperSession
+from metaq.zk._connection import (
+    FRAME_BYTES_MAX,
+    ServerConnection,
+    ZooKeeperSession,
+    connect,
+)
 from tests.zk.scripted_server import NO_NODE, PASSWORD, answer, event, frame, greeting
 
 ANSWERED = ZooKeeperSession(30_000, 0x1234, PASSWORD, zxid=9)
@@ -57,6 +63,27 @@ def in_loop(case: Any) -> None:
         await case()
 
     asyncio.run(run())
+
+
+def test_an_attempt_that_is_given_up_leaves_no_socket_open() -> None:
+    """Whichever turn of the loop it is in: an open one fails the test by a warning."""
+
+    async def case() -> None:
+        asked, clock = ZooKeeperSession(10_000), ManualClock()
+        # Nothing is accepted: the kernel connects.
+        with socket.create_server(("127.0.0.1", 0), backlog=16) as server:
+            address = server.getsockname()
+            for turns in range(12):
+                attempt = asyncio.create_task(
+                    connect(*address, asked, clock=clock, on_event=print)
+                )
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                attempt.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await attempt
+
+    in_loop(case)
 
 
 def test_a_client_greets_with_the_session_it_had() -> None:
