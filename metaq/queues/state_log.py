@@ -355,7 +355,7 @@ class Images:
         """Highest number used. Numbers are not reused, because a transaction may still
         append a record of a queue that was deleted."""
         self._last_life = 0
-        """Highest incarnation of deleted queues; workers may still hold messages of it."""
+        """Highest incarnation of a deleted queue; its messages may still be leased."""
 
     def begin(self, name: QueueName, floor: Offset) -> QueueImage:
         """Add a new queue; deliveries of a deleted queue of that name are not valid."""
