@@ -209,9 +209,9 @@ class LimitsConfig:
     """Time for which a worker without a connection keeps its messages, and after a
     start for which messages given out before it are not given out."""
     log_bytes_max: int = 0
-    """Size of a partition above which sealed segments are deleted; 0: no limit."""
+    """Size of a partition above which retention removes sealed segments; 0: no limit."""
     data_dir_bytes_max: int = 0
-    """Size of a data directory above which sealed segments are deleted; 0: no limit."""
+    """The same for the size of a data directory."""
     free_bytes_min: int = 64 * MIB
     """Free bytes on the disk below which puts are refused; 0: off."""
     producer_count_max: int = 1_024
