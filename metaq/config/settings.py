@@ -209,7 +209,7 @@ class LimitsConfig:
     """Time for which a worker without a connection keeps its messages, and after a
     start for which messages given out before it are not given out."""
     log_bytes_max: int = 0
-    """Size of a partition above which sealed segments are removed; 0: no limit."""
+    """Size of a partition above which sealed segments are removed; 0: unlimited."""
     data_dir_bytes_max: int = 0
     """The same for the size of a data directory."""
     free_bytes_min: int = 64 * MIB
