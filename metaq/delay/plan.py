@@ -30,8 +30,8 @@ TIER_ENDS_MS: Final = (3_600_000, 86_400_000, 32 * 86_400_000)
 PLACES_MAX: Final = 65_536
 """Maximum number of messages in one record; the default of `batchRecordsMax`."""
 BATCH_MESSAGES_MAX: Final = 1024
-"""Maximum number of messages of one transaction. Four times as many block the loop
-four times as long, without more messages per second."""
+"""Maximum number of messages of one transaction. Four times as many take four times as
+long, without more messages per second."""
 BATCH_BYTES_MAX: Final = 4 << 20
 """Maximum bytes of one transaction; a single larger record is delivered alone."""
 RETRY_MS_MIN: Final = 1_000
