@@ -22,10 +22,7 @@ Span = Mapping[str, int]
 
 
 def ask(data_dir: Path, order: str, **fields: object) -> dict[str, Any]:
-    """Send an order to the broker of a data directory; return its reply.
-
-    Raises AdminError if there is no broker, or if it refuses the order.
-    """
+    """Return the reply of the broker of a data directory, or raise AdminError."""
     return call_admin(data_dir, {"command": order, **fields}, timeout_s=TIMEOUT_S)
 
 

@@ -48,10 +48,7 @@ class Target:
         return Client(**self._client_options())
 
     def run(self, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
-        """Run a function with a client that has found the cluster.
-
-        Raises NoBrokerError if the cluster does not answer.
-        """
+        """Run a function with a connected client; raises NoBrokerError."""
 
         async def run() -> T:
             async with AsyncClient(**self._client_options()) as client:
@@ -70,11 +67,7 @@ class Target:
     def show_defined(
         self, work: Callable[[AsyncAdmin], Awaitable[T]], show: Callable[[T], None]
     ) -> bool:
-        """Run and show the result, and print definitions that could not be read.
-
-        Returns:
-            Whether all definitions could be read.
-        """
+        """Run `ask` and show the result; return whether all definitions were read."""
 
         async def both(admin: AsyncAdmin) -> tuple[T, tuple[str, ...]]:
             return await work(admin), await admin.unread_definitions()

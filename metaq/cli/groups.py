@@ -138,10 +138,7 @@ def group_row(group: GroupDescription) -> tuple[render.Cell, ...]:
 
 
 def _sum_if_known(values: Sequence[int | None]) -> int | None:
-    """Return the sum; None if there is no value or an unknown one.
-
-    A sum without the unknown values would look complete.
-    """
+    """Return the sum; None without values, or if one is unknown and would be lost."""
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
 

@@ -66,7 +66,7 @@ def be_quiet() -> None:
 
 
 def show(level: int) -> None:
-    """Show all records from a level on; those of `CHATTY` loggers only below INFO."""
+    """Show records from a level on; of `CHATTY` from WARNING on, unless DEBUG."""
     be_quiet()
     SHOWN.removeFilter(_is_shown_always)
     SHOWN.setFormatter(_Formatter(FORMAT))

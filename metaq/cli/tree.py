@@ -203,12 +203,7 @@ def main() -> None:
 
 
 def group(name: str, text: str) -> None:
-    """Add a group of commands.
-
-    Args:
-        name: name of the group.
-        text: help of the group.
-    """
+    """Add a group of commands with its help."""
     main.add_command(click.Group(name, help=text, short_help=text))
 
 

@@ -338,12 +338,7 @@ class DueIndex:
         """Bytes of the records of these messages."""
 
     def add(self, data: bytes, segment: Offset) -> None:
-        """Add entries of records in the active segment.
-
-        Args:
-            data: the entries, in any order.
-            segment: base offset of the segment.
-        """
+        """Add entries, in any order, of records in the active segment."""
         if segment != self._segment or len(self._fresh) >= FRESH_MAX:
             self._flush()
             self._segment = segment

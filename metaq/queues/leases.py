@@ -165,6 +165,7 @@ class Reclaim(NamedTuple):
     """Messages that workers may hold from earlier incarnations, and until when."""
 
     end: Offset
-    """End of the log when this incarnation began; later messages are not affected."""
+    """Messages below it wait for the end of the reclaim time: the log end at the start
+    of this incarnation, or 0 after a clean shutdown."""
     until_ms: int
     """End of the reclaim time, monotonic milliseconds."""

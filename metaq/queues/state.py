@@ -69,7 +69,7 @@ class Taken(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """A message that is to be a dead letter."""
+    """A message to be stored as a dead letter."""
 
     offset: Offset
     size_bytes: SizeBytes
@@ -546,7 +546,7 @@ class QueueState:
         self._return(message, delay_ms, now)
 
     def letter_stored(self, offset: Offset) -> None:
-        """Count a message as done: its dead letter is stored, and that it is done."""
+        """Count a message as done; after a restart its stored letter shows that."""
         message = self._open.get(offset)
         if message is not None:
             self.letter_count += 1

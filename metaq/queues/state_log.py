@@ -129,7 +129,7 @@ class DoneRanges:
         return self._ends[at] if at >= 0 and offset < self._ends[at] else None
 
     def take_below(self, floor: Offset) -> Offset:
-        """Remove the ranges that begin at or below a floor; return the highest end."""
+        """Remove the ranges that a floor reaches; return the floor raised over them."""
         count = 0
         for start, end in zip(self._starts, self._ends, strict=True):
             if start > floor:

@@ -81,8 +81,7 @@ class FaultyCalls:
         self.wall_ms = 0
         self.before_call: Callable[[Operation], None] | None = None
         self.goes_on = Event()
-        """While clear, the disk hangs: writes and syncs of other threads than the main
-        wait."""
+        """While clear, the disk hangs: writes and syncs off the main thread block."""
         self.goes_on.set()
         self.descriptors: dict[int, _Open] = {}
         self._next_descriptor = _FIRST_DESCRIPTOR

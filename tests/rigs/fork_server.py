@@ -123,7 +123,7 @@ def serve(listener: socket.socket) -> None:
 
 
 def keep(connection: socket.socket) -> None:
-    """Fork the module's process, pass signals to it, and send its exit code."""
+    """Fork the module's process; pass signals to it, and send its exit code."""
     body, fds, _, _ = socket.recv_fds(connection, REQUEST_BYTES_MAX, 3)
     pid = os.fork()
     if pid == 0:
