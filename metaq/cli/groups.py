@@ -122,6 +122,7 @@ def _unowned(group: GroupDescription) -> list[bool]:
 
 def group_row(group: GroupDescription) -> tuple[render.Cell, ...]:
     """Return the row of a group."""
+    # A sum without the unknown values would look complete.
     lags = [each.lag for each in group.partitions]
     counts = [lag.messages if lag else None for lag in lags]
     sizes = [lag.bytes if lag else None for lag in lags]
@@ -138,7 +139,7 @@ def group_row(group: GroupDescription) -> tuple[render.Cell, ...]:
 
 
 def _sum_if_known(values: Sequence[int | None]) -> int | None:
-    """Return the sum; None without values, or if one is unknown and would be lost."""
+    """Return the sum; None if a value is unknown, or there are no values."""
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
 
