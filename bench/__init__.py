@@ -1,1 +1,1 @@
-"""Benchmarks: a floor for each figure, the broker, and the ratio, in one run."""
+"""Benchmarks: floor, broker and their ratio for each figure, in one run."""

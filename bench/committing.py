@@ -1,7 +1,7 @@
-"""Figures of commits: one for each message, ZooKeeper and broker real.
+"""Figures of offset commits, one per message, with a real ZooKeeper and broker.
 
-The floor is ZooKeeper's client library alone, with the same request at a time: the
-sync of ZooKeeper's log, and two changes of threads on each side.
+The floor is ZooKeeper's client library alone, with the same requests one at a time:
+the sync of ZooKeeper's log, and two thread switches on each side.
 """
 
 import time
@@ -23,11 +23,11 @@ from metaq.zk.embedded import EmbeddedZooKeeper
 from tests.rigs.process import BrokerProcess
 
 COUNT = 2000
-"""Commits of the floor and, one at a time, of the consumer."""
+"""Commits of the floor, and of the consumer that waits for each commit."""
 MANY = 20_000
-"""Messages that are committed without waiting."""
+"""Messages that are committed without a wait for each commit."""
 UNDER_WAY_MAX = 1000
-"""Commits that are not waited for."""
+"""Maximum number of commits under way."""
 PARTITIONS = 16
 BATCH = 500
 GROUP = "bench-committers"
@@ -56,7 +56,7 @@ def cluster(
 
 @contextmanager
 def bare_writes(address: str, count: int) -> Iterator[Callable[[], None]]:
-    """Yield what writes so many nodes in one request, by the library alone."""
+    """Yield a function that writes `count` nodes in one request, without our client."""
     client = KazooClient(address)
     client.start()
     paths = [f"/floor-{number}" for number in range(count)]
@@ -87,7 +87,7 @@ def per_second(step: Callable[[], object], count: int) -> float:
 
 
 def commit_each(consumer: Consumer, count: int) -> float:
-    """Wait for the commit of each message."""
+    """Commit each message and wait for it; return messages per second."""
     messages = iter(consumer)
     next(messages)
     consumer.commit()
@@ -100,7 +100,7 @@ def commit_each(consumer: Consumer, count: int) -> float:
 
 
 def commit_each_nowait(consumer: Consumer, count: int) -> float:
-    """Commit each message; wait for all of them in the end."""
+    """Commit each message, wait for the commits at the end; return messages/s."""
     messages = iter(consumer)
     next(messages)
     consumer.commit()
@@ -123,7 +123,7 @@ def commits(
     count: int,
     measure: Callable[[Consumer, int], float],
 ) -> Turns:
-    """A group of one reads a backlog and commits each message."""
+    """The only member of a group reads a backlog and commits each message."""
     with (
         cluster(directory, partition_count) as (address, broker),
         bare_writes(address, partition_count) as write,

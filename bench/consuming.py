@@ -1,4 +1,4 @@
-"""Figures of the consumer: what a user's own loop sees, checksums verified."""
+"""Figures of the consumer, in the user's own loop, with checksums verified."""
 
 import asyncio
 import os
@@ -29,12 +29,12 @@ BACKLOG_PAYLOAD = bytes(1024)
 
 
 def fill(broker: BrokerProcess, work: load.Blocks) -> None:
-    """Put batches."""
+    """Send batches to a broker."""
     load.pipeline(broker.port, work, 8, load.ok_counter())
 
 
 def read_and_check(port: int) -> float:
-    """Get the same bytes in a blocking loop, one checksum per record; seconds."""
+    """Get the same bytes in a blocking loop, with one checksum per record; seconds."""
     sock = load.connect(port)
     offset = count = 0
     begin = time.perf_counter()
@@ -64,7 +64,7 @@ def read_and_check(port: int) -> float:
 
 
 def iterate_sync(port: int, total: int = COUNT) -> float:
-    """Iterate over the backlog in the sync world; seconds."""
+    """Iterate over the backlog with the sync client; return seconds."""
     with (
         Client(brokers=[f"127.0.0.1:{port}"]) as client,
         client.consumer(GROUP, [TOPIC]) as consumer,
@@ -77,7 +77,7 @@ def iterate_sync(port: int, total: int = COUNT) -> float:
 
 
 async def iterate_async(port: int) -> float:
-    """Iterate over the backlog in the async world; seconds."""
+    """Iterate over the backlog with the async client; return seconds."""
     async with (
         AsyncClient(brokers=[f"127.0.0.1:{port}"]) as client,
         client.consumer(GROUP, [TOPIC]) as consumer,
@@ -128,7 +128,7 @@ def iterate_with_keys(directory: Path, payloads: Payloads) -> Turns:
 def delivery(
     directory: Path, payloads: Payloads, *, percent: int, in_loop: bool = False
 ) -> Turns:
-    """From put to the consumer's loop at 2,000 messages a second."""
+    """Latency from put to the consumer's loop at 2,000 messages per second."""
     with BrokerProcess(directory / "delivery", topic=TOPIC) as broker:
         lines = directory / "lines"
         lines.write_bytes(b"\n".join(payloads.data))
@@ -145,7 +145,7 @@ def delivery(
 
 @contextmanager
 def paced(port: int, lines: Path) -> Iterator[None]:
-    """Run a sender, in a process of its own, beside the block."""
+    """Run a sender in its own process during the block."""
     words = [str(port), TOPIC, str(RATE), str(DELIVERED), str(lines)]
     command = [sys.executable, "-m", "bench.paced", *words]
     with subprocess.Popen(command, cwd=ROOT):
@@ -167,7 +167,7 @@ def deliver(port: int, lines: Path) -> list[float]:
 
 
 async def deliver_in_loop(port: int, lines: Path) -> list[float]:
-    """Return the same, of an event loop."""
+    """Return the same for a consumer in an event loop."""
     delays: list[float] = []
     async with (
         AsyncClient(brokers=[f"127.0.0.1:{port}"]) as client,
@@ -181,7 +181,7 @@ async def deliver_in_loop(port: int, lines: Path) -> list[float]:
 
 
 def is_last(data: bytes, delays: list[float]) -> bool:
-    """Keep what the delivery of a message took; return whether it was the last."""
+    """Append the delay of a message; return whether it was the last message."""
     stamp = int(data[:20])
     if stamp:
         delays.append((time.monotonic_ns() - stamp) / 1e9)
@@ -195,7 +195,7 @@ def _percentile_ms(samples: list[float], percent: int) -> float:
 def consumer_memory(directory: Path, rounds: int) -> Figure:
     """Growth of a consumer's memory over the last nine tenths of a 10 GiB backlog.
 
-    The default bound on fetched bytes is 16 MiB.
+    The default size of the fetch buffer is 16 MiB.
     """
     figure = Figure(
         "consumer on a backlog of 10 GiB: growth of resident memory",
@@ -224,7 +224,7 @@ def consumer_memory(directory: Path, rounds: int) -> Figure:
 
 
 def grow(port: int, total: int) -> int:
-    """Read a backlog; return bytes of memory at its end above those at a tenth."""
+    """Read a backlog; return the growth of memory from its tenth to its end, bytes."""
     tenth = 0
     with (
         Client(brokers=[f"127.0.0.1:{port}"]) as client,

@@ -1,8 +1,8 @@
-"""Copies from topic to topic, in batches: exactly once, at least once, and Kafka's.
+"""Copies from topic to topic in batches: exactly once, at least once, and Kafka's.
 
-A copy reads a batch of one topic, sends its messages to another one as they are, and
-stores its offset, batch after batch. ZooKeeper, brokers and disks are real, the clients
-are those of the sync world. Each round copies as many messages of a new group.
+A copy reads a batch from one topic, sends its messages unchanged to another, and stores
+its offset. ZooKeeper, brokers and disks are real, our client is the sync one. Each
+round copies the same number of messages with a new group.
 """
 
 import time
@@ -34,31 +34,31 @@ COPIED = f"{TOPIC}-copied"
 
 TRANSACTIONAL = {
     **PRODUCER,
-    "linger.ms": 50,  # a transaction is flushed at its end: one request, one sync
-    "retry.backoff.ms": 1,  # for a broker that still ends the one before
+    "linger.ms": 50,  # the end of a transaction flushes it: one request, one sync
+    "retry.backoff.ms": 1,  # for a broker that is still ending the last one
     "log_level": 0,
 }
-"""The quickest settings here, of those that keep what the default promises."""
+"""The fastest settings found here that keep the guarantees of the defaults."""
 
 Copy = Callable[[Producer, Any], None]
-"""Writes one batch, and has its offset stored."""
+"""Copies one batch and stores its offset."""
 
 
 def at_least_once(producer: Producer, batch: Any) -> None:
-    """Send it; then commit."""
+    """Send a batch, then commit."""
     producer.send_many(COPIED, [message.data for message in batch])
     batch.commit()
 
 
 def exactly_once(producer: Producer, batch: Any) -> None:
-    """Send it and commit, both or neither."""
+    """Send a batch and commit atomically."""
     with producer.exactly_once(batch) as tx:
         tx.send_many(COPIED, [message.data for message in batch])
 
 
 @contextmanager
 def filled(directory: Path, payloads: Payloads) -> Iterator[Client]:
-    """Run our cluster with what a round copies; yield a client of it."""
+    """Run our cluster with the messages of a round; yield a client."""
     with (
         cluster(directory, 1, [COPIED]) as (address, broker),
         Client(address) as client,
@@ -69,7 +69,7 @@ def filled(directory: Path, payloads: Payloads) -> Iterator[Client]:
 
 
 def copies_per_second(client: Client, group: str, copy: Copy) -> float:
-    """Copy the topic; return messages in a second, after the first batch."""
+    """Copy the topic; return messages per second, without the first batch."""
     with (
         client.producer() as producer,
         client.consumer(group, [TOPIC], start="earliest", commit_interval_s=None) as c,
@@ -85,7 +85,7 @@ def copies_per_second(client: Client, group: str, copy: Copy) -> float:
 
 
 def beside_at_least_once(directory: Path, payloads: Payloads) -> Turns:
-    """The same copy at least once, then exactly once."""
+    """The copy at least once, then exactly once."""
     with filled(directory, payloads) as client:
         for number in counter():
             plain = copies_per_second(client, f"plain-{number}", at_least_once)
@@ -96,7 +96,7 @@ def beside_kafka(directory: Path, payloads: Payloads) -> Turns:
     """Kafka's transactional copy, then ours.
 
     Raises:
-        NoJarsError: its jars or its client cannot be had here.
+        NoJarsError: Kafka's jars or client are not available.
     """
     confluent = find_confluent()
     with (

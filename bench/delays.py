@@ -1,7 +1,7 @@
-"""Figures of messages with a time: sent, delivered when they are due, and waiting.
+"""Figures of delayed messages: sending, delivery at their due time, waiting.
 
-A message that is timed begins with its due time, ms since 1970: its lateness is what
-the reader's clock says beyond that, which is the broker's too.
+A timed message begins with its due time, ms since 1970. Its lateness is the time past
+that at which it is read; reader and broker have the same clock.
 """
 
 import datetime as dt
@@ -24,14 +24,14 @@ HOUR_S, DAY_S = 3600.0, 86_400.0
 RATE, SECONDS = 2000, 10
 BURST = 200_000
 STEP_MS = 10
-"""Messages of so many milliseconds are due together, as clients round delays."""
+"""Resolution of due times, as rounded by clients, in milliseconds."""
 AHEAD_S = 4.0
-"""Time in which what is timed is sent, before the first of it is due."""
+"""Time for sending timed messages before the first one is due."""
 FORM = "%013d"
 
 
 def send(directory: Path, payloads: Payloads) -> Turns:
-    """Send one by one with random times, waiting for nothing; the floor has none."""
+    """Send one by one with random delays, without waiting; the floor has no delays."""
     data, chance = payloads.repeat(SENDS), random.Random(1)
     with (
         BrokerProcess(
@@ -61,7 +61,7 @@ def send(directory: Path, payloads: Payloads) -> Turns:
 def timed(
     directory: Path, payloads: Payloads, *, count: int, length_ms: int
 ) -> Iterator[list[float]]:
-    """Have so many messages due within a time; yield how late each came, in ms."""
+    """Send messages due within `length_ms`; yield the lateness of each, in ms."""
     with (
         BrokerProcess(directory / "timed", topic=TOPIC) as broker,
         Client(brokers=[f"127.0.0.1:{broker.port}"]) as client,
@@ -92,20 +92,20 @@ def timed(
 
 
 def lateness(directory: Path, payloads: Payloads) -> Turns:
-    """Return p99 at a steady rate."""
+    """Lateness p99 at a steady rate."""
     count = RATE * SECONDS
     for late in timed(directory, payloads, count=count, length_ms=SECONDS * 1000):
         yield None, sorted(late)[count * 99 // 100]
 
 
 def burst(directory: Path, payloads: Payloads) -> Turns:
-    """Return messages per second, from the first due time to the last message read."""
+    """Messages per second, from the first due time to the last message read."""
     for late in timed(directory, payloads, count=BURST, length_ms=1000):
         yield None, BURST / (1 + (late[-1] - STEP_MS) / 1000)
 
 
 def waiting(directory: Path, rounds: int, *, is_start: bool) -> Figure:
-    """Have many messages wait, with random times; memory of each, or a start."""
+    """Memory, or time of a start, with many messages that wait for random times."""
     name = f"{WAITING:,} messages wait, with random times: "
     figure = Figure(
         name + ("a start, until one that is due comes" if is_start else "memory"),
@@ -139,7 +139,7 @@ def waiting(directory: Path, rounds: int, *, is_start: bool) -> Figure:
 
 
 def deliver_one(port: int) -> None:
-    """Return when a message with a short time is delivered."""
+    """Send a message with a short delay; return once it is delivered."""
     mark = b"%d" % time.monotonic_ns()
     with (
         Client(brokers=[f"127.0.0.1:{port}"]) as client,

@@ -1,7 +1,7 @@
-"""The price of a flood on one connection for a put on another.
+"""Effect of a flood on one connection on the puts of another.
 
-Each figure is the p99 of puts sent one at a time, in turn beside a quiet broker and
-beside a flood (`bench/flood.py`), which has a process of its own.
+Each figure is the p99 of puts sent one at a time, first to a quiet broker, then during
+a flood (`bench/flood.py`) from a separate process.
 """
 
 import subprocess
@@ -19,11 +19,11 @@ from tests.rigs.process import BrokerProcess
 COUNT = 400
 SHARE = 0.99
 PARTITIONS = 3
-"""The flood's, the put's, and one that long polls wait for."""
+"""One each for the flood, the puts, and the long polls."""
 
 
 def beside(form: str, directory: Path, rounds: int) -> Figure:
-    """Return p99 of puts one at a time, quiet (floor) and beside one flood."""
+    """p99 of puts one at a time, on a quiet broker (floor) and during a flood."""
     figure = Figure(
         f"p99 of a put beside a flood of {form} (floor: no flood)",
         "ms",
@@ -50,7 +50,7 @@ def beside(form: str, directory: Path, rounds: int) -> Figure:
 
 @contextmanager
 def flooding(port: int, form: str) -> Iterator[None]:
-    """Flood a broker inside the block."""
+    """Flood a broker during the block."""
     command = [sys.executable, "-m", "bench.flood", str(port), TOPIC, form]
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
     try:

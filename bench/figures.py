@@ -1,8 +1,8 @@
-"""The figures: each runs floor and broker in turn and keeps every sample.
+"""The figures: each measures floor and broker in turn and keeps all samples.
 
-A figure is a function of (directory, rounds) that returns a `Figure`; one that sends
-messages is `WithLines`, and takes the lines as well. Rounds alternate, floor then
-broker, real lines then one length, so that all see the same noise.
+A figure is a function of (directory, rounds) that returns a `Figure`; a figure of
+messages is a `WithLines`, which also takes the lines. Rounds alternate between floor
+and broker, and between real lines and one length, so that all see the same noise.
 """
 
 import statistics
@@ -28,14 +28,14 @@ RECORD_BYTES = 20 + len(PAYLOAD)
 PUT_REPLY_BYTES = 56
 PUTS = 50 * COUNT
 LOOP_PUTS = {1: 5000, 4: 15_000, 16: 40_000, 64: 80_000}
-"""Puts of a closed loop of so many connections."""
+"""Number of connections of a closed loop → number of puts."""
 PER_BLOCK = 250
 BLOCK_SIZES = 320
-"""After so many blocks at most their sizes are the same again."""
+"""Number of blocks after which their sizes repeat, at most."""
 BATCHES_MADE = 8
 MORE_TOPICS = [f"{TOPIC}-{number}" for number in range(16)]
 PARTITIONS = 10
-"""Rounds that have a file of their own; numbers of one digit keep frames alike."""
+"""Partitions, one per round; one digit keeps frames of equal size."""
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -51,9 +51,9 @@ class Figure:
     at_least: str = ""
     aim: str = ""
     is_ratio: bool = True
-    """True where broker / floor means something (rates)."""
+    """Whether broker / floor is meaningful (rates)."""
     one_length: list[float] = field(default_factory=list)
-    """The broker's where all messages have one length, of the same mean."""
+    """Samples of the broker with messages of one length, their mean."""
     one_length_floor: list[float] = field(default_factory=list)
 
     @property
@@ -66,15 +66,15 @@ class Figure:
 
 
 Turns = Generator[tuple[float | None, float]]
-"""Floor, if there is one, and broker, round by round."""
+"""Samples of floor (None: no floor) and broker, one pair per round."""
 
 
 @dataclass(frozen=True, slots=True)
 class WithLines:
-    """A figure of messages: with real lines, and with one length, round by round.
+    """A figure of messages, measured with real lines and with one length in turn.
 
-    Each set has brokers and files of its own. `turns` yields floor (None: there is
-    none) and broker of one round after the other; the first ones warm up.
+    Each set has its own brokers and files. `turns` yields the samples of one round
+    after the other; the first `warm_ups` rounds are discarded.
     """
 
     turns: Callable[[Path, Payloads], Turns]
@@ -113,7 +113,7 @@ class WithLines:
 
 
 def put_frames(payloads: Payloads, *, topic: str = TOPIC, **form: Any) -> list[bytes]:
-    """Return a put of each payload; `form` is of `load.put_frame`."""
+    """Return a put of each payload; `form` is passed to `load.put_frame`."""
     return [
         load.put_frame(topic, one, i, **form) for i, one in enumerate(payloads.data)
     ]
@@ -122,7 +122,7 @@ def put_frames(payloads: Payloads, *, topic: str = TOPIC, **form: Any) -> list[b
 def in_blocks(
     frames: list[bytes], count: int, per_block: int = PER_BLOCK
 ) -> load.Blocks:
-    """Return `count` puts as blocks, a multiple of what is in `frames`."""
+    """Return `count` puts as blocks; `count` is a multiple of `len(frames)`."""
     firsts = range(0, len(frames), per_block)
     blocks = [b"".join(frames[first : first + per_block]) for first in firsts]
     return load.Blocks(blocks * (count // len(frames)), per_block)
@@ -136,7 +136,7 @@ def batches(
     *,
     topic: str = TOPIC,
 ) -> load.Blocks:
-    """Return `count` batches of `size` records; few are made, and repeated."""
+    """Return `count` batches of `size` records: `BATCHES_MADE` different ones."""
     data = payloads.repeat(size * BATCHES_MADE)
     firsts = range(0, len(data), size)
     made = [
@@ -157,7 +157,7 @@ def puts(directory: Path, payloads: Payloads, *, in_flight: int) -> Turns:
 
 
 def puts_of_a_form(directory: Path, payloads: Payloads, **form: Any) -> Turns:
-    """Pipelined puts of a form; the floor is the broker, with plain ones."""
+    """Pipelined puts of a form; the floor is the broker with plain puts."""
 
     def work(partition: int) -> load.Blocks:
         fields = {"partition": partition, **form}
@@ -167,7 +167,7 @@ def puts_of_a_form(directory: Path, payloads: Payloads, **form: Any) -> Turns:
 
 
 def puts_to_topics(directory: Path, payloads: Payloads) -> Turns:
-    """Pipelined puts to 16 topics in turn; the floor is the broker, with one."""
+    """Pipelined puts to 16 topics in turn; the floor is the broker with one topic."""
 
     def work(partition: int) -> load.Blocks:
         frames = [
@@ -182,7 +182,7 @@ def puts_to_topics(directory: Path, payloads: Payloads) -> Turns:
 def _beside_plain_puts(
     directory: Path, payloads: Payloads, work: Callable[[int], load.Blocks]
 ) -> Turns:
-    """Send plain puts and others in turn; both get a partition of their own."""
+    """Send plain puts and others in turn, to different partitions."""
     with BrokerProcess(
         directory / "puts",
         topic=TOPIC,
@@ -200,7 +200,7 @@ def _beside_plain_puts(
 
 
 def closed_loop(directory: Path, payloads: Payloads, *, connections: int) -> Turns:
-    """Clients with one put under way each, as most in the field have."""
+    """Clients with one put under way each, as most applications have."""
     frames, count = put_frames(payloads), LOOP_PUTS[connections]
     with (
         BrokerProcess(directory / "closed", topic=TOPIC) as broker,
@@ -215,7 +215,7 @@ def closed_loop(directory: Path, payloads: Payloads, *, connections: int) -> Tur
 
 
 def processor(directory: Path, payloads: Payloads, *, connections: int) -> Turns:
-    """Processor time of the broker for a put, in a closed loop."""
+    """Processor time of the broker per put, in a closed loop."""
     frames, count = put_frames(payloads), LOOP_PUTS[connections]
     with BrokerProcess(directory / "closed", topic=TOPIC) as broker:
         while True:
@@ -239,14 +239,14 @@ def _pipeline_in_turn(
 ) -> Turns:
     """Send the same load to floor and broker in turn.
 
-    Each round writes to files of its own: how long a sync takes depends on how many
-    extents ext4 has given to a file, so on how long it is already.
+    Each round writes to new files, because the time of a sync depends on the number
+    of extents that ext4 has given to a file, and so on its size.
 
     Args:
-        directory: the data directory of the broker is below it.
-        work: the load for a partition.
-        in_flight: frames.
-        count: puts or records that the load is.
+        directory: parent of the broker's data directory.
+        work: returns the load for a partition.
+        in_flight: maximum number of unanswered frames.
+        count: puts or records in the load.
     """
     first = work(0)
     sizes = [len(block) for block in first.blocks[:BLOCK_SIZES]]
@@ -268,7 +268,7 @@ def _pipeline_in_turn(
 
 
 def put_alone(directory: Path, payloads: Payloads) -> Turns:
-    """One put at a time: what is added to the sync."""
+    """One put at a time, p50, beside a write and sync alone."""
     count, frames = 1000, put_frames(payloads)
     with BrokerProcess(directory / "alone", topic=TOPIC) as broker:
         while True:
@@ -278,14 +278,14 @@ def put_alone(directory: Path, payloads: Payloads) -> Turns:
 
 
 def write_and_sync(directory: Path, payloads: Payloads, count: int) -> float:
-    """Write a record of the mean size and sync, again and again; return p50 in ms."""
+    """Write a record of the mean size and sync, `count` times; return p50 in ms."""
     size = load.HEADER.size + round(payloads.mean_bytes)
     samples = load.write_and_sync(directory / "sync", size, count)
     return statistics.median(samples) * 1e3
 
 
 def session_memory(directory: Path, rounds: int) -> Figure:
-    """Memory that a session keeps after puts of 4,000 lengths; of one for the floor."""
+    """Memory of a session after puts of 4,000 lengths; of one length for the floor."""
     sessions, lengths = 32, 4000
     figure = Figure(
         f"session after puts of {lengths:,} lengths (floor: of one)",
@@ -316,7 +316,7 @@ def session_memory(directory: Path, rounds: int) -> Figure:
 
 
 def gets(directory: Path, payloads: Payloads) -> Turns:
-    """Gets of 1 MiB slices from page cache, one after another."""
+    """Gets of 1 MiB slices from page cache, one at a time."""
     slices, passes = 200, 10
     count = slices * passes
     size = int(MIB / (load.HEADER.size + payloads.mean_bytes)) + 100
@@ -357,7 +357,7 @@ def restart(directory: Path, payloads: Payloads) -> Turns:
 
 
 def idle_memory(directory: Path, rounds: int) -> Figure:
-    """Resident memory of a broker that has done nothing but start."""
+    """Resident memory of a broker that has just started."""
     figure = Figure("idle broker, resident", "MiB", [], at_least="60")
     for index in range(rounds):
         with BrokerProcess(directory / f"idle-{index}", topic=TOPIC) as broker:

@@ -1,7 +1,7 @@
-"""Figures of filters on the broker: messages passed, and bytes on the wire.
+"""Figures of filters on the broker: messages passed over, and bytes on the wire.
 
-One message in a hundred has the tag that is asked for. Both sides are blocking loops
-over a plain socket: one gets everything and checks it, one gets what matches.
+One message in a hundred has the wanted tag. Both sides are blocking loops over a plain
+socket: the floor gets and checks everything, the other gets only matching messages.
 """
 
 import time
@@ -29,7 +29,7 @@ BUILD_S_MAX = 120.0
 
 @contextmanager
 def filled(directory: Path, payloads: Payloads, index: str) -> Iterator[BrokerProcess]:
-    """Run a broker that has the messages, and an index of these names if any."""
+    """Run a broker with the messages and, unless `index` is "", a complete index."""
     with BrokerProcess(directory / "filtered", topic=TOPIC, index=index) as broker:
         fill(broker, payloads)
         with Client(brokers=[f"127.0.0.1:{broker.port}"]) as client:
@@ -37,7 +37,7 @@ def filled(directory: Path, payloads: Payloads, index: str) -> Iterator[BrokerPr
             while index:
                 read = [0]
                 list(client.find(TOPIC, header=("tag", b"none"), on_read=read.append))
-                if read[-1] < 17 << 20:  # what is left is no whole block
+                if read[-1] < 17 << 20:  # the rest is less than a block
                     break
                 if time.monotonic() > end_s:
                     raise RuntimeError(f"no index after {BUILD_S_MAX} s: {read[-1]=}")
@@ -46,7 +46,7 @@ def filled(directory: Path, payloads: Payloads, index: str) -> Iterator[BrokerPr
 
 
 def fill(broker: BrokerProcess, payloads: Payloads) -> None:
-    """Send messages with tags."""
+    """Send messages with tags to a broker."""
     tags = [b"paid", *[b"other-%d" % number for number in range(1, RARE)]]
     messages = [
         OutgoingMessage(line, headers={"tag": tags[number % RARE]})
@@ -58,7 +58,7 @@ def fill(broker: BrokerProcess, payloads: Payloads) -> None:
 
 
 def read_matches(port: int) -> tuple[float, int, int]:
-    """Get what matches; return seconds, bytes received, and the end of the log."""
+    """Get matching messages; return seconds, bytes received, and the log end offset."""
     sock = load.connect(port)
     offset = received = 0
     begin = time.perf_counter()
@@ -83,7 +83,7 @@ def read_matches(port: int) -> tuple[float, int, int]:
 
 
 def passed(directory: Path, payloads: Payloads, *, index: str = "") -> Turns:
-    """Messages that a filtered read passes a second; the floor reads them all."""
+    """Messages per second that a filtered read passes over; the floor reads all."""
     with filled(directory, payloads, index) as broker:
         while True:
             plain = COUNT / read_and_check(broker.port)

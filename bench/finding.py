@@ -1,4 +1,4 @@
-"""Look-up by key: the newest ten messages of one, among many, over a connection."""
+"""Lookups by key: the newest ten messages of a key among many, over a connection."""
 
 import random
 import statistics
@@ -16,9 +16,9 @@ INDEXED = "indexed"
 PARTITIONS = 4
 COUNT = 1_000_000
 MANY = "find-many"
-"""Only where it is named: it takes 17 GB, and most of an hour."""
+"""Runs only if named: it takes 17 GB and most of an hour."""
 FEW = 20
-"""Messages of a key."""
+"""Messages per key."""
 PER_LIST = 50_000
 FOUND = 10
 LOOKS = 100
@@ -28,7 +28,7 @@ BUILD_S_MAX = 120.0
 def by_key(
     directory: Path, rounds: int, *, count: int = COUNT, bounds: tuple[str, str]
 ) -> Figure:
-    """Median of look-ups of keys drawn at random, once all is warm."""
+    """Median time of lookups of random keys."""
     figure = Figure(
         f"find the newest {FOUND} of a key among {count:,} messages, p50"
         f" (floor: among {COUNT:,} without an index)",
@@ -48,13 +48,13 @@ def by_key(
 
 @contextmanager
 def indexed(directory: Path, count: int) -> Iterator[Client]:
-    """Run a broker that has so many messages with keys, and their index."""
+    """Run a broker with `count` keyed messages and their complete index."""
     with (
         cluster(directory, PARTITIONS) as (address, _broker),
         Client(address) as client,
     ):
         with client.producer(timeout_s=60.0) as producer:
-            producer.send(TOPIC, PAYLOAD)  # the broker is registered
+            producer.send(TOPIC, PAYLOAD)  # waits until the broker is registered
         settings = {"index": "key"}
         admin = client.admin()
         admin.create_topic(INDEXED, partitions=PARTITIONS, settings=settings)
@@ -64,7 +64,7 @@ def indexed(directory: Path, count: int) -> Iterator[Client]:
 
 
 def send(client: Client, topic: str, count: int) -> None:
-    """Send all messages."""
+    """Send `count` keyed messages."""
     with client.producer(timeout_s=60.0) as producer:
         producer.prepare(topic)
         for first in range(0, count, PER_LIST):
@@ -78,7 +78,7 @@ def send(client: Client, topic: str, count: int) -> None:
 
 
 def wait_indexed(client: Client) -> None:
-    """Wait until all messages have their index."""
+    """Wait until all messages are indexed."""
     end_s = time.monotonic() + BUILD_S_MAX
     while True:
         read = [0]
@@ -91,7 +91,7 @@ def wait_indexed(client: Client) -> None:
 
 
 def median_ms(client: Client, topic: str, count: int, looks: int = LOOKS) -> float:
-    """Return the median time of look-ups among so many messages."""
+    """Return the median time of lookups among `count` messages."""
     rng, times = random.Random(1), []
     for _ in range(looks):
         key = f"user-{rng.randrange(count // FEW)}"

@@ -1,8 +1,8 @@
-"""Flood a broker over one connection with one form of command, until it is killed.
+"""Flood a broker over one connection with one form of command, until killed.
 
     python -m bench.flood PORT TOPIC FORM
 
-Prints a line when the flood is under way. Replies are read and thrown away.
+Prints a line when the flood begins. Replies are read and discarded.
 """
 
 import selectors
@@ -49,15 +49,15 @@ FORMS: dict[str, Callable[[str], bytes]] = {
     "stats offsets": lambda _topic: b"stats offsets 1\r\n",
     "stats config": lambda _topic: b"stats config 1\r\n",
 }
-"""One command of each form that is sent again and again."""
+"""The repeated command of each form, given the topic."""
 
 TRANSACTIONS = {"transactions of one put": 1, "transactions of 100 puts": 100}
-"""Puts of 128 B in each local transaction; begin, puts and commit travel together."""
+"""Puts of 128 B per local transaction; begin, puts and commit are sent together."""
 
 LONG_POLLS = "long polls"
 
 ALL = (*FORMS, *TRANSACTIONS, LONG_POLLS)
-"""Every form of a flood."""
+"""All forms of a flood."""
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def transactions(topic: str, put_count: int) -> Iterator[bytes]:
-    """Yield blocks of whole transactions, each under a name of its own."""
+    """Yield blocks of whole transactions with different keys."""
     line, _, payload = put(topic, 128).partition(b"\r\n")
     words, _, opaque = line.rpartition(b" ")
     block: list[bytes] = []
@@ -94,7 +94,7 @@ def transactions(topic: str, put_count: int) -> Iterator[bytes]:
 
 
 def stream(sock: socket.socket, blocks: Iterator[bytes]) -> None:
-    """Send one block after the other, and drop what comes back."""
+    """Send blocks, and discard the replies."""
     sock.setblocking(False)
     selector = selectors.DefaultSelector()
     selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE)
@@ -109,7 +109,7 @@ def stream(sock: socket.socket, blocks: Iterator[bytes]) -> None:
 
 
 def poll(sock: socket.socket, topic: str) -> None:
-    """Let many gets wait for the end of a partition, put a message there, again."""
+    """Repeatedly let many gets wait at the end of a partition, then put a message."""
     reply = b""
     print("flooding", flush=True)
     while True:

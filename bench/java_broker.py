@@ -1,7 +1,7 @@
-"""Figures with MetaQ's own Java broker and client; both are of the tests.
+"""Figures with MetaQ's own Java broker and client, run as by the tests.
 
-Java compiles the loop of its side at run time, with the compiler that PySpark brings.
-What they raise where the jars cannot be had is `NoJarsError`.
+Their client's loop is Java, compiled at run time by the compiler in PySpark. Figures
+raise `NoJarsError` if the jars are not available.
 """
 
 import statistics
@@ -136,7 +136,7 @@ public class Peer implements SendMessageCallback, MessageListener {
 
 @contextmanager
 def their_broker(directory: Path) -> Iterator[tuple[JavaBroker, str]]:
-    """Run their broker; give it, and ZooKeeper's address."""
+    """Run their broker; yield it and ZooKeeper's address."""
     jars = find_jars(SERVER, LOG4J)
     with EmbeddedZooKeeper(directory / "zookeeper") as zookeeper:
         theirs = JavaBroker(
@@ -155,7 +155,7 @@ def their_broker(directory: Path) -> Iterator[tuple[JavaBroker, str]]:
 def their_client(
     directory: Path, zookeeper: str, payloads: Payloads
 ) -> Iterator[tuple[JavaClient, Callable[[], Any]]]:
-    """Run their client; give it, and what makes a `Peer` that has the lines."""
+    """Run their client; yield it, and a factory of `Peer` objects with the lines."""
     jars = [*find_jars(CLIENT, CLIENT_EXTENSION, LOG4J), Path(find_classpath())]
     home = directory / "client"
     home.mkdir()
@@ -176,7 +176,7 @@ def their_client(
 
 
 def closed_loop(directory: Path, payloads: Payloads) -> Turns:
-    """Many clients with one put under way each: their broker, then ours."""
+    """64 clients with one put under way each: their broker, then ours."""
     frames, count = put_frames(payloads), LOOP_PUTS[CONNECTIONS]
     with (
         their_broker(directory) as (theirs, _zookeeper),
@@ -249,7 +249,7 @@ def send_nowait(directory: Path, payloads: Payloads) -> Turns:
 
 
 def send_many(directory: Path, payloads: Payloads) -> Turns:
-    """Their client at their broker, as many in flight; our list to our broker."""
+    """Their client at their broker, 4,000 in flight; then our list at our broker."""
     messages = payloads.repeat(producing.COUNT)
     with (
         their_broker(directory) as (_theirs, zookeeper),
@@ -266,7 +266,7 @@ def send_many(directory: Path, payloads: Payloads) -> Turns:
 def drain(directory: Path, payloads: Payloads) -> Turns:
     """A backlog of 1,000,000: their client at their broker, then ours at ours.
 
-    From the first message on: how long a group takes to form is another question.
+    Timed from the first message on, without the time that a group takes to form.
     """
     total = consuming.COUNT
     with (

@@ -1,7 +1,7 @@
-"""Figures beside Kafka: its broker syncs before it acknowledges, and so does ours.
+"""Figures beside Kafka, whose broker syncs before it acknowledges, as ours does.
 
-Its client is confluent-kafka, with the settings that are quickest here. The wheel comes
-from PyPI when a figure needs it, into the cache of the tests' jars.
+Its client is confluent-kafka, with the fastest settings found here. The wheel is
+installed from PyPI when a figure needs it, into the cache of the tests' jars.
 """
 
 import importlib
@@ -35,14 +35,14 @@ CONSUMER = {
     "auto.offset.reset": "earliest",
 }
 MANY = 10_000
-"""Messages that a consumer asks for at a time."""
+"""Maximum number of messages that the consumer takes at a time."""
 
 
 def find_confluent() -> Any:
     """Return the module `confluent_kafka`.
 
     Raises:
-        NoJarsError: it cannot be had here.
+        NoJarsError: the wheel is not available.
     """
     add_wheels(CONFLUENT)
     importlib.import_module("confluent_kafka.admin")
@@ -65,7 +65,7 @@ def produce(directory: Path, payloads: Payloads) -> Turns:
 
 
 def make_topic(confluent: Any, kafka: KafkaBroker, topic: str = TOPIC) -> None:
-    """Make a topic, with one partition; the broker may still be starting."""
+    """Create a topic with one partition; the broker may still be starting."""
     quiet = {"bootstrap.servers": kafka.address, "log_level": 0}
     client = confluent.admin.AdminClient(quiet)
     new = confluent.admin.NewTopic(topic, 1, 1)
@@ -73,7 +73,7 @@ def make_topic(confluent: Any, kafka: KafkaBroker, topic: str = TOPIC) -> None:
 
 
 def send_all(confluent: Any, kafka: KafkaBroker, messages: list[bytes]) -> float:
-    """Produce; return the seconds until all are acknowledged."""
+    """Produce messages; return the seconds until all are acknowledged."""
     producer = confluent.Producer({"bootstrap.servers": kafka.address, **PRODUCER})
     producer.produce(TOPIC, messages[0])
     producer.flush(START_TIMEOUT_S)  # connected, topic known
@@ -106,7 +106,7 @@ def drain(directory: Path, payloads: Payloads) -> Turns:
 def seconds_to_drain(
     confluent: Any, kafka: KafkaBroker, group: str, total: int
 ) -> float:
-    """Consume; return the seconds from the first messages on, each value looked at."""
+    """Consume, reading each value; return the seconds from the first message on."""
     wanted = {"bootstrap.servers": kafka.address, "group.id": group}
     consumer = confluent.Consumer({**wanted, **CONSUMER})
     consumer.subscribe([TOPIC])

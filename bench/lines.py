@@ -1,11 +1,11 @@
 """The messages that figures send: lines of real logs, and as many of one length.
 
-    python -m bench.lines [FILE ...]        what would be sent: source, mean, spread
+    python -m bench.lines [FILE ...]        prints source, mean and spread of the lines
 
-The lines are those of the files that are named, or of the machine's own logs, found and
-read as `scripts/demo` does it. They come from all files in turn, as from a collector of
-several logs, so lengths change from message to message. A machine with too few lines
-gets made ones, the same everywhere: their lengths are spread as those of log files are.
+The lines come from the named files, or from the machine's own logs, found and read as
+by `scripts/demo`. They are taken from all files in turn, as by a collector of several
+logs, so that lengths vary from message to message. On a machine with too few lines they
+are generated, the same everywhere, with lengths distributed as in log files.
 """
 
 import random
@@ -19,17 +19,17 @@ from pathlib import Path
 from examples.demo import LOGS, Source, find_logs
 
 COUNT = 8000
-"""Lines that are sent, over and over."""
+"""Number of lines, which are sent repeatedly."""
 COUNT_MIN = 2000
-"""Fewer lines in the machine's own logs are too few."""
+"""Minimum number of lines in the machine's own logs."""
 LINE_BYTES_MAX = 4096
-"""Longer lines are left out: of a few thousand, one would decide the mean."""
+"""Longer lines are left out, because one would dominate the mean of a few thousand."""
 FILE_BYTES_MAX = 1 << 20
-"""Read of each file."""
+"""Maximum bytes read of each file."""
 MEAN_BYTES, SPREAD_BYTES = 150, 80
-"""Made lines: mean and standard deviation of their lengths, which are log-normal."""
+"""Mean and standard deviation of the log-normal lengths of generated lines."""
 LOG_MEAN, LOG_SPREAD = 4.885, 0.50
-"""The same of the logarithms."""
+"""Mean and standard deviation of the logarithms of these lengths."""
 WORDS = (
     "accepted", "block", "cache", "closed", "connection", "error", "failed", "for",
     "INFO", "instance", "node", "packet", "port", "received", "request", "response",
@@ -39,28 +39,28 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Payloads:
-    """`COUNT` messages to send, again and again."""
+    """`COUNT` messages to send repeatedly."""
 
     data: list[bytes]
     source: str
 
     @property
     def mean_bytes(self) -> float:
-        """Mean of the lengths."""
+        """Mean length of the messages."""
         return statistics.fmean(map(len, self.data))
 
     def of_one_length(self) -> "Payloads":
-        """Return as many lines, cut or repeated to the mean of their lengths.
+        """Return as many lines, each cut or repeated to the mean length.
 
-        Each is an object of its own, as lines are: one that comes again and again is in
-        the processor's cache.
+        They are different objects, as lines are: a single one would stay in the
+        processor's cache.
         """
         size = round(self.mean_bytes)
         data = [(line * (size // len(line) + 1))[:size] for line in self.data]
         return Payloads(data, f"{size} bytes each")
 
     def repeat(self, count: int) -> list[bytes]:
-        """Return so many messages."""
+        """Return `count` messages."""
         return list(islice(cycle(self.data), count))
 
     def __str__(self) -> str:
@@ -72,10 +72,10 @@ class Payloads:
 
 
 def find_lines(paths: Sequence[Path] = ()) -> Payloads:
-    """Return lines of these files, else of the machine's own logs, else made ones.
+    """Return lines of these files; without files, of the machine's logs or generated.
 
     Raises:
-        ValueError: the files that were named have no line.
+        ValueError: the named files have no usable line.
     """
     found = list(islice(_lines_of(paths or find_logs(LOGS)), COUNT))
     if paths and not found:
@@ -96,7 +96,7 @@ def _lines_of(paths: Sequence[Path]) -> Iterator[bytes]:
 
 
 def make_lines() -> Iterator[bytes]:
-    """Yield lines of a mean and spread as those of logs, without end."""
+    """Yield generated lines without end, with lengths distributed as in logs."""
     chance = random.Random(1)
     for number in cycle(range(86_400)):
         size = int(min(max(chance.lognormvariate(LOG_MEAN, LOG_SPREAD), 40), 2500))

@@ -1,8 +1,8 @@
 """The load: plain sockets that do as little as possible on their side of the wire.
 
-The same loads run against the floor programs and the broker, so what they cost is in
-both numbers. Requests are made before the clock starts; replies are counted, and
-checked once at the end of the run (`Replies.statuses`).
+The same loads run against the floor programs and the broker, so both numbers include
+their cost. Requests are built before the clock starts; replies are counted, and any
+other status than 200 ends the run.
 """
 
 import os
@@ -40,12 +40,12 @@ def put_frame(
     """Return one put.
 
     Args:
-        topic: its topic.
-        payload: its payload.
-        opaque: becomes seven digits.
-        partition: or -1 for any.
-        checksum: to send; "" for a put of six words, None for the right one.
-        key: transaction that it belongs to.
+        topic: topic of the put.
+        payload: payload of the put.
+        opaque: opaque, which becomes seven digits.
+        partition: partition, or -1 for any.
+        checksum: checksum; "" for a put of six words, None for the right one.
+        key: key of its transaction; None: no transaction.
     """
     if checksum is None:
         checksum = zlib.crc32(payload) & 0x7FFFFFFF
@@ -69,7 +69,7 @@ def batch_frame(
     *,
     key: str | None = None,
 ) -> bytes:
-    """Return one batch, of the transaction `key` if there is one."""
+    """Return one batch, in the transaction `key` unless None."""
     made: dict[bytes, bytes] = {}
     for one in set(payloads):
         checksum = zlib.crc32(one) & 0x7FFFFFFF
@@ -83,7 +83,7 @@ def batch_frame(
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Requests made beforehand: `blocks` of `per_block` requests each."""
+    """Prepared requests: `blocks` of `per_block` requests each."""
 
     blocks: list[bytes]
     per_block: int
@@ -96,7 +96,7 @@ class Blocks:
 def pipeline(
     port: int, load: Blocks, in_flight: int, count_replies: Callable[[bytes], int]
 ) -> float:
-    """Send all blocks over a connection of their own; as `pipeline_over`."""
+    """Send all blocks over a new connection; as `pipeline_over`."""
     with connect(port) as sock:
         return pipeline_over(sock, load, in_flight, count_replies)
 
@@ -110,11 +110,11 @@ def pipeline_over(
     """Send all blocks with at most `in_flight` requests unanswered; return seconds.
 
     Args:
-        sock: a connection to the server.
-        load: what to send.
-        in_flight: requests, a multiple of `load.per_block`.
-        count_replies: replies that end or begin in a piece of the stream; called
-            with each piece, keeps its own state.
+        sock: connection to the server.
+        load: requests to send.
+        in_flight: number of requests, a multiple of `load.per_block`.
+        count_replies: returns the number of replies that begin in a piece of the
+            stream; called with each piece in order.
     """
     room = threading.Semaphore(in_flight // load.per_block)
 
@@ -141,7 +141,7 @@ def pipeline_over(
 
 
 def ok_counter() -> Callable[[bytes], int]:
-    """Count `result 200` replies; any other status ends the run with an error."""
+    """Return a counter of `result 200` replies; it raises on any other status."""
     mark, tail = b"result ", b""
 
     def count(data: bytes) -> int:
@@ -150,7 +150,7 @@ def ok_counter() -> Callable[[bytes], int]:
         found = data.count(mark)
         if data.count(b"result 200 ") + 1 < found:
             raise RuntimeError(f"a put was refused: {data[:400]!r}")
-        # Keep what may be the beginning of a mark cut by the end of the piece.
+        # Keep the start of a mark that the end of the piece may have split.
         tail = b""
         for size in range(len(mark) - 1, 0, -1):
             if data.endswith(mark[:size]):
@@ -223,9 +223,9 @@ def write_and_sync(path: Path, size_bytes: int, count: int) -> list[float]:
 def read_slices(
     port: int, request: Callable[[int], bytes], slice_bytes: int, count: int
 ) -> float:
-    """Ask for `count` slices one after another, discard them; return seconds.
+    """Request `count` slices one at a time and discard them; return seconds.
 
-    Each reply is a line that ends in CRLF (or 24 bytes of the floor's header) and
+    Each reply is a line with CRLF (or the floor's header of 24 bytes), followed by
     `slice_bytes` bytes.
     """
     sock = connect(port)

@@ -1,9 +1,9 @@
-"""Send messages at a steady rate, each with the moment it was sent.
+"""Send messages at a steady rate, each with its send time.
 
     python -m bench.paced PORT TOPIC RATE COUNT FILE
 
-A message is the moment, and a line of the file from its 21st byte on. The clock is the
-machine's monotonic one, which all processes share.
+A message is the send time in 20 digits, then a line of the file from its 21st byte on.
+The clock is the machine's monotonic one, which all processes share.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Costs of many partitions: the first put to each, and a start that finds them."""
+"""Costs of many partitions: the first put to each, and a start."""
 
 import os
 import time
@@ -67,7 +67,7 @@ def put_to_each(port: int) -> float:
 
 
 def make_files(directory: Path) -> float:
-    """Make the files of as many partitions, durably; return seconds."""
+    """Create the files of as many partitions durably; return seconds."""
     directory.mkdir()
     start_s = time.perf_counter()
     made = [directory / f"{TOPIC}-{number}" for number in range(COUNT)]
@@ -95,7 +95,7 @@ def sync(
 
 
 def read_files(directory: Path) -> float:
-    """Read every file of every partition; return seconds."""
+    """Read all files of all partitions; return seconds."""
     start_s = time.perf_counter()
     for each in directory.glob(f"{TOPIC}-*"):
         for file in each.iterdir():

@@ -1,4 +1,4 @@
-"""The floor programs as child processes, and what a process uses."""
+"""The floor programs as child processes, and the resources of a process."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from tests.java.jars import NoJarsError, cache_dir
 
 ROOT = Path(__file__).parents[1]
 SERVER_JAVA = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC")
-"""Options of every Java process that is measured: those of Kafka's own script."""
+"""Options of measured Java processes: those of Kafka's own script."""
 
 
 @contextmanager
@@ -55,10 +55,10 @@ def cpu_seconds(pid: int) -> float:
 
 
 def add_wheels(*wanted: str) -> None:
-    """Make wheels of PyPI importable; they are kept beside the tests' jars.
+    """Make wheels of PyPI importable; they are cached beside the tests' jars.
 
     Raises:
-        NoJarsError: one cannot be had here.
+        NoJarsError: a wheel is not available.
     """
     for one in wanted:
         place = cache_dir() / one

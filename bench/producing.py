@@ -1,8 +1,8 @@
-"""Figures of the producer: lists, single messages, and the async world.
+"""Figures of the producer: lists, single messages, and the async client.
 
-The floor is batches made beforehand, sent to the same broker by a plain socket, as
-large and as many in flight as the producer's. So the ratio says what the producer adds
-to a socket that has nothing to do but send.
+The floor is prepared batches, sent to the same broker by a plain socket, of the size
+and number in flight of the producer's. So the ratio shows what the producer costs
+beyond a socket that only sends.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ TIMEOUT_S = 60.0
 
 
 def send_many(directory: Path, payloads: Payloads) -> Turns:
-    """One list of a million messages, acknowledged message by message."""
+    """One list of a million messages, with one result for each."""
     return measure(directory, payloads, partial(send_list, payloads.repeat(COUNT)))
 
 
@@ -54,7 +54,7 @@ def send_list(messages: list[Any], client: Client) -> float:
 
 
 def with_keys(lines: list[bytes]) -> list[OutgoingMessage]:
-    """Return messages with these lines, one of some keys, an attribute and a header."""
+    """Return messages with these lines, each with a key, an attribute and a header."""
     keys = [f"host-{number}" for number in range(KEYS)]
     headers = {"trace": b"4bf92f3577b34da6"}
     return [
@@ -64,7 +64,7 @@ def with_keys(lines: list[bytes]) -> list[OutgoingMessage]:
 
 
 def send_many_with_keys(directory: Path, payloads: Payloads) -> Turns:
-    """The same with keys, attributes and headers; the floor is the list without."""
+    """One list with keys, attributes and headers; the floor is the list without."""
     lines = payloads.repeat(KEYED)
     keyed = with_keys(lines)
     with (
@@ -77,7 +77,7 @@ def send_many_with_keys(directory: Path, payloads: Payloads) -> Turns:
 
 
 def send_alone(directory: Path, payloads: Payloads) -> Turns:
-    """One `send` at a time in the sync world: what is added to the sync."""
+    """One `send` of the sync client at a time, p50, beside a write and sync alone."""
     with (
         BrokerProcess(directory / "send", topic=TOPIC) as broker,
         Client(brokers=[f"127.0.0.1:{broker.port}"]) as client,
@@ -88,7 +88,7 @@ def send_alone(directory: Path, payloads: Payloads) -> Turns:
 
 
 def send_one_by_one(client: Client, payloads: Payloads, *, topic: str = TOPIC) -> float:
-    """Send a message, and the next when it is acknowledged; return p50 in ms."""
+    """Send each message once the one before is acknowledged; return p50 in ms."""
     samples = []
     with client.producer(timeout_s=TIMEOUT_S) as producer:
         for line in payloads.repeat(ALONE):
@@ -99,12 +99,12 @@ def send_one_by_one(client: Client, payloads: Payloads, *, topic: str = TOPIC) -
 
 
 def send_nowait(directory: Path, payloads: Payloads) -> Turns:
-    """A million messages one by one from one thread; the last future of each kept."""
+    """A million messages one by one from one thread."""
     return measure(directory, payloads, partial(send_all, payloads.repeat(COUNT)))
 
 
 def send_all(messages: list[bytes], client: Client) -> float:
-    """Send one by one, waiting for nothing; return seconds until all are stored."""
+    """Send one by one, without waiting; return seconds until all are stored."""
     with client.producer(timeout_s=TIMEOUT_S) as producer:
         producer.send(TOPIC, messages[0])
         send = producer.send_nowait
@@ -119,7 +119,7 @@ def send_all(messages: list[bytes], client: Client) -> float:
 
 
 def send_nowait_in_loop(directory: Path, payloads: Payloads) -> Turns:
-    """The same in the async world, on the loop that also delivers."""
+    """The same with the async client, on one event loop."""
 
     async def send_all(port: int) -> float:
         async with (
@@ -143,7 +143,7 @@ def send_nowait_in_loop(directory: Path, payloads: Payloads) -> Turns:
 
 
 def unanswered(directory: Path, rounds: int) -> Figure:
-    """Processor time while one message waits, after one to each of 1,000 partitions."""
+    """Processor time while one message is unanswered; 1,000 partitions have had one."""
     partitions, seconds = 1000, 3.0
     figure = Figure(
         f"producer of {partitions:,} partitions, one message unanswered, CPU",
@@ -175,7 +175,7 @@ def unanswered(directory: Path, rounds: int) -> Figure:
 def measure(
     directory: Path, payloads: Payloads, run: Callable[[Client], float]
 ) -> Turns:
-    """Send as much by socket and by client in turn."""
+    """Send the same number of messages by socket and by client in turn."""
     with (
         BrokerProcess(directory / "sent", topic=TOPIC) as broker,
         Client(brokers=[f"127.0.0.1:{broker.port}"]) as client,
@@ -186,7 +186,7 @@ def measure(
 
 
 def push(port: int, payloads: Payloads) -> float:
-    """Send as many messages in batches made beforehand; return the rate."""
+    """Send as many messages in prepared batches; return messages per second."""
     size = int(MIB / (load.HEADER.size + payloads.mean_bytes))
     work = batches(payloads, size, COUNT // size)
     seconds = load.pipeline(port, work, IN_FLIGHT, load.ok_counter())

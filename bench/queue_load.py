@@ -1,9 +1,9 @@
-"""The load of a work queue, the same for ours and for the peers: who sends, who works.
+"""The load of a work queue, the same for ours and the peers: producer and workers.
 
     python -m bench.queue_load MODULE produce|work JOB
 
-A module has `produce(job)` and `work(job)`, in its client's own way. Each runs in a
-process of its own; they and the bench share numbers in a file (`Board`).
+Each module has `produce(job)` and `work(job)`, written for its client. Each runs in its
+own process; they and the bench share numbers in a mapped file (`Job.open_board`).
 """
 
 import importlib
@@ -25,28 +25,28 @@ POLL_S = 0.001
 START_TIMEOUT_S = 60.0
 ROUND_TIMEOUT_S = 300.0
 SETTLE_S = 0.3
-"""Pause before the clock starts: workers that are ready begin to wait for messages."""
+"""Pause before the clock starts, in which ready workers begin to wait for messages."""
 STAMP_BYTES = 20
 BEGUN, PRODUCER, WORKERS, DONE, FIRST_DELAY = range(5)
-"""Numbers of the board: the clock runs, ready ones, acks that are answered."""
+"""Indexes on the board: clock started, producer ready, ready workers, acks, delays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One round, as its processes get it."""
+    """Parameters of a round, as its processes get them."""
 
     count: int
     workers: int
     prefetch: int
     rate: int = 0
-    """Messages per second, each with the moment it was sent; 0: without a pause."""
+    """Messages per second, each with its send time; 0: as fast as possible."""
     lines: str = ""
-    """File of the lines to send."""
+    """Path of the file with the lines to send."""
     address: str = ""
     board: str = ""
 
     def open_board(self) -> memoryview:
-        """Return the numbers of a round; each is written by one process."""
+        """Map the shared numbers of a round; each is written by one process."""
         size = 8 * (FIRST_DELAY + self.count)
         with Path(self.board).open("a+b") as file:
             file.truncate(size)
@@ -54,7 +54,7 @@ class Job:
 
 
 class Feed:
-    """Messages of the producer, as they are due."""
+    """Messages of the producer, at the rate of the job."""
 
     def __init__(self, job: Job) -> None:
         self._board = job.open_board()
@@ -65,19 +65,19 @@ class Feed:
         self._begin_s = 0.0
 
     def first(self) -> bytes:
-        """Return the message that is sent, and stored, before the clock starts."""
+        """Return the message that is stored before the clock starts."""
         self.left -= 1
         return b"0" * STAMP_BYTES + next(self._lines)
 
     def wait(self) -> None:
-        """Be ready, and wait for the clock."""
+        """Report ready, and wait for the start of the clock."""
         self._board[PRODUCER] = 1
         while not self._board[BEGUN]:
             time.sleep(POLL_S)
         self._begin_s = time.monotonic()
 
     def take(self, most: int) -> list[bytes]:
-        """Return messages that are due, at most so many."""
+        """Return at most `most` messages that are due."""
         count = min(most, self.left)
         if self.rate:
             due = int((time.monotonic() - self._begin_s) * self.rate) + 1
@@ -90,7 +90,7 @@ class Feed:
         return [stamp + next(self._lines)[STAMP_BYTES:] for _ in range(count)]
 
     def batches(self, most: int) -> Iterator[list[bytes]]:
-        """Yield messages until the end."""
+        """Yield batches of at most `most` messages until the end."""
         while self.left:
             if batch := self.take(most):
                 yield batch
@@ -107,11 +107,11 @@ class Tally:
         self._next = FIRST_DELAY
 
     def ready(self) -> None:
-        """Count a worker that waits for messages."""
+        """Count a worker that is ready."""
         self._board[WORKERS] += 1
 
     def deliver(self, data: bytes) -> None:
-        """Note how long a message took to a worker."""
+        """Record the time that a message took to a worker."""
         if self._is_stamped:
             self._board[self._next] = time.monotonic_ns() - int(data[:STAMP_BYTES])
             self._next += 1
@@ -123,7 +123,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A server, and the module of its clients."""
+    """A server and the module of its clients."""
 
     module: str
     address: str
@@ -136,11 +136,11 @@ class Round:
 
     per_second: float
     delays_ms: list[float]
-    """Of all deliveries but those of the first half second."""
+    """Delays of all deliveries without those of the first half second."""
 
 
 def run_round(side: Side, job: Job, directory: Path) -> Round:
-    """Run one round; the cores that it took are said on the error output."""
+    """Run one round; print its rate and used cores to standard error."""
     path = directory / f"board-{time.monotonic_ns()}"
     job = replace(job, address=side.address, board=str(path))
     board = job.open_board()

@@ -1,8 +1,8 @@
-"""Figures of work queues: put, take and ack, end to end, beside two peers.
+"""Figures of work queues: put, take and ack, end to end, beside three peers.
 
-Every put and every ack is answered after its sync. One process sends, one has all the
-workers, with the same lines on each side and each in its client's quickest way (our
-`produce` and `work` are here). Our topic has four partitions.
+Puts and acks are answered after a sync. One process sends and one has all the workers,
+with the same lines on each side, each in the fastest way of its client (our `produce`
+and `work` are here). Our topic has four partitions.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ Peer = Callable[[Path], AbstractContextManager[Side]]
 
 @contextmanager
 def ours(directory: Path) -> Iterator[Side]:
-    """Run our broker, and ZooKeeper."""
+    """Run our broker and ZooKeeper."""
     with cluster(directory, PARTITIONS) as (address, broker):
         yield Side("queues", address, broker.pid)
 
 
 def produce(job: Job) -> None:
-    """Send one by one, waiting for nothing; wait for all of them in the end."""
+    """Send one by one without waiting; wait for all at the end."""
     feed = Feed(job)
     with Client(job.address) as client, client.producer(timeout_s=TIMEOUT_S) as sender:
         sender.send(TOPIC, feed.first())
@@ -59,7 +59,7 @@ def work(job: Job) -> None:
 
 
 async def work_all(job: Job) -> None:
-    """Settle what comes together with one call, where more may come than one."""
+    """Run the workers; messages that arrive together are acked by one call."""
     tally = Tally(job)
     is_one_by_one = job.prefetch == 1 or bool(job.rate)
 
@@ -96,7 +96,7 @@ def beside(
     """A round of the peer, then one of ours.
 
     Raises:
-        NoJarsError: the peer cannot be had here.
+        NoJarsError: the peer is not available.
     """
     lines = directory / "lines"
     lines.write_bytes(b"\n".join(payloads.data))

@@ -1,8 +1,9 @@
 """RabbitMQ as a peer: a quorum queue of one node, publisher confirms, pika.
 
-A quorum queue syncs its log before it confirms, and logs acks like puts. It answers no
-ack: one counts when it is sent. The server is the system's package, the client comes
-from PyPI. `SelectConnection` is pika's quickest way, and quicker than py-amqp.
+A quorum queue syncs its log before it confirms, and logs acks like puts. It does not
+answer acks, so an ack counts when it is sent. The server is the system's package, the
+client comes from PyPI. `SelectConnection` is pika's fastest way, and faster than
+py-amqp.
 """
 
 import importlib
@@ -21,7 +22,7 @@ from metaq.testing.servers import reserve_port
 from tests.java.jars import NoJarsError
 
 SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
-"""Debian's; the script of this name in the PATH runs it as another user."""
+"""Debian's program; the script of this name in the PATH runs it as another user."""
 PIKA = "pika==1.4.4"
 QUEUE = "bench"
 QUORUM = {"x-queue-type": "quorum"}
@@ -32,7 +33,7 @@ def find_pika() -> Any:
     """Return the module `pika`.
 
     Raises:
-        NoJarsError: it cannot be had here.
+        NoJarsError: the wheel is not available.
     """
     add_wheels(PIKA)
     return importlib.import_module("pika")
@@ -40,10 +41,10 @@ def find_pika() -> Any:
 
 @contextmanager
 def rabbit(home: Path) -> Iterator[Side]:
-    """Run a server with an empty queue, and the port mapper that Erlang needs.
+    """Run a server with an empty queue, and Erlang's port mapper.
 
     Raises:
-        NoJarsError: server or client cannot be had here.
+        NoJarsError: server or client are not available.
     """
     if not SERVER.exists():
         raise NoJarsError("no RabbitMQ is installed: Debian has it as rabbitmq-server")
@@ -67,7 +68,7 @@ def rabbit(home: Path) -> Iterator[Side]:
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
                 "-kernel inet_dist_use_interface {127,0,0,1}"
             ),
-            "RUNNING_UNDER_SYSTEMD": "true",  # no shell between this and the server
+            "RUNNING_UNDER_SYSTEMD": "true",  # no shell in between
         }
         mapper = ["epmd", "-port", mapper_port, "-address", "127.0.0.1"]
         with (
@@ -79,7 +80,7 @@ def rabbit(home: Path) -> Iterator[Side]:
 
 
 def make_queue(port: int) -> None:
-    """Make the queue, as soon as the server is up."""
+    """Create the queue once the server is up."""
     pika = find_pika()
     end_s = time.monotonic() + START_TIMEOUT_S
     while True:
@@ -96,7 +97,7 @@ def make_queue(port: int) -> None:
 
 
 def run_channels(job: Job, count: int, begin: Callable[[Any], None]) -> None:
-    """Open channels, and run the loop of their connection until it is closed."""
+    """Open channels and run the loop of their connection until it is closed."""
     pika = find_pika()
 
     def open_channels(_connection: Any) -> None:
@@ -108,7 +109,7 @@ def run_channels(job: Job, count: int, begin: Callable[[Any], None]) -> None:
         on_open_callback=open_channels,
         on_close_callback=lambda *_: connection.ioloop.stop(),
     )
-    # An ack that is on its way when a connection is cut is lost: it has to be closed.
+    # Close the connection cleanly, because a cut would lose acks in flight.
     signal.signal(
         signal.SIGTERM,
         lambda *_: connection.ioloop.add_callback_threadsafe(connection.close),
@@ -117,7 +118,7 @@ def run_channels(job: Job, count: int, begin: Callable[[Any], None]) -> None:
 
 
 def produce(job: Job) -> None:
-    """Publish, with at most `IN_FLIGHT` messages not confirmed."""
+    """Publish, with at most `IN_FLIGHT` unconfirmed messages."""
     feed = Feed(job)
     persistent = find_pika().BasicProperties(delivery_mode=2)
     sent = confirmed = 0
@@ -154,7 +155,7 @@ def produce(job: Job) -> None:
 
 
 def work(job: Job) -> None:
-    """Consume over a channel for each worker, and ack each message."""
+    """Consume over one channel per worker, and ack each message."""
     tally = Tally(job)
 
     def handle(channel: Any, method: Any, _properties: Any, data: bytes) -> None:

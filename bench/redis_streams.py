@@ -1,6 +1,6 @@
 """Redis Streams as a peer: `appendfsync always`, XADD, XREADGROUP and XACK by redis-py.
 
-Redis syncs once for all commands that it finds at a time, before it answers them. The
+Redis syncs once for all commands that it reads together, before it answers them. The
 server is the system's package, the client comes from PyPI, with its parser in C.
 """
 
@@ -22,7 +22,7 @@ from tests.java.jars import NoJarsError
 CLIENT = ("redis==8.1.0", "hiredis==3.5.0")
 STREAM, GROUP, FIELD = "bench", "workers", "line"
 PIPELINED = 500
-"""Puts of one pipeline."""
+"""Puts per pipeline."""
 WAITING = ("BLOCK", 1000, "STREAMS", STREAM, ">")
 SETTINGS = (
     "--bind 127.0.0.1 --appendonly yes --appendfsync always"
@@ -34,7 +34,7 @@ def find_redis(module: str) -> Any:
     """Return a module of redis-py.
 
     Raises:
-        NoJarsError: it cannot be had here.
+        NoJarsError: the wheels are not available.
     """
     add_wheels(*CLIENT)
     return importlib.import_module(module)
@@ -45,7 +45,7 @@ def redis(home: Path) -> Iterator[Side]:
     """Run a server with an empty stream and its group.
 
     Raises:
-        NoJarsError: server or client cannot be had here.
+        NoJarsError: server or client are not available.
     """
     program = shutil.which("redis-server")
     if program is None:
@@ -72,7 +72,7 @@ def redis(home: Path) -> Iterator[Side]:
 
 
 def produce(job: Job) -> None:
-    """Send pipelines, one after the other."""
+    """Send pipelines, one at a time."""
     feed = Feed(job)
     with find_redis("redis").Redis(port=int(job.address)) as connection:
         connection.xadd(STREAM, {FIELD: feed.first()})
@@ -90,9 +90,9 @@ def work(job: Job) -> None:
 
 
 async def work_all(job: Job, client: Any) -> None:
-    """Ack with one command all that was read, and ask for more in the same packet.
+    """Ack all messages read by one command, and read more in the same packet.
 
-    The client's connections are used as they are: its commands take most of a core.
+    Uses the client's bare connections, because its command methods take most of a core.
     """
     tally = Tally(job)
 

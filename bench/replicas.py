@@ -1,7 +1,7 @@
-"""Figures of a set of three replicas: all of them, ZooKeeper and the load share the
-machine, and each replica syncs before it says that it has a put.
+"""Figures of a set of three replicas, which share the machine with ZooKeeper and the
+load; each replica syncs before it acknowledges a put to the leader.
 
-The floor of puts is a broker that is alone, with the same load in the same round.
+The floor of puts is a single broker, with the same load in the same round.
 """
 
 import threading
@@ -61,7 +61,7 @@ def puts(directory: Path, payloads: Payloads) -> Turns:
 
 
 def send_many(directory: Path, payloads: Payloads) -> Turns:
-    """Batches of 4,000 records, eight in flight: what `send_many` sends."""
+    """Batches of 4,000 records, eight in flight, like those of `send_many`."""
     with (
         Cluster(directory / "set", segment_bytes=1 << 30) as cluster,
         alone(directory) as broker,
@@ -76,7 +76,7 @@ def send_many(directory: Path, payloads: Payloads) -> Turns:
 
 
 def send_alone(directory: Path, payloads: Payloads) -> Turns:
-    """One `send` at a time in the sync world."""
+    """One `send` of the sync client at a time."""
     with (
         Cluster(directory / "set", segment_bytes=1 << 30) as cluster,
         alone(directory) as broker,
@@ -91,7 +91,7 @@ def send_alone(directory: Path, payloads: Payloads) -> Turns:
 
 
 def failover(directory: Path, rounds: int) -> Figure:
-    """A leader is killed: until the first put is acknowledged, without the session."""
+    """Kill of the leader: time to the first acknowledged put, minus the session."""
     figure = Figure(
         "leader killed, first acknowledged put, beyond the session",
         "s",
@@ -115,7 +115,7 @@ def failover(directory: Path, rounds: int) -> Figure:
 
 
 def hand_over(directory: Path, rounds: int) -> Figure:
-    """A leader is stopped on order: longest pause of a sender."""
+    """Planned stop of the leader: longest pause of a sender."""
     figure = Figure(
         f"planned hand-over, longest pause of a sender at {RATE:,}/s",
         "ms",
@@ -141,7 +141,7 @@ def hand_over(directory: Path, rounds: int) -> Figure:
 
 
 def catch_up(directory: Path, rounds: int) -> Figure:
-    """A wiped replica copies 1 GiB while others put, until it is in sync."""
+    """A wiped replica copies 1 GiB during other puts, until it is in sync."""
     mib = CATCH_UP_BYTES >> 20
     figure = Figure(
         f"wiped replica, {mib} MiB, while {RATE:,}/s are put, until in sync",
@@ -167,7 +167,7 @@ def catch_up(directory: Path, rounds: int) -> Figure:
 
 
 def idle(directory: Path, rounds: int) -> Figure:
-    """Many logs at rest: no client is there."""
+    """Many idle logs, without clients."""
     figure = Figure(
         f"{IDLE_LOGS:,} partitions idle, processor of all three replicas",
         "% of a core",
@@ -200,7 +200,7 @@ def processor_s(cluster: Cluster) -> float:
 
 @contextmanager
 def alone(directory: Path) -> Iterator[BrokerProcess]:
-    """Run a broker without a set."""
+    """Run a single broker."""
     with BrokerProcess(
         directory / "alone", topic=TOPIC, partition_count=PARTITIONS
     ) as broker:
@@ -213,7 +213,7 @@ def leader_port(cluster: Cluster) -> int:
 
 @contextmanager
 def senders(cluster: Cluster) -> Iterator[list[float]]:
-    """Send at a steady rate; yield the pauses between two acknowledgements."""
+    """Send at a steady rate; yield the list of pauses between acknowledgements."""
     pauses: list[float] = []
     is_over = threading.Event()
     last = [time.perf_counter()]

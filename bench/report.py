@@ -1,6 +1,7 @@
-"""One table out: medians, the range beside them, and the ratio to the floor.
+"""Output table: medians with their range, and the ratio to the floor.
 
-The broker's column is of real lines; that of one length is beside it.
+The columns floor and broker are of real lines; a column has the broker's rate with
+one length.
 """
 
 import os
@@ -15,13 +16,13 @@ from bench.figures import Figure
 
 
 def machine_card() -> str:
-    """Describe the machine in one line: the numbers mean nothing without it."""
+    """Return one line about the machine; figures mean nothing without it."""
     model = "unknown processor"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             model = line.split(":", 1)[1].strip()
             break
-    # Each call into a shared library of the interpreter takes a detour.
+    # With a shared library, calls into the interpreter take an indirection.
     is_shared = "/libpython" in Path("/proc/self/maps").read_text()
     return (
         f"{os.cpu_count()} cores, {model}, {platform.system()} {platform.release()}, "

@@ -1,8 +1,8 @@
-"""Request and reply, one after the other, beside RabbitMQ's direct reply-to.
+"""Request and reply, one at a time, beside RabbitMQ's direct reply-to.
 
-The request is a message of a durable queue on both sides, and synced; the reply is in
-memory alone. One process asks, another one answers, each with the same lines and in its
-client's quickest way.
+On both sides the request is a message in a durable queue, and synced; the reply stays
+in memory. One process sends requests, another replies, with the same lines and in the
+fastest way of each client.
 
     python -m bench.requests ours|rabbit ask|answer ADDRESS LINES
 """
@@ -32,7 +32,7 @@ TIMEOUT_S = 60.0
 
 
 async def ask(address: str, lines: list[bytes]) -> list[float]:
-    """Return how long each request took, seconds."""
+    """Return the time of each request, seconds."""
     took_s = []
     async with AsyncClient(address) as client:
         for number in range(WARM_UPS + COUNT):
@@ -131,7 +131,7 @@ def beside(directory: Path, payloads: Payloads) -> Turns:
     """A round of RabbitMQ, then one of ours.
 
     Raises:
-        NoJarsError: RabbitMQ cannot be had here.
+        NoJarsError: RabbitMQ is not available.
     """
     path = directory / "lines"
     path.write_bytes(b"\n".join(payloads.data))

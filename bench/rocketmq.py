@@ -1,8 +1,8 @@
-"""RocketMQ as a peer: a broker of one node that syncs before it answers (SYNC_FLUSH).
+"""RocketMQ as a peer: a single broker that syncs before it answers (SYNC_FLUSH).
 
 Servers and clients are RocketMQ's own, in Java. `Rocket.java` drives them; Janino
-compiles it when it is run. Its clients send lists, where nothing forbids it, and ack
-with one request all that came with one pop.
+compiles it at run time. Its clients send lists where possible, and ack all messages of
+a pop by one request.
 """
 
 import os
@@ -34,14 +34,14 @@ SOURCE = Path(__file__).with_name("Rocket.java")
 SERVER_JAVA = ("-Xms2g", "-Xmx2g", "-XX:+UseG1GC")
 CLIENT_JAVA = ("-Xms512m", "-Xmx512m", "-XX:+UseG1GC")
 OPENED = ("java.base/java.nio", "java.base/sun.nio.ch", "java.base/java.lang")
-"""Packages that their own script opens to them."""
+"""Java packages that RocketMQ's own script opens."""
 QUEUES = 32
-"""Of the topic, for a work queue: it is slower with fewer."""
+"""Queues of the topic of a work queue; fewer are slower."""
 WARM_UPS = 3
-"""Rounds until Java has compiled what is used."""
+"""Rounds until Java has compiled the code."""
 SPREAD_MS = round(30 * delays.HOUR_S * 1000)
 AHEAD_S = 40.0
-"""Time in which what is timed is sent, one by one."""
+"""Time for sending timed messages, one by one, before the first one is due."""
 
 NAMES = """\
 listenPort={names}
@@ -75,10 +75,10 @@ LOGGING = """\
 
 
 def command(home: Path, options: tuple[str, ...], *words: object) -> list[str]:
-    """Return the command of a role of `Rocket.java`.
+    """Return the command line of a role of `Rocket.java`.
 
     Raises:
-        NoJarsError: the jars cannot be had here.
+        NoJarsError: the jars are not available.
     """
     logging = home / "logging.xml"
     logging.write_text(LOGGING.format(home=home))
@@ -94,7 +94,7 @@ def command(home: Path, options: tuple[str, ...], *words: object) -> list[str]:
 
 
 class Rocket:
-    """Name server and broker, in one process. A context manager."""
+    """Name server and broker in one process. A context manager."""
 
     def __init__(self, home: Path, queues: int = QUEUES) -> None:
         home.mkdir(parents=True)
@@ -123,7 +123,7 @@ class Rocket:
 
 
 class Talk:
-    """A client that does what it is asked. A context manager."""
+    """A client that carries out orders. A context manager."""
 
     def __init__(self, rocket: Rocket, home: Path, payloads: Payloads) -> None:
         lines = home / "sent"
@@ -142,7 +142,7 @@ class Talk:
             self._child.stdout.close()
 
     def ask(self, *words: object) -> float:
-        """Have it do something; return the number that it answers."""
+        """Send an order; return its numeric result."""
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         self._child.stdin.write(f"{' '.join(map(str, words))}\n".encode())
@@ -157,19 +157,19 @@ def rocket(home: Path) -> Iterator[Side]:
     """Run the servers, for a work queue.
 
     Raises:
-        NoJarsError: the jars cannot be had here.
+        NoJarsError: the jars are not available.
     """
     with Rocket(home) as server:
         yield Side("rocketmq", server.address, server.pid)
 
 
 def produce(job: Job) -> None:
-    """Become Java, which sends lists."""
+    """Replace this process by the Java producer, which sends lists."""
     become("produce", job, job.lines, job.count)
 
 
 def work(job: Job) -> None:
-    """Become Java, which has all the workers."""
+    """Replace this process by the Java program with all workers."""
     become("work", job, job.workers, job.prefetch)
 
 
@@ -180,14 +180,14 @@ def become(role: str, job: Job, *words: object) -> None:
 
 
 def due(directory: Path, payloads: Payloads) -> Turns:
-    """Messages due within a second, delivered a second: theirs, then ours."""
+    """Messages due within a second, delivered per second: theirs, then ours."""
     with (
         talking(directory, payloads) as talk,
         closing(delays.burst(directory, payloads)) as ours,
     ):
         talk.ask(
             "spread", delays.SENDS, SPREAD_MS
-        )  # compiled before it has to be in time
+        )  # lets Java compile before times count
         while True:
             begin_ms = round((time.time() + AHEAD_S) * 1000)
             last_ms = talk.ask("due", delays.BURST, begin_ms) - delays.STEP_MS
@@ -195,7 +195,7 @@ def due(directory: Path, payloads: Payloads) -> Turns:
 
 
 def spread(directory: Path, payloads: Payloads) -> Turns:
-    """Messages scheduled a second, with random times: theirs, then ours."""
+    """Messages scheduled per second, with random times: theirs, then ours."""
     with (
         talking(directory, payloads) as talk,
         closing(delays.send(directory, payloads)) as ours,
@@ -205,7 +205,7 @@ def spread(directory: Path, payloads: Payloads) -> Turns:
 
 
 def where(directory: Path, payloads: Payloads) -> Turns:
-    """Messages passed a second by a filter on a tag: theirs, then ours."""
+    """Messages passed over per second by a filter on a tag: theirs, then ours."""
     with (
         talking(directory, payloads) as talk,
         closing(filtering.passed(directory, payloads, index="tag")) as ours,
@@ -219,14 +219,14 @@ def where(directory: Path, payloads: Payloads) -> Turns:
 
 @contextmanager
 def talking(directory: Path, payloads: Payloads) -> Iterator[Talk]:
-    """Run the servers, with one queue, and a client."""
+    """Run the servers with one queue, and a client."""
     home = directory / "rocket"
     with Rocket(home, queues=1) as server, Talk(server, home, payloads) as talk:
         yield talk
 
 
 def find(directory: Path, rounds: int, *, count: int) -> Figure:
-    """Look-ups by key: theirs, then ours."""
+    """Lookups by key: theirs, then ours."""
     figure = Figure(
         f"find the newest {finding.FOUND} of a key among {count:,} messages, p50"
         " (floor: RocketMQ)",

@@ -1,8 +1,8 @@
 """Figures of exchanges: a topic exchange with a thousand bindings, beside RabbitMQ.
 
-One process sends lines in its client's quickest way, and has each confirmed when it is
-on disk in all queues, or topics, that it goes to. A routing key matches one binding, or
-one for each of eight. RabbitMQ has quorum queues.
+One process sends lines in the fastest way of its client; each is confirmed when it is
+on disk in all its queues or topics. A routing key matches one binding, or one for each
+of eight topics. RabbitMQ has quorum queues.
 """
 
 import time
@@ -53,7 +53,7 @@ def bindings() -> Iterator[tuple[str, str]]:
 
 
 def send_to_ours(client: Client, payloads: Payloads, targets: int) -> float:
-    """Send, wait for all in the end; return messages per second."""
+    """Send lines, wait for all at the end; return messages per second."""
     lines, key = payloads.repeat(COUNT[targets]), KEYS[targets]
     with client.exchange(EXCHANGE, timeout_s=TIMEOUT_S) as exchange:
         exchange.send(key, lines[0])
@@ -82,7 +82,7 @@ def ours(directory: Path) -> Iterator[Client]:
 
 
 def bind_theirs(side: Side) -> None:
-    """Make RabbitMQ's exchange and its queues."""
+    """Create RabbitMQ's exchange, queues and bindings."""
     pika = find_pika()
     place = pika.ConnectionParameters("127.0.0.1", int(side.address))
     with pika.BlockingConnection(place) as connection:
@@ -95,7 +95,7 @@ def bind_theirs(side: Side) -> None:
 
 
 def send_to_theirs(side: Side, payloads: Payloads, targets: int) -> float:
-    """Publish with so many not confirmed; return messages per second."""
+    """Publish with at most `IN_FLIGHT` unconfirmed; return messages per second."""
     pika, lines = find_pika(), payloads.repeat(COUNT[targets])
     persistent = pika.BasicProperties(delivery_mode=2)
     sent = confirmed = 0
@@ -155,10 +155,10 @@ def _rate(targets: int, at_least: str, aim: str) -> WithLines:
 
 
 def held(directory: Path, rounds: int, *, is_start: bool) -> Figure:
-    """Have a broker hold bindings of three kinds; memory of them, or a start.
+    """Memory, or time of a start, of a broker with bindings of three kinds.
 
-    A start ends when the broker has in effect what ZooKeeper has. It takes that from
-    its copy, so memory is looked at later, when all nodes are watched.
+    A start ends when all bindings in ZooKeeper are in effect. At first the broker has
+    them from its copy, so memory is measured later, when it watches all nodes.
     """
     name = f"{HELD:,} bindings of exchanges, topic, direct, headers: "
     figure = Figure(
@@ -213,7 +213,7 @@ def held_binding(kind: ExchangeKind, number: int) -> Binding:
 
 
 def wait_in_effect(client: Client, kind: ExchangeKind) -> None:
-    """Take a binding back that is not there: done when the others are in effect."""
+    """Unbind a missing binding, which returns when all bindings are in effect."""
     if kind is ExchangeKind.HEADERS:
         client.admin().unbind(kind.value, "routed-0", headers={"none": None})
     else:

@@ -1,4 +1,4 @@
-"""The figures of the archive: a topic on its way into a table, on two local cores."""
+"""Figures of archiving: a topic into a table, on two local cores."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def first(directory: Path, payloads: Payloads) -> Turns:
 
 
 def warm(directory: Path, payloads: Payloads) -> Turns:
-    """Archive 10,000 messages after others like them."""
+    """Archive 10,000 messages in a warm session."""
     for seconds in timed(directory, payloads, FEW):
         yield None, seconds
 
@@ -50,7 +50,7 @@ def rate(directory: Path, payloads: Payloads) -> Turns:
 
 
 def timed(directory: Path, payloads: Payloads, count: int) -> Iterator[float]:
-    """Archive so many messages again and again; give the seconds of each round."""
+    """Archive `count` messages repeatedly; yield the seconds of each round."""
     with filled(directory, payloads, count) as broker, session() as spark:
         register(spark)
         for number in counter():
@@ -59,10 +59,10 @@ def timed(directory: Path, payloads: Payloads, count: int) -> Iterator[float]:
 
 
 def memory(directory: Path, payloads: Payloads) -> Turns:
-    """Archive 2,000,000 messages; the floor is a quarter of them.
+    """Memory for an archive of 2,000,000 messages; the floor is a quarter of them.
 
-    The most that all processes of Spark but the broker have had in memory at a time, of
-    the whole run, the session and its warm-up included.
+    Peak of all processes of Spark together, without the broker, over the whole run with
+    the start of the session.
     """
     (directory / "few").mkdir()
     with (
@@ -83,7 +83,7 @@ def memory(directory: Path, payloads: Payloads) -> Turns:
 
 
 def peak_mib(words: list[str]) -> float:
-    """Run a command; return the most that its processes had in memory at a time."""
+    """Run a command; return the peak memory of its processes together, in MiB."""
     peak_bytes = 0
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL) as running:
         while running.poll() is None:
@@ -95,7 +95,7 @@ def peak_mib(words: list[str]) -> float:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return a process and all that it has started, and they."""
+    """Return a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -108,7 +108,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return its share of the memory that it has; of pages of several, a part."""
+    """Return the proportional set size of a process: shared pages count in part."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -120,7 +120,7 @@ def resident_bytes(pid: int) -> int:
 def filled(
     directory: Path, payloads: Payloads, count: int, *, partition_count: int = 1
 ) -> Iterator[BrokerProcess]:
-    """Run a broker that has so many messages, shared by its partitions."""
+    """Run a broker with `count` messages, spread over its partitions."""
     data = directory / "data"
     with BrokerProcess(data, topic=TOPIC, partition_count=partition_count) as broker:
         for number in range(partition_count):

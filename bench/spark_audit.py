@@ -1,4 +1,4 @@
-"""The figures of what reads an archive: audit and replay, on two local cores."""
+"""Figures of audit and replay of an archive, on two local cores."""
 
 import time
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ PARTITIONS = 4
 
 
 def audit(directory: Path, payloads: Payloads) -> Turns:
-    """Compare a topic with its archive; the floor looks at every value of both."""
+    """Compare a topic with its archive; the floor reads every value of both."""
     with archived(directory, payloads) as (spark, wire, path):
         source = spark.read.format("metaq").options(**wire, subscribe=TOPIC).load()
         target = read_archive(spark, path)
@@ -36,7 +36,7 @@ def audit(directory: Path, payloads: Payloads) -> Turns:
 
 
 def put_back(directory: Path, payloads: Payloads) -> Turns:
-    """Replay an archive; the floor writes its values in no order."""
+    """Replay an archive; the floor writes its values without an order."""
     with archived(directory, payloads) as (spark, wire, path):
         values = read_archive(spark, path).select("value")
         options = {**wire, "topic": TOPIC}
@@ -53,7 +53,7 @@ def put_back(directory: Path, payloads: Payloads) -> Turns:
 def archived(
     directory: Path, payloads: Payloads
 ) -> Iterator[tuple[SparkSession, dict[str, str], str]]:
-    """Run a session beside a broker whose topic is archived."""
+    """Run a session and a broker whose topic is archived."""
     with (
         filled(directory, payloads, MANY, partition_count=PARTITIONS) as broker,
         session() as spark,

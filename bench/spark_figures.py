@@ -1,4 +1,4 @@
-"""The figures of the Spark side: rows through a query on two local cores."""
+"""Figures of Spark: rows through a query on two local cores."""
 
 import os
 import sys
@@ -22,15 +22,15 @@ from metaq.spark.segments.segment_options import BYTES_PER_PARTITION
 from tests.rigs.process import BrokerProcess
 
 WARM_UPS = 3
-"""The first queries of a session compile; that is not what is measured."""
+"""Queries that warm up a session, because the first ones compile code."""
 
 
 @contextmanager
 def session(settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """Run a session on two cores, whose Python workers find this checkout.
+    """Run a session on two cores, whose Python workers import this checkout.
 
     Args:
-        settings: Spark's own, beside those of all figures.
+        settings: further settings of Spark.
     """
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -51,7 +51,7 @@ def session(settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]
 
 
 def rows_per_second(frame: DataFrame, count: int) -> float:
-    """Run a query that looks at every byte of every value."""
+    """Run a query that reads every byte of every value; return rows per second."""
     started = time.perf_counter()
     (row,) = frame.selectExpr("count(*)", "sum(crc32(value))").collect()
     seconds = time.perf_counter() - started
@@ -60,7 +60,7 @@ def rows_per_second(frame: DataFrame, count: int) -> float:
 
 
 def write_rows(directory: Path, payloads: Payloads, count: int) -> str:
-    """Write so many messages, a column `value`, for two tasks to read; return where."""
+    """Write `count` messages as a column `value`, for two tasks; return the path."""
     table = pa.table({"value": payloads.repeat(count // 2)})
     path = directory / "rows"
     path.mkdir()
@@ -90,7 +90,7 @@ def segments(directory: Path, payloads: Payloads) -> Turns:
 def prepare(
     spark: SparkSession, payloads: Payloads, count: int, tasks: int
 ) -> tuple[DataFrame, int]:
-    """Return prepared batches of values of the mean size, and their rows."""
+    """Return a frame of prepared batches with values of the mean size, and its rows."""
     spark.dataSource.register(FloorSource)
     each = -(-count // (tasks * BATCH_RECORDS_MAX))
     size = round(payloads.mean_bytes)

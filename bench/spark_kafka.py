@@ -1,8 +1,8 @@
-"""Spark with Kafka and with ours: the same rows, aggregate and session, broker and all.
+"""Spark with Kafka and with ours: same rows, aggregate and session, brokers included.
 
-Kafka runs as it is by default, on one node: its broker acknowledges what it has handed
-to the system, and the producer of Spark's connector waits for that (`acks=all`). Ours
-acknowledges what is on the disk.
+Kafka runs with its defaults, on one node: its broker acknowledges records that it has
+handed to the system, for which the producer of Spark's connector waits (`acks=all`).
+Ours acknowledges records that are on the disk.
 """
 
 import os
@@ -36,9 +36,9 @@ from tests.rigs.process import BrokerProcess
 
 SERVER = Artifact("org.apache.kafka", "kafka_2.13", "4.4.0")
 CONNECTOR = Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0")
-"""The newest that there is; it runs with PySpark 4.2 and 4.3."""
+"""The newest release; it runs with PySpark 4.2 and 4.3."""
 ADDED = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")
-"""Jars of the connector that are not Spark's own."""
+"""Jars of the connector that Spark does not have."""
 CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 WRITE_PARTITIONS = 4
 
@@ -58,9 +58,9 @@ transaction.state.log.min.isr=1
 
 
 class KafkaBroker:
-    """One node, broker and controller, in a process of its own. A context manager.
+    """One node, broker and controller, in its own process. A context manager.
 
-    `more` is lines of its properties.
+    `more` has further lines of its properties.
     """
 
     def __init__(self, home: Path, more: str = "") -> None:
@@ -100,7 +100,7 @@ class KafkaBroker:
 
 @contextmanager
 def kafka_session() -> Iterator[SparkSession]:
-    """Run a session that has both formats; with real lines and one length it is one."""
+    """Run a session with both formats; real lines and one length share it."""
     jars = [str(p) for p in find_jars(CONNECTOR) if p.name.startswith(ADDED)]
     if SparkSession.getActiveSession() is None:
         end_java()  # another figure's process lacks the jars
@@ -110,7 +110,7 @@ def kafka_session() -> Iterator[SparkSession]:
 
 
 def make_topic(spark: SparkSession, kafka: KafkaBroker, partitions: int) -> None:
-    """Make the topic in Kafka; waits until its broker is up."""
+    """Create the topic in Kafka; waits until its broker is up."""
     admin = spark._jvm.org.apache.kafka.clients.admin
     client = admin.Admin.create({"bootstrap.servers": kafka.address})
     topic = admin.NewTopic(TOPIC, partitions, 1)
@@ -122,7 +122,7 @@ def read(directory: Path, payloads: Payloads) -> Turns:
     """Read a topic of one partition into a count and a checksum over value.
 
     Raises:
-        NoJarsError: the jars cannot be had here.
+        NoJarsError: the jars are not available.
     """
     count = RECORDS * READ_BATCHES
     with (
@@ -151,7 +151,7 @@ def write(directory: Path, payloads: Payloads) -> Turns:
     """Write rows to a topic of four partitions; Kafka leaves the disk to the system.
 
     Raises:
-        NoJarsError: the jars cannot be had here.
+        NoJarsError: the jars are not available.
     """
     with (
         KafkaBroker(directory / "kafka") as kafka,

@@ -1,4 +1,4 @@
-"""Start of Spark's processes: imports, and messages on their way to a micro-batch."""
+"""Start of Spark's processes: imports, and the time to the first micro-batches."""
 
 import queue
 import statistics
@@ -31,13 +31,13 @@ print(time.process_time() - started)
 
 
 def imports(directory: Path, rounds: int) -> Figure:
-    """Import what PySpark looks for when it looks for formats."""
+    """Processor time of the import by which PySpark finds our formats."""
     del directory
     return _imports("import pyspark_metaq", "import pyspark", rounds)
 
 
 def task_imports(directory: Path, rounds: int) -> Figure:
-    """Import what a task unpickles that reads, over what its worker has already."""
+    """Processor time of the imports of a reading task, beyond those of its worker."""
     del directory
     worker = "import pyspark.worker, pyspark.sql.pandas.types, pyarrow.compute"
     return _imports("import metaq.spark.source.read_task", worker, rounds)
@@ -62,7 +62,7 @@ def _imports(after: str, before: str, rounds: int) -> Figure:
 
 
 def visible(directory: Path, rounds: int) -> Figure:
-    """From a put to the function that is handed its micro-batch, default trigger."""
+    """Time from a put until the function of `foreachBatch` has it, default trigger."""
     figure = Figure(
         "Spark: put until visible in foreachBatch, default trigger, p50",
         "ms",

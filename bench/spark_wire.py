@@ -1,4 +1,4 @@
-"""The figures of Spark with brokers: rows both ways, micro-batches, idle queries."""
+"""Figures of Spark with brokers: reads, writes, micro-batches, idle queries."""
 
 import re
 import socket
@@ -80,7 +80,7 @@ def write_in_turn(
     count: int,
     options: dict[str, Any],
 ) -> Turns:
-    """Write rows to a sink that counts bytes, and to a broker."""
+    """Write rows to a sink that counts bytes (floor), and to a broker."""
     register_all(spark)
     rows = spark.read.parquet(write_rows(directory, payloads, count))
     while True:
@@ -89,7 +89,7 @@ def write_in_turn(
 
 
 def write_keyed(directory: Path, payloads: Payloads) -> Turns:
-    """Write rows with a key each; the floor is the same rows without."""
+    """Write rows with different keys; the floor is the same rows without keys."""
     with (
         BrokerProcess(directory / "keyed", topic=TOPIC, partition_count=4) as broker,
         session() as spark,
@@ -105,9 +105,9 @@ def write_keyed(directory: Path, payloads: Payloads) -> Turns:
 
 
 def write_exactly_once(directory: Path, payloads: Payloads) -> Turns:
-    """Write rows to a topic of four partitions, each once.
+    """Write rows to a topic of four partitions, exactly once.
 
-    As many as a broker holds in a transaction, with its own 200 bytes for each.
+    As many as a broker holds in a transaction, at 200 bytes of overhead for each.
     """
     with (
         EmbeddedZooKeeper(directory / "zookeeper") as zookeeper,
@@ -151,7 +151,7 @@ def batch_exactly_once(directory: Path, payloads: Payloads) -> Turns:
 def log_stream(
     spark: SparkSession, broker: BrokerProcess, *, message_count: int
 ) -> DataFrame:
-    """Return one partition as a stream of small batches, addressed to the other one."""
+    """Return partition 0 as a stream of small batches, addressed to partition 1."""
     source = where(
         broker,
         assign=f'{{"{TOPIC}": ["7-0"]}}',
@@ -177,7 +177,7 @@ def seconds_to_write(rows: DataFrame, name: str, options: dict[str, Any]) -> flo
 
 
 def overhead(directory: Path, rounds: int) -> Figure:
-    """One row through a micro-batch: from topic to topic, and through the floor."""
+    """Micro-batches of one row, topic to topic; the floor has nothing to do."""
     figure = Figure(
         "Spark: micro-batch of one row, topic to topic, p50 (floor: nothing to do)",
         "ms",
@@ -212,7 +212,7 @@ def overhead(directory: Path, rounds: int) -> Figure:
 def median_batch_ms(
     frame: DataFrame, name: str, options: dict[str, Any], checkpoint: Path
 ) -> float:
-    """Return what the later ones of some micro-batches took."""
+    """Return the median time of micro-batches, without the first third."""
     query = start(frame, name, options, checkpoint)
     try:
         while (query.lastProgress or {"batchId": -1})["batchId"] < STREAM_BATCHES:
@@ -235,9 +235,9 @@ def start(
 
 
 def idle(directory: Path, rounds: int) -> Figure:
-    """Requests to broker and ZooKeeper of a query for which nothing comes.
+    """Requests to broker and ZooKeeper of an idle query.
 
-    ZooKeeper counts packets: pings too, and those of the broker's own session.
+    ZooKeeper counts packets, pings and those of the broker's session included.
     """
     figure = Figure(
         "Spark: requests of an idle query over four partitions, ZooKeeper's included",
@@ -279,14 +279,14 @@ def idle(directory: Path, rounds: int) -> Figure:
 
 
 def request_count(broker: BrokerProcess) -> int:
-    """Return how many gets, puts and offset queries a broker has had."""
+    """Return the number of gets, puts and offset queries of a broker."""
     with Client(brokers=[f"127.0.0.1:{broker.port}"]) as client:
         (told,) = client.stats().values()
     return sum(int(told[name]) for name in ("cmd_get", "cmd_put", "cmd_offset"))
 
 
 def registered_in(zookeeper: EmbeddedZooKeeper) -> list[str]:
-    """Return the arguments with which a broker process registers there."""
+    """Return the arguments with which a broker process registers in ZooKeeper."""
     settings = {
         "zk.zkEnable": "true",
         "zk.zkConnect": zookeeper.address,
@@ -296,7 +296,7 @@ def registered_in(zookeeper: EmbeddedZooKeeper) -> list[str]:
 
 
 def packet_count(zookeeper: EmbeddedZooKeeper) -> int:
-    """Return how many packets ZooKeeper has received; asking is one of them."""
+    """Return the number of packets that ZooKeeper has received, this query included."""
     with socket.create_connection(("127.0.0.1", zookeeper.port), 5) as sock:
         sock.sendall(b"srvr")
         told = b"".join(iter(lambda: sock.recv(4096), b"")).decode()

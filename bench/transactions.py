@@ -1,7 +1,7 @@
-"""Transactions: local ones, small and large, XA cycles, and a start behind a kill.
+"""Transactions: local ones, small and large, XA cycles, and a start after a kill.
 
-Commands of a client that waits for nothing in between travel together: BEGIN, puts and
-the verdict. The floor of a transaction is its puts alone, on the same connections.
+A client sends BEGIN, puts and the decision together, without waiting in between. The
+floor of a transaction is its puts alone, on the same connections.
 """
 
 import select
@@ -20,11 +20,11 @@ from tests.rigs.process import BrokerProcess
 CLIENTS = 64
 
 Exchange = list[tuple[bytes, int]]
-"""Commands of one client, and the replies that it waits for, step by step."""
+"""Steps of one client: commands, and the number of replies to wait for."""
 
 
 def restart(directory: Path, rounds: int) -> Figure:
-    """Start behind a kill with 100,000 finished and 1,000 prepared transactions."""
+    """Start after a kill with 100,000 finished and 1,000 prepared transactions."""
     figure = Figure(
         "restart, 100,000 finished and 1,000 prepared transactions, kill -9",
         "s",
@@ -52,15 +52,15 @@ def beside_puts(
     puts: int = 1,
     in_batches: bool = False,
 ) -> Turns:
-    """Exchanges, in turn with their puts alone.
+    """Transactions, in turn with their puts alone.
 
     Args:
-        directory: the data directory of the broker is below it.
-        payloads: of the puts.
-        make: makes the exchange of a number, from 1 on, and payloads.
-        count: of exchanges in a round.
-        puts: of each exchange.
-        in_batches: whether the same outside of a transaction is a batch.
+        directory: parent of the broker's data directory.
+        payloads: payloads of the puts.
+        make: returns the exchange for a number, from 1 on, and payloads.
+        count: number of exchanges per round.
+        puts: number of puts per exchange.
+        in_batches: whether the floor sends the puts of an exchange as a batch.
     """
     numbers = counter(1)
     lines = cycle(payloads.data)
@@ -120,7 +120,7 @@ def _prepared(number: int, lines: list[bytes]) -> Exchange:
 def _run(port: int, make: Callable[[], Exchange], count: int) -> float:
     """Carry out `count` exchanges, one under way on each connection; return seconds.
 
-    They are made before the clock starts.
+    They are built before the clock starts.
     """
     exchanges = [make() for _ in range(count)]
     socks = [load.connect(port) for _ in range(min(CLIENTS, count))]

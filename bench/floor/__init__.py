@@ -1,1 +1,1 @@
-"""Floor programs: the same system calls as the broker's, and nothing else."""
+"""Floor programs: the broker's system calls, and nothing else."""

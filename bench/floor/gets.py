@@ -1,8 +1,8 @@
-"""The floor of gets: a header and a sendfile of the same 1 MiB, again and again.
+"""The floor of gets: for each request, a header and a sendfile of one slice.
 
     python -m bench.floor.gets REQUEST_BYTES HEADER_BYTES SLICE_BYTES FILE
 
-Every REQUEST_BYTES received count as one request. Prints its port.
+Each REQUEST_BYTES received are one request. Prints its port.
 """
 
 import os

@@ -1,10 +1,11 @@
-"""The floor of puts in a closed loop: a bare append and one sync for all that wait.
+"""The floor of puts in a closed loop: an append and one sync for all waiting puts.
 
     python -m bench.floor.group REPLY_BYTES DATA_DIR
 
-Any number of connections with one request each under way, which one `recv` gets. Like
-the broker it receives on one thread, and writes and syncs on another while the next
-group fills; unlike the broker it looks at nothing. Prints its port.
+Serves any number of connections with one request under way each, which one `recv`
+returns whole. Like the broker it receives on one thread, and writes and syncs on
+another while the next group fills; unlike the broker it does not parse. Prints its
+port.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The floor of a restart: an interpreter that reads a file and its checksum.
+"""The floor of a restart: an interpreter that reads a file and computes a checksum.
 
 python -m bench.floor.restart FILE
 """

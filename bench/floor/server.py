@@ -1,12 +1,12 @@
-"""The floor of puts: receive, write, sync, reply. No parsing, no checks, no ids.
+"""The floor of puts: receive, write, sync, reply; no parsing, checks or ids.
 
     python -m bench.floor.server PER_BLOCK REPLY_BYTES DATA_DIR BLOCK_BYTES...
 
-It knows the size of each block of PER_BLOCK requests, over and over, and replies when
-it has a whole one; a reply begins like a broker's, so that counting replies is the same
-work with both. Like the broker it receives on one thread and writes and syncs on
-another while the next group fills; unlike the broker it knows nothing of what it
-writes. Prints its port.
+It is given the sizes of the blocks of PER_BLOCK requests, which repeat, and replies to
+each complete block. A reply begins like a broker's, so that counting replies is the
+same work with both. Like the broker it receives on one thread, and writes and syncs on
+another while the next group fills; unlike the broker it does not parse. Prints its
+port.
 """
 
 import itertools
@@ -27,7 +27,7 @@ def serve(reply: bytes, directory: Path, sizes: list[int]) -> None:
     for number in itertools.count():
         sock, _ = listener.accept()
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Each connection has a file of its own, as each round of a broker has.
+        # Each connection has its own file, as each round of a broker has.
         path = directory / f"floor-{number}.log"
         fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         serve_one(sock, fd, reply, sizes)

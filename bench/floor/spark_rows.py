@@ -1,7 +1,7 @@
-"""The floor of a Spark read: a source that hands out one prepared batch, over and over.
+"""The floor of a Spark read: a source that yields one prepared batch repeatedly.
 
-It reads no file, checks nothing and decodes nothing: what is left is Spark, and the way
-of the bytes from a Python worker into the query.
+It reads no file, checks nothing and decodes nothing. What remains is Spark, and the
+transfer of bytes from a Python worker into the query.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ ROW = {
 
 
 class FloorSource(DataSource):
-    """Options: `tasks`, `batches` of `BATCH_RECORDS_MAX` rows each, `bytes` a value."""
+    """Options: `tasks`, `batches` of `BATCH_RECORDS_MAX` rows, `bytes` per value."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,7 +1,7 @@
 """The floor of Spark's sinks and streams.
 
-A sink that only looks at its batches, and a source of one prepared row per micro-batch:
-what is left is Spark and its Python workers.
+A sink that only counts the bytes of its batches, and a source of one prepared row per
+micro-batch. What remains is Spark and its Python workers.
 """
 
 from collections.abc import Iterator

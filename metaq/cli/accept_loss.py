@@ -1,10 +1,10 @@
-"""`metaq accept-loss`: have the next start accept what a data directory has lost.
+"""`metaq accept-loss`: let the next start accept the losses of a data directory.
 
-It shows why that start would be refused, or would stop partitions, by the same
-functions, and writes one file, the record of the directory's contents, only where no
-broker runs. To ask the other witnesses (the broker's other data directories, ZooKeeper)
-it needs the settings of the broker; a start that was refused has left in the record
-what they know.
+It shows why that start would be refused, or would stop partitions, by the functions of
+the start itself. It writes one file, the record of the directory's contents, and only
+if no broker runs there. To ask the other witnesses (the broker's other data
+directories, ZooKeeper) it needs the settings of the broker; a refused start has stored
+their claims in the record.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ def accept_loss(
         if fs.is_directory(directory / name)
     ]
     if config is None and not list_segments(fs, (directory / name for name in names)):
-        # A broker that misses its disk leaves a lock file on what is there instead.
+        # A broker started without its disk leaves a lock file in the mount point.
         advice = "; a new disk of a broker is accepted with --config, its settings"
         require_data_directory(fs, directory, advice)
     lock = fs.lock_directory(directory)
@@ -119,7 +119,7 @@ def _show(
     claims: Mapping[str, Claim],
     journal: Path,
 ) -> None:
-    """Print what a start would object to."""
+    """Print why a start would be refused, or would stop partitions."""
     if record is not None and not record.identity:
         record = None
     fault = find_fault(directory, record, names, claims)
@@ -148,7 +148,7 @@ def _show(
 
 
 def _configured(directory: Path, config: BrokerConfig) -> Path:
-    """Return a data directory as the settings spell it, and so do witnesses."""
+    """Return a data directory as spelt in the settings, which witnesses use too."""
     for path in data_paths(config):
         if path.resolve() == directory.resolve():
             return path
@@ -159,9 +159,9 @@ def _configured(directory: Path, config: BrokerConfig) -> Path:
 def _ask_zookeeper(
     config: BrokerConfig, new_coordinator: Callable[[Clock], Coordinator] | None
 ) -> tuple[str, Mapping[str, tuple[str, int]]]:
-    """Return what ZooKeeper knows of the data directories, and how texts name it.
+    """Return ZooKeeper's name in messages, and its claims about the data directories.
 
-    Without an answer go on, as a start does, and say so.
+    If ZooKeeper does not answer, print that, and return no claims, as a start does.
     """
     from metaq.broker.registration import read_claims, witness_of  # noqa: PLC0415  # as in serve.py
 

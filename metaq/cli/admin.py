@@ -1,7 +1,7 @@
 """`metaq reload`, `metaq partitions`: orders to a broker on this machine.
 
-They go through the Unix socket in its data directory; the right to open it is the right
-to give them.
+They are sent over the Unix socket in its data directory; its file permissions decide
+who may send them.
 """
 
 import re
@@ -18,11 +18,11 @@ from metaq.cli.tree import command, group
 TIMEOUT_S: Final = 10.0
 
 Span = Mapping[str, int]
-"""Fields of a request, `start` and `end`; none of them is a whole topic."""
+"""Fields `start` and `end` of a request; empty for the whole topic."""
 
 
 def ask(data_dir: Path, order: str, **fields: object) -> dict[str, Any]:
-    """Return the answer of the broker on a data directory, or raise AdminError."""
+    """Return the reply of the broker of a data directory, or raise AdminError."""
     return call_admin(data_dir, {"command": order, **fields}, timeout_s=TIMEOUT_S)
 
 
@@ -53,7 +53,7 @@ group("partitions", "Close partitions to puts and gets, or open them again.")
 
 
 def parse_span(text: str) -> Span:
-    """Return what `3` or `0-3` means; nothing for a whole topic."""
+    """Parse `3` or `0-3`; an empty text is the whole topic."""
     if not text:
         return {}
     match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text, re.ASCII)
@@ -65,7 +65,7 @@ def parse_span(text: str) -> Span:
 
 
 topic_argument = click.argument("topic")
-# Read with the command line: before a broker is looked for.
+# Parsed with the command line, before a broker is looked for.
 span_argument = click.argument(
     "span",
     metavar="[RANGE]",

@@ -1,7 +1,7 @@
 """`metaq bench`: throughput and latency of the cluster for this client.
 
-Every figure goes through the public client, as a program's messages would. Bodies are
-random, so that nothing on the way can compress them.
+All figures are measured through the public client. Payloads are random, so that they
+cannot be compressed on the way.
 """
 
 import os
@@ -23,14 +23,14 @@ from metaq.model import Message
 
 COLUMNS: Final = ("figure", "value", "unit")
 GROUP: Final = "metaq-bench"
-"""Named in gets; nothing is committed for it."""
+"""Group in gets; no offset is committed for it."""
 LIST_BYTES: Final = 4 * 1024 * 1024
-"""Bytes given to one `send_many` of `produce`."""
+"""Bytes of messages in one `send_many` of `produce`."""
 STAMP: Final = struct.Struct(">16sd")
-"""Head of a message of `latency`: the run, and the monotonic clock when it was sent."""
+"""Head of a message of `latency`: id of the run, and monotonic time when it was due."""
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9, 100.0)
 DIGITS: Final = 4
-"""Significant digits of figures; larger ones have no decimals."""
+"""Significant digits of figures; figures with more digits have no decimals."""
 
 
 group("bench", "Measure what the cluster does for this client, right now.")
@@ -188,7 +188,7 @@ def bench_latency(
 
 
 def _reading(client: Client, found: Found, start: Start) -> Consumer:
-    """Return a consumer of partitions of one topic that is in no group."""
+    """Return a consumer of partitions of one topic, without a group."""
     return client.consumer(
         GROUP,
         [found.partitions[0].topic],
@@ -206,7 +206,7 @@ def _next(consumer: Consumer, count: int, timeout_s: float) -> Sequence[Message]
 
 
 def rates(count: int, size_bytes: int, seconds: float) -> Figures:
-    """Return the rates of so many messages in so many seconds."""
+    """Return the rates for a number of messages, their bytes and the time."""
     seconds = max(seconds, 1e-9)
     return [
         ("messages", count, ""),
@@ -217,7 +217,7 @@ def rates(count: int, size_bytes: int, seconds: float) -> Figures:
 
 
 def percentiles(prefix: str, seconds: Sequence[float]) -> Figures:
-    """Return PERCENTILES of times, at least one, in milliseconds."""
+    """Return the PERCENTILES, in milliseconds, of at least one time in seconds."""
     ordered = sorted(seconds)
     return [
         (f"{prefix}p{percentile:g}_ms", percentile_of(ordered, percentile) * 1000, "ms")
@@ -226,7 +226,7 @@ def percentiles(prefix: str, seconds: Sequence[float]) -> Figures:
 
 
 def percentile_of(ordered: Sequence[float], percentile: float) -> float:
-    """Return the smallest value that so many percent (above 0, to 100) are not above.
+    """Return a percentile (above 0, to 100) by the nearest-rank method.
 
     The values, at least one, ascend.
     """
@@ -235,7 +235,7 @@ def percentile_of(ordered: Sequence[float], percentile: float) -> float:
 
 
 def rounded(value: float) -> float:
-    """Return a figure with DIGITS digits, or as a whole number."""
+    """Return a figure rounded to DIGITS digits, or to a whole number if it has more."""
     if isinstance(value, int) or value >= 10 ** (DIGITS - 1):
         return round(value)
     return float(f"{value:.{DIGITS}g}")

@@ -1,4 +1,4 @@
-"""`metaq brokers` and `metaq stats`: brokers, present and missing, and their state."""
+"""`metaq brokers` and `metaq stats`: present and missing brokers, and their state."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ COLUMNS = (
     "broker", "address", "state", "leader", "followers", "topics", "partitions",
 )  # fmt: skip
 RAW_ITEMS: Final = {"config"}
-"""Items whose text is not lines of names and values."""
+"""Items whose text does not consist of lines with names and values."""
 ITEMS: Final = ("topics", "offsets", "realtime", "config", "help")
-"""Items that are no topics."""
+"""Items that are not topics."""
 UNKNOWN: Final = "1"
-"""Value of `resultCode` where a broker knows no topic of that name."""
+"""Value of `resultCode` for an unknown topic."""
 LOG_COLUMNS: Final = (
     "topic", "partition", "state", "is_closed", "log_start", "high_watermark",
     "size_bytes", "segment_count", "damage",
@@ -187,7 +187,7 @@ def _print_objects(
     as_json: bool,
     marks: Sequence[bool] = (),
 ) -> None:
-    """Print objects of a broker: whole for machines, some columns for people."""
+    """Print objects of a broker: as JSON, or some of their fields as a table."""
     if as_json:
         for each in found:
             render.print_json(each)

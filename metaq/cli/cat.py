@@ -1,4 +1,4 @@
-"""`metaq cat`: the messages of a topic, without a group, on standard output."""
+"""`metaq cat`: print the messages of a topic, without a group."""
 
 import datetime as dt
 import sys
@@ -32,9 +32,9 @@ from metaq.model import MAX_OFFSET, Message, TopicPartition
 from metaq.protocol.commands import NO_GROUP
 
 FOLLOW_COUNT_MAX: Final = 1000
-"""Messages that are taken at a time while following."""
+"""Maximum number of messages received at a time while following."""
 LOOK_S: Final = 0.2
-"""Interval at which a wait checks whether it should end, seconds."""
+"""Interval at which a wait checks whether to end, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class CatOptions:
         default=False,
     )
     as_json: bool = declared(json_option)
-    """One object per message instead of its bytes and a line end."""
+    """Print one object per message instead of its bytes and a line end."""
 
 
 @command(
@@ -145,7 +145,7 @@ def _follow(
     start: Start,
     options: CatOptions,
 ) -> Generator[Message, None, None]:
-    """Yield messages until the reader of our output has gone."""
+    """Yield messages; raises BrokenPipeError when standard output has no reader."""
     topic, last, where = partitions[0].topic, options.last, options.where
     if last is not None:
         ends = {one: client.get(topic, one, MAX_OFFSET) for one in partitions}
@@ -171,7 +171,7 @@ def _follow(
 
 
 def write_message(message: Message, *, as_json: bool) -> None:
-    """Print a message and a line end, without flushing."""
+    """Print a message and a line end; do not flush."""
     if as_json:
         render.print_json(to_json(message))
     else:
@@ -179,7 +179,7 @@ def write_message(message: Message, *, as_json: bool) -> None:
 
 
 def to_json(message: Message) -> dict[str, object]:
-    """Return a message as a `--json` object."""
+    """Return the `--json` object of a message."""
     return {
         "topic": message.topic,
         "broker": message.partition.broker_id,

@@ -1,4 +1,4 @@
-"""Choice of the brokers that a command talks to: ZooKeeper's, or given ones."""
+"""The cluster of a command: brokers found in ZooKeeper, or given ones."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
@@ -22,33 +22,33 @@ from metaq.zk.session import Coordinator
 T = TypeVar("T")
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""Time for commits and replies at the end of a command, seconds."""
+"""Timeout for commits and replies at the end of a command, seconds."""
 SESSION_TIMEOUT_S: Final = 10.0
-"""Time until the partitions of a killed command go to another member, seconds."""
+"""Time after which the partitions of a killed command go to another member, seconds."""
 STOP_S: Final = 3.0
-"""Longest time for the end of a session with ZooKeeper."""
+"""Timeout for the end of a ZooKeeper session, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Cluster given by the options."""
+    """Cluster selected by the options."""
 
     zookeeper: str
     """`host:port[,host:port...][/chroot]`."""
     root: str
     """`zk.zkRoot` of the cluster."""
     brokers: tuple[str, ...]
-    """`host:port` or `meta://host:port`; any of them leaves ZooKeeper out."""
+    """`host:port` or `meta://host:port`; if given, ZooKeeper is not used."""
     timeout_s: float
     coordinator: Callable[[Clock], Coordinator] | None = None
-    """Substitute for ZooKeeper, for tests."""
+    """Factory of a substitute for ZooKeeper, for tests."""
 
     def client(self) -> Client:
         """Return a client, not started."""
         return Client(**self._client_options())
 
     def run(self, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
-        """Do some work with a client that has found the cluster."""
+        """Run a function with a connected client; raises NoBrokerError."""
 
         async def run() -> T:
             async with AsyncClient(**self._client_options()) as client:
@@ -61,13 +61,13 @@ class Target:
         return asyncio.run(run())
 
     def ask(self, work: Callable[[AsyncAdmin], Awaitable[T]]) -> T:
-        """Do some work with the administration of the cluster."""
+        """Run a function with the cluster's `AsyncAdmin`; raises as `run`."""
         return self.run(lambda client: work(client.admin()))
 
     def show_defined(
         self, work: Callable[[AsyncAdmin], Awaitable[T]], show: Callable[[T], None]
     ) -> bool:
-        """Do the same, and show it; return whether all definitions could be read."""
+        """Run `ask` and show the result; return whether all definitions were read."""
 
         async def both(admin: AsyncAdmin) -> tuple[T, tuple[str, ...]]:
             return await work(admin), await admin.unread_definitions()
@@ -93,14 +93,14 @@ class Target:
         return {"zookeeper": self.zookeeper, **options}
 
     async def find_brokers(self, admin: AsyncAdmin) -> list[BrokerDescription]:
-        """Return the brokers that are there; at least one."""
+        """Return the present brokers, at least one; raises NoBrokerError if none."""
         found = [each for each in await admin.brokers() if each.is_present]
         if not found:
             raise self.no_broker()
         return found
 
     def no_broker(self) -> NoBrokerError:
-        """Return the error of a cluster that was found and has no broker."""
+        """Return the error for a cluster without brokers."""
         return NoBrokerError(
             f"no broker is registered in ZooKeeper at {self.zookeeper} below"
             f" {self.root}"
@@ -118,12 +118,12 @@ class Target:
 async def open_session(
     zookeeper: str, clock: Clock, make: Callable[[Clock], Coordinator] | None = None
 ) -> AsyncIterator[Coordinator]:
-    """Hold a session with ZooKeeper, which may not have answered yet.
+    """Open a ZooKeeper session for the block; it may not be connected yet.
 
     Args:
         zookeeper: `host:port[,host:port...][/chroot]`.
-        clock: for its deadlines.
-        make: substitute for ZooKeeper, for tests.
+        clock: clock of its deadlines.
+        make: factory of a substitute for ZooKeeper, for tests.
     """
     session_ms = int(SESSION_TIMEOUT_S * 1000)
     coordinator = (
@@ -139,7 +139,7 @@ async def open_session(
 
 
 def check_target(target: Target) -> None:
-    """Refuse options without an address of the cluster; the error names the option."""
+    """Check the addresses in the options; the error names the option."""
     checks: list[tuple[Callable[[str], object], str, str]] = [
         (lambda text: Client(brokers=[text]), text, "--broker")
         for text in target.brokers
@@ -157,9 +157,9 @@ def check_target(target: Target) -> None:
 def named_partitions(
     topic: str, everything: Sequence[TopicPartition], wanted: tuple[str, ...]
 ) -> tuple[TopicPartition, ...]:
-    """Return the partitions that `--partition` names, all of them without one.
+    """Return the partitions named by `--partition`, by default all.
 
-    A name is `BROKER-NUMBER`, or a number where only one broker has it.
+    A name is `BROKER-NUMBER`, or `NUMBER` if only one broker has it.
     """
     if not wanted:
         return tuple(everything)
@@ -182,8 +182,8 @@ class Found:
     """A topic that at least one broker serves."""
 
     target: Target
-    """Brokers to ask for it: a topic that a pattern of some brokers admits, and that
-    has no message yet, is known to those brokers alone."""
+    """Cluster, limited to some brokers if only these know the topic: one without
+    messages that matches their patterns."""
     partitions: tuple[TopicPartition, ...]
     """Requested partitions, in numeric order."""
 
@@ -198,15 +198,15 @@ def find_topic(
 ) -> Found:
     """Return the partitions of a topic, and the brokers to ask for them.
 
-    Raises when no broker serves the topic, when one of the partitions that are to be
-    read is away, or where an exchange is to be read.
+    Raises if no broker serves the topic, if a partition to be read is away, or if an
+    exchange is to be read.
 
     Args:
-        target: which cluster.
+        target: the cluster.
         topic: topic name.
-        wanted: partitions of `--partition`; () for all.
-        kind: partitions that take puts, or those that are read.
-        is_partial: of those that are read, leave out partitions that are away.
+        wanted: values of `--partition`; () for all.
+        kind: "puts" for partitions that take puts, "gets" for those to be read.
+        is_partial: for gets, leave out partitions that are away.
     """
 
     async def find(client: AsyncClient) -> Found:
@@ -227,7 +227,7 @@ def find_topic(
         ]
         if not usable:
             if kind == "gets":
-                await admin.wait_until_there([topic], timeout=0)  # it may be no topic
+                await admin.wait_until_there([topic], timeout=0)  # raises if no topic
             raise NoBrokerError(f"no broker serves topic '{topic}' at the moment")
         return Found(target, named_partitions(topic, usable, wanted))
 
@@ -235,10 +235,10 @@ def find_topic(
 
 
 def find_missing(target: Target, topics: Collection[str]) -> tuple[str, ...]:
-    """Return the topics of which no broker has a partition, here or away.
+    """Return the topics without a partition on any broker, present or away.
 
     Raises:
-        NoBrokerError: the cluster cannot be asked.
+        NoBrokerError: the cluster does not answer.
     """
 
     async def look(client: AsyncClient) -> tuple[str, ...]:
@@ -254,8 +254,8 @@ async def _find_by_pattern(
     client: AsyncClient,
     error: NoBrokerError,
 ) -> Found:
-    """Return the brokers with a pattern that admits a topic; raise `error` for none."""
-    # A client of named brokers knows their patterns; one of ZooKeeper does not.
+    """Return the brokers with a pattern that matches a topic; raise `error` if none."""
+    # A client of given brokers has applied their patterns; one of ZooKeeper has not.
     known = () if target.brokers else await client.topics()
     addresses = {}
     for name in known:

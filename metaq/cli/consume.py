@@ -1,4 +1,4 @@
-"""`metaq consume`: the messages of a topic as a member of a group."""
+"""`metaq consume`: print the messages of a topic as a member of a group."""
 
 import os
 import sys
@@ -35,7 +35,7 @@ from metaq.zk.groups import member_name
 
 PATTERN_SIGNS: Final = frozenset("*?[")
 COUNT_MAX: Final = 1000
-"""Messages that are printed at a time; after a crash so many may be printed again."""
+"""Messages printed at a time; after a crash as many may be printed again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class ConsumeOptions:
     )
     metrics_port: int | None = declared(metrics_option, default=None)
     as_json: bool = declared(json_option)
-    """One object per message instead of its bytes and a line end."""
+    """Print one object per message instead of its bytes and a line end."""
 
 
 @command(
@@ -113,11 +113,11 @@ def consume(target: Target, options: ConsumeOptions) -> None:
         with _consumer(client, options, consumer_id) as consumer:
             _print_all(consumer, options, interrupts, name)
         with interrupts.pause():
-            """Let the signal that ended it decide how we end."""
+            """Raise the signal that ended the loop: it decides the exit code."""
 
 
 def parse_topic(text: str) -> str | TopicPattern:
-    """Return a name as it is, and a text with a wildcard as a pattern."""
+    """Return a name unchanged, and a text with a wildcard as a pattern."""
     if not PATTERN_SIGNS.intersection(text):
         return text
     try:

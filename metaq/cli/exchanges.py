@@ -1,4 +1,4 @@
-"""`metaq exchanges`: exchanges and their bindings; made, changed, asked for a route."""
+"""`metaq exchanges`: list, create, delete and bind exchanges; show routes."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ exchange_argument = click.argument("exchange", type=TOPIC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindingWishes:
-    """Messages that a topic is to get."""
+    """Condition of a binding."""
 
     key: str = option(
         "--key", default="", type=UTF8, help="Routing key (direct), or pattern (topic)."
@@ -58,7 +58,7 @@ class BindingWishes:
     )
 
     def said(self) -> dict[str, Any]:
-        """Return them as arguments of `admin`."""
+        """Return the options as keyword arguments of `AsyncAdmin.bind` and `unbind`."""
         match = "any" if self.is_any else "all"
         return {"key": self.key, "headers": _pairs(self.headers), "match": match}
 

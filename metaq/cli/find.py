@@ -1,4 +1,4 @@
-"""`metaq find`: the messages with a key, a header or an id, on standard output."""
+"""`metaq find`: print the messages with a key, a header or an id."""
 
 import datetime as dt
 import sys
@@ -68,7 +68,7 @@ class FindOptions:
     )
     partitions: tuple[str, ...] = declared(partitions_option("Look in"))
     as_json: bool = declared(json_option)
-    """One object per message instead of its bytes and a line end."""
+    """Print one object per message instead of its bytes and a line end."""
 
 
 @command(

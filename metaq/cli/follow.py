@@ -1,25 +1,25 @@
-"""Follow a file that grows: whole lines, through rotation, and from where it was left.
+"""Follow a growing file line by line, through rotation, from a bookmark.
 
 Theory of operation. A bookmark is an inode, a position, and a checksum of the bytes
-right before it. It is valid while the file has those bytes there; so a file that was
-cut and written again is noticed even when it is longer than before, and an inode that
-the system gave to another file is not mistaken for the old one.
+before the position. It is valid while the file has those bytes there. So a file that
+was truncated and rewritten is noticed even if it is longer than before, and a reused
+inode is not mistaken for the old file.
 
     rename + create   the path has another inode. The open file is read to its end, and
                       for ROTATED_S longer, because the writer may not have opened the
-                      new file yet. Then the next one is begun: the oldest rotated file
-                      that is younger, or the path itself.
+                      new file yet. Then the next file is opened: the oldest rotated
+                      file that is younger, or the path itself.
     copy + truncate   the bytes before the bookmark are gone. The rotated file that has
                       them is the copy: its rest is read first.
-    restart           the bookmark is looked for in the path and among the rotated
-                      files; reading goes on there as above.
+    restart           the bookmark is searched in the path and the rotated files;
+                      reading continues there as above.
 
-A rotated file has the path's name, then numbers, dots and dashes, as in `app.log.1` and
-`app.log-20260131`. A compressed one is not read, nor one that we may not open: its
-unread rest is lost, and this is logged.
+The name of a rotated file is the path's name, then numbers, dots and dashes, as in
+`app.log.1` and `app.log-20260131`. Compressed and unreadable files are not read: their
+unread rest is lost, which is logged.
 
-Only whole lines are given out; the last line of a file waits for its end. A rotated
-file that gains nothing more ends its last line.
+Only complete lines are returned; the last line of a file waits for its line end. The
+last line of a rotated file is complete once the file has stopped growing.
 """
 
 import logging
@@ -38,30 +38,30 @@ from metaq.errors import ClientError
 _log = logging.getLogger(__name__)
 
 CHECK_BYTES: Final = 256
-"""Bytes right before a position that identify a file."""
+"""Number of bytes before a position that identify a file."""
 CHUNK_BYTES: Final = 1024 * 1024
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 DONE_MAX: Final = 64
-"""Files that are remembered as read to their end: times of files may be equal."""
+"""Number of files remembered as read to their end, since their times may be equal."""
 ROTATED_S: Final = 1.0
-"""Time for which a writer may go on with a file after renaming it, seconds."""
+"""Time for which a writer may still write to a file after renaming it, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bookmark:
-    """A position in a file, and how to find it again."""
+    """A position in a file, with the means to find it again."""
 
     inode: int
     position: int
     """Position of the next line, bytes."""
     check_bytes: int
-    """Number of bytes before the position that are checked."""
+    """Number of bytes before the position in the checksum."""
     check: int
-    """CRC-32 of these bytes."""
+    """CRC-32 of those bytes."""
 
 
 class FileFollower:
-    """Gives out the lines of one path, through its rotation. Owner: one thread."""
+    """Reads the lines of one path, through its rotation. Owned by one thread."""
 
     def __init__(
         self,
@@ -73,15 +73,15 @@ class FileFollower:
         chunk_bytes: int = CHUNK_BYTES,
         line_bytes_max: int = LINE_BYTES_MAX,
     ) -> None:
-        """Open the file, or begin to wait for it.
+        """Open the file if it exists; else `read` tries again.
 
         Args:
-            path: the file to follow; it may not exist yet.
-            bookmark: where to go on; None at the first time.
-            from_start: without a bookmark, give out the present lines too.
-            monotonic_s: the clock.
+            path: file to follow; it may not exist yet.
+            bookmark: position to continue at; None the first time.
+            from_start: without a bookmark, read the present lines too.
+            monotonic_s: monotonic clock.
             chunk_bytes: bytes per read.
-            line_bytes_max: the longest line.
+            line_bytes_max: maximum length of a line.
         """
         self._path = path
         self._monotonic_s = monotonic_s
@@ -90,28 +90,29 @@ class FileFollower:
         self._fd: int | None = None
         self._position = 0
         self._tail = b""  # the last CHECK_BYTES before the position
-        self._rest = b""  # of a line that has no end yet
+        self._rest = b""  # start of a line that has no end yet
         self._rotated_s: float | None = None
         self._done: deque[int] = deque(maxlen=DONE_MAX)
         self.lost_count = 0
-        """Times that the file was cut or removed, and its unread end was not found."""
+        """Number of times that an unread rest was lost: truncated, removed,
+        unreadable."""
         if bookmark is not None:
             self._resume(bookmark)
         elif self._open(path) and not from_start:
             self._skip_all()
 
     def close(self) -> None:
-        """Close the file; harmless twice."""
+        """Close the file. Idempotent."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
 
     @property
     def bookmark(self) -> Bookmark | None:
-        """The position after the last line that was given out; None without a file."""
+        """Position after the last line returned; None without an open file."""
         if self._fd is None:
             return None
-        # The rest of a line is read again: it is before the position.
+        # The start of an incomplete line will be read again.
         known = self._tail[: len(self._tail) - len(self._rest)]
         if len(self._rest) >= len(self._tail):
             known = b""
@@ -123,7 +124,7 @@ class FileFollower:
         )
 
     def read(self) -> list[bytes]:
-        """Return the next whole lines, without their ends; [] when there are none."""
+        """Return the next complete lines, without line ends; [] if there are none."""
         if self._fd is None and not self._open(self._path):
             return []
         lines = self._read_on()
@@ -147,7 +148,7 @@ class FileFollower:
         return True
 
     def _skip_all(self) -> None:
-        """Go to the start of the last line that has no end yet."""
+        """Go to the start of the last, incomplete line."""
         assert self._fd is not None
         size = os.fstat(self._fd).st_size
         first = max(0, size - self._chunk_bytes)
@@ -156,7 +157,7 @@ class FileFollower:
         self._tail = data[: self._position - first][-CHECK_BYTES:]
 
     def _read_on(self) -> list[bytes]:
-        """Return whole lines; [] at the present end of the file."""
+        """Return complete lines; [] at the present end of the file."""
         assert self._fd is not None
         while True:
             first = self._position - len(self._tail)
@@ -181,7 +182,7 @@ class FileFollower:
                 )
 
     def _open_at(self, paths: Iterable[Path], bookmark: Bookmark) -> bool:
-        """Open the first file that has the bytes before a bookmark, if there is one."""
+        """Open the first file in which a bookmark is valid; return False if none."""
         refused = []
         for path in paths:
             try:
@@ -205,7 +206,7 @@ class FileFollower:
     # -- from file to file ------------------------------------------------------------
 
     def _on_cut(self) -> list[bytes]:
-        """Go on in the copy of a file that was cut, or else at its start."""
+        """Continue in the copy of a truncated file; without a copy, at its start."""
         assert self._fd is not None
         if self._tail:
             check = zlib.crc32(self._tail)
@@ -224,7 +225,7 @@ class FileFollower:
         return lines
 
     def _turn_page(self) -> list[bytes]:
-        """Go to the next file, if there is one, ROTATED_S after it has come."""
+        """Open the next file, if any, ROTATED_S after it was first seen."""
         assert self._fd is not None
         ours = os.fstat(self._fd)
         successor = self._successor(ours)
@@ -238,7 +239,7 @@ class FileFollower:
             return []
         lines = self._end_line()
         if not self._open_next(successor):
-            # It was renamed before it could be opened, or is skipped; look again.
+            # It was renamed before it could be opened, or is skipped; try again.
             self._rest = b"".join(lines)
             return []
         self._done.append(ours.st_ino)
@@ -259,7 +260,7 @@ class FileFollower:
         return False
 
     def _successor(self, ours: os.stat_result) -> Path | None:
-        """Return the file that came after ours; None when ours is the path's."""
+        """Return the file after ours; None if the path still is ours, or is missing."""
         there = _stat(self._path)
         if there is None or (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
             return None
@@ -272,7 +273,7 @@ class FileFollower:
         return self._path
 
     def _rotated(self) -> list[Path]:
-        """Return the rotated files, the oldest first."""
+        """Return the rotated files, oldest first."""
         found = []
         for path in self._siblings():
             status = _stat(path)
@@ -284,14 +285,14 @@ class FileFollower:
         name = re.escape(self._path.name)
         pattern = re.compile(name + r"[.\-_][0-9][0-9.\-_:T]*", re.ASCII)
         for path in self._path.parent.iterdir():
-            # A directory of old logs may have such a name too.
+            # A directory may have such a name too.
             if pattern.fullmatch(path.name) and path.is_file():
                 yield path
 
     def _resume(self, bookmark: Bookmark) -> None:
         candidates = [self._path, *reversed(self._rotated())]
         same = [p for p in candidates if _inode(p) == bookmark.inode]
-        # A copy has another inode; without bytes to compare any file would do.
+        # A copy has another inode; without bytes to compare, every file would match.
         copies = candidates if bookmark.check_bytes else []
         if self._open_at((*same, *copies), bookmark):
             return
@@ -317,7 +318,7 @@ def _inode(path: Path) -> int | None:
 
 
 def _is_at(path: Path, bookmark: Bookmark) -> bool:
-    """Return whether a file has the bytes before a bookmark."""
+    """Return whether a bookmark is valid in a file."""
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size < bookmark.position:

@@ -1,4 +1,4 @@
-"""`metaq groups`: members, owners and lag; deletion."""
+"""`metaq groups`: show members, owners and lag of groups; delete a group."""
 
 import asyncio
 from collections.abc import Sequence
@@ -73,9 +73,9 @@ def delete(
 def describe_groups(
     target: Target, name: str, *, with_parts: bool = False
 ) -> Sequence[GroupDescription]:
-    """Return one group, or all with an empty name; raise if there is no such group.
+    """Return one group, or all if `name` is ""; raise ClientError if it is unknown.
 
-    `with_parts` adds the groups whose names are this name, a dot and more.
+    `with_parts` adds the groups whose names begin with `name` and a dot.
     """
 
     async def look(admin: AsyncAdmin) -> Sequence[GroupDescription]:
@@ -116,13 +116,13 @@ def to_json(group: GroupDescription) -> dict[str, object]:
 
 
 def _unowned(group: GroupDescription) -> list[bool]:
-    """Return of each partition whether it is wanted and has no owner."""
+    """Return for each partition whether a member subscribes to it and none owns it."""
     return [each.is_wanted and not each.owner for each in group.partitions]
 
 
 def group_row(group: GroupDescription) -> tuple[render.Cell, ...]:
-    """Return the cells of a group."""
-    # A sum that leaves out unknown values would look complete.
+    """Return the row of a group."""
+    # A sum without the unknown values would look complete.
     lags = [each.lag for each in group.partitions]
     counts = [lag.messages if lag else None for lag in lags]
     sizes = [lag.bytes if lag else None for lag in lags]
@@ -139,7 +139,7 @@ def group_row(group: GroupDescription) -> tuple[render.Cell, ...]:
 
 
 def _sum_if_known(values: Sequence[int | None]) -> int | None:
-    """Return the sum; None of none, and where a part of it is not known."""
+    """Return the sum; None if a value is unknown, or there are no values."""
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
 
@@ -161,7 +161,7 @@ def _print_group(group: GroupDescription) -> None:
 
 
 def print_progress(group: GroupDescription) -> None:
-    """Print how far a group is in each partition, with what is wrong there."""
+    """Print the progress and the problems of a group in each partition."""
     marks = _unowned(group)
     rows = [_partition_row(each) for each in group.partitions]
     render.print_rows(PARTITION_COLUMNS, rows, as_json=False, marks=marks)

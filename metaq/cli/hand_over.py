@@ -1,4 +1,4 @@
-"""`metaq hand-over`: make a data directory ready for a Java broker, or take it back."""
+"""`metaq hand-over`: prepare a data directory for a Java broker, or take it back."""
 
 from pathlib import Path
 
@@ -108,7 +108,7 @@ def _show(plan: HandOver, *, as_json: bool) -> None:
 
 
 def _may_move(plan: HandOver) -> bool:
-    """Return whether nothing else is in the way; print what is."""
+    """Return whether the plan can be carried out; print the obstacles."""
     for name in plan.others:
         advice = "move it elsewhere"
         if name == TRANSACTIONS:
@@ -124,7 +124,7 @@ def _may_move(plan: HandOver) -> bool:
 
 
 def _is_sound(fs: FileSystem, directory: Path, segments: list[Path]) -> bool:
-    """Return whether a Java broker would serve all that is stored; print why not."""
+    """Return whether a Java broker would serve all records; print the faults."""
     report = check(fs, directory, segments, in_use=False)
     faults = [
         finding

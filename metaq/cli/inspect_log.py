@@ -1,7 +1,7 @@
-"""`metaq dump` and `metaq verify`: commands that read files.
+"""`metaq dump` and `metaq verify`: commands that read log files.
 
-Both work without a broker, and beside one: a file that is being written is read up to
-its present end.
+Both work without a broker, and while one runs: a file that is being written is read up
+to its present end.
 """
 
 from collections.abc import Iterable, Iterator
@@ -42,8 +42,8 @@ from metaq.storage.verify import Finding, VerifyReport, list_logs, verify_direct
 from metaq.storage.walk import search_record
 
 DUMP_PAYLOAD_BYTES_MAX: Final = 64 << 20
-"""A longer payload is not read: a damaged or made-up length would take gigabytes of
-memory. It is four times what brokers accept by default."""
+"""Longer payloads are not read, because a damaged length would take gigabytes of
+memory. Four times the default of brokers."""
 DUMP_COLUMNS: Final = {
     "offset": 12,
     "id": 20,
@@ -69,7 +69,7 @@ class DumpOptions:
     )
     count_max: int | None = declared(max_option("Stop after so many records."))
     as_json: bool = declared(json_option)
-    """Objects, with the whole payload."""
+    """Print objects, with the whole payload."""
 
 
 def base_offset_of(path: Path) -> Offset:
@@ -144,7 +144,7 @@ def _dump(
         if count == options.count_max:
             break
         position, record = item
-        # Zeros inside a record look like empty records.
+        # Zero bytes inside a record look like empty records.
         if not (count or record.payload) and not _begins_record(options, base, start):
             return False
         _print_record(Offset(base + position), record, as_json=options.as_json)
@@ -165,7 +165,7 @@ def _dump(
 
 
 def _begins_record(options: DumpOptions, base: Offset, start: Position) -> bool:
-    """Return whether a record may begin at a position; print where it does instead."""
+    """Return whether a record may begin at a position; if not, print where it does."""
     begins_at = _record_start(options.segment, start)
     if begins_at != start:
         render.say(
@@ -176,7 +176,7 @@ def _begins_record(options: DumpOptions, base: Offset, start: Position) -> bool:
 
 
 def _record_start(path: Path, position: Position) -> Position:
-    """Return where the record of a position begins; after damage, the position."""
+    """Return the start of the record at a position; after damage, the position."""
     source = open_source(SystemFileSystem(), path, is_zip=path.suffix == ZIP_SUFFIX)
     begin = Position(0)
     try:
@@ -194,7 +194,7 @@ def _print_record(offset: Offset, record: Record, *, as_json: bool) -> None:
     try:
         found = decode_payload(record.payload, record.flag)
     except CorruptRecordError:
-        # The record is as its producer sent it; only its attribute block is nonsense.
+        # The record is as its producer sent it; only its attribute block is invalid.
         found = Decoded(record.payload, None, None, ())
     time = render.format_time(id_time(record.id))
     if as_json:
@@ -225,7 +225,7 @@ def _report_damage(
 
 
 def list_segments(fs: FileSystem, logs: Iterable[Path]) -> list[Path]:
-    """Return the segments in some partition directories."""
+    """Return the segments in partition directories."""
     return [
         path / name
         for path in logs
@@ -235,9 +235,9 @@ def list_segments(fs: FileSystem, logs: Iterable[Path]) -> list[Path]:
 
 
 def require_data_directory(fs: FileSystem, directory: Path, advice: str = "") -> None:
-    """Raise StorageError where no broker was ever started on a directory.
+    """Raise StorageError if a broker was never started on a directory without segments.
 
-    The directory has no segment; the advice ends the sentence.
+    `advice` is the end of the message.
     """
     if not any(fs.exists(directory / name) for name in (LOCK_FILE, HOLDINGS_FILE)):
         text = f"no data directory of a broker: directory={directory}{advice}"
@@ -247,7 +247,7 @@ def require_data_directory(fs: FileSystem, directory: Path, advice: str = "") ->
 def check(
     fs: FileSystem, directory: Path, segments: Iterable[Path], *, in_use: bool
 ) -> VerifyReport:
-    """Check every stored byte of a data directory with these segments."""
+    """Check every stored byte of a data directory; `segments` are for the progress."""
     total_bytes = sum(map(fs.size_of, segments))
     with render.progress("verify", total_bytes) as advance:
         return verify_directory(
@@ -306,10 +306,9 @@ def verify(directory: Path, *, as_json: bool) -> bool:
 
 
 def is_in_use(fs: FileSystem, directory: Path) -> bool:
-    """Return whether a broker works in a data directory, or in a partition's parent.
+    """Return whether a broker uses a directory or, for a partition's, its parent.
 
-    The lock is only tried where its file exists: a directory that no broker ever opened
-    is left as it is.
+    The lock is tried only if its file exists, so that no file is created.
     """
     for path in (directory, directory.absolute().parent):
         if not fs.exists(path / LOCK_FILE):
@@ -319,7 +318,8 @@ def is_in_use(fs: FileSystem, directory: Path) -> bool:
         except LogDirLockedError:
             return True
         except DiskError:
-            # We may not write here, so we cannot know; use the more careful check.
+            # Without write permission this is unknown; False selects the stricter
+            # check.
             continue
     return False
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a command where nothing is half done."""
+"""Ctrl-C and SIGTERM, deferred to points at which a command may end."""
 
 import signal
 import threading
@@ -11,15 +11,15 @@ from metaq.cli import render
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 EXIT_SIGNAL: Final = 128
-"""Added by shells to the number of the signal that ended a process."""
+"""Exit code of a process ended by a signal, minus the number of the signal."""
 
 
 class Interrupts:
-    """Lets the first signal end the command inside `pause` only, the second anywhere.
+    """Defers the first signal to the next `pause`; a second one is raised at once.
 
-    An exception in the middle of sending would leave the outcome of lines unknown.
-    Ctrl-C is raised as KeyboardInterrupt, SIGTERM as SystemExit. Used in the main
-    thread; does nothing in another.
+    An exception during a send would leave the outcome of lines unknown. Ctrl-C is
+    raised as KeyboardInterrupt, SIGTERM as SystemExit. For the main thread; does
+    nothing in others.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Interrupts:
             return self
         for number in SIGNALS:
             before = signal.getsignal(number)
-            # A signal that is ignored or handled already stays so.
+            # Do not replace another handler, or SIG_IGN.
             if before in {signal.default_int_handler, signal.SIG_DFL}:
                 self._before[number] = before
                 signal.signal(number, self._on_signal)
@@ -40,17 +40,17 @@ class Interrupts:
 
     def __exit__(self, *_error: object) -> None:
         for number, before in self._before.items():
-            signal.signal(number, before)  # type: ignore[arg-type]  # what was there
+            signal.signal(number, before)  # type: ignore[arg-type]  # the earlier one
         self._before.clear()
 
     @property
     def is_pending(self) -> bool:
-        """Whether a signal came that has not ended the command yet."""
+        """Whether a signal has arrived."""
         return self._first is not None
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Let a signal end the block, one that came before too."""
+        """Let signals end the block; raise one that has arrived before."""
         self._may_end = True
         try:
             if self._first is not None:

@@ -1,8 +1,8 @@
 """The replicas of `metaq local --replicas N`: processes on this machine.
 
-This process starts them, makes the set when there is none, starts a replica again that
-has ended, and prints a line for each when it is there. It reads their state in
-ZooKeeper, as any client does. They end with this process, however it ends.
+This process creates the set if there is none, starts the replicas, restarts those that
+have ended, and prints a line for each that is ready. It reads their state in ZooKeeper,
+as any client does. The replicas end with this process, however it ends.
 """
 
 import asyncio
@@ -35,39 +35,39 @@ from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.session import Coordinator
 
 FIRST: Final = 1
-"""The replica that has the data when the set is made."""
+"""Replica that has the data when the set is created."""
 RESTART_S: Final = 3.0
-"""Pause before a replica that has ended is started again."""
+"""Pause before a replica that has ended is restarted."""
 STOP_S: Final = 15.0
-"""Longest wait for the end of a replica that was asked to end."""
+"""Time for a replica to end after a signal."""
 READ_S: Final = 1.0
-"""ZooKeeper is read so often also when nothing is heard of it."""
+"""Interval at which ZooKeeper is read even without a notification."""
 CONNECT_S: Final = 30.0
 
 
 @dataclass(slots=True, eq=False)
 class LocalReplica:
-    """One replica: its settings, and the process that runs it. Owner: `LocalSet`."""
+    """A replica: its settings and its process. Owned by `LocalSet`."""
 
     number: int
     settings: Path
     overrides: Mapping[str, str]
-    """Over these settings: port, data directory, number and what the user wants."""
+    """Overrides of the settings: port, data directory, number, and the user's own."""
     process: asyncio.subprocess.Process | None = None
     shown: str = ""
-    """Token of the life whose line was printed last."""
+    """Token of the replica's run whose line was printed last."""
 
     @property
     def config(self) -> BrokerConfig:
-        """Its settings."""
+        """Settings with the overrides."""
         return load_config(str(self.settings), read_bytes, self.overrides)
 
 
 class LocalSet:
-    """Runs a set on this machine. Owner: the command, on the main thread's loop."""
+    """Runs a set on this machine. Owned by the command, on the main thread's loop."""
 
     def __init__(self, replicas: Sequence[LocalReplica]) -> None:
-        """Describe the set; nothing runs yet."""
+        """Configure the set; nothing runs yet."""
         self._replicas = {each.number: each for each in replicas}
         self._config = replicas[0].config
         self._changed = asyncio.Event()
@@ -77,7 +77,7 @@ class LocalSet:
         """Run until SIGTERM or SIGINT.
 
         Raises:
-            ConfigError: there is a set of other replicas already.
+            ConfigError: the existing set has other replicas.
             CoordinationError: ZooKeeper does not answer, or has another set.
         """
         clock, zookeeper = SystemClock(), self._config.zookeeper
@@ -105,7 +105,7 @@ class LocalSet:
                 await self._stop()
 
     async def _make(self, coordinator: Coordinator, clock: Clock) -> SetNodes:
-        """Return the nodes of the set, which is made where there is none."""
+        """Return the nodes of the set; create the set if there is none."""
         paths = NodePaths(normalize_root(self._config.zookeeper.root))
         broker_id = self._config.system.broker_id
         nodes = SetNodes(coordinator, paths, broker_id, NO_REPLICA, clock=clock)
@@ -127,7 +127,7 @@ class LocalSet:
         return nodes
 
     async def _keep(self, replica: LocalReplica) -> None:
-        """Run a replica, again and again."""
+        """Run a replica; restart it whenever it ends."""
         pairs = [f"{key}={value}" for key, value in replica.overrides.items()]
         command = [
             *dying_with_parent(),
@@ -139,7 +139,7 @@ class LocalSet:
             replica.process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
-                # Ctrl-C on the terminal is for this process, which ends them.
+                # Ctrl-C on the terminal goes to this process only, which ends them.
                 start_new_session=True,
             )
             code = await replica.process.wait()
@@ -150,7 +150,7 @@ class LocalSet:
             await asyncio.sleep(RESTART_S)
 
     async def _stop(self) -> None:
-        """End all replicas, followers and leader together."""
+        """End all replicas at once."""
         running = [
             each.process
             for each in self._replicas.values()
@@ -167,7 +167,7 @@ class LocalSet:
                     return
 
     async def _announce(self, nodes: SetNodes) -> None:
-        """Print that the set is ready, then each replica when it is there."""
+        """Print that the set is ready, then each replica that is ready."""
         cancel = nodes.watch(self._changed.set)
         try:
             while True:

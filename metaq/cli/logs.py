@@ -1,11 +1,11 @@
 """Log lines of a command, on standard error: few by default, more with `-v`.
 
-A command says in one sentence how it ended (`render.say`). The client's log explains
-why: it has time, level and the name of the logger before the text, so that it is not
-taken for the command's own sentence.
+A command prints its outcome as one sentence (`render.say`). Log lines explain it; with
+`-v` they begin with time, level and name of the logger, so that they are not mistaken
+for that sentence.
 
     default          errors, and warnings of the command itself, as sentences
-    -v, a broker     from INFO on; other people's libraries from WARNING on
+    -v, a broker     from INFO on; some third-party libraries from WARNING on
     -vv              everything
 """
 
@@ -20,30 +20,30 @@ from metaq.model import printable
 FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 OWN: Final = "metaq.cli."
 RAISED: Final = "metaq.client.consume.consumer_life"
-"""Logger whose errors end the command as well, which prints them as its sentence."""
+"""Logger whose errors are raised too, so that the command prints them itself."""
 CHATTY: Final = ("apscheduler", "asyncio", "py4j")
-"""Loggers that log every job and packet at INFO."""
+"""Third-party loggers that log every job and packet at INFO."""
 
 
 class _Lines(logging.Handler):
-    """Writes to the present standard error."""
+    """Handler that writes to the current standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
         try:
             click.echo(printable_lines(self.format(record)), err=True)
         except BrokenPipeError:
-            # Standard error is closed, and the command goes on.
+            # Standard error is closed; the command continues.
             return
-        except Exception:  # noqa: BLE001  # how handlers treat what they cannot write
+        except Exception:  # noqa: BLE001  # as handlers of `logging` do
             self.handleError(record)
 
 
 class _Formatter(logging.Formatter):
-    """Keeps a message on one line, with any name in it; a traceback has more lines."""
+    """Keeps messages on one line by escaping; tracebacks have more lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # its name
-        """Return the line of a record."""
+        """Return the line of a record, its message escaped."""
         record.message = printable(record.message)
         return super().formatMessage(record)
 
@@ -59,14 +59,14 @@ def _is_shown_always(record: logging.LogRecord) -> bool:
 
 
 def be_quiet() -> None:
-    """Show errors and warnings only; every command begins with it."""
+    """Show errors, and the command's own warnings; called for every command."""
     if SHOWN not in logging.getLogger().handlers:
         logging.getLogger().addHandler(SHOWN)
         SHOWN.addFilter(_is_shown_always)
 
 
 def show(level: int) -> None:
-    """Show everything from a level on; below INFO, of other people's libraries too."""
+    """Show records from a level on; of `CHATTY` from WARNING on, unless DEBUG."""
     be_quiet()
     SHOWN.removeFilter(_is_shown_always)
     SHOWN.setFormatter(_Formatter(FORMAT))

@@ -1,4 +1,4 @@
-"""The entry point of the command line: `main`; a command is loaded when it is named."""
+"""The entry point of the command line, `main`; commands are loaded on demand."""
 
 # ruff: noqa: F401, PLC0415  # each module adds its commands
 import click
@@ -10,7 +10,7 @@ __all__ = ["main"]
 
 
 def load(name: str) -> None:
-    """Load the modules of a command: a third of the start was for the others."""
+    """Load the modules of one command; loading all takes a third of the start time."""
     match name:
         case "accept-loss":
             from metaq.cli import accept_loss

@@ -43,14 +43,14 @@ SHOW_COLUMNS = (
 )  # fmt: skip
 PLAN_COLUMNS = ("topic", "partition", "old", "new")
 OLD_COLUMNS = ("topic", "partition", "committed")
-"""Of offsets that are to be deleted."""
+"""Columns of a plan to delete offsets."""
 
 group("offsets", "Show, move or delete what groups have committed.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """Options of carrying out a plan."""
+    """Options for carrying out a plan."""
 
     is_dry: bool = declared(dry_option)
     is_forced: bool = option(
@@ -59,7 +59,7 @@ class WriteOptions:
         help="Write although members read; they overwrite it with their next commit.",
     )
     as_json: bool = declared(json_option)
-    """The plan as one object per partition."""
+    """Print the plan as one object per partition."""
 
 
 # -- show -----------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def show_offsets(target: Target, group: str, topic: str, *, as_json: bool) -> No
             try:
                 seen = await admin.describe_partitions([name])
             except NoBrokerError:
-                continue  # it has gone, and the offsets have stayed
+                continue  # the topic is gone, its offsets are not
             logs |= {each.partition: each for each in seen}
         return [_show_row(p, stored, logs.get(p)) for p, stored in found.items()]
 
@@ -120,7 +120,7 @@ def _show_row(
 
 
 def describe_offset(offset: int, start: int | None, end: int | None) -> str:
-    """Return the remark on a committed offset; `ok` when the log contains it."""
+    """Return the state of a committed offset; `ok` if the log contains it."""
     if start is None or end is None:
         return "the broker knows no log of it" if offset else "ok"
     if offset < start:
@@ -187,7 +187,7 @@ def reset_offsets(
         if is_offset:
             move = partial(move, to={wanted[0]: goal})
         elif isinstance(goal, int) and not partitions:
-            # Partitions without an offset have nothing to go back from.
+            # Partitions without a committed offset are left out.
             move = partial(move, to=goal, topics=[topic])
         else:
             move = partial(move, to=goal, partitions=wanted)
@@ -240,7 +240,7 @@ def copy_offsets(
 async def _try(
     move: Callable[..., Awaitable[Changes]], options: WriteOptions
 ) -> Changes:
-    """Plan or write; where members read, say so, and go on by force or for a look."""
+    """Plan or write; if members are reading, print that and go on if forced or dry."""
     try:
         return await move(force=False)
     except GroupInUseError as error:
@@ -253,7 +253,7 @@ async def _try(
 def print_changes(
     changes: Changes, columns: Sequence[str] = OLD_COLUMNS, *, as_json: bool
 ) -> None:
-    """Print old offsets, or old and new ones; a node that contains none has no old."""
+    """Print old offsets, or old and new ones; a missing or invalid one as `-`."""
     rows: list[Sequence[render.Cell]] = []
     for each in changes:
         offsets = (one.offset if one else None for one in (each.old, each.new))
@@ -263,9 +263,9 @@ def print_changes(
 
 
 def parse_goal(text: str) -> Goal:
-    """Return the goal in `--to`: a number is an offset, anything with a date a time.
+    """Parse `--to`: a number is an offset or, below 0, a number of messages to go back.
 
-    One below 0 is so many messages back.
+    Other texts are parsed by `parse_start`.
     """
     if re.fullmatch(r"\d{1,19}|-[1-9]\d{0,17}", text, re.ASCII):
         return Offset(int(text))

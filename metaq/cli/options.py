@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they reach them."""
+"""Options that commands share, and dataclasses that declare options."""
 
 import datetime as dt
 import functools
@@ -32,9 +32,9 @@ TIMEOUT_S: Final = 10.0
 INTERVAL_S_MAX: Final = 86_400
 ADD: Final = "add"
 DIGITS_OF_MILLISECONDS: Final = 12
-"""A number with this many digits or more is in milliseconds."""
+"""Minimum number of digits of a time in milliseconds; shorter ones are seconds."""
 SETTINGS_BYTES_MAX: Final = 1024 * 1024
-"""A configuration file has about ten KiB."""
+"""Maximum size of a configuration file, which usually has about ten KiB."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -47,7 +47,7 @@ class SecondsRange(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the number that a word means; fail when it is out of range."""
+        """Parse a word; fail if the number is out of range."""
         seconds = float(super().convert(value, param, ctx))
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a number of seconds.", param, ctx)
@@ -60,7 +60,7 @@ def _be_verbose(_context: click.Context, _option: click.Parameter, count: int) -
 
 
 def target_options(command: F) -> F:
-    """Add the options that say which cluster is meant, as the argument `target`."""
+    """Add the options that select a cluster, as the argument `target`."""
 
     @click.option(
         "--zookeeper",
@@ -115,17 +115,17 @@ def target_options(command: F) -> F:
 
 
 def declared(add: Callable[[F], F], **default: Any) -> Any:
-    """Return a field of a dataclass of options; `takes` adds what it declares.
+    """Return a field of a dataclass of options; `takes` adds its options.
 
     Args:
-        add: a decorator, as `click.option` makes.
-        default: `default`, for those who make the value themselves.
+        add: decorator, as returned by `click.option`.
+        default: `default` of the field, for callers that create the dataclass.
     """
     return field(metadata={ADD: add}, **default)
 
 
 def option(*words: str, **attributes: Any) -> Any:
-    """Return a field that one `click.option` declares."""
+    """Return a field whose option is a `click.option` of these arguments."""
     return declared(click.option(*words, **attributes))
 
 
@@ -135,8 +135,8 @@ def takes(
     """Add the options that a dataclass declares, as one argument.
 
     Args:
-        kind: each field is made by `option` or `declared`, and gives the option its
-            name; help comes in the order of the fields.
+        kind: dataclass whose fields were created by `option` or `declared`. A field
+            names its option; the help has the order of the fields.
         name: name of the argument.
     """
 
@@ -151,7 +151,7 @@ def takes(
             before = len(getattr(wrapped, "__click_params__", ()))
             wrapped = each.metadata[ADD](wrapped)
             added = vars(wrapped)["__click_params__"][before:]
-            # Several options make one value, as those of a cluster do.
+            # Several options may form one value, as those of a cluster do.
             if len(added) == 1:
                 added[0].name = each.name
         return wrapped
@@ -162,7 +162,7 @@ def takes(
 flag = functools.partial(click.option, is_flag=True)
 DIRECTORY: Final = click.Path(exists=True, file_okay=False, path_type=Path)
 FILE: Final = click.Path(dir_okay=False, path_type=Path)
-"""A file, which need not be there."""
+"""A file, which need not exist."""
 directory_argument = click.argument("directory", type=DIRECTORY)
 json_option = flag("--json", "as_json", help="One JSON object per line, for machines.")
 yes_option = flag("--yes", "is_sure", help="Do not ask.")
@@ -170,21 +170,21 @@ dry_option = flag("--dry-run", "is_dry", help="Print the plan; change nothing.")
 
 
 def parse_time(text: str) -> Millis:
-    """Read ISO 8601, or a number of seconds (or, from 12 digits on, ms) since 1970.
+    """Parse ISO 8601, or seconds (from 12 digits on, milliseconds) since 1970.
 
     Args:
         text: `2026-01-31`, `2026-01-31T12:00`, `2026-01-31T12:00:00+01:00`, or a
             number; without a zone it is local time.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither.
     """
     if re.fullmatch(r"\d{1,15}(\.\d{1,9})?", text, re.ASCII):
         whole = text.partition(".")[0]
         is_ms = len(whole) >= DIGITS_OF_MILLISECONDS
         return Millis(int(whole) if is_ms else int(float(text) * 1000))
     try:
-        # Python reads more than people write: digits without any sign among them.
+        # Python also accepts forms that are not meant here, such as 20260131.
         is_date = re.match(r"\d{4}-\d\d-\d\d", text, re.ASCII)
         moment = dt.datetime.fromisoformat(text if is_date else "")
         # A time without a zone is the user's local time.
@@ -196,7 +196,7 @@ def parse_time(text: str) -> Millis:
 
 
 def parse_start(text: str, *, hint: str = "--from") -> Moment:
-    """Return where to begin: `earliest`, `latest` or a time; an error names `hint`."""
+    """Parse `earliest`, `latest` or a time; an error names the option `hint`."""
     if text == "earliest":
         return "earliest"
     if text == "latest":
@@ -214,7 +214,7 @@ def parse_start(text: str, *, hint: str = "--from") -> Moment:
 def start_option(
     text: str, *, metavar: str = "earliest|latest|TIME"
 ) -> Callable[[F], F]:
-    """Return the option that says where to begin; `parse_start` reads it."""
+    """Return the option `--from`, whose value `parse_start` parses."""
     return click.option(
         "--from",
         "start",
@@ -226,7 +226,7 @@ def start_option(
 
 
 class ReadWord(click.ParamType[Any]):
-    """A word that a function reads; what it refuses is wrong usage."""
+    """Type of a word that a function parses; its errors are usage errors."""
 
     name = "text"
 
@@ -237,7 +237,7 @@ class ReadWord(click.ParamType[Any]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
-        """Return what the function makes of a word; fail where it refuses."""
+        """Parse a word; fail if the function raises ValueError or ConfigError."""
         try:
             return self._read(value)
         except (ConfigError, ValueError) as error:
@@ -245,7 +245,7 @@ class ReadWord(click.ParamType[Any]):
 
 
 def time_option(flag: str, text: str) -> Callable[[F], F]:
-    """Return an option that takes a time, as `parse_time` reads it."""
+    """Return an option whose value is a time, parsed by `parse_time`."""
     return click.option(flag, metavar="TIME", type=ReadWord(_moment), help=text)
 
 
@@ -259,7 +259,7 @@ def _check_utf8(text: str) -> str:
 
 
 UTF8: Final = ReadWord(_check_utf8)
-"""A text that becomes part of a message."""
+"""Text that becomes part of a message."""
 
 
 def _check_topic(text: str) -> str:
@@ -273,7 +273,7 @@ topic_argument = click.argument("topic", type=TOPIC)
 
 
 def check_tag(tag: str | None, headers: HeaderPairs) -> None:
-    """Refuse a tag beside a header of that name."""
+    """Refuse a tag together with a header of that name."""
     if tag is not None and TAG in dict(headers):
         raise click.UsageError(f"--tag and --header {TAG}=... exclude each other")
 
@@ -308,11 +308,11 @@ attribute_option = click.option(
 
 
 def parse_header(text: str) -> tuple[str, bytes]:
-    """Return name and value of a header; ValueError for a text that names none."""
+    """Parse `NAME=VALUE`; raise ValueError if the text is not of that form."""
     name, equals, value = text.partition("=")
     if not name.strip() or not equals:
         raise ValueError(f"expected NAME=VALUE, got '{text}'")
-    # Bytes of the command line that are not UTF-8 stay what they are.
+    # Bytes of the command line that are not UTF-8 are kept.
     return _check_utf8(name.strip()), value.encode(errors="surrogateescape")
 
 
@@ -345,7 +345,7 @@ PARTITION: Final = ReadWord(_check_partition)
 
 
 def put_option(default: str) -> Callable[[F], F]:
-    """Return the option that puts everything to one partition."""
+    """Return the option that selects one partition for all puts."""
     return click.option(
         "--partition",
         metavar="BROKER-NUMBER",
@@ -355,7 +355,7 @@ def put_option(default: str) -> Callable[[F], F]:
 
 
 def partitions_option(verb: str) -> Callable[[F], F]:
-    """Return the option that names partitions; none of them is all."""
+    """Return the option that selects partitions; by default all."""
     return click.option(
         "--partition",
         "partitions",
@@ -373,12 +373,12 @@ group_option = click.option(
 
 
 def max_option(text: str) -> Callable[[F], F]:
-    """Return the option that ends a command after so many of something."""
+    """Return the option for the maximum number of results."""
     return click.option("--max", "count_max", type=click.IntRange(0), help=text)
 
 
 def count_option(default: int) -> Callable[[F], F]:
-    """Return the option that says how many messages."""
+    """Return the option for the number of messages."""
     return click.option(
         "--count",
         type=click.IntRange(1),
@@ -399,7 +399,7 @@ metrics_option = click.option(
 def serve_while_running(
     client: Client, port: int | None
 ) -> AbstractContextManager[object]:
-    """Answer scrapes inside the block; without a port, do nothing."""
+    """Serve metrics during the block; without a port, do nothing."""
     if port is None:
         return nullcontext()
     from metaq.client.metrics import serve_metrics  # noqa: PLC0415  # rarely wanted
@@ -413,13 +413,13 @@ def serve_while_running(
 def default_data_dir() -> Path:
     """Return the default data directory of `metaq local`."""
     base = os.environ.get("XDG_DATA_HOME", "")
-    # The standard says to ignore a relative path.
+    # The XDG standard requires that relative paths are ignored.
     root = Path(base) if base.startswith("/") else Path.home() / ".local" / "share"
     return root / "metaq"
 
 
 def read_bytes(path: str) -> bytes:
-    """Return the bytes of a configuration file; raise ConfigError without them."""
+    """Return the bytes of a configuration file; raise ConfigError if unreadable."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(SETTINGS_BYTES_MAX + 1)
@@ -433,9 +433,10 @@ def read_bytes(path: str) -> bytes:
 
 
 def find_data_dir(data_dir: Path | None, config: Path | None) -> Path:
-    """Return the data directory that the options name; raise if no broker runs there.
+    """Return the data directory of the options.
 
-    A broker that was given another one by `--set` can only be found by `--data-dir`.
+    Raises AdminError if no broker runs there, except with `--data-dir`, without which a
+    directory that was set by `--set` cannot be found.
     """
     if data_dir is not None:
         return data_dir
@@ -457,7 +458,7 @@ def find_data_dir(data_dir: Path | None, config: Path | None) -> Path:
 
 
 def here_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add the options that say which broker here is meant, as `data_dir`."""
+    """Add the options that select a broker on this machine, as `data_dir`."""
 
     @functools.wraps(function)
     def with_directory(

@@ -1,6 +1,6 @@
-"""Parts that the commands of `metaq pipeline` share: Spark, its progress, the brokers.
+"""Parts shared by the commands of `metaq pipeline`: Spark, progress, brokers.
 
-Spark is imported inside of functions: it is optional, and slow to load.
+Spark is imported inside functions, because it is optional and slow to load.
 """
 
 import functools
@@ -35,7 +35,7 @@ from metaq.cli.options import (
 from metaq.cli.tree import SHARED, group
 
 CLUSTER_OPTIONS: Final = {"zookeeper", "zkroot", "brokers"}
-"""Options of the format that may name another cluster than the command's own do."""
+"""Options of the format that may select another cluster than the command's options."""
 PROGRESS_INTERVAL_S: Final = 0.25
 
 R = TypeVar("R")
@@ -64,10 +64,10 @@ class JobRun:
 
     @contextmanager
     def session(self) -> Iterator[Any]:
-        """Run Spark while the body runs; refuse an installation without it.
+        """Run Spark during the block; raise an error if it is not installed.
 
         Yields:
-            A `JobSession`; its type is not named, because Spark is optional.
+            A `JobSession`; not in the type, because Spark is optional.
         """
         from metaq.pipeline.installed import require_spark
 
@@ -79,9 +79,9 @@ class JobRun:
 
 
 def run_options(command: Callable[..., R]) -> Callable[..., R]:
-    """Add the options that say where a job runs, as the argument `run`.
+    """Add the options of a Spark run, as the argument `run`.
 
-    The command says so when Ctrl-C ends it.
+    The command prints a sentence when Ctrl-C ends it.
     """
 
     @functools.wraps(command)
@@ -97,11 +97,11 @@ def run_options(command: Callable[..., R]) -> Callable[..., R]:
 
 @contextmanager
 def task_progress(session: Any, what: str) -> Iterator[None]:
-    """Show how many tasks of the running stages are done; nothing without a terminal.
+    """Show the completed tasks of the running stages; without a terminal, nothing.
 
     Args:
-        session: the `JobSession` whose tasks they are.
-        what: the words beside the bar.
+        session: `JobSession` of the tasks.
+        what: text beside the bar.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -131,7 +131,7 @@ def task_progress(session: Any, what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """Cluster of brokers, and more options of `format("metaq")`."""
+    """The cluster, and further options of `format("metaq")`."""
 
     target: Target = declared(target_options)
     options: Mapping[str, str] = declared(
@@ -139,16 +139,16 @@ class Wire:
             "--option", "options", 'Option of format("metaq"), see docs/spark.md'
         )
     )
-    """Values of `--option`, which win."""
+    """Values of `--option`, which take precedence."""
 
     def to_map(self, **more: str) -> dict[str, str]:
-        """Return options for `format("metaq")`; the user's own win.
+        """Return options for `format("metaq")`; those of the user take precedence.
 
         Args:
-            more: options that the command's own words say.
+            more: options that the command sets, from its arguments.
 
         Raises:
-            click.UsageError: the user gives one of these another value.
+            click.UsageError: the user has set one of these too.
         """
         given = {name.lower() for name in self.options}
         for name in more:
@@ -169,15 +169,15 @@ class Wire:
     def require(self, *topics: str, kind: Literal["puts", "gets"] = "gets") -> None:
         """Refuse topics that no broker serves, before Spark starts.
 
-        A job would find no message in them, and call that well; or try to put some
-        until `retryTimeoutMs` is over.
+        A job would read no messages and report success, or retry puts until
+        `retryTimeoutMs`.
 
         Args:
-            topics: their names.
-            kind: use of the topics by the job.
+            topics: names of the topics.
+            kind: whether the job puts to the topics or reads them.
 
         Raises:
-            NoBrokerError: no broker serves one of them.
+            NoBrokerError: no broker serves one of the topics.
         """
         if any(name.lower() in CLUSTER_OPTIONS for name in self.options):
             return

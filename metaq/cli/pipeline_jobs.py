@@ -1,6 +1,6 @@
-"""Jobs of `metaq pipeline` on Spark, local or on any cluster, and what is printed.
+"""Jobs of `metaq pipeline` on Spark, local or on a cluster, and their output.
 
-Spark is imported inside of functions: it is optional, and slow to load.
+Spark is imported inside functions, because it is optional and slow to load.
 """
 
 import threading
@@ -30,7 +30,7 @@ from metaq.client import Client, Start
 WINDOW_S: Final = 60
 SAMPLE_COUNT: Final = 1000
 SAMPLE_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bytes of the messages that are looked at, exceeded by less than one of them."""
+"""Maximum bytes of sampled messages; the last message may exceed it."""
 
 topics_argument = click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
 every_option = click.option(
@@ -178,7 +178,7 @@ def ingest(run: JobRun, wire: Wire, topic: str, **asked: Any) -> None:
 
 
 def _put(run: JobRun, name: str, work: Callable[[Any], Any]) -> None:
-    """Run a job that puts messages, and print how many there were."""
+    """Run a job that puts messages; print the number of messages and bytes."""
     with run.session() as session, task_progress(session, name):
         done = session.run(lambda: work(session.spark))
     print_facts(
@@ -349,7 +349,7 @@ def verify(run: JobRun, paths: tuple[str, ...]) -> bool:
 
 
 def print_facts(facts: Mapping[str, int], *, as_json: bool) -> None:
-    """Print a summary: a table of two columns, or one object."""
+    """Print a summary as a table of two columns, or as one object."""
     if as_json:
         render.print_json(facts)
         return
@@ -360,7 +360,7 @@ def print_facts(facts: Mapping[str, int], *, as_json: bool) -> None:
 def print_findings(
     columns: Sequence[str], rows: Sequence[Sequence[render.Cell]], *, as_json: bool
 ) -> None:
-    """Print the faults; nothing when there are none."""
+    """Print a table of findings; nothing if there are none."""
     if rows:
         render.print_rows(columns, rows, as_json=as_json)
 
@@ -369,7 +369,7 @@ def print_windows(windows: Iterable[tuple[Any, ...]], *, as_json: bool) -> None:
     """Print windows as a table, or as objects.
 
     Args:
-        windows: the fields of `WindowStats`, in order.
+        windows: fields of each `WindowStats`, in order.
         as_json: print objects.
     """
     columns = ("topic", "window", "messages", "bytes", "delay_mean_s", "delay_max_s")
@@ -452,19 +452,19 @@ def schema(
 def read_sample(
     client: Client, topic: str, partitions: Sequence[str], *, count: int, start: Start
 ) -> list[bytes]:
-    """Return the data of some messages of a topic, as many of each partition.
+    """Return the data of messages of a topic, as many of each partition as possible.
 
     Args:
-        client: of its cluster.
-        topic: its name.
-        partitions: names of those that are read.
-        count: most messages; `SAMPLE_BYTES_MAX` bounds their bytes.
-        start: the first of them.
+        client: client of the cluster.
+        topic: topic name.
+        partitions: names of the partitions to read.
+        count: maximum number of messages; `SAMPLE_BYTES_MAX` bounds their bytes.
+        start: where to begin in each partition.
     """
     values: list[bytes] = []
     size_bytes = 0
     for number, partition in enumerate(partitions):
-        # What a partition lacks, later ones may have.
+        # Later partitions make up for messages that a partition lacks.
         share = -(-(count - len(values)) // (len(partitions) - number))
         messages = client.browse(
             topic, partitions=[partition], start=start, stop_at_end=True

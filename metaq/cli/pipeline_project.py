@@ -1,6 +1,6 @@
 """`metaq pipeline init`, `run` and `status`: a declared pipeline as a service.
 
-Spark is imported inside of functions: it is optional, and slow to load.
+Spark is imported inside functions, because it is optional and slow to load.
 """
 
 import time
@@ -44,7 +44,7 @@ BATCH_WIDTHS: Final = {
     "lag_bytes": 12,
 }  # fmt: skip
 ONE_PARTITION: Final = Wishes(partitions=1, served_by=None, settings={})
-"""Of a topic that `init` creates."""
+"""Settings of topics that `init` creates."""
 FLOW_COLUMNS: Final = ("flow", "target", "batch", "finished")
 
 
@@ -112,7 +112,7 @@ def init(
 
 
 def _sets_of(target: Target, topics: Collection[str]) -> list[int]:
-    """Return the replica sets among the brokers of topics that are there."""
+    """Return the replica sets among the brokers of existing topics."""
 
     async def look(client: AsyncClient) -> set[int]:
         return {p.broker_id for topic in topics for p in await client.partitions(topic)}
@@ -121,17 +121,17 @@ def _sets_of(target: Target, topics: Collection[str]) -> list[int]:
 
 
 def _cure(missing: Sequence[str]) -> str:
-    """Return the sentence about topics that no broker serves."""
+    """Return the sentence about topics that no broker serves, with commands to run."""
     commands = (f"metaq topics create {name} --partitions 1" for name in missing)
     return f"no broker serves {', '.join(missing)}: {'; '.join(commands)}"
 
 
 def require_topics(directory: Path, configuration: Mapping[str, str]) -> None:
-    """Refuse a project whose topics are missing: Spark would retry without end.
+    """Refuse a project with missing topics, for which Spark would retry without end.
 
     Raises:
-        click.UsageError: names them.
-        NoBrokerError: the cluster cannot be asked.
+        click.UsageError: topics are missing; the message names them.
+        NoBrokerError: the cluster does not answer.
     """
     from metaq.pipeline.declared.scaffold import TOPICS, ZOOKEEPER
 
@@ -144,10 +144,10 @@ def require_topics(directory: Path, configuration: Mapping[str, str]) -> None:
 
 
 def _target_of(configuration: Mapping[str, str]) -> Target:
-    """Return the cluster that the configuration of a project names.
+    """Return the cluster in the configuration of a project.
 
     Raises:
-        click.BadParameter: it names none.
+        click.BadParameter: its address is invalid.
     """
     from metaq.pipeline.declared import scaffold
 
@@ -163,7 +163,7 @@ def _target_of(configuration: Mapping[str, str]) -> Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Options of `metaq pipeline run` beside those of a job."""
+    """Options of `metaq pipeline run` in addition to those of a job."""
 
     is_once: bool = option("--once", is_flag=True, help="End after one update.")
     interval_s: float = option(
@@ -213,7 +213,7 @@ def run_pipeline(directory: Path, options: RunOptions, run: JobRun) -> None:
 
     if run.master.startswith(CONNECT) and (run.settings or run.log):
         raise click.UsageError("a server of Spark Connect has its own --conf and log")
-    # They speak of the way in which PySpark calls itself.
+    # These warnings concern PySpark's internal calls only.
     warnings.filterwarnings("ignore", module="pyspark")
     require_declarative()
     from metaq.pipeline.declared.progress import BatchProgress, PipelineCounters
@@ -253,7 +253,7 @@ def run_pipeline(directory: Path, options: RunOptions, run: JobRun) -> None:
                 on_update=counters.add_update,
             )
         if options.is_once:
-            # A signal that has broken the only update off is raised here.
+            # Raise a signal that has interrupted the only update.
             with interrupts.pause():
                 pass
 

@@ -1,4 +1,4 @@
-"""`metaq produce`: lines of a file or of standard input become messages."""
+"""`metaq produce`: put the lines of a file or of standard input as messages."""
 
 import datetime as dt
 import os
@@ -41,12 +41,12 @@ from metaq.errors import ClientError
 from metaq.model import HeaderPairs, parse_span
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
-"""Bytes per read: enough for full batches from a file; a pipe gives less, which is sent
-without waiting for more."""
+"""Bytes per read: enough for full batches from a file. A pipe returns fewer, which are
+sent at once."""
 PIECE_BYTES_MAX: Final = 1024 * 1024
 PIECE_BYTES_MIN: Final = 4096
 STANDARD_INPUT: Final = 0
-"""Its descriptor; `sys.stdin` is None when we were started with it closed."""
+"""Descriptor of standard input; `sys.stdin` is None if it was closed at the start."""
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
@@ -96,20 +96,20 @@ class ProduceOptions:
         help="Have consumers pass over lines that are older: 10s, 1h.",
     )
     as_json: bool = declared(json_option)
-    """The summary as one object."""
+    """Print the summary as one object."""
 
 
 def iter_lines(
     read: Callable[[int], bytes], *, line_bytes_max: int = LINE_BYTES_MAX
 ) -> Iterator[list[bytes]]:
-    """Yield the lines of each chunk that was read, without their line ends.
+    """Yield the lines of each chunk read, without line ends.
 
-    A line ends with LF; a CR before it is part of the line, so that every byte comes
-    back from `metaq cat`. Bytes after the last LF are a line of their own.
+    A line ends with LF; a CR before it is part of the line, so that `metaq cat`
+    restores every byte. Bytes after the last LF form a line.
 
     Args:
-        read: as `os.read` with the descriptor filled in; b"" at the end.
-        line_bytes_max: the longest line; a longer one raises ClientError.
+        read: reads at most the given number of bytes; b"" at the end.
+        line_bytes_max: maximum length; a longer line raises ClientError.
     """
     pieces: list[bytes] = []
     size_bytes = 0
@@ -180,9 +180,9 @@ def produce(target: Target, options: ProduceOptions) -> None:
 
 
 def piece_bytes(total_bytes: int, partition_count: int) -> int:
-    """Return the size of the pieces that go to one partition each.
+    """Return the size of the pieces, each of which goes to one partition.
 
-    A pipe has a total of 0 bytes: the size is not known.
+    `total_bytes` is 0 for a pipe, whose size is unknown.
     """
     if not total_bytes or partition_count == 1:
         return PIECE_BYTES_MAX
@@ -228,7 +228,7 @@ def send_lines(
     lines: list[bytes],
     partition: str | None,
 ) -> None:
-    """Send lines and wait until they are stored; raises the first one's error."""
+    """Send lines and wait until they are stored; raise the first error."""
     try:
         producer.send_many(
             options.topic,
@@ -244,7 +244,7 @@ def send_lines(
 def to_messages(
     options: ProduceOptions, lines: list[bytes], partition: str | None
 ) -> Sequence[bytes | OutgoingMessage]:
-    """Return lines as messages, with what the options add to each."""
+    """Return lines as messages, with attribute, key, headers and tag of the options."""
     if options.key_separator is not None:
         separator, messages = options.key_separator.encode(), []
         for line in lines:
@@ -269,7 +269,7 @@ def to_messages(
 def open_input(path: Path | None, interrupts: Interrupts) -> Iterator[int]:
     """Yield the descriptor of a file, or of standard input.
 
-    A signal ends the wait of a named pipe for its writer.
+    A signal interrupts the open of a named pipe, which waits for a writer.
     """
     if path is None:
         yield STANDARD_INPUT

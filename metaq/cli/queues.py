@@ -1,4 +1,4 @@
-"""`metaq queues`: queue groups, how far they are; made, changed and deleted."""
+"""`metaq queues`: list, show, create, change and delete queue groups."""
 
 import asyncio
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ PROGRESS_COLUMNS = (
 )  # fmt: skip
 WORKER_COLUMNS = ("worker", "partition", "messages")
 OVER_S = 1.0
-"""Time for which `show` counts what is done."""
+"""Time over which `show` measures the rate of messages done, seconds."""
 Rates = Mapping[TopicPartition, float]
 
 group("queues", "List and show queue groups; make, change or delete one.")
@@ -112,7 +112,7 @@ def show(target: Target, group: str, *, as_json: bool) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupWishes:
-    """Wanted options of a queue group; None: as it is, or the default."""
+    """Options of a queue group to set; None: unchanged, or the default."""
 
     lease_s: float | None = option(
         "--lease",
@@ -153,7 +153,7 @@ class GroupWishes:
     )
 
     def said(self) -> dict[str, Any]:
-        """Return them as arguments of `admin`."""
+        """Return the options as keyword arguments of `AsyncAdmin`'s calls."""
         if self.then is not None and self.dead_letter_topic is not None:
             raise click.UsageError("--then and --dead-letter-topic exclude each other")
         said = {each.name: getattr(self, each.name) for each in fields(self)}
@@ -285,7 +285,7 @@ def skip(
 def rates_of(
     before: QueueGroupDescription, after: QueueGroupDescription, took_s: float
 ) -> Rates:
-    """Return the messages done a second; nothing of a broker that began in between."""
+    """Return the messages done per second, without brokers that restarted between."""
     counts = {each.partition: each.done_count for each in before.queues}
     return {
         each.partition: round((each.done_count - count) / took_s, 1)
@@ -303,7 +303,7 @@ def _print_groups(found: Mapping[str, QueueGroupDefinition], *, as_json: bool) -
 
 
 def _options(group: str, definition: QueueGroupDefinition) -> dict[str, render.Cell]:
-    """Return the options of a group, as `create` has them."""
+    """Return the options of a group, named as in `create`."""
     delays_s = ",".join(f"{each / 1000:g}" for each in definition.retry_delays_ms)
     letters = definition.dead_letter_topic
     return {

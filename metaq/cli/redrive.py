@@ -1,12 +1,13 @@
-"""`metaq queues redrive`: dead letters of a queue group, back where they came from.
+"""`metaq queues redrive`: send dead letters of a queue group back to their topics.
 
-A member of the log group `GROUP-redrive` reads the dead-letter topic. The messages made
-of a batch of letters and its offsets are stored together or not at all, so a letter is
-sent back once, whenever this is killed. It ends where the topic ended when it began: a
-message that dies again is not sent in circles.
+A member of the consumer group `GROUP-redrive` reads the dead-letter topic. One
+transaction stores the messages of a batch of letters and commits the batch's offsets,
+so each letter is sent back once, even if the command is killed. It stops at the ends
+that the topic had at the start, so a message that becomes a dead letter again is not
+sent in circles.
 
-The offsets pass letters that are not chosen as well. These are put at the end of the
-topic again by the same transaction, so that a later call finds them.
+The offsets also pass letters that are not chosen. The same transaction puts these at
+the end of the topic again, so that a later call finds them.
 """
 
 import asyncio
@@ -33,17 +34,17 @@ COLUMNS = ("topic", "cause", "letters")
 INTERRUPTED: Final = "interrupted: a second call goes on, and sends no letter twice"
 BATCH_COUNT: Final = 500
 CAUSES_MAX: Final = 50
-"""Causes that are counted one by one; others are counted together."""
+"""Maximum number of causes counted separately; others are counted together."""
 CAUSE_CHARS_MAX: Final = 80
 
 Found = tuple[str, Counter[tuple[str, str]], Mapping[TopicPartition, Offset]]
-"""The dead-letter topic, its letters by topic and cause, and the end of each partition
-that has more to read."""
+"""The dead-letter topic, the count of letters by topic and cause, and the end of each
+partition with letters to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterChoice:
-    """Dead letters that are sent back; None: any."""
+    """Criteria of the dead letters to send back; None: any."""
 
     key: str | None = declared(
         click.option("--key", help="Send back those with this key."), default=None
@@ -74,7 +75,7 @@ class LetterChoice:
 
     @property
     def is_all(self) -> bool:
-        """Whether every letter is chosen, as far as the limit goes."""
+        """Whether all letters are chosen, apart from the limit."""
         return (self.key, self.cause, self.since, self.until) == (None,) * 4
 
     def has(self, letter: Message, origin: Origin) -> bool:
@@ -146,7 +147,7 @@ def redrive(
 
 
 async def _find(client: AsyncClient, group: str, choice: LetterChoice) -> Found:
-    """Count the chosen letters that were not sent back yet."""
+    """Count the chosen letters that have not been sent back yet."""
     counts, ends = Counter[tuple[str, str]](), dict[TopicPartition, Offset]()
     letters = await _topic_of(client, group)
     async for letter in _letters(client, group, letters):
@@ -177,7 +178,7 @@ async def _topic_of(client: AsyncClient, group: str) -> str:
 async def _letters(
     client: AsyncClient, group: str, topic: str
 ) -> AsyncIterator[Message]:
-    """Yield what the redrive of a group has not read of the dead-letter topic."""
+    """Yield the letters that the redrive of a group has not read yet."""
     admin = client.admin()
     await admin.wait_until_there([topic])
     read = await admin.committed_offsets(_reader_of(group), [topic])
@@ -202,7 +203,7 @@ async def _send(
     total: int,
     timeout_s: float,
 ) -> int:
-    """Send the chosen letters back, up to the ends; return how many."""
+    """Send the chosen letters before the ends back; return their number."""
     topic, sent, left = await _topic_of(client, group), 0, dict(ends)
     async with (
         client.producer() as producer,
@@ -242,12 +243,12 @@ async def _send(
 
 
 def _reader_of(group: str) -> str:
-    """Return the log group that remembers what was sent back."""
+    """Return the consumer group that commits the progress of a redrive."""
     return f"{group}-redrive"
 
 
 def _origin(letter: Message, group: str) -> Origin | None:
-    """Return where a letter of the group is from; None: it is another's, or none."""
+    """Return the origin of a letter; None if it is not a letter of this group."""
     origin = read_origin(letter)
     return None if origin is None or origin.group != group else origin
 
@@ -257,5 +258,5 @@ def _cause_of(letter: Message) -> str:
 
 
 def _own(letter: Message) -> HeaderPairs:
-    """Return the headers that the message had before it became a letter."""
+    """Return the headers of the message before it became a dead letter."""
     return tuple(h for h in letter.header_pairs if not h[0].startswith(PREFIX))

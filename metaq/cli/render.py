@@ -1,8 +1,8 @@
-"""Output of the command line: tables, progress, sentences, lines for machines.
+"""Output of the command line: tables, progress, sentences, JSON.
 
 Results go to standard output, everything else to standard error, so that a pipe gets
-results alone. A person at a terminal gets a table with colours; a pipe gets the same
-cells, tab-separated with a header line; `--json` gives one JSON object per line.
+only results. On a terminal, a table is aligned and coloured; in a pipe, its cells are
+tab-separated, with a header line; `--json` prints one JSON object per line.
 """
 
 import base64
@@ -34,27 +34,27 @@ from rich.text import Text
 from metaq.model import HeaderPairs, Millis, printable
 
 EXIT_PROBLEMS: Final = 1
-"""The command failed, or found damage."""
+"""The command failed, or found problems."""
 EXIT_INTERRUPTED: Final = 130
-"""Ctrl-C, as shells count it: 128 + SIGINT."""
+"""Interrupted by Ctrl-C; 128 + SIGINT, as in shells."""
 EXIT_PIPE_CLOSED: Final = 141
-"""The reader of our output went away, as shells count it: 128 + SIGPIPE."""
+"""Standard output has no reader any more; 128 + SIGPIPE, as in shells."""
 
 SPEAKER: Final = "metaq: "
-"""Begins every sentence on standard error: a pipe may have several programs."""
+"""Prefix of sentences on standard error, which several programs may share."""
 
 PREVIEW_CHARS_MAX: Final = 60
 TABLE_WIDTH_MAX: Final = 1000
-"""Characters; a wider table has its cells broken, on any terminal."""
+"""Maximum width of a table in characters; cells of a wider one are broken."""
 BAR_WIDTH_MIN: Final = 4
 BAR_WIDTH_MAX: Final = 40
 FIGURES_WIDTH: Final = 42
-"""Characters that sizes, speed and time beside a bar take at most."""
+"""Maximum width of the sizes, speed and time beside a bar, in characters."""
 UNIT: Final = 1024
 STANDARD_OUTPUT: Final = 1
-"""Its descriptor."""
+"""Descriptor of standard output."""
 STANDARD_ERROR: Final = 2
-"""Its descriptor, the last of the standard ones."""
+"""Descriptor of standard error, the last of the standard ones."""
 MARKED_STYLE: Final = "bold red"
 
 _bars: Final[list[Progress]] = []
@@ -63,15 +63,15 @@ Cell = str | int | float | bool | None
 
 
 def say(text: str) -> None:
-    """Print one sentence for people, on standard error; it may have several lines."""
+    """Print a sentence, possibly of several lines, on standard error."""
     click.echo(f"{SPEAKER}{printable_lines(text)}", err=True)
 
 
 def may_change(question: str, *, is_dry: bool, is_sure: bool) -> bool:
-    """Return whether a plan that was printed may be carried out; ask on standard error.
+    """Ask on standard error whether to carry out a printed plan; False on a dry run.
 
     Raises:
-        click.UsageError: there is no terminal to ask at.
+        click.UsageError: standard input is not a terminal.
         click.Abort: the answer is no.
     """
     if is_dry:
@@ -86,15 +86,15 @@ def may_change(question: str, *, is_dry: bool, is_sure: bool) -> bool:
 
 
 def printable_lines(text: str) -> str:
-    """Return a text of several lines with all other unprintable characters escaped."""
+    """Return a text with unprintable characters other than line ends escaped."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def leave_echo() -> None:
-    """Go to a new line of the terminal, after the `^C` that it shows for the key.
+    """Begin a new line after the `^C` that the terminal shows.
 
-    A progress bar clears its line by itself. Called in a signal handler, so nothing
-    that buffers is used.
+    A progress bar clears its line itself. Called in a signal handler, so it writes
+    without a buffer.
     """
     with suppress(OSError):
         if not _bars and os.isatty(STANDARD_ERROR):
@@ -102,7 +102,7 @@ def leave_echo() -> None:
 
 
 def print_json(value: Mapping[str, object]) -> None:
-    """Print one JSON object on a line of its own."""
+    """Print a JSON object on one line."""
     line = json.dumps(value, ensure_ascii=False)
     if not line.isprintable():
         line = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
@@ -116,13 +116,13 @@ def print_rows(
     as_json: bool,
     marks: Sequence[bool] = (),
 ) -> None:
-    """Print a table, in the form that fits its reader.
+    """Print a table: aligned on a terminal, tab-separated in a pipe, or as JSON.
 
     Args:
         columns: names of the columns; the keys of the JSON objects.
-        rows: one cell per column; None is a value that is not known.
-        as_json: print objects, and nothing when there are no rows.
-        marks: which rows a person at a terminal should see first; () for none.
+        rows: one cell per column; None is an unknown value.
+        as_json: print objects, and nothing if there are no rows.
+        marks: whether to highlight each row on a terminal; () for no row.
     """
     if as_json:
         for row in rows:
@@ -142,8 +142,8 @@ def print_rows(
         )
     for row, is_marked in zip(texts, marks or repeat(False), strict=False):
         table.add_row(*map(Text, row), style=MARKED_STYLE if is_marked else None)
-    # A terminal that is narrower breaks the lines: cells broken into columns can be
-    # neither read nor copied.
+    # On a narrower terminal, let the terminal break lines: cells broken within
+    # their columns can be neither read nor copied.
     console = Console()
     free = console.options.update(max_width=TABLE_WIDTH_MAX)
     console.width = max(console.width, console.measure(table, options=free).maximum)
@@ -151,14 +151,16 @@ def print_rows(
 
 
 def print_header(widths: Mapping[str, int]) -> None:
-    """Print the line above rows that come one by one."""
+    """Print the header above rows of `print_aligned`."""
     print_aligned(widths, tuple(widths))
 
 
 def print_aligned(widths: Mapping[str, int], cells: Sequence[Cell]) -> None:
     """Print one row of a table of unknown length.
 
-    The widths are the least ones on a terminal, by the names of the columns.
+    Args:
+        widths: name of each column → its minimum width on a terminal.
+        cells: one cell per column.
     """
     texts = [_cell_text(cell) for cell in cells]
     if sys.stdout.isatty():
@@ -177,8 +179,8 @@ def message_fields(
 ) -> dict[str, object]:
     """Return the contents of a message for JSON.
 
-    Bytes are text where they are UTF-8, under `<name>`, and else Base64, under
-    `<name>_base64`. Both are there; one of them is None.
+    Bytes that are UTF-8 are text under `<name>`, others Base64 under
+    `<name>_base64`. Both keys are present; at least one is None.
     """
     return {
         "attribute": attribute,
@@ -209,7 +211,7 @@ def preview(data: bytes) -> str:
 
 
 def bytes_text(size_bytes: float) -> str:
-    """Return a size for people: `1.5 MiB`."""
+    """Return a human-readable size: `1.5 MiB`."""
     if size_bytes < UNIT:
         return f"{size_bytes:.0f} B"
     units = ("KiB", "MiB", "GiB", "TiB")
@@ -221,7 +223,7 @@ def bytes_text(size_bytes: float) -> str:
 
 
 def count_text(count: int, singular: str, plural: str | None = None) -> str:
-    """Return `1 message`, `2,000 messages`."""
+    """Return a count with its noun: `1 message`, `2,000 messages`."""
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
@@ -237,10 +239,10 @@ def format_time(moment: Millis | None) -> str | None:
 
 
 class _Speed(ProgressColumn):
-    """Speed, in the units of the sizes beside it."""
+    """Speed, in the units of `bytes_text`."""
 
     def render(self, task: Task) -> Text:
-        """Return how fast it goes; nothing before that is known."""
+        """Return the speed; empty while unknown."""
         speed = task.finished_speed or task.speed
         return Text("" if speed is None else f"{bytes_text(speed)}/s")
 
@@ -249,15 +251,14 @@ class _Speed(ProgressColumn):
 def progress(
     what: str, total_bytes: int | None, *, is_typing: bool = False
 ) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar while the body runs; nothing where no terminal is.
+    """Show a progress bar during the block; without a terminal, nothing.
 
-    Yields a function that takes the bytes that are done in all.
+    Yields a function that takes the total of bytes done so far.
 
     Args:
-        what: the words beside the bar.
-        total_bytes: the goal, or None when it is unknown.
-        is_typing: the user types the input on this terminal, where a bar would get
-            between the lines.
+        what: text beside the bar.
+        total_bytes: total, or None if unknown.
+        is_typing: show no bar, because the user types input on this terminal.
     """
     console = Console(stderr=True)
     if is_typing or not console.is_terminal:
@@ -281,10 +282,10 @@ def progress(
 
 
 def print_any_character() -> None:
-    """Have standard output escape characters that its encoding lacks, as errors are.
+    """Let standard output escape characters that its encoding lacks.
 
-    Names of files have any bytes, and a preview any character. Text escaped so is JSON
-    in JSON too.
+    File names may have any bytes, and previews any characters. Standard error escapes
+    them by default. Within JSON, such escapes are valid JSON.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -293,8 +294,8 @@ def print_any_character() -> None:
 def fill_standard_descriptors() -> None:
     """Open /dev/null as each standard descriptor that is closed.
 
-    A segment that was opened as descriptor 2 would receive what a library prints to
-    standard error. Python leaves out the streams of those that it found closed.
+    Otherwise a segment could be opened as descriptor 2, and libraries would write their
+    errors into it. Python has set the streams of closed descriptors to None.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
         pass
@@ -306,7 +307,7 @@ def fill_standard_descriptors() -> None:
 
 
 def require_reader() -> None:
-    """Raise BrokenPipeError if the pipe on standard output has no reader any more."""
+    """Raise BrokenPipeError if standard output is a pipe without a reader."""
     output = select.poll()
     output.register(STANDARD_OUTPUT, 0)  # errors are always reported
     if any(event & select.POLLERR for _fd, event in output.poll(0)):
@@ -314,10 +315,10 @@ def require_reader() -> None:
 
 
 def let_go_of_refused(stream: TextIO | None) -> None:
-    """Write the bytes that a stream still buffers; drop those it does not take.
+    """Flush a stream; drop its buffered bytes if that fails.
 
-    Python would try again when the process ends, and fail with lines and an exit code
-    of its own. A stream that was closed when we were started is None.
+    Python would flush again at the end of the process, and fail with its own message
+    and exit code. `stream` is None if it was closed when the process started.
     """
     if stream is None:
         return

@@ -1,7 +1,7 @@
-"""`metaq replicas`: the replicas of a broker, and what an operator does with them.
+"""`metaq replicas`: show and administer the replicas of a broker.
 
-Most commands speak with ZooKeeper and with the replicas that show themselves there;
-`init` and `join` change data directories on this machine, where no broker runs.
+Most commands use ZooKeeper, and ask the replicas registered there; `init` and `join`
+change data directories on this machine, where no broker may be running.
 """
 
 import asyncio
@@ -64,9 +64,9 @@ from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.session import Coordinator
 
 LEADS_S: Final = 30.0
-"""Longest wait for the replica that is to lead."""
+"""Time for the chosen replica to become the leader."""
 OFFSETS_S: Final = 60.0
-"""Longest time for the committed offsets of all groups."""
+"""Timeout for reading or lowering the committed offsets of all groups."""
 MIN_IN_SYNC: Final = 2
 COLUMNS: Final = (
     "id", "state", "role", "is_in_sync", "flag", "address", "epoch", "revision",
@@ -83,7 +83,7 @@ REPLICA: Final = click.IntRange(1, REPLICA_MAX)
 def replica_option(
     word: str, name: str, text: str, **more: Any
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Return an option that is the number of a replica, or a number of replicas."""
+    """Return an option whose value is a replica's number, or a number of replicas."""
     return click.option(word, name, type=REPLICA, help=text, **more)
 
 
@@ -108,17 +108,17 @@ settings_option = pairs_option("--set", "settings", "Override a key")
 def at_set(
     target: Target, broker_id: int | None, work: Callable[[SetNodes], Awaitable[T]]
 ) -> T:
-    """Do some work with the nodes of one set, once ZooKeeper answers.
+    """Run a function with the nodes of one set, once ZooKeeper answers.
 
     Args:
-        target: names ZooKeeper.
-        broker_id: of the set; None: the only one.
-        work: gets the nodes.
+        target: the cluster; must not have brokers.
+        broker_id: broker id of the set; None: the only set.
+        work: function of the nodes.
 
     Raises:
-        ReplicaSetError: there is not one set alone, and none was named.
+        ReplicaSetError: no broker id was given, and there is not exactly one set.
         NoBrokerError: ZooKeeper does not answer.
-        CoordinationError: it does not answer any more.
+        CoordinationError: ZooKeeper has stopped answering.
     """
     if target.brokers:
         raise click.UsageError(
@@ -168,7 +168,7 @@ def find_sets(target: Target) -> frozenset[int]:
 def look(
     target: Target, broker_id: int | None
 ) -> tuple[SetView, Facts, dict[int, MetaqError]]:
-    """Return the nodes of a set, what its replicas say, and why others do not."""
+    """Return the nodes of a set, facts of its replicas, and errors of the others."""
 
     async def work(nodes: SetNodes) -> tuple[SetView, Facts, dict[int, MetaqError]]:
         view = await nodes.read(synced=True)
@@ -313,7 +313,7 @@ def _settle(
     min_in_sync: int | None,
     replicas_of: Callable[[frozenset[int]], frozenset[int]],
 ) -> None:
-    """Change which replicas there are, and how many must have a put."""
+    """Change the replicas of a set, and the number that must have a put."""
 
     def plan(view: SetView, record: SetRecord) -> Change | None:
         replicas, least = replicas_of(record.replicas), min_in_sync or record.min
@@ -365,7 +365,7 @@ def transfer(
 def _lead(
     target: Target, broker_id: int | None, replica: int, plan: Plan, leads_s: float
 ) -> bool:
-    """Change a set so that a replica leads, and wait until it does."""
+    """Carry out a plan; return whether the replica leads within `leads_s`."""
 
     async def work(nodes: SetNodes) -> bool:
         await change_set(nodes, plan)
@@ -435,7 +435,7 @@ def elect(
 
     async def force(nodes: SetNodes) -> str:
         await change_set(nodes, plan)
-        # From here on only members that still run commit above these ends.
+        # After this, only members that still run can commit above these ends.
         lowered = await lower(nodes)
         return render.count_text(len(lowered), "committed offset")
 
@@ -447,7 +447,7 @@ def elect(
 async def _lower_offsets(
     nodes: SetNodes, *, ends: Mapping[str, int], is_dry: bool = False
 ) -> list[OffsetAbove]:
-    """Return committed offsets above these log ends, lowered unless that is dry."""
+    """Lower committed offsets above these log ends, unless dry; return them."""
     deadline_s = nodes.clock.monotonic_s() + OFFSETS_S
     above = await find_offsets_above(nodes, ends, deadline_s=deadline_s)
     if not is_dry:
@@ -456,7 +456,7 @@ async def _lower_offsets(
 
 
 def _has_claim(record: SetRecord, nonce: str) -> bool:
-    """Return whether an epoch was made, also if others followed."""
+    """Return whether the epoch of this nonce was created, even if others followed."""
     return any(claim.epoch.nonce == nonce for claim in record.claims)
 
 
@@ -563,11 +563,11 @@ def init(
 async def make_set(
     nodes: SetNodes, paths: Sequence[Path], drawn: SetRecord, replica: int
 ) -> SetRecord:
-    """Make a set of the data directories of one replica, which are locked.
+    """Create a set from the data directories of one replica, which must be locked.
 
     Raises:
-        ReplicaSetError: there is another set, or this one has begun already; or a set
-            would leave something undone that is stored there.
+        ReplicaSetError: there is another set, or this one has begun already; or the
+            directories have unfinished work that a set cannot complete.
         CoordinationError: ZooKeeper does not answer.
     """
     fs = SystemFileSystem()
@@ -644,7 +644,7 @@ def join(
 def _replica_of(
     config: BrokerConfig, new_coordinator: Callable[[Clock], Coordinator] | None
 ) -> tuple[int, Target]:
-    """Return the number of the replica that settings describe, and where its set is."""
+    """Return the number of the replica in some settings, and the cluster of its set."""
     if config.replication is None:
         raise ConfigError(f"{config.path}: expected a section [replication]")
     zookeeper = config.zookeeper
@@ -655,7 +655,7 @@ def _replica_of(
 
 @contextlib.contextmanager
 def locked(paths: Sequence[Path]) -> Iterator[Sequence[Path]]:
-    """Hold data directories, made where they are missing; no broker runs there."""
+    """Lock data directories, created if missing, against brokers during the block."""
     fs = SystemFileSystem()
     with contextlib.ExitStack() as held:
         for path in paths:

@@ -1,4 +1,4 @@
-"""`metaq request`: one request to the responders of a topic, and its reply."""
+"""`metaq request`: send a request to the responders of a topic; print the reply."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`metaq scheduled`: messages that wait for their time, listed and taken back."""
+"""`metaq scheduled`: list and cancel messages that wait for their due time."""
 
 import datetime as dt
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ group("scheduled", "List messages that wait for their time, or take them back.")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueRange:
-    """The options that say which times are meant."""
+    """Options for a range of due times."""
 
     since: dt.datetime | None = declared(
         time_option("--from", "Those that are due at that time or later.")

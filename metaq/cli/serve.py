@@ -1,22 +1,22 @@
-"""`metaq broker` and `metaq local`: run a broker, the second with its own ZooKeeper.
+"""`metaq broker` and `metaq local`: run a broker; `local` also runs ZooKeeper.
 
 `local` keeps everything in one data directory:
 
     <data>/<topic>-<partition>/   partition logs: the data directory of the broker
     <data>/local/zookeeper/       ZooKeeper: settings, log, data
     <data>/local/.lock            held while `metaq local` runs there
-    <data>/local/port             where the broker listened last
+    <data>/local/port             last port of the broker
     <data>/local/replica-K/       data directory of replica K of a set, 2 and above
 
-ZooKeeper is a child process that the kernel kills when this process ends, however it
-ends. It is started first and stopped last.
+ZooKeeper is a child process, which the kernel kills when this process ends for any
+reason. It is started first and stopped last.
 
-With port 0 the broker takes the port it had last time, if that is still free: after a
-kill its old registration lasts until the session time-out; it is then recognised as the
-broker's own and replaced at once.
+With port 0 the broker uses its last port again if that is free. Its registration
+outlives a kill until the session times out; with the same address the broker recognises
+it as its own and replaces it at once.
 
-NB: `metaq.broker.process` is imported inside the functions that run a broker: that
-takes a tenth of a second, and no other command needs it.
+NB: `metaq.broker.process` is imported inside the functions that run a broker, because
+the import takes a tenth of a second and no other command needs it.
 """
 
 import asyncio
@@ -60,18 +60,17 @@ if TYPE_CHECKING:
 
 LOOPBACK: Final = "127.0.0.1"
 LOCAL: Final = "local"
-"""Directory beside the partition directories; a name without '-' is none of them."""
+"""Directory beside the partition directories, whose names all contain '-'."""
 PORT: Final = 8123
 ZOOKEEPER_PORT: Final = 2181
 PORT_MAX: Final = 65535
 PORT_FILE: Final = "port"
 SESSION_TIMEOUT_MS: Final = 4_000
-"""A broker that comes back on another port after kill -9 waits until its earlier
-session expires."""
+"""After kill -9, a broker on another port waits until its old session expires."""
 SYNC_TIME_MS: Final = 200
-"""Between withdrawing and closing the port: clients on the same machine are quick."""
+"""Wait between withdrawing and closing the port; short for clients on this machine."""
 LOOK_S: Final = 0.1
-"""Interval of looks at a registration that is not complete, seconds."""
+"""Interval at which an incomplete registration is checked, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +138,7 @@ def serve_broker(path: Path, settings: dict[str, str]) -> None:
 
     SIGHUP reloads the configuration.
     """
-    # Until the broker has its own handler: what a reload would read is read now.
+    # Ignored until the broker has its handler: the settings are read now anyway.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     config = load_config(str(path), read_bytes, settings)
     logs.show(logging.INFO)
@@ -166,7 +165,7 @@ def serve_local(options: LocalOptions) -> None:
     replicas a line for each follows, and again for one that had ended.
     """
     data_dir = (options.data_dir or default_data_dir()).absolute()
-    # A mistake in a setting shows before anything is started or created.
+    # Report mistakes in settings before anything is started or created.
     config = local_config(options, data_dir, f"{LOOPBACK}:{options.zookeeper_port}")
     if options.data_dir is None:
         render.say(f"data is kept in {data_dir}")
@@ -174,8 +173,8 @@ def serve_local(options: LocalOptions) -> None:
     _make_directories(data_dir)
     Path(config.system.data_path).parent.mkdir(parents=True, exist_ok=True)
     lock = SystemFileSystem().lock_directory(data_dir / LOCAL)
-    # Until the broker has its own handlers there is nothing to reload, and an order to
-    # end unwinds what was started.
+    # Until the broker has its handlers, SIGHUP is ignored, and SIGTERM unwinds what was
+    # started.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
     try:
@@ -195,7 +194,7 @@ def serve_local(options: LocalOptions) -> None:
 
 @contextlib.contextmanager
 def _naming_another(option: str, port: int) -> Iterator[None]:
-    """Name the option that takes another port, where one is in use."""
+    """If a port is in use, name the option to choose another in the error."""
     try:
         yield
     except MetaqError as error:
@@ -247,13 +246,13 @@ def _run_set(
     connect: str,
     server: EmbeddedZooKeeper | None,
 ) -> None:
-    """Run a set; the first replica has the data directory of a broker alone."""
+    """Run a set; the data directory of replica 1 is that of a single broker."""
     replicas, ports = [], set[int]()
     for number in range(1, options.replica_count + 1):
         local = data_dir / LOCAL
         own = data_dir if number == 1 else local / f"replica-{number}"
         memory = local / (PORT_FILE if number == 1 else f"{PORT_FILE}-{number}")
-        # A replica that is started again keeps its address.
+        # A restarted replica keeps its address.
         port = options.port + number - 1 if options.port else last_port(memory)
         while not port or port in ports:
             port = free_port()
@@ -273,7 +272,7 @@ def _run_set(
 
 
 def _registration_problem(broker: "Broker") -> str:
-    """Return why clients cannot find a broker; "" when they can, or need not."""
+    """Return why clients cannot find a broker; "" if they can, or without ZooKeeper."""
     found = broker.control.status().registration
     if found is None or found.state is RegistrationState.REGISTERED:
         return ""
@@ -290,7 +289,7 @@ def _print_when_registered(broker: "Broker", line: str) -> None:
 
 
 def _end_with(server: EmbeddedZooKeeper) -> None:
-    """Stop in good order when ZooKeeper ends: clients could not find the broker."""
+    """Stop cleanly when ZooKeeper ends, because clients could not find the broker."""
     if server.pid is None:
         os.kill(os.getpid(), signal.SIGTERM)
         return
@@ -319,7 +318,7 @@ def local_zookeeper(
         with _naming_another("--zk-port", options.zookeeper_port):
             server.start()
     except EmbeddedZooKeeperError as error:
-        # The message ends with the end of its log; one line is enough here.
+        # The message ends with an excerpt of its log; the first line is enough here.
         reason, *log = str(error).split("\n")
         where = f"; its log is in {directory}" if log else ""
         raise EmbeddedZooKeeperError(reason + where) from error
@@ -330,7 +329,7 @@ def local_zookeeper(
 
 
 def last_port(memory: Path) -> int:
-    """Return the port of the last run if it is free now, else 0."""
+    """Return the port of the last run if it is free, else 0."""
     try:
         port = int(memory.read_text(encoding="ascii"))
         with socket.socket() as probe:
@@ -342,7 +341,7 @@ def last_port(memory: Path) -> int:
 
 
 def local_config(options: LocalOptions, data_dir: Path, connect: str) -> BrokerConfig:
-    """Return MetaQ's example settings, changed for this machine."""
+    """Return the installed settings with the overrides of `metaq local`."""
     settings = installed_settings()
     overrides = _overrides(options, data_dir, connect)
     return load_config(str(settings), read_bytes, overrides)
@@ -357,13 +356,13 @@ def _overrides(options: LocalOptions, data_dir: Path, connect: str) -> dict[str,
         "zk.zkSessionTimeoutMs": str(SESSION_TIMEOUT_MS),
         "zk.zkSyncTimeMs": str(SYNC_TIME_MS),
         **parse_topics(options.topics),
-        # The user's settings come last, and win.
+        # The user's settings come last, so they take precedence.
         **options.settings,
     }
 
 
 def parse_topics(topics: tuple[str, ...]) -> dict[str, str]:
-    """Return the overrides that `--topic NAME[=PARTITIONS]` asks for."""
+    """Return the overrides for values `NAME[=PARTITIONS]` of `--topic`."""
     overrides = {}
     for text in topics:
         name, equals, count = text.partition("=")
@@ -388,9 +387,9 @@ def _make_directories(data_dir: Path) -> None:
 
 
 def installed_settings() -> Path:
-    """Return the `server.ini` that came with the package.
+    """Return the path of the package's `server.ini`.
 
-    In a wheel it is inside the package; in a checkout it is `config/server.ini`.
+    In a wheel it is inside the package, in a checkout `config/server.ini`.
     """
     package = Path(str(resources.files("metaq")))
     candidates = (package / "server.ini", package.parent / "config" / "server.ini")

@@ -1,8 +1,8 @@
-"""`metaq ship`: each line of a growing file becomes a message.
+"""`metaq ship`: put each line of a growing file as a message.
 
-The state file says how far the file was sent. It is written after the lines before it
-are stored, and by a rename: a restart loses no line, and after a crash the lines of one
-batch at most are sent again.
+The state file has the position up to which the file was sent. It is written after these
+lines are stored, and replaced by a rename: a restart loses no lines, and after a crash
+at most the lines of one batch are sent again.
 """
 
 import json
@@ -47,9 +47,9 @@ from metaq.model import HeaderPairs, SizeBytes
 from metaq.retry import Backoff
 
 POLL_S: Final = 0.1
-"""Interval of looks at a file that does not grow, seconds."""
+"""Interval at which a file is checked for new lines, seconds."""
 BACKOFF: Final = Backoff(first_s=0.5, max_s=10.0)
-"""Pauses while no broker takes the lines; there is no last attempt."""
+"""Pauses between attempts while no broker takes the lines; attempts are unlimited."""
 STATE_BYTES_MAX: Final = SizeBytes(64 * 1024)
 
 
@@ -58,7 +58,7 @@ class ShipOptions:
     """The options of `metaq ship`."""
 
     file: Path = declared(click.argument("file", type=FILE))
-    """The file to follow; it may not exist yet."""
+    """File to follow; it may not exist yet."""
     topic: str = declared(topic_argument)
     state: Path | None = option(
         "--state",
@@ -76,7 +76,7 @@ class ShipOptions:
     headers: HeaderPairs = declared(headers_option, default=())
     metrics_port: int | None = declared(metrics_option, default=None)
     as_json: bool = declared(json_option)
-    """The summary as one object."""
+    """Print the summary as one object."""
 
 
 @dataclass(slots=True)
@@ -106,14 +106,14 @@ def ship(target: Target, options: ShipOptions) -> None:
     if options.once and not options.file.exists():
         raise ConfigError(f"{options.file}: there is no such file")
     if options.file.exists() and not options.file.is_file():
-        # Opening a pipe would wait, and it has no position to come back to.
+        # The open of a pipe would block, and a pipe has no position to return to.
         raise ConfigError(
             f"{options.file}: expected a regular file; of a pipe, metaq produce reads"
             " the lines"
         )
     bookmark = None
     if options.state is not None:
-        # Messages sent but not noted would be sent again.
+        # Messages sent without a stored position would be sent again.
         if not os.access(options.state.parent, os.W_OK):
             raise ConfigError(
                 f"{options.state}: the state cannot be kept there, the directory is"
@@ -130,7 +130,7 @@ def ship(target: Target, options: ShipOptions) -> None:
     try:
         with (
             found.target.client() as client,
-            # One batch at a time: MetaQ 1.4 keeps no order among puts in flight.
+            # One batch at a time: MetaQ 1.4 does not order puts in flight.
             client.producer(
                 timeout_s=target.timeout_s,
                 in_flight_batches_max=1,
@@ -147,7 +147,7 @@ def ship(target: Target, options: ShipOptions) -> None:
 
 
 def _of_file(path: Path) -> Selector:
-    """Return a selector: lines of one file go to one partition, without a key."""
+    """Return a selector that maps all lines of a file to one partition."""
     by_key, key = KeyHash(), str(path.absolute())
     return lambda topic, partitions, message: by_key(
         topic, partitions, message._replace(key=key)
@@ -189,7 +189,7 @@ def _send(
     counts: _Counts,
     interrupts: Interrupts,
 ) -> None:
-    """Send lines until all are stored, however long that takes."""
+    """Send lines, with retries, until all are stored; without a time limit."""
     failures = 0
     while True:
         try:
@@ -218,9 +218,9 @@ def _send(
 
 
 def read_state(path: Path, file: Path, topic: str) -> Bookmark | None:
-    """Return where to go on; None when there is no state file yet.
+    """Read the bookmark in a state file; None if there is no such file yet.
 
-    Raises ConfigError where it is no state file, or one of another file or topic.
+    Raises ConfigError if it is not a state file, or of another file or topic.
     """
     files = SystemFileSystem()
     if not files.exists(path):
@@ -248,9 +248,9 @@ _FIELDS: Final = ("inode", "position", "check_bytes", "check")
 
 
 def write_state(path: Path, file: Path, topic: str, bookmark: Bookmark) -> None:
-    """Store where to go on.
+    """Write a bookmark to a state file.
 
-    *Durability*: on return it is on the disk; after a crash the old or the new is.
+    *Durability*: on disk on return; after a crash, the old or the new state is there.
     """
     state = {"file": str(file.absolute()), "topic": topic, **asdict(bookmark)}
     SystemFileSystem().write_atomically(path, json.dumps(state).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""`metaq topics`: partitions and their offsets; topics made and changed by command."""
+"""`metaq topics`: list partitions and their offsets; create and change topics."""
 
 import sys
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ COLUMNS = (
     "topic", "partition", "broker", "puts", "gets", "log_start", "log_end", "closed",
 )  # fmt: skip
 SHOWN_COLUMNS = ("topic", "partition", "broker", "state", "log_start", "log_end")
-"""Columns for people: 80 characters are enough for all but the longest names."""
+"""Columns of the table, which fits 80 characters but for the longest names."""
 STATUS_COLUMNS = ("broker", "is_there", "partitions", "effect", "text")
 
 
@@ -83,7 +83,7 @@ def _row(each: PartitionDescription) -> tuple[render.Cell, ...]:
 
 
 def _shown(row: Sequence[render.Cell]) -> tuple[render.Cell, ...]:
-    """Return the cells of a row for people."""
+    """Return the row of the table for a row of `COLUMNS`."""
     topic, partition, broker, takes_puts, takes_gets, start, end, is_closed = row
     state = "puts only" if takes_puts else "gets only" if takes_gets else "away"
     if takes_puts and takes_gets:
@@ -101,7 +101,7 @@ Brokers = list[int] | Literal["all"]
 def read_brokers(
     _context: click.Context, _option: click.Parameter, word: str | None
 ) -> Brokers | None:
-    """Read the value of `--brokers`."""
+    """Parse the value of `--brokers`."""
     if word is None or word == "all":
         return "all" if word else None
     parts = [part.strip() for part in word.split(",")]
@@ -112,7 +112,7 @@ def read_brokers(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """Wanted settings of a topic."""
+    """Options for a topic to create or alter."""
 
     partitions: int | None = option(
         "--partitions",
@@ -236,7 +236,7 @@ def delete(target: Target, topic: str, confirmed: str | None, *, as_json: bool) 
 
 
 async def _count_waiting(admin: AsyncAdmin, topic: str) -> int:
-    with suppress(NoTopicError):  # it may be defined, and served nowhere
+    with suppress(NoTopicError):  # it may be defined but not served
         return (await admin.scheduled(topic, count_max=0)).message_count
     return 0
 

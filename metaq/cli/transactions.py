@@ -1,4 +1,4 @@
-"""`metaq txn`: transactions of a broker on this machine, and their ends by command."""
+"""`metaq txn`: list the transactions of a broker on this machine; end them."""
 
 import re
 import uuid
@@ -17,14 +17,15 @@ from metaq.client import AsyncClient, SettledGroup
 COLUMNS: Final = ("key", "state", "puts", "bytes", "age", "prepared", "partitions")
 
 NAME: Final = re.compile(r"(?:XID:.*:)?((sink|write|group)-([^:/]+))")
-"""Name of an exactly-once write of Spark, or of a group; alone, or a key ends so."""
+"""Name of an exactly-once write of Spark or of a group, alone or at the end of a
+key."""
 
 
 class End(NamedTuple):
-    """One way to end a transaction by command."""
+    """A way to end a transaction by command."""
 
     help: str
-    """Its help, one sentence."""
+    """Help of the command."""
     done: str
 
 
@@ -54,7 +55,7 @@ def list_transactions(data_dir: Path, *, as_json: bool) -> None:
     """
     transactions = ask(data_dir, "transactions")["transactions"]
     if as_json:
-        # Ages as numbers, in milliseconds; null is one that is not known.
+        # Ages are in milliseconds; null if unknown.
         for each in transactions:
             render.print_json(each)
         return
@@ -87,13 +88,13 @@ def list_transactions(data_dir: Path, *, as_json: bool) -> None:
 
 
 def spark_names(keys: Iterable[str]) -> list[str]:
-    """Return the writes of Spark that keys belong to, each once."""
+    """Return the names of the Spark writes that keys belong to, each once."""
     found = filter(None, map(NAME.fullmatch, keys))
     return list(dict.fromkeys(name[1] for name in found if name[2] != "group"))
 
 
 def group_members(keys: Iterable[str]) -> dict[str, list[str]]:
-    """Return the groups that keys belong to, with their members, each once."""
+    """Return each group that keys belong to → its members, each once."""
     from metaq.model import XaTransactionId
     from metaq.protocol.transaction_ids import parse_key
     from metaq.zk.decisions import parse_batch_xid

@@ -1,8 +1,8 @@
-"""The command `metaq`: its help, its exit codes, and how commands join it.
+"""The command `metaq`: help, exit codes, and registration of commands.
 
-Exit codes: 0 fine; 1 failed, or problems found; 2 wrong usage; 130 interrupted by
-Ctrl-C; 141 the reader of our output went away; 143 ended by SIGTERM. A broker that is
-stopped by a signal ends with 0.
+Exit codes: 0 success; 1 failure, or problems found; 2 wrong usage; 130 interrupted by
+Ctrl-C; 141 the reader of standard output has closed it; 143 ended by SIGTERM. A broker
+that is stopped by a signal exits with 0.
 """
 
 import errno
@@ -38,9 +38,9 @@ SECTIONS: Final = {
     ),
     "Pipelines": ("pipeline",),
 }  # fmt: skip
-"""Sections of the help, and their commands in the order of a first use."""
+"""Sections of the help → commands, in the order of first use."""
 LINE_MAX: Final = 200
-"""Longest sentence in a list of commands; click cuts it at the width of a terminal."""
+"""Maximum length of a command's line in a list; click cuts it to the terminal."""
 
 SHARED: Final[dict[str, Callable[[Any], Any]]] = {
     "is_dry": dry_option,
@@ -49,22 +49,22 @@ SHARED: Final[dict[str, Callable[[Any], Any]]] = {
     "target": target_options,
     "data_dir": here_options,
 }
-"""Options of many commands, by the argument that they become; rooms add theirs."""
+"""Name of an argument → decorator that adds its options. Other modules add theirs."""
 
 NO_WORDS: Final[Any] = getattr(click.exceptions, "NoArgsIsHelpError", ())
-"""Shows the help of a group of commands; click 8.1 has none, and prints it."""
+"""Raised by click to show the help of a group; click 8.1 prints the help instead."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Turn an exception of the body into one sentence and an exit code."""
+    """Convert an exception of the body to one sentence and an exit code."""
     code = 0
     try:
         yield
     except click.ClickException as error:
-        # It has what the user typed, unless it is our help; `show` escapes nothing.
+        # Unless it is our help, the message may have user input; `show` escapes none.
         if not isinstance(error, NO_WORDS):
             error.message = printable(error.message)  # type: ignore[misc]  # no other way
         raise
@@ -76,7 +76,7 @@ def _one_sentence() -> Iterator[None]:
     except OSError as error:
         where = error.filename
         if where is None and error.errno in NO_SPACE:
-            where = "standard output"  # our only output without a name
+            where = "standard output"  # the only output without a name
         text = error.strerror or str(error) or type(error).__name__
         _say(f"{where}: {text}" if where else text)
         code = render.EXIT_PROBLEMS
@@ -95,13 +95,13 @@ def _say(text: str) -> None:
 
 
 class MetaqGroup(click.Group):
-    """Turns exceptions of commands into one sentence and an exit code."""
+    """Group that converts exceptions of commands to one sentence and an exit code."""
 
     load: Callable[[str], None] = staticmethod(lambda _name: None)
     """Loads the modules of a command."""
 
     def make_context(self, *words: Any, **options: Any) -> click.Context:
-        """Read the command line; `--help` and `--version` print here."""
+        """Parse the command line; `--help` and `--version` print here."""
         with _one_sentence():
             return super().make_context(*words, **options)
 
@@ -119,14 +119,14 @@ class MetaqGroup(click.Group):
         return sorted(name for names in SECTIONS.values() for name in names)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command; its modules are loaded now, and those of no other."""
+        """Return a command; load its modules only."""
         self.load(cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def format_commands(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
-        """Write the commands by section, each with its whole first sentence."""
+        """Write the commands by section, each with its full first sentence."""
         width = max(map(len, self.list_commands(ctx)))
         for section, names in SECTIONS.items():
             rows = list[tuple[str, str]]()
@@ -139,16 +139,16 @@ class MetaqGroup(click.Group):
 
 
 class ListingGroup(click.Group):
-    """Lists, with the word `list` or without; or runs the command that is named."""
+    """Group that lists, with or without the word `list`, or runs a subcommand."""
 
     def __init__(self, *words: Any, **options: Any) -> None:
-        """Make a group that also runs without a command."""
+        """Create a group that can run without a subcommand."""
         options["invoke_without_command"] = True
         options["subcommand_metavar"] = "| COMMAND [ARGS]..."
         super().__init__(*words, **options)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Leave the words of a command to that command."""
+        """Parse the options of the listing; leave those of a subcommand to it."""
         if args and args[0] in self.commands:
             ctx.args = list(args)
             return ctx.args
@@ -168,14 +168,14 @@ class ListingGroup(click.Group):
             ) from error
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Leave the arguments of the listing out of the usage lines of commands."""
+        """Return the parameters; for usage lines of subcommands, without arguments."""
         found = super().get_params(ctx)
         if ctx.command is self:
             return found
         return [one for one in found if not isinstance(one, click.Argument)]
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that was named, or list."""
+        """Run the subcommand if one was named, else list."""
         if not ctx.args:
             return click.Command.invoke(self, ctx)
         name, command, words = self.resolve_command(ctx, ctx.args)
@@ -186,7 +186,7 @@ class ListingGroup(click.Group):
 
 
 def example(*lines: str) -> str:
-    """Return the text below a command's options."""
+    """Return the examples that a command's help ends with."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
@@ -203,7 +203,7 @@ def main() -> None:
 
 
 def group(name: str, text: str) -> None:
-    """Add a group of commands, with its help."""
+    """Add a group of commands with its help."""
     main.add_command(click.Group(name, help=text, short_help=text))
 
 
@@ -214,17 +214,17 @@ def command(
     cls: type[click.Command] = click.Command,
     short_help: str | None = None,
 ) -> Callable[[F], F]:
-    """Make a command of a function; its docstring is the help.
+    """Return a decorator that adds a function as a command; its docstring is the help.
 
-    The function itself stays as it is, for tests and for other commands.
+    The function itself is returned unchanged, for tests and other commands.
 
     Args:
-        name: the words after `metaq`.
+        name: words after `metaq`.
         options: decorators that add options, in the order of the help; those of
-            `SHARED` come after them, where the function has such an argument.
-        examples: lines that can be typed.
-        cls: the kind of command.
-        short_help: its line in the list of commands; None: the help's first sentence.
+            `SHARED` for arguments of the function are added after them.
+        examples: example command lines.
+        cls: class of the command.
+        short_help: line in the list of commands; None: the help's first sentence.
     """
 
     def register(function: F) -> F:

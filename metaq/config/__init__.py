@@ -1,1 +1,1 @@
-"""`server.ini` in MetaQ's format → frozen settings, with every bound named."""
+"""Parser of `server.ini` in MetaQ's format, with its frozen settings."""

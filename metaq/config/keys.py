@@ -1,12 +1,12 @@
-"""The table of every key: spelling in `server.ini`, field, kind, unit, range, reload.
+"""Table of all keys: spelling in `server.ini`, field, kind, unit, range, reload.
 
-One row serves parser, error messages, reload report and the check that the comments
-of `config/server.ini` are true. Source: docs/metaq-1.4/broker.md 4.2 to 4.5.
+The parser, error messages, the reload report and the check of the comments of
+`config/server.ini` use it. Source: docs/metaq-1.4/broker.md 4.2 to 4.5.
 
 An integer is an expression, `maxSegmentSize=1024*1024*1024`: numbers, `+ - * / %` and
-parentheses, as a Java broker computes them. Division truncates toward zero, the
+parentheses, evaluated as by a Java broker. Division truncates toward zero, the
 remainder has the sign of the dividend, results are signed 64-bit numbers. Length, depth
-and size are bounded, so a hostile file is cheap to refuse. Source:
+and size are bounded, so that a hostile file is refused quickly. Source:
 docs/metaq-1.4/broker.md 4.1.
 """
 
@@ -31,7 +31,7 @@ INT32_MAX: Final = 2**31 - 1
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 EXPRESSION_CHARS_MAX: Final = 100
-"""Long enough for any product of units; bounds the depth of the parsed tree."""
+"""Maximum length of an expression; also bounds the depth of the parsed tree."""
 DELETE_POLICY_FORMS: Final = (
     "expected delete,168h or archive,168h or archive,168h,true, with an age in hours"
     " (168 or 168h), minutes (90m) or seconds (30s)"
@@ -39,18 +39,18 @@ DELETE_POLICY_FORMS: Final = (
 PORT_MAX: Final = 65_535
 BROKER_ID_MAX: Final = 1023
 PARTITION_COUNT_MAX: Final = 10_000
-"""Each partition holds open files; MetaQ's deployments had tens."""
+"""Bounded because each partition has open files; MetaQ's deployments had tens."""
 THREAD_COUNT_MAX: Final = 10_000
 CHECKPOINTS_MAX_MAX: Final = 1_000
 DELETE_AGE_MS_MAX: Final = 100 * 366 * 24 * HOUR_MS
-"""A century: more is a mistake, and would overflow some clients' dates."""
+"""A century; a higher age would overflow the dates of some clients."""
 NAMES_MAX: Final = 16
-"""Each name of an index costs time and space with every message."""
+"""Maximum number of indexed names; each costs time and space for every message."""
 SUGGESTION_CHARS_MAX: Final = 80
-"""Longest unknown key that is compared and quoted whole."""
+"""Length to which an unknown key is cut when it is compared and quoted."""
 
 GROUP_PREFIX: Final = "group."
-"""Starts the keys of a topic section that install a filter for a consumer group."""
+"""Prefix of the keys of a topic section that set a filter class of a group."""
 
 SYSTEM_KEYS_WITHOUT_EFFECT: Final = frozenset(
     {"topics", "slaveConfig", "path", "log", "lastModified", "configFileChecksum"}
@@ -59,7 +59,7 @@ TOPIC_KEYS_WITHOUT_EFFECT: Final = frozenset({"topic", "filterClassNames"})
 
 
 class KeyKind(enum.Enum):
-    """Form of the text of a value."""
+    """Syntax of a value."""
 
     INTEGER = "integer"
     """An arithmetic expression within `low`..`high`."""
@@ -68,18 +68,18 @@ class KeyKind(enum.Enum):
     LENIENT_BOOLEAN = "lenient boolean"
     """`true` in any case is true, everything else is false (`stat` of a topic)."""
     TEXT = "text"
-    """Taken unchanged."""
+    """Any text, used unchanged."""
     ZNODE = "znode path"
-    """A path from the root; a trailing slash goes."""
+    """An absolute path; slashes at its ends are normalized."""
     NAMES = "names"
-    """With commas between, up to `NAMES_MAX`."""
+    """Up to `NAMES_MAX` names, separated by commas."""
     POLICY = "delete policy"
     """`delete,<age>` or `archive,<age>[,<compress>]`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of one kind of section."""
+    """A key of one kind of section."""
 
     name: str
     """Spelling in `server.ini`."""
@@ -90,16 +90,16 @@ class Key:
     low: int = 1
     high: int = INT32_MAX
     is_required: bool = False
-    """Blank or absent is an error."""
+    """Whether a blank or absent value is an error."""
     is_reloadable: bool = False
-    """A reload puts a change into effect; otherwise it takes a restart."""
+    """Whether a reload applies a change; otherwise it takes a restart."""
 
     def read(self, text: str) -> object:
-        """Turn the text of a value, trimmed and not blank, into the field's value.
+        """Parse the text of a value, trimmed and not blank.
 
         Raises:
-            ValueError: the text is no value of this key; the message says what was
-                expected.
+            ValueError: the text is not a value of this key; the message names the
+                expected form.
         """
         match self.kind:
             case KeyKind.INTEGER:
@@ -175,7 +175,7 @@ REPLICATION_KEYS: Final = (
 )
 
 LIMITS_KEYS: Final = (
-    # The longest line that MetaQ's own clients send has some 300 bytes.
+    # The longest line of MetaQ's own clients has about 300 bytes.
     Key("lineBytesMax", "line_bytes_max", unit="bytes", low=512),
     Key("payloadBytesMax", "payload_bytes_max", unit="bytes"),
     Key("batchBytesMax", "batch_bytes_max", unit="bytes"),
@@ -198,7 +198,7 @@ LIMITS_KEYS: Final = (
     Key("logBytesMax", "log_bytes_max", unit="bytes", low=0, high=INT64_MAX),
     Key("dataDirBytesMax", "data_dir_bytes_max", unit="bytes", low=0, high=INT64_MAX),
     Key("freeBytesMin", "free_bytes_min", unit="bytes", low=0, high=INT64_MAX),
-    # The producer file of a partition has up to 2 KiB for each.
+    # A partition's producer file takes up to 2 KiB for each producer.
     Key("producerCountMax", "producer_count_max", unit="producers", high=16_384),
     Key("spanBytesMin", "span_bytes_min", unit="bytes"),
     Key("indexBytesPerS", "index_bytes_per_s", unit="bytes/s", low=0),
@@ -220,11 +220,11 @@ TOPIC_KEYS: Final = (
     Key("stat", "stat", KeyKind.LENIENT_BOOLEAN, is_reloadable=True),
     Key("deletePolicy", "delete_policy", KeyKind.POLICY, is_reloadable=True),
     Key("deleteWhen", "delete_when", KeyKind.TEXT, is_reloadable=True),
-    # Open logs keep their directory.
+    # No effect on open logs: their directory does not change.
     Key("dataPath", "data_path", KeyKind.TEXT),
     Key("unflushInterval", "unflush_interval_ms", unit="ms", low=INT32_MIN,
         is_reloadable=True),
-    # Open logs keep their mode, group commit or threshold.
+    # No effect on open logs: their mode, group commit or threshold, does not change.
     Key("unflushThreshold", "unflush_threshold", unit="records", low=INT32_MIN),
     Key("acceptPublish", "accept_publish", KeyKind.BOOLEAN, is_reloadable=True),
     Key("acceptSubscribe", "accept_subscribe", KeyKind.BOOLEAN, is_reloadable=True),
@@ -232,12 +232,12 @@ TOPIC_KEYS: Final = (
 )  # fmt: skip
 
 METAQ_TOPIC_KEYS: Final = frozenset(key.name for key in TOPIC_KEYS) - {"index"}
-"""Those that MetaQ 1.4 has; it does not start with others in a section of a topic."""
+"""Keys of MetaQ 1.4, which does not start with another key in a topic section."""
 
 DEFINITION_KEYS: Final = tuple(
     key for key in TOPIC_KEYS if key.name not in {"numPartitions", "dataPath"}
 )
-"""Settings allowed for a topic made by command; a path is each broker's own."""
+"""Keys allowed for a topic created by command; paths differ between brokers."""
 
 _ALPHABET = re.compile(r"[0-9+\-*/%() \t]+")
 _AGE = re.compile(r"(?P<number>\d{1,19})(?P<unit>[smh])?", re.ASCII)
@@ -265,10 +265,10 @@ _BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def evaluate_integer(text: str) -> int:
-    """Compute an integer expression of at most `EXPRESSION_CHARS_MAX` characters.
+    """Evaluate an integer expression of at most `EXPRESSION_CHARS_MAX` characters.
 
     Raises:
-        ValueError: it is no such expression, or a number in it leaves 64 bits.
+        ValueError: a syntax error, a division by zero, or a number beyond 64 bits.
     """
     if len(text) > EXPRESSION_CHARS_MAX:
         raise ValueError(
@@ -299,7 +299,7 @@ def _value(node: ast.expr) -> int:
 
 
 def evaluate_boolean(text: str) -> bool:
-    """Read a boolean literal.
+    """Parse a boolean literal.
 
     Raises:
         ValueError: the text is neither `true` nor `false`.
@@ -310,13 +310,13 @@ def evaluate_boolean(text: str) -> bool:
 
 
 def read_delete_policy(text: str) -> DeletePolicy:
-    """Read `delete,<age>` or `archive,<age>[,<compress>]`.
+    """Parse `delete,<age>` or `archive,<age>[,<compress>]`.
 
-    An age is a whole number with the suffix `s`, `m` or `h`, hours without one. Source:
-    docs/metaq-1.4/broker.md 2.9.
+    An age is a whole number with the suffix `s`, `m` or `h`; hours without a suffix.
+    Source: docs/metaq-1.4/broker.md 2.9.
 
     Raises:
-        ValueError: it is no such policy; the message names the forms that exist.
+        ValueError: the text is not such a policy; the message names the forms.
     """
     kind, compress = DeleteKind.ARCHIVE, "false"
     match [part.strip() for part in text.split(",")]:
@@ -339,10 +339,10 @@ def read_delete_policy(text: str) -> DeletePolicy:
 
 
 def read_names(text: str) -> tuple[str, ...]:
-    """Read names with commas between.
+    """Parse names separated by commas; repeated names count once.
 
     Raises:
-        ValueError: one is empty, or there are too many.
+        ValueError: a name is empty, or there are more than `NAMES_MAX`.
     """
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if "" in names or len(names) > NAMES_MAX:
@@ -351,13 +351,13 @@ def read_names(text: str) -> tuple[str, ...]:
 
 
 def nearest_key(name: str, candidates: Iterable[str]) -> str:
-    """Return the candidate with the smallest edit distance; the first of equals."""
+    """Return the candidate with the smallest edit distance; among equals, the first."""
     cut = name[:SUGGESTION_CHARS_MAX]
     return min(candidates, key=lambda candidate: edit_distance(cut, candidate))
 
 
 def edit_distance(left: str, right: str) -> int:
-    """Count the insertions, deletions and replacements that make left right."""
+    """Return the Levenshtein distance of two texts."""
     row = list(range(len(right) + 1))
     for i, char in enumerate(left, 1):
         diagonal, row[0] = row[0], i

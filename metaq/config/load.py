@@ -1,19 +1,19 @@
-"""From the bytes of a file to validated settings, at start and on reload.
+"""Read and validate a configuration file, at start and on reload.
 
-Overrides come from the command line and win over the file. A bare key goes to the
-section that knows it, in the order `[system]`, `[zookeeper]`, `[metaq]`; `NAME:key`
-goes to `[topic=NAME]`, which is added when the file has none. So `NAME:numPartitions`
-with a blank value adds a topic with all defaults.
+Overrides come from the command line and take precedence over the file. A bare key sets
+the first section that has such a key: `[system]`, `[zookeeper]`, `[metaq]`, then
+`[replication]`. `NAME:key` sets `[topic=NAME]`, which is added if missing, so
+`NAME:numPartitions` with a blank value adds a topic with all defaults.
 
-If there are overrides, checksum and text of the settings are those of the settings in
-effect; without overrides they are those of the file, byte for byte.
+With overrides, checksum and text are those of the settings in effect; without
+overrides, those of the file, byte for byte.
 
-An unknown section is ignored, as MetaQ does, unless its name is nearly that of
-a known one (docs/decisions/0020-misspelt-sections.md).
+An unknown section is ignored, as in MetaQ, unless its name is close to that of a known
+one (docs/decisions/0020-misspelt-sections.md).
 
 On reload only `[topic=...]` sections take effect (docs/metaq-1.4/broker.md 4.5): the
-topics of the new file are read against the `[system]` defaults that the broker runs
-with, and any other difference is reported. A file with any error changes nothing.
+topics of the new file inherit the `[system]` settings that the broker runs with, and
+all other differences are reported. A file with any error changes nothing.
 """
 
 import re
@@ -68,12 +68,12 @@ REPLICATION: Final = "replication"
 TOPIC_PREFIX: Final = "topic="
 TOPIC: Final = TOPIC_PREFIX.removesuffix("=")
 NEAR_EDITS_MAX: Final = 2
-"""A section whose name differs so little from a known one is misspelt: a wrong, missing
-or additional letter, or two that are swapped."""
+"""Maximum edit distance at which an unknown section counts as misspelt: two wrong,
+missing or additional letters, or two that are swapped."""
 FOREIGN_SECTIONS: Final = frozenset({"slave"})
-"""Sections of older MetaQ files that no broker reads."""
+"""Sections of older MetaQ files, ignored by all brokers."""
 VALUE_CHARS_MAX: Final = 4096
-"""Paths and ZooKeeper ensembles are shorter; a longer value is a mistake."""
+"""Maximum length of a value; longer than any path or ZooKeeper ensemble."""
 NO_OVERRIDES: Final[Mapping[str, str]] = MappingProxyType({})
 
 _KEYS_BY_SECTION: Final = {
@@ -85,8 +85,8 @@ _KEYS_BY_SECTION: Final = {
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 SET_SESSION_TIMEOUT_MS: Final = 6_000
-"""Default of zk.zkSessionTimeoutMs in a replica set: so long after a leader has gone
-another one takes its place."""
+"""Default of zk.zkSessionTimeoutMs in a replica set: time from the loss of a leader to
+the election of another."""
 
 Settings = TypeVar(
     "Settings",
@@ -104,12 +104,12 @@ def load_config(
     """Read and validate a configuration file.
 
     Args:
-        path: the file.
-        read: returns the bytes of a file; its exceptions pass through.
+        path: path of the file.
+        read: returns the bytes of a file; its exceptions are passed on.
         overrides: key → value, see the head of this file.
 
     Raises:
-        ConfigError: the file or an override is wrong; the message names file,
+        ConfigError: the file or an override is invalid; the message names file,
             section, key and value.
     """
     return parse_config(read(path), path, overrides)
@@ -121,10 +121,10 @@ def parse_config(
     """Validate the bytes of a configuration file.
 
     Args:
-        data: the file, kept in the result for `stats config`, unless something was set
-            over it.
-        path: its name; for messages, and `<its directory>/../provided` is where
-            filter classes are when `appClassPath` is not set.
+        data: content of the file; without overrides the result keeps it, for
+            `stats config`.
+        path: path of the file, for messages; `<its directory>/../provided` is the
+            default of `appClassPath`.
         overrides: key → value, see the head of this file.
 
     Raises:
@@ -145,15 +145,15 @@ class Reload:
     """The outcome of a reload."""
 
     config: BrokerConfig
-    """Settings from now on: new topics and file, the rest unchanged."""
+    """Settings after the reload: topics and file are new, the rest is unchanged."""
     added: tuple[str, ...]
-    """Topics that only the new settings have, sorted."""
+    """Topics only in the new settings, sorted."""
     removed: tuple[str, ...]
-    """Topics that only the old ones have; they stay accepted and registered until a
-    restart."""
+    """Topics only in the old settings, sorted; they stay accepted and registered until
+    a restart."""
     changed: tuple[str, ...]
     needs_restart: tuple[str, ...]
-    """Differences without effect for now: `[section] key: old -> new`."""
+    """Differences that take a restart, as `[section] key: old -> new`."""
 
 
 def reload_config(
@@ -164,7 +164,7 @@ def reload_config(
     Args:
         running: the settings in effect; not changed.
         data: the new bytes of the same file.
-        overrides: those that the broker was started with.
+        overrides: overrides with which the broker was started.
 
     Raises:
         ConfigError: as `parse_config`; the caller keeps `running`.
@@ -204,16 +204,17 @@ def define_topic(
     *,
     system: SystemConfig,
 ) -> TopicConfig:
-    """Validate a topic that was made by command, like a section of the file.
+    """Validate a topic that was created by command, like a section of the file.
 
     Args:
-        name: an exact name, no pattern.
-        partition_count: partitions on each broker.
-        settings: some of `DEFINITION_KEYS` and the text of their values.
-        system: the defaults.
+        name: topic name; patterns are refused.
+        partition_count: number of partitions on each broker.
+        settings: names of `DEFINITION_KEYS` → text of the value.
+        system: defaults of the broker.
 
     Raises:
-        ConfigError: names topic, key and value.
+        ConfigError: a name or value is invalid; the message names topic, key and
+            value.
     """
     where = f"topic '{name}'"
     if not is_safe_topic(name):
@@ -249,7 +250,7 @@ def _differences(running: BrokerConfig, wanted: BrokerConfig) -> tuple[str, ...]
 
 
 def _topic_differences(running: BrokerConfig, merged: BrokerConfig) -> Iterator[str]:
-    """Yield what changed in topics and does not reach logs that are open."""
+    """Yield changes of topics that do not take effect on open logs."""
     for name, after in merged.topics.items():
         before = running.topics.get(name, after)
         for key in TOPIC_KEYS:
@@ -261,10 +262,10 @@ def _topic_differences(running: BrokerConfig, merged: BrokerConfig) -> Iterator[
 def _apply_overrides(
     sections: Sections, overrides: Mapping[str, str], path: str
 ) -> tuple[str, ...]:
-    """Set values over those of the file.
+    """Set the overrides in the sections of the file.
 
     Returns:
-        A sentence for each value that a topic's own section keeps from its topic.
+        A sentence for each override that a topic's own section overrules.
     """
     for name, value in overrides.items():
         topic, colon, key = name.rpartition(":")
@@ -289,7 +290,7 @@ def _section_of(key: str, path: str) -> str:
 def _build(
     sections: Sections, data: bytes, path: str, *, system: SystemConfig | None
 ) -> BrokerConfig:
-    """Validate everything; topics inherit from `system`, or from the file's own."""
+    """Validate all sections; topics inherit from `system`, if None from the file's."""
     own_system = _build_system(sections, path)
     zookeeper = _build_zookeeper(sections, path)
     limits = _build_limits(sections, path)
@@ -327,10 +328,10 @@ def _build(
 
 
 def _check_foreign(section: str, path: str) -> None:
-    """Refuse an unknown section whose name is nearly a known one.
+    """Check that an unknown section is not a misspelt known one.
 
     Raises:
-        ConfigError: the message names both.
+        ConfigError: its name is close to a known one; the message names both.
     """
     if section in FOREIGN_SECTIONS:
         return
@@ -351,7 +352,7 @@ def _build_system(sections: Sections, path: str) -> SystemConfig:
     if SYSTEM not in sections:
         raise ConfigError(f"{path}: section [{SYSTEM}] is missing")
     where = f"{path}: [{SYSTEM}]"
-    # By default filter classes are beside the directory of the file.
+    # By default, filter classes are in `provided`, a sibling of the file's directory.
     directory, slash, _name = path.rpartition("/")
     base = SystemConfig(app_class_path=f"{directory}{slash}../provided")
     raw = sections[SYSTEM]
@@ -380,7 +381,7 @@ def _build_limits(sections: Sections, path: str) -> LimitsConfig:
     raw = sections.get(LIMITS, {})
     where = f"{path}: [{LIMITS}]"
     limits = _fill(LimitsConfig(), LIMITS_KEYS, raw, where)
-    # Reading pauses at this bound: a larger command would wait for ever.
+    # Reading pauses at this bound, so a larger command would never be read.
     needed = max(
         limits.payload_bytes_max,
         limits.batch_bytes_max,
@@ -407,10 +408,10 @@ def _check_set(
     zookeeper: ZooKeeperConfig,
     path: str,
 ) -> None:
-    """Refuse settings with which an acknowledged put may be on fewer disks.
+    """Check that a replica set has ZooKeeper, and syncs puts before it acknowledges.
 
     Raises:
-        ConfigError: the message names the key.
+        ConfigError: ZooKeeper is disabled, or a topic syncs by threshold.
     """
     where = f"{path}: [{REPLICATION}] needs"
     if not zookeeper.is_enabled:
@@ -458,7 +459,7 @@ def _fill(
     where: str,
     tolerated: frozenset[str] | set[str] = frozenset(),
 ) -> Settings:
-    """Return `base` with the values of a section; a blank value leaves the default."""
+    """Return `base` with the values of a section; a blank value means the default."""
     known = {key.name for key in keys}
     for name, text in raw.items():
         if name not in known and name not in tolerated:

@@ -1,7 +1,7 @@
-"""Settings of a broker: frozen values with their units in the field names.
+"""Settings of a broker: frozen values, with units in the field names.
 
-`server.ini` keeps MetaQ's historical key names; this is where they gain units. The
-default of each field is repeated in the comments of `config/server.ini`, and
+`server.ini` keeps MetaQ's historical key names, without units. The default of each
+field is repeated in the comments of `config/server.ini`, and
 `tests/house/test_config_documented.py` compares the two.
 
 Source: docs/metaq-1.4/broker.md 4.2 to 4.4, 2.9. `LimitsConfig` is ours: MetaQ has no
@@ -31,7 +31,7 @@ SPAN_BYTES_MIN: Final = 16 * KIB
 
 
 class DeleteKind(enum.Enum):
-    """Fate of a segment that is old enough."""
+    """Action on a segment that has reached the age of the policy."""
 
     DELETE = "delete"
     """Remove the file."""
@@ -45,12 +45,12 @@ class DeletePolicy:
 
     kind: DeleteKind = DeleteKind.DELETE
     age_ms: int = 168 * HOUR_MS
-    """A sealed segment qualifies when it is strictly older, milliseconds, 0 or more."""
+    """Age above which a sealed segment is deleted or archived; 0 or more."""
     is_compressed: bool = False
-    """Archive into a `.zip`; never true for `delete`."""
+    """Whether to archive into a `.zip`; never true for `delete`."""
 
     def __str__(self) -> str:
-        """Return the text form, in the coarsest unit that is exact."""
+        """Return the text form, with the age in the coarsest exact unit."""
         units = (("h", HOUR_MS), ("m", MINUTE_MS), ("s", SECOND_MS))
         age = next(
             f"{self.age_ms // length_ms}{unit}"
@@ -68,37 +68,37 @@ def default_data_path() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettings:
-    """Settings of a topic; where its own section says nothing, those of `[system]`."""
+    """Settings of a topic; those that its section lacks come from `[system]`."""
 
     partition_count: int = 1
-    """Partitions 0 .. count-1 take puts; shrinking deletes nothing."""
+    """Partitions 0 .. count-1 take puts; a lower count deletes nothing."""
     stat: bool = False
     delete_policy: DeletePolicy = DeletePolicy()
     delete_when: str = "0 0 6,18 * * ?"
-    """Quartz expression of its deletion job, local time; `broker.schedule` reads it."""
+    """Quartz expression of the deletion job, local time; see `broker.schedule`."""
     data_path: str = field(default_factory=default_data_path)
-    """Directory of its partition logs, whose parent must exist; open logs stay where
-    they are."""
-    # MetaQ's code says 1000, but the key is required in a file anyway.
+    """Directory of the partition logs, whose parent must exist; open logs are not
+    moved."""
+    # MetaQ's default in code is 1000, but the key is required in a file anyway.
     unflush_threshold: int = 0
     """Records; 0 or less: group commit; n: sync after more than n unsynced puts. The
     mode of an open log does not change."""
     unflush_interval_ms: int = 10_000
-    """Sync at least this often; 0 or less: no timer."""
+    """Maximum time between syncs; 0 or less: no timer."""
     accept_publish: bool = True
-    """Advertise it to producers."""
+    """Whether to advertise the topic to producers."""
     accept_subscribe: bool = True
-    """Advertise it to consumers."""
+    """Whether to advertise the topic to consumers."""
 
     @property
     def unflush_interval_s(self) -> float:
-        """Return how old unsynced records may become, seconds, 0 or more."""
+        """Return the maximum age of unsynced records, seconds; 0: no timer."""
         return max(0, self.unflush_interval_ms) / 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemConfig(TopicSettings):
-    """`[system]`: one broker's settings; changes take effect at restart."""
+    """`[system]`: settings of the broker; changes take effect at restart."""
 
     broker_id: BrokerId = BROKER_ID
     host_name: str | None = None
@@ -106,37 +106,37 @@ class SystemConfig(TopicSettings):
     server_port: int = 8123
     """TCP port, 0..65535; 0 lets the system pick one."""
     dashboard_http_port: int = 8120
-    """MetaQ's dashboard; accepted, without effect (see `LimitsConfig.http_port`)."""
+    """Port of MetaQ's dashboard; no effect here (see `LimitsConfig.http_port`)."""
     data_log_path: str = ""
-    """Root of the transaction journal, "" becomes `data_path`."""
+    """Directory of the transaction journal; "" becomes `data_path`."""
     app_class_path: str | None = None
-    """Directory of filter classes; accepted, without effect: none is run."""
+    """Directory of filter classes; no effect, because none is run."""
     segment_bytes_max: int = 1024 * MIB
     """Roll size, 1..2147483647."""
     transfer_bytes_max: int = MIB
-    """Cap on the body of one get, 1..2147483647."""
+    """Maximum body of one get, 1..2147483647."""
     get_thread_count: int = 0
-    """MetaQ's pool (0: 10 per CPU); accepted, without effect: there is no pool."""
+    """Size of MetaQ's pool (0: 10 per CPU); no effect, because there is no pool."""
     put_thread_count: int = 0
-    """MetaQ's pool (0: 10 per CPU); accepted, without effect: there is no pool."""
+    """Size of MetaQ's pool (0: 10 per CPU); no effect, because there is no pool."""
     quartz_thread_count: int = 5
-    """MetaQ's pool; accepted, without effect: deletion runs in turn."""
+    """Size of MetaQ's pool; no effect, because deletions run one at a time."""
     checkpoints_max: int = 3
     checkpoint_interval_ms: int = HOUR_MS
     tx_timer_capacity: int = 30_000
-    """Transactions with a deadline at the same time, 1 or more."""
+    """Maximum number of transactions with a deadline at the same time, 1 or more."""
     tx_timeout_s_max: int = 60
-    """Upper bound on the timeout that a client may ask for, seconds."""
+    """Maximum timeout that a client may request, seconds."""
     flush_tx_log_at_commit: int = 1
     """1: sync every prepare, commit and rollback; 2: every second; 0: never."""
     update_consumer_offsets: bool = False
-    """A get after the end answers 301 with the end (row 7 of docs/metaq-1.4/broker.md
-    1.5)."""
+    """Whether a get after the end is answered 301 with the end (row 7 of
+    docs/metaq-1.4/broker.md 1.5)."""
     load_stores_in_parallel: bool = False
-    """Recover several partitions at once; accepted, without effect: all starts do."""
+    """Recover partitions in parallel; no effect, because every start does."""
 
     def __post_init__(self) -> None:
-        """Let the journal follow a configured data path."""
+        """Derive `data_log_path` from `data_path` if it is ""."""
         if not self.data_log_path:
             object.__setattr__(self, "data_log_path", self.data_path)
 
@@ -151,26 +151,26 @@ class ZooKeeperConfig:
     """Life of ephemeral nodes after a broken connection; 1 or more."""
     connection_timeout_ms: int = 30_000
     sync_time_ms: int = 5_000
-    """Greatest lag of a follower; waits for peers to notice a change use it."""
+    """Maximum lag of a ZooKeeper follower; bounds waits for peers to see a change."""
     is_enabled: bool = True
-    """False: no ZooKeeper at all, nothing is registered."""
+    """Whether ZooKeeper is used; False: nothing is registered."""
     root: str = ZK_ROOT
-    """Path of the parent of all nodes of the cluster."""
+    """Path of the cluster's root node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
     """`[metaq]`: settings that MetaQ lacks; changes take effect at restart.
 
-    The keys have a section of their own because a Java broker ignores sections that
-    it does not know and refuses keys that it does not know.
+    The keys have their own section because a Java broker ignores unknown sections and
+    refuses unknown keys.
     """
 
     line_bytes_max: int = 8 * KIB
-    """Longest command line, CRLF included; those of MetaQ have up to 300 bytes."""
+    """Longest command line, CRLF included; MetaQ's own have up to 300 bytes."""
     payload_bytes_max: int = 16 * MIB
-    """Largest payload of a message, put alone or in an mput. MetaQ's clients stop at 1
-    MiB by default; brokers were run with several."""
+    """Largest payload of a message, in a put or an mput. MetaQ's clients allow 1 MiB by
+    default; brokers were run with several MiB."""
     batch_bytes_max: int = 16 * MIB
     """Largest body of one mput."""
     batch_records_max: int = 65_536
@@ -178,67 +178,67 @@ class LimitsConfig:
     connection_count_per_host_max: int = 0
     """Connections from one address; 0: no limit."""
     connection_buffer_bytes_max: int = 8 * MIB
-    """Reply bytes queued for one connection before its commands wait."""
+    """Reply bytes queued for one connection above which its commands wait."""
     connection_in_flight_bytes_max: int = 2 * MIB
-    """Bytes of puts read from one connection and not yet answered, at least one put. A
-    put may find so much queued before it by another connection to the same partition;
-    less keeps the disk busy."""
+    """Maximum bytes of puts read from one connection and not yet answered, but at least
+    one put. A put may wait for as much from another connection to the same partition;
+    a smaller bound still keeps the disk busy."""
     in_flight_bytes_max: int = 256 * MIB
-    """Bytes of puts and look-ups in flight, half frames and unread replies of all
-    connections; at least the puts of one."""
+    """Maximum bytes of puts and lookups in flight, partial frames and unread replies of
+    all connections; at least the largest of the bounds of a put and a connection."""
     idle_timeout_ms: int = 300_000
-    """A connection silent for so long is closed; 0: never. The default is MetaQ's own
-    threshold (docs/metaq-1.4/broker.md 4.6)."""
+    """Silence after which a connection is closed; 0: never. The default is MetaQ's
+    (docs/metaq-1.4/broker.md 4.6)."""
     wait_ms_max: int = 30_000
-    """Longest long poll; a longer wish is cut to it."""
+    """Longest long poll; longer waits are shortened to it."""
     waiters_max: int = 10_000
-    """Long polls held at the same time; one more is answered at once."""
+    """Maximum number of long polls held; one more is answered at once."""
     filter_bytes_per_s: int = 176 * MIB
-    """Rate at which filters of gets look at bytes; beyond it their answers come later.
+    """Maximum rate at which filters of gets scan bytes; above it replies are delayed.
     0: clients filter."""
     queue_open_max: int = 20_000
-    """Messages of a queue group and partition that are given out, returned or blocked;
-    at the bound nothing more is given out."""
+    """Maximum number of messages of a queue group and partition that are given out,
+    returned or blocked; at the bound no more are given out."""
     delay_max: int = 400 * 86_400_000
-    """Longest delay of a message, milliseconds."""
+    """Maximum delay of a message, milliseconds."""
     delay_bytes_max: int = 8192 * MIB
-    """Bytes on disk of messages that wait for their time; above it more are refused."""
+    """Maximum bytes on disk of delayed messages; more are refused."""
     queue_open_broker_max: int = 500_000
-    """The same, of all queue groups and partitions together."""
+    """`queue_open_max` for all queue groups and partitions together."""
     queue_reclaim_ms: int = 2_000
-    """A worker without a connection keeps its messages for so long; for as long after a
-    start nothing is given out that an earlier life may have given out."""
+    """Time for which a worker without a connection keeps its messages, and after a
+    start for which messages given out before it are not given out."""
     log_bytes_max: int = 0
-    """Size of one partition above which sealed segments go; 0: no limit."""
+    """Size of a partition above which sealed segments are removed; 0: unlimited."""
     data_dir_bytes_max: int = 0
-    """Size of one data directory above which sealed segments go; 0: no limit."""
+    """The same for the size of a data directory."""
     free_bytes_min: int = 64 * MIB
-    """Low-space watermark: with less free on the disk puts are refused; 0: off."""
+    """Free bytes on the disk below which puts are refused; 0: off."""
     producer_count_max: int = 1_024
-    """Producers of one partition whose repeated batches are recognised."""
+    """Maximum number of producers of a partition whose repeats are detected."""
     span_bytes_min: int = SPAN_BYTES_MIN
-    """A span of the side index covers at least this much."""
+    """Minimum size of a span of the side index."""
     index_bytes_per_s: int = 64 * MIB
-    """Rate at which logs are read to make their indexes of keys; 0: none is made."""
+    """Rate at which logs are read to build their key indexes; 0: none are built."""
     scrub_bytes_per_s: int = MIB
-    """Rate at which stored bytes are verified in the background; 0: off."""
+    """Rate of the background check of stored bytes; 0: off."""
     shutdown_timeout_ms: int = 10_000
     http_port: int = 0
     """Port of /health and /metrics; 0: off."""
     http_host: str = "127.0.0.1"
     slow_sync_ms: int = 500
-    """A sync slower than this is logged as a warning."""
+    """Duration above which a sync is logged as a warning."""
     tx_count_max: int = 100_000
-    """Transactions that are not finished; one more is refused."""
+    """Maximum number of unfinished transactions; one more is refused."""
     tx_bytes_max: int = 256 * MIB
-    """Bytes that the puts of these hold in memory; a put that needs more is refused."""
+    """Maximum bytes of their puts in memory; a put that needs more is refused."""
     tx_journal_bytes_max: int = 4 * 1024 * MIB
     """Size of the transaction journal above which it takes no new puts."""
     tx_journal_file_bytes_max: int = 4 * MIB
-    """A file of the journal that has this size takes no new transactions. MetaQ has 64
-    MiB; it bounds what a start after a crash reads."""
+    """Size above which a journal file takes no new transactions, 64 MiB in MetaQ;
+    bounds what a start after a crash reads."""
     tx_in_doubt_alarm_ms: int = 10 * MINUTE_MS
-    """A transaction that is prepared for longer raises an alarm; 0: never."""
+    """Time after which a prepared transaction raises an alarm; 0: never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,76 +246,75 @@ class ReplicationConfig:
     """`[replication]`: this broker is one replica of a set (docs/replication.md)."""
 
     replica_id: int = 0
-    """Number of this replica, 1..9; the broker id is that of the set. 0: no set."""
+    """Number of this replica, 1..9; its broker id is that of the set. 0: no set."""
     lag_timeout_ms: int = 3_000
-    """A follower that lacks a byte for so long leaves the in-sync set, and a put that
-    waits for so long ends in doubt."""
+    """Lag after which a follower leaves the in-sync set, and wait after which a put
+    ends in doubt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig(TopicSettings):
-    """`[topic=NAME]`, or for a topic without a section the values of `[system]`."""
+    """`[topic=NAME]`; without such a section, the values of `[system]`."""
 
     name: str
-    """Topic name; in a configured topic also a pattern (docs/metaq-1.4/broker.md
-    2.2)."""
+    """Topic name; of a section, possibly a pattern (docs/metaq-1.4/broker.md 2.2)."""
     index: tuple[str, ...] = ()
-    """Names that `find` looks up in an index: `key`, and headers; (): none."""
+    """Indexed names for `find`: `key`, and headers; (): no index."""
     filters: Mapping[str, str] = field(default_factory=no_items)
     """Consumer group → filter class (`group.<consumerGroup>=<class>`)."""
 
 
 INTERNAL_SEGMENT_BYTES: Final = 16 * MIB
 INTERNAL_PRODUCERS: Final = 16
-"""A partition of the broker's own remembers so many times as many producers."""
+"""Factor of `producer_count_max` for partitions of internal topics."""
 INTERNAL_PRODUCERS_MAX: Final = 32_768
-"""More than these would not fit into the file that remembers them."""
+"""Maximum number of producers that fit into a producer file."""
 
 _SHARED: Final = tuple(each.name for each in fields(TopicSettings))
 
 
 def default_topic(name: str, system: SystemConfig) -> TopicConfig:
-    """Return the settings of a topic that has no section of its own."""
+    """Return the settings of a topic without a section."""
     return TopicConfig(name=name, **{each: getattr(system, each) for each in _SHARED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """A whole configuration file, validated; replaced as a whole on reload."""
+    """A validated configuration file; replaced as a whole on reload."""
 
     path: str = ""
-    """The file it came from, as it was named; "" when there is none."""
+    """Path of the file as it was given; "" without a file."""
     data: bytes = b""
-    """Reply to `stats config`: the bytes of the file, or a text of the settings in
-    effect when there are overrides."""
+    """Reply to `stats config`: the bytes of the file; with overrides, a text of the
+    settings in effect."""
     checksum: int = 0
     """Unsigned CRC-32 of `data`; other brokers watch it in ZooKeeper."""
     system: SystemConfig = field(default_factory=SystemConfig)
     zookeeper: ZooKeeperConfig = field(default_factory=ZooKeeperConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     replication: ReplicationConfig | None = None
-    """Part in a replica set; None: this broker is the only copy."""
+    """Settings of the replica set; None: the broker is in none."""
     topics: Mapping[str, TopicConfig] = field(default_factory=no_items)
-    """Configured topics and patterns by section name, in the order of the file."""
+    """Configured topics and patterns by name, in the order of the file."""
     defined: Mapping[str, TopicConfig] = field(default_factory=no_items)
-    """Topics that were made by command, by exact name; a section of that name wins."""
+    """Topics created by command, by exact name; a section has precedence."""
     ignored_sections: tuple[str, ...] = ()
-    """Unknown sections, in order: legal (legacy), but worth a warning."""
+    """Unknown sections, in order: allowed for old files, but logged as a warning."""
     overrides: Mapping[str, str] = field(default_factory=no_items)
-    """Overrides of the file (`--set`), key → value; already applied above."""
+    """Overrides of the file (`--set`), key → value; applied to the fields above."""
     shadowed: tuple[str, ...] = ()
-    """A sentence for each of these that a topic's own section keeps from its topic."""
+    """A sentence for each override that a topic's own section overrules."""
 
     def topic(self, name: str) -> TopicConfig:
         """Return the settings of one topic.
 
         Args:
-            name: a topic name, configured or not. Settings of a pattern section do
-                not pass to the topics that it matches (docs/metaq-1.4/broker.md 2.2).
+            name: a topic name, configured or not. Topics do not inherit the settings
+                of a pattern section that they match (docs/metaq-1.4/broker.md 2.2).
 
         Returns:
-            Its section, else its definition, else all defaults from `[system]`. A topic
-            of the broker's own has these, and is synced before it is acknowledged.
+            The section of that name, else the definition, else the defaults from
+            `[system]`. An internal topic has the defaults, with group commit.
         """
         if is_internal(name):
             own = default_topic(name, self.system)
@@ -327,21 +326,21 @@ class BrokerConfig:
         )
 
     def segment_bytes_of(self, topic: str) -> int:
-        """Return the size of a full segment: of the broker's own they go sooner."""
+        """Return the roll size of a topic; lower for internal topics."""
         size = self.system.segment_bytes_max
         return min(size, INTERNAL_SEGMENT_BYTES) if is_internal(topic) else size
 
     def log_bytes_max_of(self, topic: str) -> int:
-        """Return the bound of a log: one of the broker's own has none.
+        """Return the maximum size of a partition's log; 0: no limit (internal topics).
 
-        It goes by what is needed of it.
+        Internal topics delete what they no longer need.
         """
         return 0 if is_internal(topic) else self.limits.log_bytes_max
 
     def producers_of(self, topic: str) -> int:
-        """Return how many producers a partition remembers.
+        """Return the maximum number of producers that a partition remembers.
 
-        One of the broker's own has those of many partitions.
+        Higher for internal topics, which take puts of the producers of many partitions.
         """
         count = self.limits.producer_count_max
         if not is_internal(topic):
@@ -350,5 +349,5 @@ class BrokerConfig:
 
     @property
     def topic_names(self) -> tuple[str, ...]:
-        """Names of sections, in the order of the file, then of other defined topics."""
+        """Names of sections in file order, then of other topics created by command."""
         return tuple(dict.fromkeys((*self.topics, *self.defined)))

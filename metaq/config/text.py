@@ -1,23 +1,23 @@
-"""MetaQ's dialect of ini → sections of plain strings.
+"""Parser of MetaQ's dialect of ini into sections of plain strings.
 
-Theory of operation. ConfigObj keeps the structure (sections, order, duplicates), but
-reads values in its own way: it knows no `;` comments and no `:` separator, and it
-cuts values at `#` and at quotes, which occur in quartz expressions. So every line is
-first read by MetaQ's rules, and the text between the marks is percent-encoded before
-ConfigObj sees it and decoded afterwards: then no name or value can be misread.
+Theory of operation. ConfigObj handles the structure (sections, order, duplicates), but
+has another syntax of values: it has no `;` comments and no `:` separator, and cuts
+values at `#` and at quotes, which occur in quartz expressions. So each line is first
+parsed by MetaQ's rules, and names and values are percent-encoded for ConfigObj and
+decoded afterwards, so that it cannot misread them.
 
     [topic=a-b]                  ->   [topic%3Da-b]
     ; a comment                  ->   (blank)
     deleteWhen: 0 0 6 ? * 6#3    ->   deleteWhen = 0%200%206%20%3F%20%2A%206%233
 
-Invariant: one line in, one line out, so that line numbers in errors are right.
+Invariant: each input line becomes one line for ConfigObj, so that line numbers in
+errors are right.
 
-The rules (docs/metaq-1.4/broker.md 4.1): `;` and `#` start comment *lines* (a value has
-no comment after it), the first `=` or `:` separates key and value, both are trimmed,
-keys are in a section. The text is UTF-8, with or without a byte order mark; a file that
-is not valid UTF-8 is read as GBK, which older MetaQ files use in their comments. Unlike
-MetaQ, which silently lets the last one win, a key or section that occurs twice is an
-error.
+The rules (docs/metaq-1.4/broker.md 4.1): `;` and `#` start comment *lines* (there are
+no comments after values), the first `=` or `:` separates key and value, both are
+trimmed, keys are in a section. The text is UTF-8, with or without a byte order mark; a
+file that is not valid UTF-8 is read as GBK, which older MetaQ files use in comments.
+A key or section that occurs twice is an error; MetaQ silently uses the last one.
 """
 
 import re
@@ -31,29 +31,29 @@ from metaq.errors import ConfigError
 
 COMMENT_MARKS: Final = (";", "#")
 ENCODINGS: Final = ("utf-8-sig", "gb18030")
-"""Tried in this order; gb18030 reads every GBK text."""
+"""Encodings to try, in order; gb18030 is a superset of GBK."""
 CONFIG_BYTES_MAX: Final = 1024 * 1024
-"""A larger file is something else, and would be kept in memory."""
+"""Maximum size of a file, which is kept in memory."""
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _SEPARATOR = re.compile(r"[=:]")
 
 
 def parse_sections(data: bytes, path: str) -> dict[str, dict[str, str]]:
-    """Read the text of a configuration file.
+    """Parse the text of a configuration file.
 
     Args:
         data: the bytes of the file, at most `CONFIG_BYTES_MAX`.
-        path: its name, for error messages only.
+        path: path of the file, for error messages only.
 
     Returns:
         Section name → key → value, both trimmed, in the order of the file; a blank
         value is "".
 
     Raises:
-        ConfigError: the bytes are neither UTF-8 nor GBK, a line is no comment,
-            section or setting, or a section or key occurs twice; the message names
-            file and line. Any other exception is a bug.
+        ConfigError: the file is too large or neither UTF-8 nor GBK; a line is not a
+            comment, section or setting; or a section or key occurs twice. Messages
+            about a line name file and line. Any other exception is a bug.
     """
     if len(data) > CONFIG_BYTES_MAX:
         raise ConfigError(
@@ -73,7 +73,7 @@ def parse_sections(data: bytes, path: str) -> dict[str, dict[str, str]]:
             plain, list_values=False, interpolation=False, raise_errors=True
         )
     except ConfigObjError as error:
-        # ConfigObj only refuses duplicates by now.
+        # Only duplicates can be left for ConfigObj to refuse.
         line = lines[error.line_number - 1].strip()
         raise ConfigError(
             f"{path}:{error.line_number}: '{line}' occurs twice"
@@ -85,7 +85,7 @@ def parse_sections(data: bytes, path: str) -> dict[str, dict[str, str]]:
 
 
 def write_sections(sections: Mapping[str, Mapping[str, str]]) -> bytes:
-    """Return a file that `parse_sections` reads as these sections; no comments."""
+    """Return the bytes of a file with these sections, for `parse_sections`."""
     lines = []
     for name, section in sections.items():
         lines += [f"[{name}]", *(f"{key}={value}" for key, value in section.items())]

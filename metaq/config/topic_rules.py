@@ -1,8 +1,8 @@
-"""Rules for the topic names that a broker takes (docs/metaq-1.4/broker.md 2.2).
+"""Rules for the topic names that a broker accepts (docs/metaq-1.4/broker.md 2.2).
 
-Every configured name is a pattern: `*` matches any characters, the other marks of
-regular expressions stay active, and the whole name must match. The set of patterns only
-grows while a broker runs. A name comes from strangers, so it must also be safe as part
+Every configured name is a pattern: `*` matches any characters, other regular-expression
+syntax applies, and the whole topic must match. The set of patterns only grows while a
+broker runs. Topic names come from untrusted clients, so they must also be safe as part
 of a directory name and of a ZooKeeper path.
 """
 
@@ -16,19 +16,19 @@ from typing import Final
 from metaq.errors import ConfigError
 
 TOPIC_BYTES_MAX: Final = 255 - len("-2147483647")
-"""A partition's directory is `<topic>-<partition>`; a name on disk has 255 bytes."""
+"""A partition's directory is `<topic>-<partition>`; a file name has 255 bytes."""
 TOPIC_NAME: Final = f"a name of at most {TOPIC_BYTES_MAX} bytes, no blanks or slashes"
-"""Errors say it of a name that cannot be a topic's."""
+"""Description of a valid topic name, for errors."""
 
 _UNSAFE_CATEGORIES: Final = {"Cc", "Cf", "Cs", "Co", "Zs", "Zl", "Zp"}
-"""Control, invisible, private and blank characters; a blank ends a token of a line."""
+"""Control, invisible, private and blank characters; blanks separate tokens."""
 PATTERN_MARKS: Final = "*\\^$|?+()[]{}"
-"""Characters that make a pattern of a name. A dot does not: names have dots."""
+"""Characters that make a name a pattern. Not the dot, which is common in names."""
 _REGEX_MARKS: Final = frozenset(PATTERN_MARKS) - {"*"}
 
 
 def is_safe_topic(name: str) -> bool:
-    """Return whether a topic name may become part of a path and a token of a line."""
+    """Return whether a topic name is safe in a path and as a token of a line."""
     if name in {"", ".", ".."} or "/" in name:
         return False
     if any(
@@ -40,7 +40,7 @@ def is_safe_topic(name: str) -> bool:
 
 
 def is_pattern(name: str) -> bool:
-    """Return whether a configured name may match others than itself, except by dots."""
+    """Return whether a configured name is a pattern; dots do not count."""
     return any(mark in name for mark in PATTERN_MARKS)
 
 
@@ -49,7 +49,7 @@ class TopicRules:
     """An immutable set of patterns."""
 
     names: tuple[str, ...] = ()
-    """The configured names of the patterns, in order of arrival."""
+    """The patterns as configured, in the order in which they were added."""
     _patterns: tuple[re.Pattern[str], ...] = ()
 
     def accepts(self, topic: str) -> bool:
@@ -59,10 +59,10 @@ class TopicRules:
         )
 
     def extended(self, names: Iterable[str]) -> "TopicRules":
-        """Return rules that accept the given names too.
+        """Return rules that also accept the given names.
 
         Args:
-            names: section names; those already present change nothing.
+            names: section names; those already present are ignored.
 
         Raises:
             ConfigError: a name is not a valid pattern.
@@ -80,9 +80,9 @@ def compile_topic_pattern(name: str) -> re.Pattern[str]:
     """
     first, *rest = name.split("*")
     if rest and not _REGEX_MARKS.intersection(name):
-        # The text between two stars has a fixed length, so its first occurrence is as
-        # good as any later one: forbidding a second try makes matching linear, where
-        # a stranger's topic could otherwise cost length ** stars steps.
+        # The text between two stars is literal, so its first occurrence is as good as
+        # any later one. The atomic groups prevent backtracking, by which a client's
+        # topic could cost length ** stars steps.
         *middle, last = rest
         text = first + "".join(f"(?>.*?{part})" for part in middle) + f".*{last}"
     else:

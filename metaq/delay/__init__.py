@@ -1,1 +1,1 @@
-"""Delayed messages: what is due when, where it waits, what is delivered."""
+"""Delayed messages: their records, the index by due time, rules of delivery."""

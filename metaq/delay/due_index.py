@@ -1,13 +1,13 @@
-"""Index of what waits in a tier by due time: a part in memory, the rest in files.
+"""Index of a tier's waiting records by due time, partly in memory, partly in files.
 
     <segment>.due, beside each sealed segment of a tier; all numbers big-endian:
 
     +--------------------------------------------------------+
     | "mqdue002" | base i64 | end i64 | entries u32 | n u32  |  of the segment
     +--------------------------------------------------------+
-    | n x  first key 20 | messages i64 | bytes i64 | crc u32 |  of each block: its
-    +--------------------------------------------------------+  first key, what it and
-    | crc u32 of all of the above                            |  those after it hold,
+    | n x  first key 20 | messages i64 | bytes i64 | crc u32 |  for each block: its
+    +--------------------------------------------------------+  first key, messages and
+    | crc u32 of all of the above                            |  bytes from there on,
     +--------------------------------------------------------+  its CRC-32
     | n blocks of BLOCK_ENTRIES, the last one of fewer       |
     +--------------------------------------------------------+
@@ -15,14 +15,15 @@
     entry    due i64 | offset i64 | count i32 | size u32 | topic u32      28 bytes
 
 The fields of an entry are those of `Waiting`. Entries are sorted as bytes: by due time,
-then by offset, and a record comes before what cancels messages of it (count below 0),
-which has the record's due time and offset. The first 20 bytes are the *key*.
+then by offset. A cancelling entry (count below 0) has the due time and offset of the
+record whose message it cancels, and follows its entry. The first 20 bytes are the
+*key*.
 
-An index is a set of sorted *runs*, merged as they are read: a file for each sealed
-segment, of which at most one block is in memory, and runs in memory for the segment
-that is written. A file is derived from its segment alone: it is believed where its
-checksums are right and it is of exactly these bytes, and made again elsewhere. It has
-all records of the segment; what is done is passed over.
+An index is a set of sorted *runs*, merged while they are read: one file for each sealed
+segment, with at most one block in memory, and runs in memory for the active segment. A
+file is derived from its segment alone, and has all records of it; readers skip those
+that are done. A file with a wrong checksum, or of other offsets than its segment, is
+built again.
 """
 
 import heapq
@@ -48,7 +49,7 @@ ENTRY: Final = Struct(">qqiII")
 KEY_BYTES: Final = 20
 BLOCK_ENTRIES: Final = 1024
 FRESH_MAX: Final = 4096
-"""Entries in memory that are not sorted into a run yet."""
+"""Maximum number of entries in memory that are not sorted into a run yet."""
 
 _HEAD: Final = Struct(">8sqqII")
 _BLOCK: Final = Struct(f">{KEY_BYTES}sqqI")
@@ -58,12 +59,12 @@ BLOCK_BYTES: Final = BLOCK_ENTRIES * ENTRY.size
 
 
 def due_path(segment_path: Path, base: Offset) -> Path:
-    """Return the path of the index of a segment."""
+    """Return the path of a segment's index file."""
     return segment_path.with_name(f"{base:020d}{DUE_SUFFIX}")
 
 
 def discard_old(fs: FileSystem, directory: Path, start: Offset) -> None:
-    """Remove the indexes of segments below the log start; blocks."""
+    """Delete the index files of segments below the log start; blocks."""
     if fs.is_directory(directory):
         for name in fs.list_directory(directory):
             base = name.removesuffix(DUE_SUFFIX)
@@ -72,15 +73,15 @@ def discard_old(fs: FileSystem, directory: Path, start: Offset) -> None:
 
 
 def topic_hash(topic: str) -> int:
-    """Return what an entry has of a topic's name."""
+    """Return the CRC-32 of a topic's name, as an entry has it."""
     return zlib.crc32(topic.encode())
 
 
 def entry_of(offset: Offset, record: Record) -> bytes:
-    """Return the entry of a record of a tier.
+    """Return the index entry of a record of a tier.
 
     Raises:
-        CorruptRecordError: it is none.
+        CorruptRecordError: the payload is not that of such a record.
     """
     head, size, number = decode_head(record.payload), int(record.size_bytes), 0
     if head.kind is DelayKind.CANCELLED:
@@ -92,27 +93,27 @@ def entry_of(offset: Offset, record: Record) -> bytes:
 
 
 def decode_entries(data: bytes) -> Iterator[Waiting]:
-    """Yield the entries in some bytes."""
+    """Yield the decoded entries of some bytes."""
     return map(Waiting._make, ENTRY.iter_unpack(data))
 
 
 def split_entries(data: bytes) -> list[bytes]:
-    """Return the entries in some bytes, each as it is."""
+    """Return the encoded entries of some bytes, one by one."""
     return [data[at : at + ENTRY.size] for at in range(0, len(data), ENTRY.size)]
 
 
 def weigh(data: bytes) -> tuple[int, int]:
-    """Return how many messages entries have, and the bytes of their records."""
+    """Return the number of messages that wait by some entries, and their bytes."""
     messages = size = 0
     for _due_ms, _offset, number, more, _topic in ENTRY.iter_unpack(data):
-        if number < 0:  # as `Waiting.weight`, for many
+        if number < 0:  # as in `Waiting.weight`
             number, more = -1, -more
         messages, size = messages + number, size + more
     return messages, size
 
 
 class DueRun:
-    """Sorted entries, read from the first to the last; of a file, by the block."""
+    """Cursor over sorted entries, in memory or in a file that is read by blocks."""
 
     def __init__(
         self,
@@ -125,11 +126,11 @@ class DueRun:
         """Begin at the first entry.
 
         Args:
-            segment: base offset of the segment that it is of.
-            blocks: rows of the file's directory, or what a run in memory has for one.
-            data: the entries of a run in memory.
-            path: of the file.
-            weight: see `weigh`, from here on.
+            segment: base offset of the segment.
+            blocks: rows of the file's directory; of a run in memory, its first key.
+            data: entries of a run in memory; None for a file.
+            path: path of the file; None for a run in memory.
+            weight: messages and bytes from the first entry on, see `weigh`.
         """
         self.segment: Final = segment
         self.path: Final = path
@@ -139,11 +140,11 @@ class DueRun:
         self._data = data
         self._at = 0
         self.key = blocks[0][:KEY_BYTES] if blocks else None
-        """Of the next entry; None: there is none."""
+        """Key of the next entry; None at the end."""
 
     @property
     def entry(self) -> bytes | None:
-        """Return the next entry; None: none, or its block is not in memory."""
+        """Return the next entry; None at the end, or if its block is not in memory."""
         data, at = self._data, self._at
         return None if data is None else data[at : at + ENTRY.size]
 
@@ -163,7 +164,7 @@ class DueRun:
         more = self._block < len(self._blocks)
         self.key = self._blocks[self._block][:KEY_BYTES] if more else None
 
-    # -- of a file; these block
+    # -- of files; these calls block
 
     def load(self, fs: FileSystem) -> None:
         """Read the block of the next entry."""
@@ -171,7 +172,7 @@ class DueRun:
             self._data = self._read(fs, self._block)
 
     def unread_blocks(self, fs: FileSystem) -> Iterator[bytes]:
-        """Yield the entries from the next one on, a block at a time."""
+        """Yield the entries from the next one on, one block at a time."""
         if self.path is None or self.key is None:
             yield self.rest
             return
@@ -181,14 +182,17 @@ class DueRun:
             start = 0
 
     def pass_over(self, fs: FileSystem, end: Offset, done: Progress) -> list[bytes]:
-        """Go to the first entry that is not done; return those of late records.
+        """Go to the first entry after the progress; return late entries before it.
 
-        `end` is that of the segment.
+        Args:
+            fs: file system of the file.
+            end: end offset of the segment.
+            done: progress of the tier.
         """
         place = b"" if done.due_ms < 0 else _PLACE.pack(*done[:2])
         late, first = list[bytes](), 0
         if end <= done.seen:
-            # Nothing is late: what is done ends in the block before the first after it.
+            # No entry is late: skip the blocks that are done as a whole.
             first = bisect_right(
                 self._blocks, place, key=lambda row: row[: _PLACE.size]
             )
@@ -223,13 +227,13 @@ class DueRun:
 
 
 def _is_late(entry: bytes, progress: Progress) -> bool:
-    # What cancels a late message has its offset.
+    # A cancelling entry has the offset of the record, so it is late with it.
     offset: int = ENTRY.unpack(entry)[1]
     return offset >= progress.seen
 
 
 class OpenedRun(NamedTuple):
-    """A file that was opened or made, and what of it is late."""
+    """An index file that was opened or built, and its late entries."""
 
     run: DueRun
     late: list[bytes]
@@ -238,7 +242,7 @@ class OpenedRun(NamedTuple):
 def open_run(
     fs: FileSystem, segment: Path, base: Offset, end: Offset, progress: Progress
 ) -> OpenedRun:
-    """Return the index of a sealed segment, made now if there is none; blocks.
+    """Open the index of a sealed segment; build it if missing or damaged; blocks.
 
     Raises:
         CorruptRecordError: the segment is damaged.
@@ -278,9 +282,9 @@ def _read_directory(
 def make_run(
     fs: FileSystem, segment: Path, base: Offset, end: Offset, data: bytes | None = None
 ) -> None:
-    """Make the index of a sealed segment; raises as `open_run`.
+    """Write the index of a sealed segment; raises as `open_run`.
 
-    `data` has its entries, in any order; without it they are read from the segment.
+    `data` has its entries, in any order; if None, they are read from the segment.
     """
     if data is not None:
         entries = sorted(split_entries(data))
@@ -291,7 +295,7 @@ def make_run(
 
 
 def encode_file(base: Offset, end: Offset, entries: Sequence[bytes]) -> bytes:
-    """Return the content of a file, given sorted entries."""
+    """Return the content of an index file with these sorted entries."""
     blocks = [
         b"".join(entries[at : at + BLOCK_ENTRIES])
         for at in range(0, len(entries), BLOCK_ENTRIES)
@@ -307,7 +311,7 @@ def encode_file(base: Offset, end: Offset, entries: Sequence[bytes]) -> bytes:
 
 
 def _scan(file: ReadFile, segment: Path, base: Offset, end: Offset) -> Iterator[bytes]:
-    """Yield the entries of a segment in the order of the log."""
+    """Yield the entries of a segment in log order."""
     done, length = Position(0), Position(end - base)
     for item in iter_records(file.read_at, done, length):
         if isinstance(item, Corrupt | Incomplete):
@@ -320,7 +324,7 @@ def _scan(file: ReadFile, segment: Path, base: Offset, end: Offset) -> Iterator[
 
 
 class DueIndex:
-    """Index of a tier but for what is late. Owner: the tier; on the loop's thread."""
+    """Index of a tier without late records. Owned by the tier; loop's thread only."""
 
     def __init__(self) -> None:
         self._segment = Offset(0)
@@ -329,12 +333,12 @@ class DueIndex:
         self._numbers = count()
         self._head: Waiting | None = None
         self.messages = 0
-        """Messages that wait, cancelled ones not counted."""
+        """Number of waiting messages, without cancelled ones."""
         self.size_bytes = 0
-        """Bytes of the records that have them."""
+        """Bytes of the records of these messages."""
 
     def add(self, data: bytes, segment: Offset) -> None:
-        """Add entries of records in a segment, the last one that there is."""
+        """Add entries, in any order, of records in the active segment."""
         if segment != self._segment or len(self._fresh) >= FRESH_MAX:
             self._flush()
             self._segment = segment
@@ -344,7 +348,7 @@ class DueIndex:
         self._head = None
 
     def add_run(self, run: DueRun) -> None:
-        """Add a file, in the place of what is in memory of its segment."""
+        """Add the file of a segment; it replaces the segment's runs in memory."""
         if self._segment == run.segment:
             self._flush()
         gone = [each for _, _, each in self._runs if each.segment == run.segment]
@@ -374,19 +378,19 @@ class DueIndex:
 
     @property
     def segments(self) -> set[Offset]:
-        """Return the segments that have something that waits."""
+        """Return the base offsets of segments with waiting records."""
         return {run.segment for _, _, run in self._runs} | (
             {self._segment} if self._fresh else set()
         )
 
     @property
     def runs(self) -> list[DueRun]:
-        """Return everything that waits, as runs."""
+        """Return all waiting records, as runs."""
         self._flush()
         return [run for _, _, run in self._runs]
 
     def peek(self) -> Waiting | None:
-        """Return the next entry; None: there is none, or it is not in memory."""
+        """Return the next entry; None: no entry, or its block is not in memory."""
         if self._head is None:
             entry = self._next()
             self._head = None if entry is None else Waiting._make(ENTRY.unpack(entry))
@@ -399,7 +403,7 @@ class DueIndex:
         return fresh
 
     def pop(self) -> Waiting:
-        """Take the entry that `peek` returns."""
+        """Remove and return the entry that `peek` returns."""
         head = self.peek()
         assert head is not None, "peek has one"
         if self._runs and (not self._fresh or self._runs[0][0] < self._fresh[0]):
@@ -420,6 +424,6 @@ class DueIndex:
         return head
 
     def wanted(self, until_ms: int) -> list[DueRun]:
-        """Return the runs to be loaded for what is due until a time."""
+        """Return the runs whose next block must be loaded to read up to a due time."""
         limit = _PLACE.pack(until_ms + 1, 0)
         return [run for key, _, run in self._runs if key < limit and run.entry is None]

@@ -1,19 +1,20 @@
-"""Rules of delayed messages: tiers, progress, one tick. Pure.
+"""Rules of delayed messages: tiers, progress, selection of a batch. Pure.
 
-A message waits in the *tier* of its due time, so that one that waits for long never
-keeps the bytes of others. Tiers are delivered in the order of due times, and
-*progress* says how far: due time and offset of the last one, and up to where the tier
-had been read then.
+A message waits in the *tier* of its delay, so that a message with a long delay does not
+keep segments of short delays on disk. Each tier delivers by due time. Its *progress* is
+the due time and offset of the last record delivered, and `seen`, the offset up to which
+the tier had been read then.
 
-    done  <=>  offset < seen  and  (due, offset of it) <= (due, offset)
+    a record is done  <=>  its offset < seen  and  its (due, offset) <= (due, offset)
 
-What is appended above `seen` with an earlier due time is *late*: it was in flight when
-its time came, or is of a transaction that was committed after that. It is delivered
-next, in the order of offsets, and `seen` stops in front of the first that is left.
+A record appended above `seen` with an earlier due time is *late*: it was in flight at
+its due time, or its transaction was committed after that. Late records are delivered
+next, in order of offset, and `seen` stays at the first one that is left.
 
-A clock that has gone back leaves progress in the future, where what is sent then would
-be late before its time. So progress is lowered to now, and the former one is kept as an
-older *step* until it is passed again: done is what one of the steps says is done.
+After the clock was set back, progress is in the future, and new records would be late
+before they are due. So progress is lowered to the current time, and the former progress
+is kept as an older *step* until it is passed again. A record is done if any step says
+so.
 """
 
 from bisect import bisect_left
@@ -22,24 +23,26 @@ from itertools import takewhile
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 TICK_MS: Final = 100
-"""Time between two looks at what is due."""
+"""Interval of delivery."""
 TIERS: Final = 4
 TIER_ENDS_MS: Final = (3_600_000, 86_400_000, 32 * 86_400_000)
-"""An hour, a day, 32 days: the longest delay of each tier but the last."""
+"""Longest delay of each tier but the last: an hour, a day, 32 days."""
 PLACES_MAX: Final = 65_536
-"""Messages in one record: the default of `batchRecordsMax`."""
+"""Maximum number of messages in one record; the default of `batchRecordsMax`."""
 BATCH_MESSAGES_MAX: Final = 1024
-"""Four times as many take four times as long a turn, and are no more per second."""
+"""Maximum number of messages of one transaction. Four times as many take four times as
+long, without more messages per second."""
 BATCH_BYTES_MAX: Final = 4 << 20
-"""Most that one transaction delivers, but for one larger record."""
+"""Maximum bytes of one transaction; a single larger record is delivered alone."""
 RETRY_MS_MIN: Final = 1_000
 RETRY_MS_MAX: Final = 60_000
 STEPS_MAX: Final = 8
-"""More steps of one tier are not kept: what is late before its time holds up others."""
+"""Maximum number of steps of a tier. Without another step, records that are late
+before they are due delay others."""
 
 
 class Progress(NamedTuple):
-    """The state of a tier: which records of it are done."""
+    """Progress of a tier; see the head of this file."""
 
     due_ms: int
     offset: int
@@ -49,96 +52,99 @@ class Progress(NamedTuple):
 NOTHING_DONE: Final = Progress(-1, -1, 0)
 OFFSET_MAX: Final = 2**63 - 1
 Steps: TypeAlias = tuple[Progress, ...]
-"""Progress of a tier, and older steps whose due times are not passed again yet."""
+"""Progress of a tier, then older steps whose due times are not passed again yet."""
 
 
 class Waiting(NamedTuple):
-    """A record of a tier that waits, as the index has it."""
+    """An entry of the index: a waiting record of a tier, or a cancelled message."""
 
     due_ms: int
     offset: int
-    """Of the record; of a cancelled message that of the record which has it."""
+    """Offset of the record; of a cancelled message, that of the record with it."""
     messages: int
-    """Messages in it; below 0: one of that record is cancelled, at `place`."""
+    """Number of messages; below 0: the message at `place` is cancelled."""
     size_bytes: int
-    """Of the record; of a cancelled message its part of that."""
+    """Size of the record; of a cancelled message, its share of that."""
     topic: int
-    """CRC-32 of its topic's name."""
+    """CRC-32 of the topic's name."""
 
     @property
     def key(self) -> tuple[int, int]:
-        """Return what it is ordered by."""
+        """Return the sort key, due time and offset."""
         return self.due_ms, self.offset
 
     @property
     def place(self) -> int:
-        """Return the place of a cancelled message in its record."""
+        """Return the index of a cancelled message in its record."""
         return ~self.messages
 
     @property
     def weight(self) -> tuple[int, int]:
-        """Return the messages and bytes that wait with it, or less where cancelled."""
+        """Return the number of messages and bytes; negative for a cancelled message."""
         if self.messages < 0:
             return -1, -self.size_bytes
         return self.messages, self.size_bytes
 
     def is_with(self, other: "Waiting") -> bool:
-        """Return whether another one is about the same record."""
+        """Return whether another entry is about the same record."""
         return other.offset == self.offset
 
 
 class DueRecord(NamedTuple):
-    """A record that is to be delivered."""
+    """A record to deliver."""
 
     tier: int
     record: Waiting
     cancelled: tuple[int, ...] = ()
-    """Places of its messages that are not delivered."""
+    """Indexes of its cancelled messages."""
 
 
 class DueSource(Protocol):
-    """A tier as `take_batch` uses it."""
+    """Interface of a tier for `take_batch`."""
 
     seen: int
-    """Up to where it was read."""
+    """Offset up to which the tier has been read."""
     late: list[Waiting]
-    """Late ones, in the order of their offsets, and what is cancelled of them."""
+    """Late entries by offset, each record followed by its cancelled messages."""
 
     @property
     def progress(self) -> Progress:
-        """Return how far it is delivered."""
+        """Return the progress of the tier."""
 
     def peek(self) -> Waiting | None:
-        """Return the next one that is not late; None: none, or none is at hand."""
+        """Return the next entry that is not late; None: no entry, or not in memory."""
 
     def pop(self) -> Waiting:
-        """Take it."""
+        """Remove and return that entry."""
 
 
 def tier_of(due_ms: int, now_ms: int) -> int:
-    """Return the tier for a due time."""
+    """Return the tier of a due time, 0 or more."""
     return bisect_left(TIER_ENDS_MS, due_ms - now_ms)
 
 
 def retry_delay_ms(tries: int) -> int:
-    """Return how long a target is left alone that has refused so often, 1 or more."""
+    """Return the pause after the given number of refusals of a target, 1 or more."""
     return min(RETRY_MS_MIN << min(tries - 1, 16), RETRY_MS_MAX)
 
 
 def is_done(steps: Steps, key: tuple[int, int]) -> bool:
-    """Return whether a record was delivered, given its due time and offset."""
+    """Return whether the record with this due time and offset is done."""
     return any(key[1] < step.seen and key <= step[:2] for step in steps)
 
 
 def lowered(steps: Steps, now_ms: int) -> Steps:
-    """Return the same where progress is not in the future; the same steps are done."""
+    """Return the steps with progress not above `now_ms`; the same records are done.
+
+    Steps that have reached `STEPS_MAX` are returned unchanged.
+    """
     if steps[0].due_ms <= now_ms or len(steps) >= STEPS_MAX:
         return steps
     return (Progress(now_ms, OFFSET_MAX, steps[0].seen), *steps)
 
 
 def advanced(steps: Steps, reached: Progress) -> Steps:
-    """Return the steps when progress has reached more."""
+    """Return the steps after progress; drop older steps that it has passed."""
     return (reached, *(step for step in steps[1:] if step[:2] > reached[:2]))
 
 
@@ -147,11 +153,11 @@ def take_batch(
     now_ms: int,
     held: Collection[tuple[int, int, int]] = (),
 ) -> tuple[list[DueRecord], list[Progress]]:
-    """Take what one transaction delivers: late ones, then what is due, oldest first.
+    """Take the records of one transaction: late ones, then due ones by due time.
 
     Args:
-        tiers: what is taken is theirs no more.
-        now_ms: nothing with a later due time is taken.
+        tiers: all tiers; records that are taken are removed from them.
+        now_ms: records with a later due time are not taken.
         held: tier, due time and offset of records at which their tier stops.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Records of `__delays`: messages that wait, what was cancelled, progress. Pure.
+"""Records of `__delays`: waiting messages, cancellations, progress. Pure.
 
 The payload of a record, all numbers big-endian. In partitions 0..3, the tiers:
 
@@ -8,15 +8,15 @@ The payload of a record, all numbers big-endian. In partitions 0..3, the tiers:
           | u8   | i64 | i64 | i32       | u16   | u32      | u16  | UTF-8 |      |
           +------+-----+-----+-----------+-------+----------+------+-------+------+
 
-    kind 1, messages    `id` is that of the first; the partition may be -1, any; `tries`
-                        that its target refused; `size` of the topic's name; the body is
-                        records as a segment has them, which get new ids when they are
-                        delivered
-    kind 2, cancelled   one message, `id`, of the record at an offset: i64, and its part
-                        of the bytes of that: u32, the body; due time and topic are
-                        those of that record, `messages` is its place there
+    kind 1, messages    `id`: of the first message; partition: -1 for any; `tries`:
+                        number of refusals by the target; `size`: of the topic's name;
+                        body: records as in a segment, which get new ids on delivery
+    kind 2, cancelled   cancels the message `id` of another record; body: offset of
+                        that record, i64, and the message's share of its bytes, u32;
+                        due time and topic are those of that record, `messages` is the
+                        index of the message in it
 
-and in partition 4 what was delivered, the whole of it in each record:
+and in partition 4 the progress, complete in each record:
 
     byte  0      1          9
           +------+----------+-----------------+----------------+------------------+
@@ -27,10 +27,10 @@ and in partition 4 what was delivered, the whole of it in each record:
     step                due i64 | offset i64 | seen i64, of a tier, the newest first
     dropped topic       4 offsets i64, one of each tier | size u16 | name, UTF-8
 
-A record of a tier is done when its offset is below the `seen` of a step, and due time
-and offset, in this order, are not above those of the step; or when its topic was
-dropped and its offset is below that. The record with the highest sequence counts, which
-need not be the last one. `tests/delay/test_records.py` pins the bytes.
+A record of a tier is done if its offset is below `seen` of a step and its (due, offset)
+is not above that of the step, or if its topic was dropped and its offset is below the
+dropped topic's. The record with the highest sequence is valid, which need not be the
+last one. `tests/delay/test_records.py` pins the bytes.
 """
 
 import enum
@@ -53,11 +53,11 @@ _COUNT: Final = Struct(">H")
 _STEP: Final = Struct(">qqq")
 _DROPPED: Final = Struct(f">{TIERS}qH")
 TRIES_MAX: Final = 2**16 - 1
-"""A higher count of refusals is kept as this."""
+"""A higher count of refusals is stored as this."""
 
 
 class DelayKind(enum.IntEnum):
-    """DelayKind of a record."""
+    """Kind of a record."""
 
     MESSAGES = 1
     CANCELLED = 2
@@ -75,17 +75,17 @@ class DelayHead(NamedTuple):
     tries: int
     messages: int
     size_bytes: int
-    """Of the head; the body follows."""
+    """Size of the head; the body follows."""
 
 
 class DelayState(NamedTuple):
-    """Content of the record of partition 4."""
+    """Content of a record of partition 4."""
 
     sequence: int = 0
     steps: Sequence[Steps] = ((NOTHING_DONE,),) * TIERS
-    """Of each tier."""
+    """Steps of each tier, newest first."""
     dropped: Mapping[str, Sequence[int]] = {}
-    """Topics that were deleted; in each tier what is below an offset goes."""
+    """Deleted topics → offset in each tier, below which their records are dropped."""
 
 
 def encode_head(
@@ -108,16 +108,16 @@ def encode_head(
 def encode_cancelled(
     head: DelayHead, place: int, message_id: int, at: Offset, size_bytes: int
 ) -> bytes:
-    """Return the record that takes one message back.
+    """Return the payload of the record that cancels one message.
 
     Args:
-        head: of the record that has it.
-        place: of the message in it, 0 or more.
-        message_id: of the message.
+        head: head of the record with the message.
+        place: index of the message in that record, 0 or more.
+        message_id: id of the message.
         at: offset of that record.
-        size_bytes: of that record.
+        size_bytes: size of that record.
     """
-    # The parts of all messages are the whole.
+    # The shares of all messages add up to the size of the record.
     start, end = (size_bytes * each // head.messages for each in (place, place + 1))
     return encode_head(
         head.due_ms,
@@ -133,7 +133,7 @@ def decode_head(payload: bytes) -> DelayHead:
     """Return the head of a record of a tier.
 
     Raises:
-        CorruptRecordError: it is none.
+        CorruptRecordError: the payload is not that of such a record.
     """
     try:
         fields = _HEAD.unpack_from(payload)
@@ -149,10 +149,10 @@ def decode_head(payload: bytes) -> DelayHead:
 
 
 def cancelled_at(payload: bytes, head: DelayHead) -> tuple[Offset, int]:
-    """Return the offset of a cancelled message's record, and its part of the bytes.
+    """Return the offset of a cancelled message's record, and its share of the bytes.
 
     Raises:
-        CorruptRecordError: there is none.
+        CorruptRecordError: the body has another size.
     """
     if len(payload) != head.size_bytes + _CANCELLED.size:
         raise CorruptRecordError(f"no record of a cancelled message: {head}")
@@ -161,7 +161,7 @@ def cancelled_at(payload: bytes, head: DelayHead) -> tuple[Offset, int]:
 
 
 def encode_state(state: DelayState) -> bytes:
-    """Return the record of what was delivered."""
+    """Return the payload of a record of progress."""
     parts = [_STATE.pack(DelayKind.STATE, state.sequence)]
     for steps in state.steps:
         parts += [_COUNT.pack(len(steps)), *(_STEP.pack(*step) for step in steps)]
@@ -173,10 +173,10 @@ def encode_state(state: DelayState) -> bytes:
 
 
 def decode_state(payload: bytes) -> DelayState:
-    """Return what was delivered.
+    """Return the content of a record of progress.
 
     Raises:
-        CorruptRecordError: the record is none, or one of a later version.
+        CorruptRecordError: the payload is not that of such a record of this version.
     """
     dropped: dict[str, Sequence[int]] = {}
     tiers, position = list[Steps](), _STATE.size

@@ -1,1 +1,1 @@
-"""Filters of messages: the language of `where`, and what it says of a message."""
+"""Filters of messages: the language of `where` and its evaluation."""

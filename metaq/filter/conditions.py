@@ -1,11 +1,11 @@
-"""Conditions on the values of one message, and the bytes that they need. Pure.
+"""Conditions on the values of one message, and bytes that a match contains. Pure.
 
-A condition says yes, no, or unknown (None) where a value is missing (NULL), by SQL's
-rules. With it go its *needles*: byte strings of which at least one is in the text of
-each record for which it says yes, and others for no. By them a reader passes over a
-record without decoding it. And so do its *fields*, whole ones, as an index of keys has
-them: by these a reader finds the records. Both rely on there being one way to write a
-line of key and headers: see `record/flags.py`.
+A condition is true, false or unknown (None, where a value is missing), by SQL's rules.
+It comes with *needles*: byte strings of which at least one is in the text of each
+record for which it is true, and others for false. A reader uses them to skip records
+without decoding them. It also comes with *fields*, whole fields as an index of keys has
+them, by which a reader finds records. Both rely on the key and headers of a record
+having one encoding only: see `record/flags.py`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,55 +16,55 @@ from metaq.errors import FilterError
 from metaq.record.flags import quote_octets
 
 TERMS_MAX: Final = 64
-"""Comparisons, NOTs and pairs of parentheses, so that it bounds the depth, too."""
+"""Maximum number of comparisons, NOTs and pairs of parentheses; bounds the depth."""
 
 KEY: Final = 0
 ATTRIBUTE: Final = 1
 
 Field: TypeAlias = str | int
-"""Name of a header, or KEY, or ATTRIBUTE."""
+"""Name of a header, KEY or ATTRIBUTE."""
 
 Needles: TypeAlias = tuple[bytes, ...] | None
-"""One of them is there at least; None: that says nothing."""
+"""At least one of them is in each such record; None: no statement."""
 
 Fields: TypeAlias = tuple[tuple[bytes, ...], ...]
-"""Of each of these sets one field is there at least; (): that says nothing."""
+"""Each such record has at least one field of each set; (): no statement."""
 
 FIELD_SETS_MAX: Final = 8
-"""Sets that are kept of a condition: any of them will do."""
+"""Maximum number of sets of a condition; the others are dropped, as any set will do."""
 
 _REPLACED: Final = "\ufffd".encode()
-"""Stands for bytes that are no UTF-8."""
+"""Replaces bytes that are not UTF-8."""
 
 
 class Condition(NamedTuple):
     """A filter, or a part of one."""
 
     test: Callable[[Mapping[Field, bytes]], bool | None]
-    """Returns whether the values of a message meet it; None: unknown."""
+    """Returns whether the values of a message meet the condition; None: unknown."""
     needles: Needles
-    """Of records for which it says yes."""
+    """Needles of records for which it is true."""
     needles_of_no: Needles
-    """Of records for which it says no."""
+    """Needles of records for which it is false."""
     column: int
-    """Column at which it begins, from 1."""
+    """Column of its first character, from 1."""
     terms: int = 1
     fields: Fields = ()
-    """Of records for which it says yes."""
+    """Fields of records for which it is true."""
     fields_of_no: Fields = ()
-    """Of records for which it says no."""
+    """Fields of records for which it is false."""
 
 
 class Relation(NamedTuple):
     """A relation between a value and literals."""
 
     read: Callable[[bytes], Any]
-    """Reads a value as what the literals are; None: it is no such thing."""
+    """Converts a value to the type of the literals; None if it is not of that type."""
     holds: Callable[[Any], bool]
     starts: Sequence[bytes] = (b"",)
-    """The bytes of a value for which it holds begin with one of them."""
+    """Prefixes; each value for which the relation holds begins with one of them."""
     is_exact: bool = False
-    """Whether they are these."""
+    """Whether such a value equals one of `starts`."""
 
 
 def related(field: Field, relation: Relation, column: int) -> Condition:
@@ -88,7 +88,7 @@ def missing(field: Field, column: int) -> Condition:
 
 
 def negated(condition: Condition) -> Condition:
-    """Return the opposite; of unknown that is unknown."""
+    """Return the negation; that of unknown is unknown."""
 
     def test(values: Mapping[Field, bytes]) -> bool | None:
         found = condition.test(values)
@@ -104,7 +104,7 @@ def negated(condition: Condition) -> Condition:
 
 
 def joined(parts: Sequence[Condition], *, is_or: bool) -> Condition:
-    """Return conditions joined by OR, where a yes decides, or by AND, where a no."""
+    """Join conditions by OR or AND."""
     tests = [part.test for part in parts]
 
     def test(values: Mapping[Field, bytes]) -> bool | None:
@@ -133,10 +133,10 @@ def joined(parts: Sequence[Condition], *, is_or: bool) -> Condition:
 
 
 def bounded(condition: Condition) -> Condition:
-    """Return a condition that is not too large.
+    """Return the condition itself, after a check of its size.
 
     Raises:
-        FilterError: it is.
+        FilterError: it has more than `TERMS_MAX` terms.
     """
     if condition.terms > TERMS_MAX:
         wanted = f"at most {TERMS_MAX} terms"
@@ -163,13 +163,13 @@ def _any_of(parts: Sequence[Needles]) -> Needles:
 
 
 def _best_of(parts: Iterable[Needles]) -> Needles:
-    """Return the needles of one: those that are longest are the rarest."""
+    """Return the needles of one part: the longest ones, as they occur least often."""
     found = [part for part in parts if part]
     return max(found, key=lambda part: min(map(len, part)), default=None)
 
 
 def _either_of(parts: Sequence[Fields]) -> Fields:
-    """Return sets of which one part or another has a field each."""
+    """Return unions of one set of each part: any of the parts may be the true one."""
     return tuple(
         tuple(dict.fromkeys(chain(*sets)))
         for sets in islice(product(*parts), FIELD_SETS_MAX)

@@ -1,9 +1,10 @@
-"""The language of filters: text → the condition that it means. Pure.
+"""The language of filters: parser of text to conditions. Pure.
 
     tag IN ('paid', 'void') AND amount > 100 AND NOT "x-region" LIKE 'eu-%'
 
-SQL's conditions on single values, without functions, arithmetic and patterns. Keywords
-are read in any case; a name in double quotes is always that of a header.
+A subset of SQL's conditions on single values, without functions and arithmetic; LIKE
+takes a prefix only. Keywords are case-insensitive; a name in double quotes is always
+that of a header.
 """
 
 import re
@@ -29,7 +30,7 @@ from metaq.filter.conditions import (
 )
 
 LIST_MAX: Final = 256
-"""Values after IN."""
+"""Maximum number of values after IN."""
 
 _GRAMMAR: Final = r"""
 ?start: either
@@ -71,7 +72,7 @@ _WORDS: Final = {
     "BETWEEN": "BETWEEN",
     "$END": "the end",
 }
-"""Terminals as an error names them; others come with one of these."""
+"""Names of terminals in errors; the others are accepted only beside one of these."""
 _RELATIONS: Final = {
     "=": eq, "<>": ne, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge
 }  # fmt: skip
@@ -106,13 +107,13 @@ def _value(literal: Token) -> Any:
 
 
 def _column(token: Token) -> int:
-    # Not its own: that begins again after a line end.
+    # The token's own column restarts after a line end.
     return (token.start_pos or 0) + 1
 
 
 @v_args(inline=True)
 class _Builder(Transformer[Token, Condition]):
-    """Makes conditions while the text is read: one method for each rule."""
+    """Builds conditions during parsing: one method for each rule."""
 
     def name(self, token: Token) -> tuple[Field, int]:
         if token.type == "QUOTED":
@@ -177,10 +178,10 @@ _PARSER: Final = Lark(_GRAMMAR, parser="lalr", lexer="basic", transformer=_Build
 
 
 def parse_condition(text: str) -> Condition:
-    """Return the condition that a text means.
+    """Parse the text of a filter.
 
     Raises:
-        FilterError: it means none, or has more terms or values than it may.
+        FilterError: a syntax error, or too many terms or values.
     """
     try:
         condition: Any = _PARSER.parse(text)

@@ -1,10 +1,10 @@
-"""Filters: the expression of `where`, and whether a message matches. Pure.
+"""Filters: the expression of `where`, evaluated for messages. Pure.
 
     where = parse_filter("tag IN ('paid', 'void') AND amount > 100")
     where.matches(key, headers, attribute)
 
-Clients, Spark's tasks and brokers evaluate the same filter in this one place. A filter
-is immutable, and travels between processes as its text.
+Clients, Spark tasks and brokers all evaluate filters here. A filter is immutable and
+pickled as its text.
 """
 
 import re
@@ -20,7 +20,7 @@ from metaq.model import HeaderPairs
 from metaq.record.flags import HAS_ATTRIBUTE, TEXT_AT, decode_text, text_end
 
 FILTER_BYTES_MAX: Final = 2048
-"""Longest expression, in UTF-8."""
+"""Maximum size of an expression in UTF-8."""
 
 FILTERS_REMEMBERED_MAX: Final = 1024
 
@@ -32,23 +32,23 @@ class Filter:
     text: str
     """The expression."""
     needles: tuple[bytes, ...] | None = field(compare=False, repr=False)
-    """At least one is in each record with an attribute block that matches; None: that
-    says nothing."""
+    """At least one of them is in each matching record with an attribute block; None: no
+    statement."""
     fields: Fields = field(compare=False, repr=False)
-    """Of each of these sets one field is in each record that matches, as
-    `record.flags.encode_properties` writes it; none: that says nothing."""
+    """Each matching record has at least one field of each set, as
+    `record.flags.encode_properties` writes it; (): no statement."""
     _test: Callable[[Mapping[Field, bytes]], bool | None] = field(
         compare=False, repr=False
     )
     _pattern: re.Pattern[bytes] | None = field(compare=False, repr=False)
-    """Finds a needle."""
+    """Matches any of the needles."""
 
     def matches(
         self, key: bytes | None, headers: HeaderPairs, attribute: str | None
     ) -> bool:
-        """Return whether a message matches; unknown is no match.
+        """Return whether a message matches; unknown does not match.
 
-        Of a header that occurs several times the last one counts.
+        Of headers with the same name, the last one counts.
         """
         values: dict[Field, bytes] = dict(headers)
         if key is not None:
@@ -58,11 +58,13 @@ class Filter:
         return self._test(values) is True
 
     def candidates(self, buffer: bytes, bounds: Sequence[int]) -> Iterator[int]:
-        """Yield which records may match, in order: all but those without a needle.
+        """Yield the indexes of records that contain a needle, ascending.
+
+        Only these can match. A filter without needles yields all indexes.
 
         Args:
-            buffer: records, one after another.
-            bounds: where each begins, and where the last one ends.
+            buffer: consecutive records.
+            bounds: start of each record, and end of the last one.
         """
         if self._pattern is None:
             yield from range(len(bounds) - 1)
@@ -73,7 +75,7 @@ class Filter:
             yield index - 1
 
     def matches_payload(self, buffer: bytes, start: int, end: int, flag: int) -> bool:
-        """Return whether a record matches, given where its payload is in a buffer.
+        """Return whether the record with the payload `buffer[start:end]` matches.
 
         Raises:
             CorruptRecordError: its attribute block is cut short.
@@ -87,26 +89,26 @@ class Filter:
         return self.matches(*decode_text(buffer[start:stop], flag))
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Travel between processes as the text."""
+        """Pickle as the text."""
         return parse_filter, (self.text,)
 
 
 def has_parser() -> bool:
-    """Return whether the parser is loaded, which takes a tenth of a second."""
+    """Return whether the parser is loaded; loading takes a tenth of a second."""
     return parse_filter.cache_info().currsize > 0
 
 
 ANY_FILTER: Final = "key IS NULL"
-"""To have the parser loaded, by a thread that may wait for it."""
+"""A filter to load the parser with, on a thread that may block."""
 
 
 @lru_cache(FILTERS_REMEMBERED_MAX)
 def parse_filter(text: str) -> Filter:
-    """Return the filter that an expression means.
+    """Parse the expression of a filter.
 
     Raises:
-        FilterError: it means none, or is larger than a filter may be.
-        TypeError: it is no text.
+        FilterError: a syntax error, or the filter is too large.
+        TypeError: `text` is not a str.
     """
     if not isinstance(text, str):
         raise TypeError(f"filter: expected str, got {type(text).__name__} {text!r:.80}")

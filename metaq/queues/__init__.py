@@ -1,1 +1,1 @@
-"""Queue groups without I/O: the state of one queue, and how it is kept."""
+"""Queue groups without I/O: the state of one queue, and its stored records."""

@@ -1,4 +1,4 @@
-"""Open messages of a queue, and the leases that workers have of them. Pure."""
+"""Open messages of a queue, and the leases that workers hold on them. Pure."""
 
 import enum
 import sys
@@ -9,18 +9,18 @@ from metaq.model import Offset, SizeBytes
 
 
 class At(enum.IntEnum):
-    """Place of an open message."""
+    """State of an open message."""
 
     READY = 0
     LEASED = 1
     DELAYED = 2
     DEAD = 3
     HELD = 4
-    """Acked in a transaction that has no outcome yet."""
+    """Acked in a transaction whose outcome is not known yet."""
 
 
 class OpenMessage:
-    """An open message. Owner: the state."""
+    """An open message. Owned by the `QueueState`."""
 
     __slots__ = (
         "at", "count", "delivery", "expiry_ms", "heap", "key", "lease", "offset",
@@ -39,85 +39,85 @@ class OpenMessage:
         self.size_bytes = size_bytes
         self.count = count
         self.silent_count = count
-        """Leases that ended since its last nack; after a restart all returns."""
+        """Leases that expired since the last nack; after a restart, all deliveries."""
         self.key = key
         self.expiry_ms = expiry_ms
         self.at = At.READY
         self.delivery = 0
-        """The last one that is known, of this life or an earlier; 0: none."""
+        """Last known delivery, of this incarnation or an earlier one; 0: none."""
         self.worker = ""
-        """That has it where a transaction holds it."""
+        """Worker that acked the message, while it is HELD."""
         self.lease: Lease | None = None
-        """By which it is LEASED; None: it is not."""
+        """Lease of a LEASED message; else None."""
         self.heap: list[Offset] | None = None
-        """The one that it is queued in, to be given out; None: it is not."""
+        """Heap in which the message is queued to be given out; None: not queued."""
 
     @property
     def end(self) -> Offset:
-        """Return the offset after it."""
+        """Return the offset after the message."""
         return Offset(self.offset + self.size_bytes)
 
 
 class OpenBound:
-    """Open messages of all queues of a broker, and how many there may be."""
+    """Number of open messages in all queues of a broker, and its maximum."""
 
     def __init__(self, count_max: int = sys.maxsize) -> None:
-        """Begin with none."""
+        """Start at 0."""
         self.count = 0
         self.count_max: Final = count_max
 
 
 class Lease:
-    """Messages that a worker has until one moment: of one take. Owner: the state."""
+    """Messages that one take leased to a worker. Owned by the `QueueState`."""
 
     __slots__ = ("end_ms", "messages", "worker")
 
     def __init__(self, worker: str, end_ms: int) -> None:
         self.worker = worker
         self.end_ms = end_ms
-        """Also where it was cut short, because the worker is away."""
+        """Granted end, monotonic milliseconds; `cut_short` does not change it."""
         self.messages: dict[OpenMessage, None] = {}
-        """Those that are leased by it, as they were given."""
+        """Leased messages, in the order in which they were given out."""
 
     def add(self, message: OpenMessage) -> None:
-        """Lease a message."""
+        """Add a message to the lease."""
         message.at, message.lease = At.LEASED, self
         self.messages[message] = None
 
     def leave(self, message: OpenMessage) -> None:
-        """Lease a message no more; `LeaseTable.tidy` follows."""
+        """Remove a message from the lease. Call `LeaseTable.tidy` next."""
         message.lease = None
         del self.messages[message]
 
 
 class LeaseTable:
-    """The leases of a queue: whose, and until when. Owner: the state."""
+    """The leases of a queue by worker and by end. Owned by the `QueueState`."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Create an empty table."""
         self._ends: Deadlines[Lease] = Deadlines()
         self._of_worker: dict[str, dict[Lease, None]] = {}
         self._last: Lease | None = None
-        """The last that was begun, while it may get more messages."""
+        """Newest lease, while messages may be added to it."""
 
     @property
     def first_ms(self) -> float | None:
-        """Return a time before which no lease ends; None: there is none."""
+        """Return a time before which no lease ends; None: there is no lease."""
         return self._ends.first_s
 
     def holders(self) -> dict[str, int]:
-        """Return worker → how many messages it has."""
+        """Return worker → number of its leased messages."""
         return {
             worker: sum(len(lease.messages) for lease in leases)
             for worker, leases in self._of_worker.items()
         }
 
     def holds(self, worker: str) -> bool:
-        """Return whether a worker has any message."""
+        """Return whether a worker has a leased message."""
         return worker in self._of_worker
 
     def lease_of(self, worker: str, end_ms: int) -> Lease:
-        """Return the lease of a worker until a moment, to which messages are added."""
+        """Return the worker's newest lease if it ends at `end_ms`, else a new lease."""
         lease = self._last
         if lease is None or lease.worker != worker or lease.end_ms != end_ms:
             lease = self._last = Lease(worker, end_ms)
@@ -126,14 +126,14 @@ class LeaseTable:
         return lease
 
     def tidy(self, left: list[Lease]) -> None:
-        """Forget leases of nothing among those that messages have left; clear these."""
+        """Drop the leases in `left` that are empty now, then clear the list."""
         for lease in {*left} if len(left) > 1 else left:
             if not lease.messages:
                 self.drop(lease)
         left.clear()
 
     def drop(self, lease: Lease) -> None:
-        """Forget a lease of nothing."""
+        """Remove an empty lease."""
         if lease is self._last:
             self._last = None
         self._ends.clear(lease)
@@ -143,25 +143,29 @@ class LeaseTable:
             del self._of_worker[lease.worker]
 
     def cut_short(self, worker: str, end_ms: int) -> None:
-        """Let the leases of a worker end at a time, where they end later."""
+        """Let the leases of a worker end at `end_ms` at the latest."""
         self._last = None
         for lease in self._of_worker.get(worker, ()):
             self._ends.set(lease, min(end_ms, lease.end_ms))
 
     def restore(self, worker: str) -> None:
-        """Let the leases of a worker end as they were given."""
+        """Undo `cut_short`: let the leases of a worker run to their granted end."""
         for lease in self._of_worker.get(worker, ()):
             self._ends.set(lease, lease.end_ms)
 
     def take_due(self, now_ms: int) -> list[Lease]:
-        """Return the leases that are over, oldest first; `tidy` follows."""
+        """Remove the deadlines of expired leases; return these, earliest end first.
+
+        Call `tidy` after their messages have left them.
+        """
         return self._ends.take_due(now_ms)
 
 
 class Reclaim(NamedTuple):
-    """Messages that workers of earlier lives may have, until these are back."""
+    """Messages that workers may hold from earlier incarnations, and until when."""
 
     end: Offset
-    """End of the log when this life began: what is above was given out by none."""
+    """Messages below it wait for the end of the reclaim time: the log end at the start
+    of this incarnation, or 0 after a clean shutdown."""
     until_ms: int
-    """Monotonic."""
+    """End of the reclaim time, monotonic milliseconds."""

@@ -1,4 +1,4 @@
-"""The state of one queue: what is open, who has it, what is done. Pure.
+"""The state of one queue: open messages, their leases, done ranges. Pure.
 
     floor ........ open, done, done, open ........ scan offset ........ end of the log
       |-- every message is open, or in a done range --|-- not looked at yet --|
@@ -9,26 +9,27 @@
                           └── ack in a transaction ──> HELD ── commit ──> done
                                  LEASED <── rollback ────┘
 
-Messages are found in the order of the log (`found`), given out in that order, and
-settled in any. A delivery has a number; a settle is good while no later delivery has
-the message (table in docs/messaging.md). What a restart must know is collected as
-changes (`state_log.py`), and counts at once. Deliveries are not kept: after a restart a
-worker's message is READY, and a settle of the earlier life's delivery is good until it
-is given out again. While it is HELD it stays open and is its transaction's alone: no
-lease ends, and no settle has an effect. What a commit changes is a record among the
-puts of the transaction, none of the state.
+Messages are found (`found`) and given out in log order, and settled in any order. Each
+delivery has a number; a settle is valid until the message is given out again (table in
+docs/messaging.md). Changes that must survive a restart are collected for `state_log.py`
+and take effect at once. Leases are not stored: after a restart a leased message is
+READY, and a settle of its earlier delivery is valid until the message is given out
+again. A HELD message stays open and belongs to its transaction: it has no lease to
+expire, and no settle changes it. The commit itself stores that the message is done, in
+a record among the puts of the transaction; no change is collected here.
 
-What was in the log at a restart is READY, and not *queued* to be given out, until the
-`reclaim` time is over: workers come back, and extend what they have. What was appended
-since was given out by no earlier life, and waits for nothing. A life that ended in
-peace has said what they have, and only that waits.
+An *incarnation* is the time between two starts of a queue. Messages that were in the
+log at a restart are READY but not *queued* to be given out until the `reclaim` time is
+over, so that workers can reconnect and extend their leases. Messages appended since
+were never given out, and are queued at once. After a clean shutdown the stored state
+names the leased messages, and only these wait.
 
-With order by key a message is READY, and not *queued* to be given out, while an earlier
-one has its key that is open, or done and not stored as that. A message whose lease
-ended twice goes out alone: it may kill its workers. A nack is the word of a living one.
+In an ordered group a message is READY but not *queued* while an earlier message with
+its key is open, or is done and that is not stored yet. A message whose lease expired
+twice without a nack goes out alone, because it may crash its workers.
 
-    Invariant: below the scan offset every message is open or in a done range; the floor
-    passes no open one.
+    Invariant: every message below the scan offset is open or in a done range; no open
+    message is below the floor.
 """
 
 import heapq
@@ -51,10 +52,11 @@ from metaq.queues.state_log import (
 )
 
 PASSED_BYTES_MAX: Final = 16 << 20
-"""So much is passed over before it is a change by itself: a restart looks again."""
+"""Passed-over bytes that are stored even without another change. A restart reads
+passed-over messages again unless they were stored."""
 
 ALONE_COUNT: Final = 2
-"""A message whose lease ended so often without a nack goes out alone."""
+"""Number of expired leases without a nack after which a message goes out alone."""
 
 
 class Taken(NamedTuple):
@@ -67,7 +69,7 @@ class Taken(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """A message that is to be a dead letter."""
+    """A message to be stored as a dead letter."""
 
     offset: Offset
     size_bytes: SizeBytes
@@ -76,27 +78,27 @@ class Letter(NamedTuple):
 
 
 class HotKey(NamedTuple):
-    """The key that most open messages of an ordered group have."""
+    """The key with the most open messages in an ordered group."""
 
     lock: int
-    """Its hash, the CRC-32 of the key."""
+    """CRC-32 of the key."""
     open_count: int
     offset: Offset
-    """Of the first one; the others wait for it."""
+    """Offset of its first open message; the others wait for that one."""
     worker: str
-    """That has it; "" for none."""
+    """Worker that holds the first message; "" for none."""
 
 
 _GIVEN: Final = frozenset({At.LEASED, At.HELD})
-"""Places of a message that was given out, which its count says already."""
+"""States in which the current delivery is already counted in `count`."""
 
 
 _ENDED: Final = frozenset({SettleVerb.NACK, SettleVerb.RELEASE})
-"""Verbs that end a lease, and say nothing when it has ended."""
+"""Verbs that end a lease; without effect when it has ended."""
 
 
 class QueueState:
-    """One queue. Owner: its service; not for two threads."""
+    """One queue. Owned by its service; not thread-safe."""
 
     def __init__(
         self,
@@ -107,49 +109,50 @@ class QueueState:
         bound: OpenBound | None = None,
         reclaim: Reclaim | None = None,
     ) -> None:
-        """Begin a life of a queue.
+        """Begin an incarnation of a queue.
 
         Args:
             rules: options of the group.
-            image: what earlier lives left, with the incarnation of this one; owned.
-            open_max: nothing more is found while so many messages are open.
-            bound: of all queues together; None: there is none.
-            reclaim: what workers of earlier lives may have; None: nothing.
+            image: stored state, with the number of this incarnation; the queue owns it.
+            open_max: maximum number of open messages; at it, no more are found.
+            bound: the same for all queues together; None: no such bound.
+            reclaim: messages that workers may hold from earlier incarnations; None:
+                no messages.
         """
         self.rules = rules
         self.floor = image.floor
-        """Every message below it is done."""
+        """Every message below this offset is done."""
         self.scan_offset = image.floor
-        """The first message that was not looked at."""
+        """Offset of the next message to find."""
         self.ready_count = 0
-        """Messages that can be given out now."""
+        """Messages queued to be given out."""
         self.done_count = 0
-        """Messages done in this life: handled, passed over, dropped or dead."""
+        """Messages done in this incarnation: handled, passed over, dropped or dead."""
         self.expired_count = 0
         """Leases that ended before their messages were settled."""
         self.letter_count = 0
         """Messages that became dead letters."""
         self.passed_count = 0
-        """Messages that are not the group's, by its filter."""
+        """Messages that do not match the group's filter."""
         self.dropped_count = 0
         """Messages that were given up without a dead letter."""
         self.held_count = 0
         """Messages that transactions hold."""
         self.lost_bytes = 0
-        """Bytes that retention took before they were looked at."""
+        """Bytes that retention deleted before their messages were found."""
         self.skipped_bytes = 0
-        """Bytes that were passed over by command."""
+        """Bytes that were skipped by command."""
         self._open_max = open_max
         self.bound = bound or OpenBound()
         self.leases: Final = LeaseTable()
-        """Cut short while their worker has no connection."""
+        """Leases; cut short while their worker has no connection."""
         self.reclaim = reclaim
-        """None when its time is over."""
+        """None once the reclaim time is over."""
         self._reclaim_end = Offset(0) if reclaim is None else reclaim.end
         self._kept = frozenset[Offset]() if reclaim is None else image.kept()
-        """Messages that workers of the last life have, which said so."""
+        """Messages that were leased at the last clean shutdown."""
         self.incarnation: Final = image.incarnation
-        """Number of this life, 1 or more."""
+        """Number of this incarnation, 1 or more."""
         self._first_life = image.first_life
         self._counter = 0
         self._done = image.done
@@ -161,10 +164,10 @@ class QueueState:
         self._keys: dict[int, list[Offset]] = {}
         self._changes = list[Change]()
         self._passed = DoneRanges()
-        """Passed over since the last `drain_changes`."""
+        """Ranges passed over since the last `drain_changes`."""
         self._passed_bytes = 0
         self._ended = list[OpenMessage]()
-        """Done since the last `drain_ended`; what has their keys waits still."""
+        """Messages done since the last `drain_ended` whose keys are not free yet."""
         self._letters = list[Letter]()
         self._skip_done()
 
@@ -172,38 +175,38 @@ class QueueState:
 
     @property
     def open_count(self) -> int:
-        """Return how many messages are open."""
+        """Return the number of open messages."""
         return len(self._open)
 
     @property
     def delayed_count(self) -> int:
-        """Return how many messages wait for the end of a delay."""
+        """Return the number of messages that wait for the end of a delay."""
         return len(self._delays)
 
     @property
     def has_changes(self) -> bool:
-        """Return whether anything is to be stored, letters included."""
+        """Return whether there are changes or dead letters to store."""
         return bool(
             self._changes or self._letters or self._passed_bytes >= PASSED_BYTES_MAX
         )
 
     @property
     def is_full(self) -> bool:
-        """Return whether as many messages are open as may be of one queue."""
+        """Return whether the queue has its maximum of open messages."""
         return len(self._open) >= self._open_max
 
     @property
     def has_room(self) -> bool:
-        """Return whether another message may be open."""
+        """Return whether both bounds allow another open message."""
         return not self.is_full and self.bound.count < self.bound.count_max
 
     def leave_bound(self) -> None:
-        """Count for no other queue any more: this one is dropped from memory."""
+        """Stop counting in the common bound, because the queue leaves memory."""
         self.bound.count -= len(self._open)
-        self.bound = OpenBound()  # a letter may be stored yet
+        self.bound = OpenBound()  # a letter may still be stored
 
     def hot_key(self) -> HotKey | None:
-        """Return the key for which most messages wait; None: none waits for any."""
+        """Return the key with most open messages; None if no message waits for one."""
         lock = max(self._keys, key=lambda each: len(self._keys[each]), default=0)
         waiting = self._keys.get(lock, ())
         if len(waiting) < 2:
@@ -214,7 +217,7 @@ class QueueState:
 
     @property
     def is_worn(self) -> bool:
-        """Whether this life has used half of its delivery numbers, and may end."""
+        """Whether half of the delivery numbers are used and no message is held."""
         return self._counter >> (INCARNATION_SHIFT - 1) > 0 and not self.held_count
 
     def is_done(self, offset: Offset) -> bool:
@@ -222,7 +225,7 @@ class QueueState:
         return offset < self.floor or self._done.end_at(offset) is not None
 
     def next_due_ms(self) -> int | None:
-        """Return a time before which `on_time` has nothing to do; None: never."""
+        """Return a time before which `on_time` has nothing to do; None if none."""
         until_ms = None if self.reclaim is None else self.reclaim.until_ms
         firsts = self.leases.first_ms, self._delays.first_s, until_ms
         return min((int(each) for each in firsts if each is not None), default=None)
@@ -230,8 +233,8 @@ class QueueState:
     # -- finding
 
     def wants_scan(self, count: int) -> bool:
-        """Return whether more is to be found for a taker of `count`."""
-        # The same as `has_room` at its end: asked for every message.
+        """Return whether to find more messages for a take of `count`."""
+        # Ends with `has_room` written out: this runs for every message.
         return (
             self.ready_count - len(self._alone) < count
             and len(self._open) < self._open_max
@@ -247,14 +250,14 @@ class QueueState:
         *,
         expiry_ms: int | None = None,
     ) -> None:
-        """Add the message at the scan offset.
+        """Add the message at the scan offset as an open one.
 
         Args:
             offset: of its record, the scan offset or, after a gap, a later one.
             size_bytes: of its record.
-            key: its key where the group is ordered; None: it waits for no other.
-            now: for one that was returned with a delay.
-            expiry_ms: when it is given up, on the wall clock; None: never.
+            key: its key in an ordered group; None: it waits for no other message.
+            now: current time, for a message that was returned with a delay.
+            expiry_ms: wall-clock time from which it is given up; None: never.
         """
         if offset > self.scan_offset:
             self._done.add(self.scan_offset, offset)
@@ -284,9 +287,10 @@ class QueueState:
             self._skip_done()
 
     def pass_over(self, end: Offset, count: int) -> None:
-        """Note that messages from the scan offset to `end` are not the group's: done.
+        """Count messages from the scan offset to `end` as done: they do not match.
 
-        That is stored with the next change, or when it is much: a restart looks again.
+        Stored with the next change, or once `PASSED_BYTES_MAX` is reached; until then a
+        restart reads them again.
         """
         self._passed.add(self.scan_offset, end)
         self._passed_bytes += end - self.scan_offset
@@ -302,24 +306,24 @@ class QueueState:
             self._rise(self.scan_offset)
 
     def trim(self, log_start: Offset) -> int:
-        """Give up what retention took; return how many open messages that were."""
+        """Count messages that retention deleted as done; return how many were open."""
         if log_start <= self.floor:
             return 0
         self.lost_bytes += max(0, log_start - self.scan_offset)
         return self._drop(self.floor, log_start)
 
     def skip(self, start: Offset, end: Offset) -> None:
-        """Give up what begins in a range, of which no byte can be read.
+        """Count messages that begin in an unreadable range as done.
 
         Args:
             start: at or below the scan offset.
-            end: where a record begins, or the log ends.
+            end: offset of a record, or the log end.
         """
         self.skipped_bytes += end - start
         self._drop(start, end)
 
     def _drop(self, start: Offset, end: Offset) -> int:
-        """Count a range as done; return how many open messages that were."""
+        """Count a range as done; return the number of open messages in it."""
         self._changes.append(Done(start, end))
         dropped = [each for at, each in self._open.items() if start <= at < end]
         for message in dropped:
@@ -327,19 +331,19 @@ class QueueState:
         for offset in [each for each in self._returned if start <= each < end]:
             del self._returned[offset]
         self.scan_offset = max(self.scan_offset, end)
-        self._skip_done()  # first: what the floor passes is in no range any more
+        self._skip_done()  # first: ranges below the floor are forgotten
         self._add_done(start, end)
         return len(dropped)
 
     def count_in(self, start: Offset, end: Offset) -> int:
-        """Return how many open messages begin in a range."""
+        """Return the number of open messages that begin in a range."""
         return sum(start <= offset < end for offset in self._open)
 
     # -- giving out
 
     @property
     def is_alone_first(self) -> bool:
-        """Whether the first message that is ready goes out alone."""
+        """Whether the first queued message goes out alone."""
         alone, other = self._first(self._alone), self._first(self._queued)
         return alone is not None and (other is None or alone.offset < other.offset)
 
@@ -353,17 +357,17 @@ class QueueState:
         *,
         is_alone: bool = False,
     ) -> list[Taken]:
-        """Give out messages that are ready, those of lower offsets first.
+        """Give out queued messages in the order of their offsets.
 
-        Those that have expired are given up.
+        Expired messages are given up instead.
 
         Args:
-            worker: that gets them.
-            count: at most.
-            bytes_max: of them together; the first may be larger.
-            lease_ms: for how long they are the worker's.
-            now: when.
-            is_alone: one of those that go out alone, and none of the others.
+            worker: worker that gets them.
+            count: maximum number of messages.
+            bytes_max: maximum sum of their sizes; the first message may exceed it.
+            lease_ms: duration of the lease.
+            now: current time.
+            is_alone: take one message that goes out alone, and none of the others.
         """
         taken = list[Taken]()
         left_bytes, queued = bytes_max, self._alone if is_alone else self._queued
@@ -401,13 +405,13 @@ class QueueState:
             message = self._open.get(queued[0])
             if message is not None and message.heap is queued:
                 return message
-            heapq.heappop(queued)  # it was settled, or taken back, in the heap
+            heapq.heappop(queued)  # settled or returned since it was pushed
         return None
 
     def give_back(self, taken: Sequence[Taken]) -> None:
-        """Take back what never reached its worker; it does not count.
+        """Undo the delivery of messages that never reached their worker.
 
-        A lease that has ended by now is left as it ended.
+        Messages that are no longer leased by this delivery are not changed.
         """
         for each in taken:
             message = self._open.get(each.offset)
@@ -420,13 +424,13 @@ class QueueState:
     def settle_all(
         self, worker: str, entries: Iterable[Settlement], now: Now
     ) -> list[Word]:
-        """Settle deliveries in turn, as `settle`; those done in a row are one change.
+        """Settle deliveries in order, as `settle`; adjacent acks become one change.
 
-        Nearly all are acks of messages that their workers have: these are settled here.
+        Acks of leased messages without a key, by far the most, are settled inline.
         """
         words, messages, left = list[Word](), self._open, list[Lease]()
         ack, ok, count = SettleVerb.ACK, Word.OK, 0
-        start = end = Offset(-1)  # of those that are done and not noted yet
+        start = end = Offset(-1)  # range that is done and not recorded yet
         for entry in entries:
             offset, delivery, verb, _, _ = entry
             message = messages.get(offset)
@@ -468,16 +472,16 @@ class QueueState:
     def settle(
         self, worker: str, entry: Settlement, now: Now, *, is_held: bool = False
     ) -> Word:
-        """Settle one delivery: a row of the table.
+        """Settle one delivery, by the table in docs/messaging.md.
 
         Args:
-            worker: that has it from now on, where it extends the lease.
-            entry: its arguments are in range.
-            now: when.
-            is_held: an ack counts when `end_hold` says so.
+            worker: worker that settles; an extend leases the message to it.
+            entry: the settlement; its arguments are in range.
+            now: current time.
+            is_held: an ack holds the message until `end_hold`.
 
         Returns:
-            DONE and LOST changed nothing.
+            The reply; DONE and LOST mean that nothing was changed.
         """
         message = self._open.get(entry.offset)
         if message is None:
@@ -495,13 +499,13 @@ class QueueState:
         if not self._is_good(message, entry.delivery):
             return Word.LOST
         if entry.verb is not SettleVerb.ACK and not self._is_first(message):
-            # The group was not ordered when it was given out.
+            # It was given out before the group became ordered.
             return Word.LOST
         is_over = message.at is not At.LEASED
         if is_over and message.delivery == entry.delivery and entry.verb in _ENDED:
-            return Word.OK  # it was said before, or the lease has ended
+            return Word.OK  # settled before, or the lease has ended
         if message.delivery != entry.delivery:
-            # Of an earlier life, of which no start knows how often it was given out.
+            # A delivery of an earlier incarnation, whose count was not stored.
             message.delivery = entry.delivery
             message.count += message.at is not At.LEASED
         match entry.verb:
@@ -522,7 +526,7 @@ class QueueState:
         return Word.OK
 
     def _is_good(self, message: OpenMessage, delivery: int) -> bool:
-        """Return whether a message was not given out after a delivery."""
+        """Return whether a message was not given out again after a delivery."""
         if not delivery:
             return False
         if message.delivery == delivery:
@@ -542,14 +546,14 @@ class QueueState:
         self._return(message, delay_ms, now)
 
     def letter_stored(self, offset: Offset) -> None:
-        """Note that a dead letter is stored, and with it that its message is done."""
+        """Count a message as done; after a restart its stored letter shows that."""
         message = self._open.get(offset)
         if message is not None:
             self.letter_count += 1
             self._end_stored(message)
 
     def drop_letter(self, offset: Offset) -> None:
-        """Have no dead letter of a message: it is done without."""
+        """Count a message as done without a dead letter."""
         message = self._open.get(offset)
         if message is not None:
             self.dropped_count += 1
@@ -560,21 +564,21 @@ class QueueState:
         return Done(offset, self._open[offset].end)
 
     def end_hold(self, offset: Offset, now: Now, *, is_done: bool) -> None:
-        """Note the outcome of a transaction for a message that it holds.
+        """Apply the outcome of a transaction to a message that it holds.
 
-        Committed, the message is done, and nothing is to be stored: the transaction
-        has that. Rolled back, it is its worker's again, for a lease from now on.
+        After a commit the message is done; the transaction has stored that. After a
+        rollback the message is leased to its worker again, for a full lease from now.
         """
         message = self._open.get(offset)
         if message is None or message.at is not At.HELD:
-            return  # retention took it
+            return  # retention deleted it
         if is_done:
             self._end_stored(message)
         else:
             self._lease(message, message.worker, now.mono_ms + self.rules.lease_ms)
 
     def drain_changes(self) -> list[Change]:
-        """Return what was changed since the last call, neighbours as one."""
+        """Return the changes since the last call; adjacent done ranges are merged."""
         changes, self._changes = self._changes, []
         done, self._passed, self._passed_bytes = self._passed, DoneRanges(), 0
         for each in changes:
@@ -584,24 +588,24 @@ class QueueState:
         return [*returned, *done.ranges()]
 
     def drain_ended(self) -> list[OpenMessage]:
-        """Return messages with keys that the last changes have as done."""
+        """Return the keyed messages that became done since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
     def free_keys(self, ended: Iterable[OpenMessage]) -> None:
-        """Have the next messages of keys given out: the changes are stored."""
+        """Queue the next message of each key. Call it once the changes are stored."""
         for message in ended:
             self._free_key(message)
 
     def drain_letters(self) -> list[Letter]:
-        """Return the letters since the last call, to be stored."""
+        """Return the dead letters to store that were added since the last call."""
         letters, self._letters = self._letters, []
         return letters
 
     # -- time
 
     def on_time(self, now: Now) -> None:
-        """End the leases, the delays and the reclaim time that are over."""
+        """End the leases, delays and reclaim time that have expired."""
         if self.reclaim is not None and self.reclaim.until_ms <= now.mono_ms:
             self.reclaim, self._reclaim_end, self._kept = None, Offset(0), frozenset()
             for message in self._open.values():
@@ -623,7 +627,7 @@ class QueueState:
     # -- for a restart
 
     def image(self, now: Now) -> QueueImage:
-        """Return what a restart is to know; what is given out counts as before that."""
+        """Return the state to store; deliveries still open are not counted in it."""
         returned = dict(self._returned)
         for offset, message in self._open.items():
             given = message.at in _GIVEN
@@ -642,7 +646,7 @@ class QueueState:
         return QueueImage(self.floor, done, returned, self.incarnation)
 
     def leased(self) -> list[Returned]:
-        """Return what the next life is to keep for its workers."""
+        """Return the leased messages, which the next incarnation keeps for workers."""
         return [
             Returned(at, one.size_bytes, one.count - 1, KEPT_DUE_MS, one.delivery - 1)
             for at, one in self._open.items()
@@ -652,9 +656,10 @@ class QueueState:
     # -- changes of one message
 
     def _queue(self, message: OpenMessage) -> None:
-        """Have a message that is ready given out, unless an earlier one has its key.
+        """Queue a READY message, unless an earlier open message has its key.
 
-        One that a worker of an earlier life may have is, when the reclaim time is over.
+        A message that a worker may hold from an earlier incarnation is queued when the
+        reclaim time is over.
         """
         at = message.offset
         if message.heap is not None or at < self._reclaim_end or at in self._kept:
@@ -671,13 +676,13 @@ class QueueState:
         return key is None or self._keys[key][0] == message.offset
 
     def _unqueue(self, message: OpenMessage) -> None:
-        """Give a message out no more; its place in the heap stays, unheeded."""
+        """Take a message off the queue; its heap entry stays and is ignored."""
         if message.heap is not None:
             message.heap = None
             self.ready_count -= 1
 
     def _leave(self, message: OpenMessage) -> None:
-        """Take a message from where it is: heap, deadline, worker."""
+        """Remove a message from its heap, lease, delay or count of held messages."""
         self._unqueue(message)
         if message.lease is not None:
             lease = message.lease
@@ -693,7 +698,7 @@ class QueueState:
         self.leases.lease_of(worker, end_ms).add(message)
 
     def _return(self, message: OpenMessage, delay_ms: int, now: Now) -> None:
-        """Have a message given out again; a restart knows how often it was."""
+        """Return a message to be given out again, and store its count of deliveries."""
         self._leave(message)
         due_ms = now.wall_ms + delay_ms if delay_ms else 0
         offset, size_bytes = message.offset, message.size_bytes
@@ -710,8 +715,8 @@ class QueueState:
             self._queue(message)
 
     def _release(self, message: OpenMessage) -> None:
-        """Have a message given out again that was not begun."""
-        # Nothing is kept: a restart knows the count of before.
+        """Return a message unprocessed; its delivery does not count."""
+        # No change is stored: the stored count is that before the delivery.
         message.count -= 1
         message.delivery = 0
         self._leave(message)
@@ -719,7 +724,7 @@ class QueueState:
         self._queue(message)
 
     def _give_up(self, message: OpenMessage, cause: str) -> None:
-        """Give a message out no more: a dead letter, or none."""
+        """Stop giving out a message: make it a dead letter, or drop it."""
         if not self.rules.takes_letters:
             self.dropped_count += 1
             self._finish(message)
@@ -734,11 +739,12 @@ class QueueState:
         self._changes.append(Done(message.offset, message.end))
         self._end(message)
         if message.key is not None:
-            # A crash before that is stored would bring it back after a later one.
+            # The next message of the key waits until this change is stored: a crash
+            # before that would give this message out again, after the next one.
             self._ended.append(message)
 
     def _end_stored(self, message: OpenMessage) -> None:
-        """Count a message as done, which a restart knows as well."""
+        """Count a message as done where the log or a transaction has stored that."""
         self._end(message)
         if message.key is not None:
             self._free_key(message)

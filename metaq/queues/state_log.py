@@ -1,4 +1,4 @@
-"""Records of `__queues`: what a restart must know of queues. Pure.
+"""Records of `__queues`: the stored state of queues. Pure.
 
 The payload of a record, all numbers big-endian:
 
@@ -8,7 +8,7 @@ The payload of a record, all numbers big-endian:
           | u8 = 1  | u8   | u32      | u32         | i64    | u32 |           |      |
           +---------+------+----------+-------------+--------+-----+-----------+------+
 
-    entry 1, done       1 u8 | start i64 | end i64            of messages that are done
+    entry 1, done       1 u8 | start i64 | end i64            messages that are done
     entry 2, returned   2 u8 | offset i64 | size i32 | count u16 | due i64
     entry 3, returned   3 u8 | as entry 2 | delivery i64 | left u32
     name                partition i32 | generation u32 | topic and group,
@@ -21,11 +21,11 @@ The payload of a record, all numbers big-endian:
 | 3 snapshot | all | yes | the whole state, in place of what was known |
 | 4 deleted | none | yes | the queue is gone |
 
-Changes without an entry are the last record of a life that ended in peace: what workers
-had then is among the returned, with KEPT_DUE_MS as `due`. Every message below the floor
-is done. `due` is the wall clock in milliseconds, 0 for at once, and `left` how long
-that was when the record was made: a wall clock that was set back since holds a message
-for no longer. Neighbours among done ranges are one range.
+A `changes` record without entries marks a clean shutdown: messages leased then are
+among the returned ones, with KEPT_DUE_MS as `due`. Every message below the floor is
+done. `due` is wall-clock time in milliseconds, 0 for at once; `left` is the time until
+`due` when the record was made, and bounds the wait after the wall clock was set back.
+Adjacent done ranges are merged.
 """
 
 import enum
@@ -47,14 +47,14 @@ _DELIVERY: Final = Struct(">qI")
 _PLACE: Final = Struct(">iI")
 _LENGTH: Final = Struct(">H")
 KEPT_DUE_MS: Final = 2**53
-"""`due` of what a worker had at the end of a life."""
+"""`due` of a message that was leased at a clean shutdown."""
 _FIRST: Final = Offset(0)
 COUNT_MAX: Final = 2**16 - 1
-"""A higher count of deliveries is kept as this."""
+"""A higher count of deliveries is stored as this."""
 
 
 class StateKind(enum.IntEnum):
-    """StateKind of a record."""
+    """Kind of a record."""
 
     OPENED = 1
     CHANGES = 2
@@ -63,58 +63,58 @@ class StateKind(enum.IntEnum):
 
 
 class QueueName(NamedTuple):
-    """One queue: a group on one partition of a broker."""
+    """Name of a queue: a group on one partition of a broker."""
 
     group: str
     topic: str
     partition: int
     generation: int = 0
-    """Of the group: one that was deleted and made again is another one."""
+    """Number of the group; a group deleted and created again has another one."""
 
 
 class Done(NamedTuple):
-    """Messages that are done: all that begin in a range of offsets."""
+    """Range of offsets; all messages that begin in it are done."""
 
     start: Offset
     end: Offset
 
 
 class Returned(NamedTuple):
-    """A message that was given out, and is to be given out again."""
+    """A message that was given out and returned, to be given out again."""
 
     offset: Offset
     size_bytes: SizeBytes
     deliveries: int
-    """So far."""
+    """Number of deliveries so far."""
     due_ms: int
-    """Wall clock before which it is not given out; 0: at once."""
+    """Wall-clock time before which it is not given out; 0: at once."""
     delivery: int = 0
-    """That ended with this return, or a later one that ended without; 0: unknown."""
+    """Last delivery that ended, with this record or without a record; 0: unknown."""
     left_ms: int = 0
-    """Until it is due; unknown where the delivery is."""
+    """Time until `due_ms` when the record was made; valid if `delivery` is known."""
 
 
 Change: TypeAlias = Done | Returned
 
 
 class DoneRanges:
-    """Disjoint ranges of offsets, ascending; neighbours are one."""
+    """Disjoint ranges of offsets, ascending; adjacent ranges are merged."""
 
     __slots__ = ("_ends", "_starts")
 
     def __init__(self, ranges: Iterable[Done] = ()) -> None:
-        """Begin with some, in any order."""
+        """Start with some ranges, in any order."""
         self._starts: list[Offset] = []
         self._ends: list[Offset] = []
         for start, end in ranges:
             self.add(start, end)
 
     def __len__(self) -> int:
-        """Return how many ranges there are."""
+        """Return the number of ranges."""
         return len(self._starts)
 
     def add(self, start: Offset, end: Offset) -> None:
-        """Add a range; what it overlaps or touches becomes one with it."""
+        """Add a range, merged with those that it overlaps or touches."""
         first = bisect_left(self._ends, start)
         last = bisect_right(self._starts, end)
         if first < last:
@@ -124,12 +124,12 @@ class DoneRanges:
         self._ends[first:last] = [end]
 
     def end_at(self, offset: Offset) -> Offset | None:
-        """Return the end of the range that holds an offset, or None."""
+        """Return the end of the range that contains an offset, or None."""
         at = bisect_right(self._starts, offset) - 1
         return self._ends[at] if at >= 0 and offset < self._ends[at] else None
 
     def take_below(self, floor: Offset) -> Offset:
-        """Forget what is below or at a floor; return the floor that follows from it."""
+        """Remove the ranges that a floor reaches; return the floor raised over them."""
         count = 0
         for start, end in zip(self._starts, self._ends, strict=True):
             if start > floor:
@@ -139,44 +139,44 @@ class DoneRanges:
         return floor
 
     def cut(self, end: Offset) -> None:
-        """Forget what is at an offset or above it."""
+        """Remove everything at or above an offset."""
         count = bisect_left(self._starts, end)
         del self._starts[count:], self._ends[count:]
         if count:
             self._ends[-1] = min(self._ends[-1], end)
 
     def ranges(self) -> list[Done]:
-        """Return all of them, ascending."""
+        """Return all ranges, ascending."""
         return list(map(Done, self._starts, self._ends))
 
 
 @dataclass(slots=True)
 class QueueImage:
-    """A queue as a restart knows it."""
+    """Stored state of a queue."""
 
     floor: Offset
-    """Every message below it is done."""
+    """Every message below this offset is done."""
     done: DoneRanges = field(default_factory=DoneRanges)
-    """Above the floor."""
+    """Done ranges above the floor."""
     returned: dict[Offset, Returned] = field(default_factory=dict)
-    """By offset; some may be done since, see `open_returned`."""
+    """Returned messages by offset; some may be done by now, see `open_returned`."""
     incarnation: int = 0
-    """Of the last life; 0: it had none."""
+    """Number of the last incarnation; 0: none yet."""
     is_idle: bool = False
-    """The last life ended in peace, and what workers had is known."""
+    """Whether the last shutdown was clean, so that leased messages are known."""
     first_life: int = 1
-    """Deliveries of earlier ones are of other messages at the same offsets; known until
-    the broker ends."""
+    """Deliveries of earlier incarnations refer to other messages at the same offsets.
+    Not stored."""
 
     @property
     def end(self) -> Offset:
-        """Offset from which on it knows nothing."""
+        """Offset after the last message that the state mentions."""
         ends = [each.end for each in self.done.ranges()[-1:]]
         ends += [Offset(at + it.size_bytes) for at, it in self.returned.items()]
         return max(self.floor, *ends) if ends else self.floor
 
     def cut(self, end: Offset) -> None:
-        """Forget what is at an offset or above it: other messages come there."""
+        """Remove everything at or above an offset: other messages will be there."""
         self.floor = min(self.floor, end)
         self.done.cut(end)
         self.returned = {
@@ -187,7 +187,7 @@ class QueueImage:
         self.first_life = self.incarnation + 1
 
     def apply(self, changes: Iterable[Change]) -> None:
-        """Apply changes in their order."""
+        """Apply changes in order."""
         for change in changes:
             if isinstance(change, Returned):
                 self.returned[change.offset] = change
@@ -196,16 +196,16 @@ class QueueImage:
         self.rise(self.floor)
 
     def rise(self, floor: Offset) -> None:
-        """Move the floor, and over the done ranges that it touches."""
+        """Raise the floor to an offset, and over done ranges that it reaches."""
         self.floor = self.done.take_below(max(floor, self.floor))
 
     def kept(self) -> frozenset[Offset]:
-        """Return what workers had when the last life ended in peace."""
+        """Return the offsets of messages leased at the last clean shutdown."""
         found = self.open_returned().items()
         return frozenset(at for at, it in found if it.due_ms == KEPT_DUE_MS)
 
     def open_returned(self) -> dict[Offset, Returned]:
-        """Return those of `returned` that are not done."""
+        """Return the returned messages that are not done."""
         return {
             offset: each
             for offset, each in self.returned.items()
@@ -254,7 +254,7 @@ def encode_state(record: StateRecord) -> bytes:
 
 
 def snapshot_of(queue_id: int, name: QueueName, image: QueueImage) -> StateRecord:
-    """Return the record of a whole state."""
+    """Return the snapshot record of a queue."""
     entries: list[Change] = [*image.done.ranges(), *image.open_returned().values()]
     return StateRecord(
         StateKind.SNAPSHOT, queue_id, image.incarnation, image.floor, entries, name
@@ -262,10 +262,10 @@ def snapshot_of(queue_id: int, name: QueueName, image: QueueImage) -> StateRecor
 
 
 def decode_state(payload: bytes) -> StateRecord:
-    """Read the payload of a record.
+    """Decode the payload of a record.
 
     Raises:
-        CorruptRecordError: it is cut, too long, or makes no sense.
+        CorruptRecordError: it is truncated, too long or invalid.
     """
     try:
         version, kind, queue_id, incarnation, floor, count = _HEAD.unpack_from(payload)
@@ -342,29 +342,30 @@ def _read_name(payload: bytes, position: int) -> tuple[QueueName, int]:
 
 
 class Images:
-    """The queues of one partition of `__queues`, from its records in their order."""
+    """The queues of one partition of `__queues`, built from its records in order."""
 
     def __init__(self) -> None:
-        """Begin without any."""
+        """Start without queues."""
         self.by_name: dict[QueueName, QueueImage] = {}
         self.starts: dict[QueueName, Offset] = {}
-        """Offset of the last whole state of each queue, or of its first record."""
+        """Offset of the last snapshot of each queue, or of its first record."""
         self._ids: dict[QueueName, int] = {}
         self._names: dict[int, QueueName] = {}
         self._last_id = 0
-        """No number is used again: a transaction may yet append to one that is gone."""
+        """Highest number used. Numbers are not reused, because a transaction may still
+        append a record of a queue that was deleted."""
         self._last_life = 0
-        """Of the queues that are gone: workers may have messages of these."""
+        """Highest incarnation of a deleted queue; its messages may still be leased."""
 
     def begin(self, name: QueueName, floor: Offset) -> QueueImage:
-        """Add a queue that is new; deliveries of one that is gone are none of it."""
+        """Add a new queue; deliveries of a deleted queue of that name are not valid."""
         life = self._last_life
         image = QueueImage(floor, incarnation=life, first_life=life + 1)
         self.by_name[name] = image
         return image
 
     def id_of(self, name: QueueName) -> int:
-        """Return the number of a queue, a new one where it has none."""
+        """Return the number of a queue; assign one if it has none."""
         found = self._ids.get(name)
         if found is None:
             found = self._last_id = self._last_id + 1
@@ -372,7 +373,7 @@ class Images:
         return found
 
     def remove(self, name: QueueName) -> None:
-        """Forget a queue."""
+        """Remove a queue."""
         image = self.by_name.pop(name, None)
         if image is not None:
             self._last_life = max(self._last_life, image.incarnation)
@@ -380,19 +381,19 @@ class Images:
         self.starts.pop(name, None)
 
     def apply(self, record: StateRecord, offset: Offset = _FIRST) -> QueueName | None:
-        """Apply a record; return its queue, None where that is not known any more.
+        """Apply a record; return its queue, None if the queue is not known any more.
 
         Args:
-            record: the next one.
-            offset: of it.
+            record: the next record of the partition.
+            offset: offset of the record.
 
         Raises:
-            CorruptRecordError: its number is another queue's.
+            CorruptRecordError: its number belongs to another queue.
         """
         self._last_id = max(self._last_id, record.queue_id)
         name = record.name or self._names.get(record.queue_id)
         if name is None:
-            # Its beginning was trimmed, because it was deleted.
+            # The record with its name was trimmed, because the queue was deleted.
             return None
         if self._names.setdefault(record.queue_id, name) != name:
             raise CorruptRecordError(
@@ -405,7 +406,7 @@ class Images:
         self._ids[name] = record.queue_id
         image = self.by_name.get(name)
         if image is None or record.kind is StateKind.SNAPSHOT:
-            # Nothing before it matters.
+            # A snapshot replaces all earlier records.
             image = self.by_name[name] = QueueImage(record.floor)
             self.starts[name] = offset
         image.incarnation = record.incarnation

@@ -1,1 +1,1 @@
-"""Routing without I/O: which topics a message of an exchange goes to."""
+"""Routing without I/O: the topics that a message of an exchange goes to."""

@@ -1,15 +1,15 @@
-"""The bindings of an exchange, and which of them a message matches. Pure.
+"""The bindings of an exchange, and those that a message matches. Pure.
 
 | kind | a binding matches |
 |---|---|
 | `direct` | its key is the routing key |
 | `fanout` | always |
-| `topic` | its pattern does: words by dots, `*` is one word, `#` any number of them |
-| `headers` | all its headers are there, or any of them: with that value, or at all |
+| `topic` | its pattern matches: words with dots, `*` is one word, `#` any number |
+| `headers` | the message has all or any of its headers, with that value or any |
 
-An empty routing key has no words. Topic patterns are a trie, which is walked once for a
-key, with all places that it may be at; the others are found by their terms, a key or a
-header each. What was found is remembered by key, as long as no binding changes.
+An empty routing key has no words. Topic patterns form a trie, which is walked once for
+each key, with a set of current nodes; bindings of other kinds are found by their terms,
+which are a key or headers. Results are cached by key until a binding changes.
 """
 
 import enum
@@ -24,25 +24,24 @@ from metaq.errors import ConfigError
 from metaq.model import HeaderPairs
 
 ROUTING_KEY: Final = "routing-key"
-"""Header with the routing key of a message; without it the attribute is."""
+"""Header with the routing key of a message; by default the key is the attribute."""
 BINDINGS_MAX: Final = 10_000
-"""Bindings of an exchange."""
+"""Maximum number of bindings of an exchange."""
 KEY_BYTES_MAX: Final = 255
-"""Bytes of a routing key, of a pattern, and of the name or value of a header."""
+"""Maximum bytes of a routing key, a pattern, and a header's name or value."""
 HEADERS_MAX: Final = 16
-"""Headers of a binding."""
+"""Maximum number of headers of a binding."""
 PLACES_MAX: Final = 50_000
-"""Places in all patterns that are looked at for one routing key: a twentieth of a
-second. Few patterns with many `#` have more, and thousands with a few."""
+"""Maximum number of trie nodes visited for one routing key, a twentieth of a second.
+A few patterns with many `#`, or thousands with a few, exceed it."""
 RESULTS_REMEMBERED_MAX: Final = 10_000
-"""Routing keys, last asked for, for which the topics are remembered: of all exchanges
-together, so that no number of them takes more."""
+"""Size of the cache of topics by routing key (LRU), for all exchanges together."""
 ONE: Final = "*"
 ANY: Final = "#"
 
 
 class ExchangeKind(enum.Enum):
-    """Rule by which an exchange compares messages with its bindings."""
+    """Rule by which an exchange matches messages with its bindings."""
 
     DIRECT = "direct"
     FANOUT = "fanout"
@@ -52,15 +51,15 @@ class ExchangeKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A topic that is bound to an exchange, and which messages it gets."""
+    """A topic bound to an exchange, and the condition on its messages."""
 
     topic: str
     key: str = ""
     """Routing key (`direct`) or pattern (`topic`); "" for the other kinds."""
     headers: tuple[tuple[str, str | None], ...] = ()
-    """Names ascending, with the value or None for any (`headers`); () otherwise."""
+    """Names ascending, each with a value or None for any (`headers`); else ()."""
     matches_any: bool = False
-    """Whether one of the headers is enough."""
+    """Whether one matching header suffices; False: all must match."""
 
     def __str__(self) -> str:
         pairs = [
@@ -71,10 +70,10 @@ class Binding:
 
 
 def check_binding(kind: ExchangeKind, binding: Binding) -> None:
-    """Refuse a binding that an exchange of this kind cannot have.
+    """Check that an exchange of this kind can have a binding.
 
     Raises:
-        ConfigError: the text says what is wrong.
+        ConfigError: it cannot; the message names the reason.
     """
     has_key = kind in {ExchangeKind.DIRECT, ExchangeKind.TOPIC}
     if binding.key and not has_key:
@@ -103,27 +102,27 @@ def check_binding(kind: ExchangeKind, binding: Binding) -> None:
 
 
 def names_checksum(names: Iterable[str]) -> int:
-    """Return the CRC-32 of names of bindings, in any order."""
+    """Return a CRC-32 of names of bindings; their order does not matter."""
     return zlib.crc32(" ".join(sorted(names)).encode())
 
 
 def words_of(key: str) -> list[str]:
-    """Return the words of a routing key or pattern; an empty one has none."""
+    """Return the words of a routing key or pattern; none of an empty one."""
     return key.split(".") if key else []
 
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """The patterns that begin alike."""
+    """Node of the trie: the patterns with a common prefix of words."""
 
     next: "dict[str, _Node]" = field(default_factory=dict)
     bindings: dict[Binding, None] = field(default_factory=dict)
     stays: bool = False
-    """Whether its last word is `#`, which further words belong to."""
+    """Whether the prefix ends with `#`, which matches further words too."""
 
 
 class _Patterns:
-    """Bindings with patterns."""
+    """Bindings with patterns, as a trie."""
 
     def __init__(self) -> None:
         self._root = _Node()
@@ -161,7 +160,7 @@ class _Patterns:
 
 
 def _with_rests(nodes: Iterable[_Node]) -> dict[_Node, None]:
-    """Return nodes with what follows when a `#` matches no word."""
+    """Return nodes, and their `#` successors, because `#` may match no word."""
     found: dict[_Node, None] = {}
     for each in nodes:
         node: _Node | None = each
@@ -172,7 +171,7 @@ def _with_rests(nodes: Iterable[_Node]) -> dict[_Node, None]:
 
 
 class _Terms:
-    """Bindings with terms: a key, or headers, of which one or all have to be there."""
+    """Bindings by their terms: a key, or headers of which any or all must match."""
 
     def __init__(self, kind: ExchangeKind) -> None:
         self._kind = kind
@@ -213,27 +212,27 @@ def _needed(binding: Binding) -> int:
 
 
 class Matcher:
-    """The bindings of one exchange. Not for several threads."""
+    """The bindings of one exchange. Not thread-safe."""
 
     def __init__(self, kind: ExchangeKind) -> None:
-        """Begin with no bindings."""
+        """Create a matcher without bindings."""
         self.kind: Final = kind
         self.has_keys: Final = kind in {ExchangeKind.DIRECT, ExchangeKind.TOPIC}
         """Whether routing keys are compared."""
         self.problems: dict[str, str] = {}
-        """Why a binding cannot be used, by its name."""
+        """Name of each invalid binding → the reason."""
         self.checksum = names_checksum(())
-        """Of the names of its bindings: others have another one."""
+        """`names_checksum` of the names of all bindings, invalid ones too."""
         self._index = _Patterns() if kind is ExchangeKind.TOPIC else _Terms(kind)
         self._bindings: dict[str, Binding] = {}
         self._remember()
 
     def replace(self, bindings: Mapping[str, Binding]) -> None:
-        """Have these bindings and no others.
+        """Replace all bindings.
 
         Args:
-            bindings: by name; the same name is the same binding. Those that an exchange
-                of this kind cannot have are problems.
+            bindings: bindings by name; a known name means an unchanged binding.
+                Bindings that are invalid for this kind go to `problems`.
         """
         for name in self._bindings.keys() - bindings.keys():
             self._index.remove(self._bindings.pop(name))
@@ -254,28 +253,28 @@ class Matcher:
         return {each.topic for each in self._bindings.values()}
 
     def find(self, key: str, headers: HeaderPairs = ()) -> list[Binding]:
-        """Return the bindings that a message matches, by topic.
+        """Return the bindings that a message matches, sorted by topic.
 
         Raises:
-            ConfigError: too many patterns may match; the text says how many.
+            ConfigError: more than `PLACES_MAX` trie nodes would be visited.
         """
         return sorted(self._index.find(key, headers), key=str)
 
     def topics(self, key: str, headers: HeaderPairs = ()) -> tuple[str, ...]:
-        """Return the topics that a message goes to, each once; raises as `find`."""
+        """Return the sorted topics of a message, each once; raises as `find`."""
         if self.kind is ExchangeKind.HEADERS:
             return _topics(self._index.find(key, headers))
         return remembered(self._find, key if self.has_keys else "")
 
     def _remember(self) -> None:
-        """Forget what was found before a change: this function is another one."""
+        """Invalidate cached results: they are keyed by this function, replaced here."""
         index = self._index
         self._find = lambda key: index.find(key, ())
 
 
 @lru_cache(RESULTS_REMEMBERED_MAX)
 def remembered(find: Callable[[str], Iterable[Binding]], key: str) -> tuple[str, ...]:
-    """Return the topics of what `find` finds for a key."""
+    """Return the sorted topics of the bindings that `find` returns for a key."""
     return _topics(find(key))
 
 

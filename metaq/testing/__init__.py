@@ -1,1 +1,1 @@
-"""Fakes and builders for tests, ours and those of users."""
+"""Fakes, embedded servers and a proxy, for our tests and those of users."""

@@ -12,15 +12,15 @@ WALL_MS: Final = Millis(1_700_000_000_000)
 """Initial wall time: 2023-11-14 22:13:20 UTC."""
 
 _ROUNDS: Final = 20
-"""Turns of the event loop after which every task that can go on has gone on."""
+"""Turns of the event loop after which every runnable task has run."""
 
 T = TypeVar("T")
 
 
 class ManualClock:
-    """`metaq.clock.Clock` for tests: it moves only by its methods and by `drive`.
+    """`metaq.clock.Clock` for tests: it advances only by its methods, `drive` included.
 
-    Sleepers are woken in the order of their times. For one event loop.
+    Sleepers are woken in the order of their wake-up times. For one event loop.
     """
 
     def __init__(self, wall_ms: Millis = WALL_MS, monotonic_s: float = 1000.0) -> None:
@@ -35,29 +35,29 @@ class ManualClock:
         return Millis(round(self._wall_ms))
 
     def monotonic_s(self) -> float:
-        """Return the seconds of the clock that never goes back."""
+        """Return the monotonic clock in seconds."""
         return self._monotonic_s
 
     def boot_s(self) -> float:
-        """Return the seconds of the clock that runs while the machine is suspended."""
+        """Return the monotonic clock plus suspended time, in seconds."""
         return self._monotonic_s + self._suspended_s
 
     def suspend_s(self, seconds: float) -> None:
-        """Suspend the machine for `seconds`: its monotonic clock does not move."""
+        """Simulate a suspend of `seconds`: the monotonic clock does not advance."""
         self._suspended_s += seconds
         self._wall_ms += seconds * 1000
 
     def advance_s(self, seconds: float) -> None:
-        """Let `seconds` (0 or more) pass on all clocks and wake who slept so long."""
+        """Advance all clocks by `seconds` (0 or more); wake sleepers that are due."""
         assert seconds >= 0, "time does not go back; see jump_wall_ms"
         self._move_to(self._monotonic_s + seconds)
 
     def jump_wall_ms(self, milliseconds: int) -> None:
-        """Set the wall clock forward or back, as an administrator or NTP does."""
+        """Step the wall clock forward or back, as an administrator or NTP does."""
         self._wall_ms += milliseconds
 
     async def sleep(self, seconds: float) -> None:
-        """Wait until the clock has moved `seconds`; `asyncio.sleep` for tests."""
+        """Wait until the clock has advanced by `seconds`; `asyncio.sleep` for tests."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -67,13 +67,13 @@ class ManualClock:
         await woken
 
     async def drive(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` to its end, jumping to the next sleeper when all tasks sleep.
+        """Run `work` to its end; whenever all tasks sleep, advance to the next sleeper.
 
         Returns:
-            The result of the work; its error is raised.
+            The result of the work; its exception is raised.
 
         Raises:
-            AssertionError: The work waits, and not for this clock.
+            AssertionError: the work waits for something other than this clock.
         """
         task = asyncio.get_running_loop().create_task(work)
         try:

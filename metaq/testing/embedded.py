@@ -1,13 +1,13 @@
-"""A real broker inside a test: its own thread, a free port, a ZooKeeper in memory.
+"""A real broker in a test: on its own thread, a free port, an in-memory ZooKeeper.
 
     with embedded_broker(topics={"orders": 2}) as broker:
         with Client(**broker.client_options) as client:
             ...
         broker.restart()
 
-It is the broker of the package with its real storage and sync; only ZooKeeper is the
-one of `metaq.testing.zk`, which keeps the same contract. No Docker, no Java, no set-up.
-Any test framework will do; `metaq.testing.pytest_plugin` has the same as a fixture.
+It is the package's broker with its real storage and syncs; only ZooKeeper is replaced
+by `metaq.testing.zk`, which has the same contract. It needs no Docker, Java or set-up,
+and works with any test framework; `metaq.testing.pytest_plugin` has it as a fixture.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ DEFAULT_TOPICS: Final[Mapping[str, int]] = {"test": 1}
 
 POLL_S: Final = 0.001
 
-# Clients in the same process hear of a stop at once: a tenth of a second is plenty.
+# Clients in the same process are notified of a stop at once: 100 ms are enough.
 _SETTINGS: Final = """
 [system]
 brokerId=0
@@ -52,13 +52,13 @@ zk.zkSyncTimeMs=100
 
 
 class EmbeddedBroker(ThreadOwner):
-    """One broker. Owner: the test that made it.
+    """One broker. Owned by the test that created it.
 
-    Lifecycle: `start`, `stop`, again and again on the same port and data;
-    `embedded_broker` does both ends. A start recovers what is in the data directory;
-    a stop withdraws the broker and answers requests in flight. Both raise MetaqError:
-    it cannot start, or a part of it had failed. Every method may be called from any
-    thread but the broker's own, and waits until it is done, at most TIMEOUT_S.
+    Lifecycle: `start` and `stop`, repeatedly, on the same port and data;
+    `embedded_broker` calls both. A start recovers the data directory; a stop withdraws
+    the broker and answers requests in flight. A start raises MetaqError if the broker
+    cannot start, a stop if a part of it had failed. Every method may be called from any
+    thread but the broker's own; it blocks until done, at most TIMEOUT_S.
     """
 
     def __init__(
@@ -69,24 +69,24 @@ class EmbeddedBroker(ThreadOwner):
         zookeeper: MemoryZooKeeper | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        """Describe a broker; nothing is opened before `start`.
+        """Configure a broker; nothing is opened before `start`.
 
         Args:
-            data_path: directory of its data and settings; made if it is missing. Its
-                parent must exist. It stays when the broker stops.
-            topics: topic → partitions.
-            zookeeper: to register in; by default one of its own. Brokers that share
-                one need a `brokerId` each.
-            settings: key → value in place of those in the settings, as for
-                `metaq broker --set`.
+            data_path: directory of its data and settings, created if missing. Its
+                parent must exist. It is kept when the broker stops.
+            topics: topic → number of partitions.
+            zookeeper: ZooKeeper to register in; by default a new one. Brokers that
+                share one need different `brokerId` settings.
+            settings: key → value, overrides as by `metaq broker --set`.
         """
         super().__init__("embedded-broker")
         self.zookeeper = zookeeper or MemoryZooKeeper()
-        """ZooKeeper of the broker; tests may stop it, start it, and expire sessions."""
+        """ZooKeeper of the broker; a test may stop and start it, and expire
+        sessions."""
         self.port = 0
-        """The port it listens on; valid after `start`, and kept over restarts."""
+        """Port of the listener; valid after `start`, and kept across restarts."""
         self.data_path = data_path
-        """Directory of its data and of its settings, `server.ini`."""
+        """Directory of the data, and of the settings in `server.ini`."""
         self._topics = dict(topics)
         self._settings = dict(settings or {})
         self._clock = SystemClock()
@@ -96,36 +96,39 @@ class EmbeddedBroker(ThreadOwner):
 
     @property
     def address(self) -> str:
-        """`host:port`, for clients that need no ZooKeeper; valid after `start`."""
+        """`host:port`, for clients without ZooKeeper; valid after `start`."""
         return f"{HOST}:{self.port}"
 
     @property
     def coordinator_factory(self) -> Callable[[Clock], Coordinator]:
-        """Factory of sessions with this broker's ZooKeeper, for any loop."""
+        """Factory of sessions with the broker's ZooKeeper, for any event loop."""
         return self.zookeeper.coordinator
 
     @property
     def client_options(self) -> Mapping[str, Any]:
-        """Keyword arguments that lead a client to this broker."""
+        """Keyword arguments of `Client` for this broker."""
         return {"coordinator": self.coordinator_factory}
 
     # -- life -------------------------------------------------------------------------
 
     def restart(self) -> None:
-        """Stop and start again: same port, same data."""
+        """Stop, then start on the same port and data."""
         self.stop()
         self.start()
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
-        """Add a topic, or change its partitions; returns when clients can find it.
+        """Add a topic, or change its number of partitions.
+
+        Returns when the topic is registered in ZooKeeper. While the broker is stopped,
+        takes effect at the next start.
 
         Args:
             name: topic name.
-            partitions: how many, 1 or more.
+            partitions: number of partitions, 1 or more.
 
         Raises:
-            ConfigError: such a topic cannot be.
-            TimeoutError: it is not in ZooKeeper after TIMEOUT_S.
+            ConfigError: name or number are invalid.
+            TimeoutError: it is not registered after TIMEOUT_S.
         """
         before = dict(self._topics)
         self._topics[name] = partitions
@@ -198,16 +201,16 @@ def embedded_broker(
     zookeeper: MemoryZooKeeper | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[EmbeddedBroker]:
-    """Run a broker inside the block.
+    """Run a broker during the block.
 
     Args:
-        topics: topic → partitions.
+        topics: topic → number of partitions.
         data_path: directory of its data; None: a temporary one, deleted at the end.
-        zookeeper: to register in; by default one of its own.
-        settings: key → value, as for `metaq broker --set`.
+        zookeeper: ZooKeeper to register in; by default a new one.
+        settings: key → value, overrides as by `metaq broker --set`.
 
     Yields:
-        The broker, which serves; it is stopped after the block.
+        The running broker; it is stopped after the block.
     """
     with contextlib.ExitStack() as stack:
         if data_path is None:

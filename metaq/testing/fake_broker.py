@@ -1,4 +1,4 @@
-"""A fake MetaQ 1.4 broker on a real socket, which misbehaves on request.
+"""A fake MetaQ 1.4 broker on a real socket, with injected faults.
 
     with FakeBroker({"test": 2}, coordinator=zookeeper.coordinator) as broker:
         broker.inject(FaultKind.DROP_STORED, verb="put")     # the next put
@@ -6,10 +6,10 @@
         ...
         assert broker.statistics().commands["get"] < 20      # no polling in a loop
 
-It answers as `fake_metaq.py` says and knows none of our extensions: a command that
-MetaQ does not know closes the connection as soon as its line is there. Everything runs
-on a thread of its own, so that tests with and without an event loop can use it; every
-method may be called from any thread.
+`fake_metaq.py` makes its answers. It has none of our extensions: a command unknown to
+MetaQ closes the connection as soon as its line is complete. It runs on its own thread,
+so that tests with and without an event loop can use it; every method may be called from
+any thread.
 
 Source: docs/metaq-1.4/broker.md 1.1, 1.2, 3.2.
 """
@@ -60,7 +60,7 @@ REGISTER_TIMEOUT_S: Final = 60.0
 
 
 class FaultKind(enum.Enum):
-    """Fault injected in place of a plain answer."""
+    """Fault injected in place of a normal answer."""
 
     REFUSE = "not carried out; answered with a status"
     SWALLOW = "not carried out; never answered"
@@ -71,7 +71,7 @@ class FaultKind(enum.Enum):
 
 @dataclass(slots=True)
 class FakeFault:
-    """A fault that waits for its commands; see `FakeBroker.inject`."""
+    """A pending fault; see `FakeBroker.inject`."""
 
     kind: FaultKind
     verb: str
@@ -83,27 +83,27 @@ class FakeFault:
 
 @dataclass(frozen=True, slots=True)
 class FakeBrokerStatistics:
-    """A snapshot of a fake broker's counters, all since it was made."""
+    """A snapshot of a fake broker's counters since its creation."""
 
     commands: Mapping[str, int]
-    """Commands received by verb: put, get, offset, version, stats, other; those of
-    transactions by their type: begin, prepare, commit_one_phase ..."""
+    """Commands received, by verb (put, get, offset, version, stats, other) or type of
+    transaction command (begin, prepare, commit_one_phase ...)."""
     connection_count: int
     open_connection_count: int
     empty_get_count: int
-    """Gets that were answered with 404."""
+    """Gets answered with 404."""
     unknown_count: int
-    """Connections that were closed for a command that MetaQ does not know."""
+    """Connections closed because of a command unknown to MetaQ."""
     fault_count: int
 
 
 class FakeBroker(ThreadOwner):
-    """One broker. Owner: the test.
+    """One broker. Owned by the test.
 
-    Lifecycle: `start` (or `with`), which registers it if there is a ZooKeeper; any
-    number of `go_away` and `come_back`; `stop`, which withdraws it and cuts every
-    connection. The port is picked at the first start and kept. Messages, prepared
-    transactions, knobs and counters survive `go_away`.
+    Lifecycle: `start` (or `with`) registers it if it has a ZooKeeper; then any number
+    of `go_away` and `come_back`; `stop` withdraws it and cuts all connections. The port
+    is chosen at the first start and kept. Messages, prepared transactions, options and
+    counters survive `go_away`.
     """
 
     def __init__(
@@ -116,33 +116,33 @@ class FakeBroker(ThreadOwner):
         clock: Clock | None = None,
         seed: int = 0,
     ) -> None:
-        """Describe a broker.
+        """Configure a broker; nothing is opened before `start`.
 
         Args:
-            topics: topic → partitions; by default "test" with one.
-            broker_id: 0..1023.
-            coordinator: makes the ZooKeeper session to register under; None: the
-                broker is not registered anywhere.
+            topics: topic → number of partitions; by default "test" with one.
+            broker_id: broker id, 0..1023.
+            coordinator: factory of the ZooKeeper session to register with; None: the
+                broker is not registered.
             root: MetaQ's root in ZooKeeper.
-            clock: the machine's by default.
-            seed: of the random choices of partitions, of the order of answers and
-                of the sizes of their pieces.
+            clock: clock; by default the machine's.
+            seed: seed of the random choices: partitions, order of answers, sizes of
+                pieces.
         """
         super().__init__(f"fake-broker-{broker_id}")
         self.broker_id = BrokerId(broker_id)
         self.port = 0
-        """Port that clients reach it at; valid after `start`."""
+        """Port of the listener; valid after `start`."""
         self.split_bytes = 0
-        """Answers are written in pieces of so many bytes; 0: each as a whole."""
+        """Size of the pieces in which answers are written; 0: no pieces."""
         self.splits_anywhere = False
-        """Whether answers are written in pieces of any size, across their ends."""
+        """Whether to write answers in pieces of random sizes, across their ends."""
         self.delay_s = 0.0
-        """Each answer leaves so many seconds later; commands are still read."""
+        """Delay of each answer, seconds; commands are still read."""
         self.reorder = False
-        """Whether answers of a connection that are due together change places."""
+        """Whether to shuffle answers of a connection that are due together."""
         self.misorders_puts = False
-        """Whether puts of a connection that arrive together change places before they
-        are carried out, as in MetaQ's pool of threads (docs/metaq-1.4/broker.md 9)."""
+        """Whether to shuffle puts of a connection that arrive together before they are
+        carried out, as MetaQ's thread pool does (docs/metaq-1.4/broker.md 9)."""
         self._clock = clock or SystemClock()
         self._random = random.Random(seed)
         self._lock = threading.RLock()
@@ -152,7 +152,7 @@ class FakeBroker(ThreadOwner):
             clock=self._clock,
             choose=self._random.randrange,
         )
-        """Its behaviour and content; has the knobs of its answers."""
+        """Behaviour and content of the broker, with the options of its answers."""
         self._registration = FakeRegistration(coordinator, root, self._clock)
         self._faults: list[FakeFault] = []
         self._fault_count = 0
@@ -170,19 +170,19 @@ class FakeBroker(ThreadOwner):
         return BrokerAddress(HOST, self.port)
 
     def go_away(self, *, keeps_nodes: bool = False) -> None:
-        """Refuse new connections and cut the open ones.
+        """Close the listener and cut the open connections.
 
         Args:
-            keeps_nodes: leave the nodes in ZooKeeper, as a machine that died does for
-                the time of its session.
+            keeps_nodes: leave the nodes in ZooKeeper, as a crashed machine does until
+                its session expires.
         """
         self._running.run(self._go_away(keeps_nodes=keeps_nodes))
 
     def come_back(self, *, port: int | None = None) -> None:
-        """Listen and be registered again.
+        """Listen and register again.
 
         Args:
-            port: None: the same as before; 0 picks another one.
+            port: port to listen on; None: the same as before; 0: a free one.
         """
         self._running.run(self._come_back(self.port if port is None else port))
 
@@ -209,7 +209,7 @@ class FakeBroker(ThreadOwner):
             self.metaq.transactions.restart()
         for session in tuple(self._sessions):
             session.cut()
-        while self._sessions:  # noqa: ASYNC110  # over in a turn or two: they are cut
+        while self._sessions:  # noqa: ASYNC110  # takes a turn or two: they are cut
             await asyncio.sleep(0)
 
     async def _stop(self) -> None:
@@ -232,11 +232,11 @@ class FakeBroker(ThreadOwner):
     # -- content ----------------------------------------------------------------------
 
     def create_topic(self, topic: str, partitions: int = 1) -> None:
-        """Configure a topic, or change its partitions; registered soon.
+        """Add a topic, or change its number of partitions; it is registered soon.
 
         Args:
-            topic: its name.
-            partitions: how many it has, 1 or more.
+            topic: topic name.
+            partitions: number of partitions, 1 or more.
         """
         with self._lock:
             self.metaq.topics[topic] = partitions
@@ -255,11 +255,11 @@ class FakeBroker(ThreadOwner):
         """Append a message as a put would.
 
         Args:
-            data: what the application sent.
-            topic: topic of the log.
-            partition: number of the log on this broker.
-            attribute: as the application gave it; None for none.
-            message_id: its id, any of 64 bits with a sign; None: the next one.
+            data: payload from the application.
+            topic: topic of the partition.
+            partition: number of the partition on this broker.
+            attribute: attribute of the message, or None.
+            message_id: id, any signed 64-bit number; None: the next one.
 
         Returns:
             The offset of the record.
@@ -271,10 +271,10 @@ class FakeBroker(ThreadOwner):
             return self.metaq.log(topic, partition).append(record)
 
     def records(self, topic: str = "test", partition: int = 0) -> list[Record]:
-        """Return the records of a partition, oldest first; damaged ones too.
+        """Return the records of a partition, oldest first, including damaged ones.
 
         Args:
-            topic: its topic.
+            topic: topic of the partition.
             partition: its number on this broker.
         """
         with self._lock:
@@ -284,51 +284,51 @@ class FakeBroker(ThreadOwner):
         """Return the payloads of a partition, oldest first.
 
         Args:
-            topic: its topic.
+            topic: topic of the partition.
             partition: its number on this broker.
         """
         return [record.payload for record in self.records(topic, partition)]
 
     def transactions(self) -> list[str]:
-        """Return the keys of the transactions that have not ended."""
+        """Return the keys of unfinished transactions."""
         with self._lock:
             return self.metaq.transactions.keys()
 
     def log_start(self, topic: str = "test", partition: int = 0) -> Offset:
-        """Return the first readable offset.
+        """Return the log start offset of a partition.
 
         Args:
-            topic: its topic.
+            topic: topic of the partition.
             partition: its number on this broker.
         """
         with self._lock:
             return self.metaq.peek(topic, partition).start
 
     def log_end(self, topic: str = "test", partition: int = 0) -> Offset:
-        """Return the offset after the last record.
+        """Return the log end offset of a partition.
 
         Args:
-            topic: its topic.
+            topic: topic of the partition.
             partition: its number on this broker.
         """
         with self._lock:
             return self.metaq.peek(topic, partition).end
 
     def roll(self, topic: str = "test", partition: int = 0) -> None:
-        """Begin a new segment; no answer to a get crosses into it.
+        """Begin a new segment; no answer to a get spans two segments.
 
         Args:
-            topic: its topic.
+            topic: topic of the partition.
             partition: its number on this broker.
         """
         with self._lock:
             self.metaq.log(topic, partition).roll()
 
     def trim(self, topic: str = "test", partition: int = 0) -> None:
-        """Delete the oldest segment unless it is the last; gets before it get 301.
+        """Delete the oldest segment unless it is the last; gets in it are answered 301.
 
         Args:
-            topic: its topic.
+            topic: topic of the partition.
             partition: its number on this broker.
         """
         with self._lock:
@@ -345,10 +345,10 @@ class FakeBroker(ThreadOwner):
         """Flip a bit in the payload of a record, or set its length.
 
         Args:
-            offset: where the record begins.
-            topic: topic of its log.
-            partition: number of its log on this broker.
-            length: what its header will say, bytes; None: it stays, a bit is flipped.
+            offset: offset of the record.
+            topic: topic of the partition.
+            partition: number of the partition on this broker.
+            length: new length in the header, bytes; None: flip a bit instead.
         """
         with self._lock:
             position = offset + (HEADER_BYTES if length is None else 0)
@@ -368,15 +368,15 @@ class FakeBroker(ThreadOwner):
         topic: str = "test",
         partition: int = 0,
     ) -> None:
-        """Lose bytes of a log, as when a segment is cut short or its disk is broken.
+        """Make bytes of a log unreadable, like a truncated segment or a broken disk.
 
         Args:
-            start: the first of them.
-            end: the first byte after them.
-            refuses: answer gets there with 500; else with 404, as at the end of the
+            start: offset of the first byte.
+            end: offset after the last byte.
+            refuses: answer gets there with 500; False: with 404, as at the end of the
                 log.
-            topic: whose log.
-            partition: which of its partitions.
+            topic: topic of the partition.
+            partition: number of the partition on this broker.
         """
         with self._lock:
             log = self.metaq.log(topic, partition)
@@ -388,17 +388,17 @@ class FakeBroker(ThreadOwner):
         """Refuse puts to a partition and gets from it with 403.
 
         Args:
-            topic: its topic.
+            topic: topic of the partition.
             partition: its number on this broker.
         """
         with self._lock:
             self.metaq.closed.add(LogId(topic, partition))
 
     def open_partition(self, topic: str = "test", partition: int = 0) -> None:
-        """Take puts and gets of a partition again.
+        """Accept puts and gets of a partition again.
 
         Args:
-            topic: its topic.
+            topic: topic of the partition.
             partition: its number on this broker.
         """
         with self._lock:
@@ -416,17 +416,17 @@ class FakeBroker(ThreadOwner):
         status: int = Status.SERVER_ERROR,
         body: bytes = b"",
     ) -> None:
-        """Let commands that are still to come meet a fault.
+        """Inject a fault into future commands.
 
-        Of several faults that wait, the first injected that fits takes a command.
+        A command meets at most one pending fault, the first injected one that applies.
 
         Args:
-            kind: what happens.
-            verb: one of `FakeBrokerStatistics.commands`; "" is every command.
-            after: so many commands of that verb pass first.
-            count: so many commands meet the fault.
-            status: of the answer, for REFUSE.
-            body: of the answer, for REFUSE.
+            kind: kind of fault.
+            verb: verb, as in `FakeBrokerStatistics.commands`; "" is every command.
+            after: number of commands of that verb to let pass first.
+            count: number of commands that meet the fault.
+            status: status of the answer, for REFUSE.
+            body: body of the answer, for REFUSE.
         """
         with self._lock:
             self._faults.append(FakeFault(kind, verb, after, count, status, body))
@@ -453,7 +453,7 @@ class FakeBroker(ThreadOwner):
             )
 
     def _take_fault(self, verb: str) -> FakeFault | None:
-        """Return the fault of a command; every waiting fault counts the command."""
+        """Return the fault for a command; all pending faults of the verb count it."""
         taken = None
         for fault in [f for f in self._faults if f.verb in {"", verb}]:
             if fault.after:
@@ -470,32 +470,32 @@ class FakeBroker(ThreadOwner):
     # -- for its connections ----------------------------------------------------------
 
     def on_opened(self, session: FakeSession) -> None:
-        """Take in a new connection."""
+        """Add a new connection."""
         with self._lock:
             self._connection_count += 1
             self._sessions.add(session)
         if self._server is None:
-            # It was on its way when the listener closed.
+            # It was accepted just before the listener closed.
             session.cut()
 
     def on_closed(self, session: FakeSession) -> None:
-        """Forget a connection."""
+        """Remove a connection."""
         with self._lock:
             self._sessions.discard(session)
 
     def on_unknown(self) -> None:
-        """Count a command that MetaQ does not know."""
+        """Count a command unknown to MetaQ."""
         with self._lock:
             self._unknown += 1
 
     def shuffle(self, items: list[Any]) -> None:
-        """Put items into another order, in place; two or more never keep theirs."""
+        """Shuffle items in place; different items never keep their order."""
         before = list(items)
         while len(set(before)) > 1 and items == before:
             self._random.shuffle(items)
 
     def piece_bytes(self, queued_bytes: int) -> int:
-        """Return how many of the bytes that are queued, 1 or more, go next."""
+        """Return the maximum size of the next piece to write, 1 or more."""
         if self.splits_anywhere:
             return self._random.randint(1, queued_bytes)
         return self.split_bytes or queued_bytes
@@ -503,14 +503,14 @@ class FakeBroker(ThreadOwner):
     def on_command(
         self, command: Known, session: FakeSession
     ) -> tuple[Reply | None, bool]:
-        """Carry out a command, unless a fault takes it.
+        """Carry out a command, unless a fault prevents it.
 
         Args:
-            command: what was asked.
-            session: over which connection.
+            command: the command.
+            session: its connection.
 
         Returns:
-            (its answer or None, whether to cut the connection instead).
+            (the answer or None, whether to cut the connection instead).
         """
         verb = _VERBS.get(type(command), "other")
         if isinstance(command, TransactionCommand):
@@ -532,9 +532,9 @@ class FakeBroker(ThreadOwner):
 
 
 class FakeRegistration:
-    """The nodes of a fake broker in ZooKeeper: those of ours that MetaQ has, too.
+    """ZooKeeper nodes of a fake broker: those of our brokers that MetaQ has too.
 
-    Owner: one fake broker; used on its loop. Without ZooKeeper it does nothing.
+    Owned by one fake broker, used on its loop. Without ZooKeeper it does nothing.
     """
 
     def __init__(
@@ -543,12 +543,12 @@ class FakeRegistration:
         root: str,
         clock: Clock,
     ) -> None:
-        """Prepare; nothing is connected before `register`.
+        """Configure the registration; nothing is connected before `register`.
 
         Args:
-            make_coordinator: makes the session; None: there is no ZooKeeper.
-            root: MetaQ's root.
-            clock: for deadlines.
+            make_coordinator: factory of the session; None: no ZooKeeper.
+            root: MetaQ's root in ZooKeeper.
+            clock: clock of deadlines.
         """
         self._make_coordinator = make_coordinator
         self._paths = NodePaths(root)
@@ -557,7 +557,7 @@ class FakeRegistration:
         self._coordinator: Coordinator | None = None
 
     async def register(self, snapshot: BrokerSnapshot) -> None:
-        """Register as `snapshot` says; returns when that is done."""
+        """Register a snapshot; returns when its nodes are written."""
         if self._make_coordinator is None:
             return
         if self._coordinator is None:
@@ -571,12 +571,12 @@ class FakeRegistration:
         await self._registry.register(snapshot, deadline_s=self._deadline_s())
 
     def update(self, snapshot: BrokerSnapshot) -> None:
-        """Change the registration, soon."""
+        """Change the registration to a snapshot; returns before that is done."""
         if self._registry is not None:
             self._registry.update(snapshot)
 
     async def withdraw(self) -> None:
-        """Remove the nodes; the session stays."""
+        """Delete the nodes; the session continues."""
         if self._registry is not None:
             await self._registry.withdraw(deadline_s=self._deadline_s())
             await self._registry.stop()

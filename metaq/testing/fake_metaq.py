@@ -1,18 +1,16 @@
 """Behaviour of a MetaQ 1.4 broker in memory: commands in, replies out, no I/O.
 
-Held to the recorded conversations of a Java broker, and to a real one by tests/java. It
-knows no extension: a get never waits, a batch is an unknown word, ids are negative
-because Java brokers number by a clock that starts with the machine. Its bugs that a
-client meets are here as well: a put that leaves the choice to the broker may land in a
-closed partition, and one with a wrong checksum makes the partition that it is not
-stored in.
+Tests compare it with recorded conversations of a Java broker, and tests/java with a
+real one. It has no extensions: a get never waits, a batch is an unknown command, ids
+are negative because Java brokers number by a clock that starts at boot. It has the bugs
+of MetaQ that clients meet: a put to any partition may go to a closed one, and a put
+with a wrong checksum creates the partition although it is refused.
 
-Not here: replication is refused as our own broker refuses it, puts are readable at
-once at any size, and nothing is counted for `stats`.
+Differences from MetaQ: replication is refused as by our own broker, puts are readable
+at once at any size, and the counters of `stats` are 0.
 
-Its transactions have what clients must live with: a put after the PREPARE is
-acknowledged and lost, and a local transaction can be reached over its own connection
-alone.
+Transactions have two more traps for clients: a put after the PREPARE is acknowledged
+and lost, and a local transaction can be used over its own connection only.
 
 Source: docs/metaq-1.4/broker.md 1.4 to 1.7, 1.14, 2.4, 5.1 to 5.5, 5.8, 7.1, 8.
 """
@@ -84,9 +82,9 @@ _NULL_BEGIN: Final = (
 )
 
 Held: TypeAlias = tuple[Put, int]
-"""A put of a transaction, and the id that it was given."""
+"""A put of a transaction, and its message id."""
 Place: TypeAlias = tuple[object, TransactionId]
-"""Connection of a transaction, None for an XA one, and its id."""
+"""Key of a transaction: its connection (None for an XA transaction) and its id."""
 
 
 @dataclass(slots=True)
@@ -103,14 +101,14 @@ class _Transaction:
 
 
 class FakeTransactions:
-    """All transactions of one broker. Not thread-safe; its owner serialises."""
+    """All transactions of one broker. Not thread-safe; its owner serialises calls."""
 
     def __init__(self, clock: Clock, append: Callable[[Put, int], object]) -> None:
-        """Begin without any.
+        """Start without transactions.
 
         Args:
-            clock: for their time-outs.
-            append: stores a put that is committed, under its id.
+            clock: clock of timeouts.
+            append: stores a committed put with its message id.
         """
         self._clock = clock
         self._append = append
@@ -120,12 +118,12 @@ class FakeTransactions:
     # -- for the test -----------------------------------------------------------------
 
     def keys(self) -> list[str]:
-        """Return the keys of those that have not ended."""
+        """Return the keys of unfinished transactions."""
         self._expire()
         return [format_key(transaction) for _, transaction in self._live]
 
     def end(self, transaction: XaTransactionId, outcome: HeuristicOutcome) -> None:
-        """End a prepared one as an operator does."""
+        """End a prepared transaction heuristically, as an operator does."""
         found = self._live.pop((None, transaction))
         assert found.is_prepared
         if outcome is HeuristicOutcome.COMMIT:
@@ -133,13 +131,13 @@ class FakeTransactions:
         self._heuristic[transaction] = outcome
 
     def restart(self) -> None:
-        """Keep what is prepared, as a broker does that was killed."""
+        """Drop transactions that are not prepared, as a crash and restart do."""
         self._live = {p: one for p, one in self._live.items() if one.is_prepared}
 
     def recover(self) -> None:
-        """Roll back what is begun, as a broker does when its port is open already.
+        """Drop the puts of unprepared transactions, which go on.
 
-        Puts so far are lost, and the transaction goes on.
+        A Java broker does so at a start, when its port is already open.
         """
         for one in self._live.values():
             if not one.is_prepared:
@@ -148,24 +146,24 @@ class FakeTransactions:
     # -- commands ---------------------------------------------------------------------
 
     def put(self, put: Put, number: int, connection: object) -> None:
-        """Hold a put.
+        """Add a put to its transaction.
 
         Raises:
-            ServerError: the transaction is not there.
+            ServerError: no such transaction.
         """
         assert put.transaction is not None
         found = self._find(put.transaction, connection, is_put=True)
         (found.lost if found.is_prepared else found.puts).append((put, number))
 
     def require(self, transaction: TransactionId, connection: object) -> None:
-        """Raise what a put of a transaction is answered with that is not there."""
+        """Raise ServerError, as for a put, if there is no such transaction."""
         self._find(transaction, connection, is_put=True)
 
     def answer(self, command: TransactionCommand, connection: object) -> str:
-        """Carry out a command; return the text of its 200.
+        """Carry out a command; return the body of its 200.
 
         Raises:
-            ServerError: as MetaQ words it.
+            ServerError: the command fails; with MetaQ's text.
         """
         transaction, kind = command.transaction, command.type
         match kind:
@@ -257,10 +255,10 @@ def _xa_error(code: int, text: str) -> ServerError:
 
 
 VERSION: Final = "1.4.6.2"
-"""Body of the `version` reply; our clients read "no extension" in it."""
+"""Body of the `version` reply; it announces no extensions to our clients."""
 
 UPTIME_S: Final = 3600
-"""A broker that has recovered long ago."""
+"""Uptime of a broker that has long finished its recovery."""
 
 TRANSFER_BYTES_MAX: Final = 1024 * 1024
 
@@ -282,22 +280,22 @@ Known: TypeAlias = Put | Get | OffsetQuery | Version | Stats | TransactionComman
 
 
 class FakeLog:
-    """One partition: segments of bytes, addressed by offset."""
+    """Log of one partition: segments of bytes, addressed by offset."""
 
     def __init__(self) -> None:
         self._base = 0
         self._segments = [bytearray()]
         self.gaps: list[tuple[int, int, WireError]] = []
-        """Lost bytes as (start, end, answer), and what a get there hears."""
+        """Unreadable ranges, as (start, end, error for a get there)."""
 
     @property
     def start(self) -> Offset:
-        """The first readable offset."""
+        """Log start offset."""
         return Offset(self._base)
 
     @property
     def end(self) -> Offset:
-        """The offset after the last byte."""
+        """Log end offset."""
         return Offset(self._base + sum(map(len, self._segments)))
 
     def append(self, data: bytes) -> Offset:
@@ -316,7 +314,7 @@ class FakeLog:
             self._base += len(self._segments.pop(0))
 
     def find(self, offset: int) -> tuple[int, bytearray]:
-        """Return (start, bytes) of the segment that holds a readable offset."""
+        """Return (base offset, bytes) of the segment with a readable offset."""
         start = self._base
         for segment in self._segments:
             if start <= offset < start + len(segment):
@@ -325,7 +323,7 @@ class FakeLog:
         raise AssertionError(f"expected {self.start}..{self.end}, got {offset}")
 
     def records(self) -> list[Record]:
-        """Return every record, oldest first, damaged ones too."""
+        """Return all records, oldest first, including damaged ones."""
         data, position, found = b"".join(self._segments), 0, []
         while position < len(data):
             length, stored, number, flag = HEADER.unpack_from(data, position)
@@ -337,7 +335,7 @@ class FakeLog:
 
 
 class FakeMetaq:
-    """The topics and logs of one broker. Not thread-safe; its owner serialises."""
+    """Topics and logs of one broker. Not thread-safe; its owner serialises calls."""
 
     def __init__(
         self,
@@ -350,25 +348,25 @@ class FakeMetaq:
         """Configure a broker without messages.
 
         Args:
-            topics: topic → partitions; a name may be a pattern, and what matches one
-                without being named has one partition.
-            broker_id: 0..1023.
-            clock: for the ids.
+            topics: topic → number of partitions; a name may be a pattern, and topics
+                that only match a pattern have one partition.
+            broker_id: broker id, 0..1023.
+            clock: clock of message ids.
             choose: returns a number in 0..n-1, for puts to any partition.
         """
         self.topics = dict(topics)
         self.closed: set[LogId] = set()
         self.logs: dict[LogId, FakeLog] = {}
-        """Partitions that have had a put."""
+        """Logs of partitions that have had a put."""
         self.transfer_bytes_max = TRANSFER_BYTES_MAX
-        """Largest body of a get (`maxTransferSize`)."""
+        """Maximum body of a get (`maxTransferSize`)."""
         self.does_redirect = False
-        """Whether a get after the end is sent to it (`updateConsumerOffsets`)."""
+        """Whether a get after the end is answered 301 (`updateConsumerOffsets`)."""
         self.uri = ""
-        """The advertised address, for the texts of refused puts."""
+        """Advertised address, for the texts of refused puts."""
         self.port = 0
         self.uptime_s = UPTIME_S
-        """Seconds that it has been up for, as `stats` says."""
+        """Uptime in seconds, as shown by `stats`."""
         self._broker_id = broker_id
         self._clock = clock
         self._choose = choose
@@ -378,22 +376,22 @@ class FakeMetaq:
     # -- content ----------------------------------------------------------------------
 
     def log(self, topic: str, partition: int) -> FakeLog:
-        """Return a partition's log, made on demand."""
+        """Return the log of a partition, created on demand."""
         return self.logs.setdefault(LogId(topic, partition), FakeLog())
 
     def peek(self, topic: str, partition: int) -> FakeLog:
-        """Return a partition's log, or an empty one that is not kept."""
+        """Return the log of a partition, or a temporary empty one."""
         return self.logs.get(LogId(topic, partition)) or FakeLog()
 
     def next_id(self) -> MessageId:
-        """Return a new id: larger than the last one, and negative."""
+        """Return a new negative id, larger than the last one."""
         now_ms = int(self._clock.monotonic_s() * 1000) - ID_ZERO_MS
         now = MessageId(now_ms << ID_MS_SHIFT | self._broker_id << SEQUENCE_BITS)
         self._last_id = max(now, id_after(self._last_id, 1))
         return self._last_id
 
     def config_text(self) -> str:
-        """Return the configuration file that these topics would come from."""
+        """Return a configuration file with these topics."""
         lines = [
             "[system]",
             f"brokerId={self._broker_id}",
@@ -417,8 +415,8 @@ class FakeMetaq:
         """Carry out one command.
 
         Args:
-            command: what was asked.
-            connection: whose command it is; local transactions belong to it.
+            command: the command.
+            connection: its connection, which local transactions belong to.
 
         Returns:
             The reply; None where MetaQ sends none.
@@ -451,7 +449,7 @@ class FakeMetaq:
                 raise UnavailableError(texts.NO_SYNC_PROCESSOR)
 
     def _put_later(self, put: Put, connection: object) -> str:
-        """Hold a put of a transaction; nothing of it is checked but where it goes."""
+        """Add a put to its transaction; only its topic and partition are checked."""
         assert put.transaction is not None
         self.transactions.require(put.transaction, connection)
         topic, partition = put.topic, put.partition
@@ -476,7 +474,7 @@ class FakeMetaq:
             detail = texts.closed_detail(self._broker_id, partition)
             raise ForbiddenError(texts.put_failed(self.uri, topic, partition, detail))
         if partition == RANDOM_PARTITION:
-            # As in MetaQ, whether it is closed or not, and for any topic.
+            # As in MetaQ, also a closed partition, and before the topic is checked.
             partition = self._choose(count)
         if topic not in self.topics and not self._has_pattern_for(topic):
             detail = texts.topic_not_accepted(topic)
@@ -495,7 +493,7 @@ class FakeMetaq:
         return TopicRules().extended(self.topics).accepts(topic)
 
     def _get(self, get: Get) -> bytes:
-        # The rows of docs/metaq-1.4/broker.md 1.5, in its order.
+        # The rows of docs/metaq-1.4/broker.md 1.5, in that order.
         if LogId(get.topic, get.partition) in self.closed:
             raise ForbiddenError(texts.get_closed(self._broker_id, get.partition))
         log = self._existing(get)

@@ -1,4 +1,4 @@
-"""One connection of a fake broker: answers late, in pieces, out of order, or not."""
+"""One connection of a fake broker; delays, splits, reorders or withholds answers."""
 
 import asyncio
 import time
@@ -12,22 +12,22 @@ from metaq.protocol.encoding import encode
 from metaq.testing.fake_metaq import Known
 
 REORDER_WINDOW_S: Final = 0.002
-"""Time for which an answer waits for others to change places with."""
+"""Time for which answers are collected to be shuffled."""
 
 SPLIT_PAUSE_S: Final = 0.000_05
-"""Pause after each piece, so that a reader in this process gets to see it alone."""
+"""Pause after each piece, so that a reader in this process receives it alone."""
 
 LIMITS: Final = WireLimits(
     line_bytes_max=I32_MAX,
     payload_bytes_max=I32_MAX,
-    # Every batch is too large: its line alone shows it, as that of an unknown word.
+    # Every batch is too large, so its line is refused like an unknown word.
     batch_bytes_max=-1,
 )
 """MetaQ has no limits (docs/metaq-1.4/broker.md 1.2)."""
 
 
 class Host(Protocol):
-    """Broker interface used by connections; all of it on the broker's loop."""
+    """Interface of the broker for its connections; used on the broker's loop."""
 
     delay_s: float
     reorder: bool
@@ -37,25 +37,25 @@ class Host(Protocol):
         """Add a new connection."""
 
     def on_closed(self, session: "FakeSession") -> None:
-        """Forget a connection."""
+        """Remove a connection."""
 
     def on_unknown(self) -> None:
-        """Count a command that MetaQ does not know."""
+        """Count a command unknown to MetaQ."""
 
     def on_command(
         self, command: Known, session: "FakeSession"
     ) -> tuple[Reply | None, bool]:
-        """Carry out a command; return its answer, and whether to cut instead."""
+        """Carry out a command; return its answer, and whether to cut the connection."""
 
     def shuffle(self, items: list[Any]) -> None:
-        """Put answers or commands into another order, in place."""
+        """Shuffle answers or commands in place."""
 
     def piece_bytes(self, queued_bytes: int) -> int:
-        """Return how many of the bytes that are queued, 1 or more, go next."""
+        """Return the maximum size of the next piece to write, 1 or more."""
 
 
 class FakeSession(asyncio.Protocol):
-    """One connection. Owner: the broker's loop."""
+    """One connection. Owned by the broker's loop."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -71,18 +71,18 @@ class FakeSession(asyncio.Protocol):
     # -- asyncio's side ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take over a connection."""
+        """Add the connection to the broker."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._host.on_opened(self)
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """Tell the broker that the connection is gone."""
+        """Report to the broker that the connection is closed."""
         self._is_over = True
         self._host.on_closed(self)
 
     def data_received(self, data: bytes) -> None:
-        """Carry out what has arrived."""
+        """Carry out the commands that have arrived."""
         if self._is_over:
             return
         self._connection.receive_data(data)
@@ -104,7 +104,7 @@ class FakeSession(asyncio.Protocol):
     # -- the broker's side ------------------------------------------------------------
 
     def cut(self) -> None:
-        """Close at once; the queue is lost."""
+        """Close at once; queued answers are lost."""
         self._is_over = True
         self._transport.abort()
 
@@ -174,7 +174,7 @@ class FakeSession(asyncio.Protocol):
         self._close_if_settled()
 
     def _end(self) -> None:
-        """Read no more; close when the answers to earlier commands were sent."""
+        """Stop reading; close once the answers to earlier commands are sent."""
         self._is_over = True
         self._close_if_settled()
 

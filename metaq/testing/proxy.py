@@ -1,7 +1,7 @@
 """A TCP proxy that stalls, trickles, cuts or refuses on command.
 
-It is between a client and any server, a broker or ZooKeeper, and knows nothing of
-what they say:
+It connects a client to any server, a broker or ZooKeeper, and does not depend on the
+protocol:
 
     with Proxy("127.0.0.1", broker.port) as proxy:
         client = connect(proxy.address)
@@ -12,11 +12,11 @@ what they say:
         proxy.cut()                          # both sides see a reset
         proxy.refuse(); proxy.accept()
 
-Theory of operation: a connection is two flows, one per direction. A flow takes bytes
-from its source up to BUFFER_BYTES_MAX and gives them to its sink as the mode of its
-direction says. The end of a source is passed on after its bytes, so that a stalled
-flow hides that too. It runs on a thread of its own; every method may be called from
-any thread, and holds for connections that are open and for those to come.
+Theory of operation: a connection is two flows, one per direction. A flow reads up to
+BUFFER_BYTES_MAX from its source, and writes to its sink by the mode of its direction.
+The end of the source is passed on after its bytes, so a stalled flow delays it too. The
+proxy runs on its own thread; every method may be called from any thread, and applies to
+open and to future connections.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ from metaq.model import BrokerAddress
 from metaq.testing.servers import HOST, ThreadOwner, reserve_port, stop_listening
 
 BUFFER_BYTES_MAX: Final = 256 * 1024
-"""Bytes that a flow holds before it stops reading its source, about."""
+"""Approximate maximum of bytes that a flow buffers."""
 
 CONNECT_TIMEOUT_S: Final = 5.0
-"""Longest time of the server to accept; the client is reset then."""
+"""Time for the server to accept; then the client is reset."""
 
 _RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER that makes a close a reset."""
+"""SO_LINGER value with which a close sends a reset."""
 
 
 class Direction(enum.Flag):
-    """Which way bytes go."""
+    """Direction of bytes."""
 
     TO_SERVER = enum.auto()
     TO_CLIENT = enum.auto()
@@ -50,7 +50,7 @@ class Direction(enum.Flag):
 
 @dataclass(frozen=True, slots=True)
 class ProxyStatistics:
-    """A snapshot of a proxy's counters, all since it was made."""
+    """A snapshot of a proxy's counters since its creation."""
 
     connection_count: int
     open_connection_count: int
@@ -62,7 +62,7 @@ class ProxyStatistics:
 
 @dataclass(slots=True)
 class _Mode:
-    """Treatment of one direction, and the bytes that went that way."""
+    """Treatment of one direction, and its count of bytes."""
 
     is_stalled: bool = False
     piece_bytes: int = 0
@@ -115,7 +115,7 @@ class _End(asyncio.Protocol):
         self.peer.pump()
 
     def pump(self) -> None:
-        """Give the sink what the mode allows now."""
+        """Write to the sink as many bytes as the mode allows now."""
         sink = self.peer.transport
         if sink is None or self._mode.is_stalled or self._timer is not None:
             return
@@ -137,7 +137,7 @@ class _End(asyncio.Protocol):
             self.transport.resume_reading()
 
     def go_on(self) -> None:
-        """Pump now, even if the next piece was to wait."""
+        """Pump now; cancel the pause before the next piece."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -146,7 +146,7 @@ class _End(asyncio.Protocol):
     def _pass_end(self, sink: asyncio.Transport) -> None:
         if not self.has_passed_end:
             self.has_passed_end = True
-            # A lost connection is reported in the next turn.
+            # If the connection is lost, `connection_lost` follows in the next turn.
             with contextlib.suppress(OSError):
                 sink.write_eof()
         if self.peer.has_passed_end and self.transport is not None:
@@ -154,7 +154,7 @@ class _End(asyncio.Protocol):
             self.transport.close()
 
     def reset(self) -> None:
-        """Close with a reset; held bytes are lost."""
+        """Close with a reset; buffered bytes are lost."""
         if self.transport is None or self.transport.is_closing():
             return
         sock = self.transport.get_extra_info("socket")
@@ -163,22 +163,22 @@ class _End(asyncio.Protocol):
 
 
 class Proxy(ThreadOwner):
-    """One proxy. Owner: the test.
+    """One proxy. Owned by the test.
 
     Lifecycle: `start` (or `with`), then `stop`, which is bounded and resets open
-    connections. The port is picked at the start and kept.
+    connections. The port is chosen at the first start and kept.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        """Describe a proxy; nothing is opened before `start`.
+        """Configure a proxy; nothing is opened before `start`.
 
         Args:
-            host: of the target server.
-            port: of that server.
+            host: host of the target server.
+            port: TCP port of the target server.
         """
         super().__init__("proxy")
         self.port = 0
-        """Port that clients reach the proxy at; valid after `start`."""
+        """Port of the proxy's listener; valid after `start`."""
         self._target = (host, port)
         self._modes = {Direction.TO_SERVER: _Mode(), Direction.TO_CLIENT: _Mode()}
         self._ends: set[_End] = set()
@@ -191,7 +191,7 @@ class Proxy(ThreadOwner):
 
     @property
     def address(self) -> BrokerAddress:
-        """Address for clients of the proxy; valid after `start`."""
+        """Address of the proxy, for clients; valid after `start`."""
         return BrokerAddress(HOST, self.port)
 
     async def _start(self) -> None:
@@ -212,19 +212,19 @@ class Proxy(ThreadOwner):
         if self._connecting:
             await asyncio.wait(self._connecting)
         self._cut()
-        while self._ends:  # noqa: ASYNC110  # over in a turn or two: they are reset
+        while self._ends:  # noqa: ASYNC110  # takes a turn or two: they are reset
             await asyncio.sleep(0)
 
     # -- what a test may do to it -----------------------------------------------------
 
     def pass_all(self) -> None:
-        """Pass everything at once again, first what was held."""
+        """Pass all bytes at once again, buffered ones first."""
         self._change(Direction.BOTH, is_stalled=False)
 
     def stall(self, direction: Direction = Direction.BOTH) -> None:
-        """Hold bytes, and ends of connections, that go this way.
+        """Hold back bytes and ends of connections in this direction.
 
-        New connections are taken and stalled as well.
+        New connections are accepted and stalled too.
         """
         self._change(direction, is_stalled=True)
 
@@ -238,8 +238,8 @@ class Proxy(ThreadOwner):
 
         Args:
             piece_bytes: size of a piece, 1 or more.
-            interval_s: pause after each, seconds.
-            direction: whose bytes; by default those of both sides.
+            interval_s: pause after each piece, seconds.
+            direction: direction of the bytes; by default both.
         """
         self._change(
             direction, is_stalled=False, piece_bytes=piece_bytes, interval_s=interval_s
@@ -250,7 +250,7 @@ class Proxy(ThreadOwner):
         self._running.call(self._cut)
 
     def refuse(self) -> None:
-        """Close the listener; open connections go on."""
+        """Close the listener; open connections continue."""
         self._running.run(self._refuse())
 
     def accept(self) -> None:
@@ -258,11 +258,11 @@ class Proxy(ThreadOwner):
         self._running.run(self._start())
 
     def retarget(self, host: str, port: int) -> None:
-        """Lead connections that are still to come to another server.
+        """Connect future connections to another server.
 
         Args:
-            host: its name or address.
-            port: its TCP port.
+            host: name or address of the server.
+            port: TCP port of the server.
         """
         self._target = (host, port)
 
@@ -310,14 +310,14 @@ class Proxy(ThreadOwner):
         return client
 
     def on_made(self, end: _End) -> None:
-        """Take in a socket; a client's gets one to the server."""
+        """Add a socket; for a client's, connect to the server."""
         self._ends.add(end)
         if end not in self._clients:
             end.peer.pump()
             return
         self._connection_count += 1
         if self._server is None:
-            # It was on its way when the listener closed.
+            # It was accepted just before the listener closed.
             end.reset()
             return
         task = asyncio.get_running_loop().create_task(self._connect(end))
@@ -325,7 +325,7 @@ class Proxy(ThreadOwner):
         task.add_done_callback(self._connecting.discard)
 
     def on_lost(self, end: _End) -> None:
-        """Forget a socket."""
+        """Remove a socket."""
         self._ends.discard(end)
         self._clients.discard(end)
 
@@ -336,6 +336,6 @@ class Proxy(ThreadOwner):
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await loop.create_connection(lambda: client.peer, host, port)
         except OSError:
-            # Timeouts too: `TimeoutError` is an OSError.
+            # Includes timeouts: `TimeoutError` is an OSError.
             self._failed_count += 1
             client.reset()

@@ -1,10 +1,10 @@
-"""Parts of a server inside a test: a loop on a thread of its own, and a reserved port.
+"""Parts of servers in tests: an event loop on its own thread, and a reserved port.
 
-A port that was free a moment ago goes to the next program that asks the system for one:
-tests that run side by side take it from a broker that restarts. On Linux a socket that
-is bound and does not listen keeps it. Connecting is refused, no other program is given
-the port; a server that names it and reuses addresses, as all of ours do, may listen
-there.
+A free port may be given to the next program that asks the system for one, so parallel
+tests could take the port of a broker that restarts. On Linux, a socket that is bound
+but does not listen reserves the port: connections are refused, and the system gives the
+port to no other program, but a server that names it and sets SO_REUSEADDR, as all of
+ours do, may listen on it.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ from metaq.loop_thread import LoopThread
 
 HOST: Final = "127.0.0.1"
 TIMEOUT_S: Final = 60.0
-"""Bound on every start, stop and wait: no test hangs because of a server."""
+"""Timeout of every start, stop and wait, so that no test hangs because of a server."""
 
 _ACCEPT_TURNS: Final = 3
-"""Turns of the loop from accepting a connection to its protocol, and one more."""
+"""Turns of the loop from the accept of a connection to its protocol, and one more."""
 
 T = TypeVar("T")
 
 
 class BoundedLoopThread(LoopThread):
-    """A client's loop thread for `with`, where nothing waits for ever."""
+    """A client's loop thread as a context manager, with a timeout for every call."""
 
     timeout_s = TIMEOUT_S
 
@@ -38,7 +38,7 @@ class BoundedLoopThread(LoopThread):
         self.close()
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function on the loop; wait for its result, raise what it raises."""
+        """Call a function on the loop; wait for its result or exception."""
 
         async def work() -> T:
             return function(*args)
@@ -46,21 +46,21 @@ class BoundedLoopThread(LoopThread):
         return self.run(work())
 
     def close(self) -> None:
-        """Cancel what still runs, close the loop, end the thread. May be repeated."""
+        """Cancel all tasks, close the loop, end the thread. Idempotent."""
         self.stop()
 
 
 class ThreadOwner(ABC):
-    """Base of what runs on a loop thread of its own from `start` to `stop`.
+    """Base of servers that run on their own loop thread from `start` to `stop`.
 
-    Lifecycle: `start`, `stop`, again and again; or `with`, which does both ends.
+    Lifecycle: `start` and `stop`, repeatedly; or `with`, which calls both.
     """
 
     def __init__(self, name: str) -> None:
-        """Prepare; there is no thread before `start`.
+        """Create the object; there is no thread before `start`.
 
         Args:
-            name: of the thread.
+            name: name of the thread.
         """
         self._thread_name = name
         self._thread: BoundedLoopThread | None = None
@@ -73,7 +73,7 @@ class ThreadOwner(ABC):
         self.stop()
 
     def start(self) -> None:
-        """Start; returns when it is done. After an error there is no thread."""
+        """Start; returns when the server runs. After an error there is no thread."""
         thread = BoundedLoopThread(self._thread_name)
         try:
             thread.run(self._start())
@@ -83,7 +83,7 @@ class ThreadOwner(ABC):
         self._thread = thread
 
     def stop(self) -> None:
-        """Stop, and end the thread, even after an error. May be repeated."""
+        """Stop, and end the thread even after an error. Idempotent."""
         if self._thread is None:
             return
         thread, self._thread = self._thread, None
@@ -107,8 +107,8 @@ class ThreadOwner(ABC):
 async def stop_listening(server: asyncio.Server) -> None:
     """Close a listener without losing connections that it has just accepted.
 
-    A server that is closed in the turn in which it accepted a connection never gives
-    the connection to its protocol, nor closes it: the peer would wait for ever.
+    If an asyncio server is closed in the turn in which it accepted a connection, the
+    connection gets no protocol and is not closed: the peer would wait without end.
     """
     loop = asyncio.get_running_loop()
     for sock in server.sockets:
@@ -119,7 +119,7 @@ async def stop_listening(server: asyncio.Server) -> None:
 
 
 def reserve_port(owner: object) -> int:
-    """Return a free port that is the owner's as long as the owner lives."""
+    """Return a free port, reserved until `owner` is garbage-collected."""
     sock = bind_port(0)
     weakref.finalize(owner, sock.close)
     port: int = sock.getsockname()[1]
@@ -127,10 +127,10 @@ def reserve_port(owner: object) -> int:
 
 
 def bind_port(port: int) -> socket.socket:
-    """Return a socket that keeps a port, 0 for a free one, and does not listen.
+    """Return a socket bound to a port, 0 for a free one, that does not listen.
 
     Raises:
-        OSError: it is taken.
+        OSError: the port is in use.
     """
     sock = socket.socket()
     try:

@@ -1,28 +1,27 @@
 """An in-memory ZooKeeper: ephemerals, watches, suspension and expiry as calls.
 
-`MemoryZooKeeper` is the server, `MemoryCoordinator` a client of it that keeps the
-contract of `metaq.zk.session.Coordinator`; one suite of contract tests runs on it and
-on the real thing. Nothing is ever slow here, except on demand: while `stall` is on,
-requests wait for their deadline. There are no session time-outs either: a session ends
-when a test says `expire`.
+`MemoryZooKeeper` is the server, `MemoryCoordinator` a client of it with the contract of
+`metaq.zk.session.Coordinator`; one suite of contract tests runs on it and on the real
+ZooKeeper. Requests are answered at once, except while `stall` is set: then they wait
+for their deadline. Sessions do not time out: a session ends when a test calls `expire`.
 
-Concurrency: the server may be used from any thread, and its clients may live on loops
-of different threads. What belongs to the server is guarded by its lock; what belongs to
-a client is touched on the thread of its loop alone, so all that the server reports
-arrives as a callback there. `MemoryZooKeeper.coordinator` can be handed out as the
-factory `(clock) -> Coordinator` that a client of the package asks for.
+Concurrency: the server may be used from any thread, and its clients may be on loops of
+different threads. The server's state is guarded by its lock; a client's state is used
+on its loop's thread only, where the server's reports arrive as callbacks.
+`MemoryZooKeeper.coordinator` is a factory `(clock) -> Coordinator`, as clients of the
+package take it.
 
     server = MemoryZooKeeper()
     coordinator = server.coordinator(clock)
     coordinator.start()
     server.suspend(coordinator)      # connection lost, session alive
-    server.expire(coordinator)       # session gone; a new one comes by itself
+    server.expire(coordinator)       # session gone; a new one begins by itself
     server.expire(server.owner_of("/meta/brokers/ids/0/master"))
     server.stop(); server.start()    # unreachable, and back; sessions survive
     server.stop(); server.start(is_wiped=True)
     backup = server.tree(); ...; server.restore(backup)
-    server.lag(coordinator)          # it reads an old state, until it syncs or writes
-    server.lose_answer(coordinator, is_carried_out=True)   # to its next change
+    server.lag(coordinator)          # it reads an old state until it syncs or writes
+    server.lose_answer(coordinator, is_carried_out=True)   # of its next change
     server.refusal = "no rights"     # every request is refused, until ""
 """
 
@@ -62,21 +61,21 @@ from metaq.zk.session import (
 from metaq.zk.znodes import Node
 
 SESSION_TIMEOUT_S: Final = 20.0
-"""Time-out of sessions; a test ends one with `expire`."""
+"""Session timeout as reported to clients; only `expire` ends a session."""
 
 
 class MemoryZooKeeper:
-    """The server: one tree, any number of sessions."""
+    """The server: one tree of nodes, any number of sessions."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
-        """Every request that was carried out, as (name, path), oldest first."""
+        """All requests carried out, as (name, path), oldest first."""
         self.stall = False
-        """While set, requests get no answer before their deadline."""
+        """Whether requests get no answer before their deadline."""
         self.refusal = ""
-        """While set, requests are refused for this reason."""
+        """Reason for which all requests are refused; "": they are not."""
         self.nodes: dict[str, Node] = {}
-        """All nodes by path; changed by `put`, `write`, `remove` and `wipe` only."""
+        """All nodes by path. Tests change it by `put`, `write`, `remove` and `wipe`."""
         self.is_running = True
         self._coordinators: list[MemoryCoordinator] = []
         self._children: dict[str, list[str]] = {}
@@ -93,15 +92,15 @@ class MemoryZooKeeper:
 
     @property
     def coordinators(self) -> "tuple[MemoryCoordinator, ...]":
-        """The clients that have been made and not stopped, oldest first."""
+        """Clients that were created and not stopped, oldest first."""
         with self._lock:
             return tuple(self._coordinators)
 
     def owner_of(self, path: str) -> "MemoryCoordinator":
-        """Return the client whose session an ephemeral node lives with.
+        """Return the client whose session owns an ephemeral node.
 
         Raises:
-            LookupError: there is no such node, or no coordinator has its session.
+            LookupError: no such node, or no client has its session.
         """
         with self._lock:
             number = self.nodes[path].owner_session_id
@@ -113,15 +112,15 @@ class MemoryZooKeeper:
     # -- what a test may do to it -----------------------------------------------------
 
     def suspend(self, coordinator: "MemoryCoordinator") -> None:
-        """Cut a client off; its session and its nodes stay."""
+        """Disconnect a client; its session and nodes stay."""
         coordinator.report(SessionEvent.DISCONNECTED)
 
     def resume(self, coordinator: "MemoryCoordinator") -> None:
-        """Let a client come back: to its session if that lives, else to a new one."""
+        """Reconnect a client, to its session or, if that has ended, to a new one."""
         coordinator.connect()
 
     def expire(self, coordinator: "MemoryCoordinator") -> None:
-        """End a client's session; it begins a new one if the server runs."""
+        """Expire a client's session; the client begins a new one if the server runs."""
         with self._lock:
             self.reap(coordinator.status.session_id)
             coordinator.report(SessionEvent.EXPIRED)
@@ -129,13 +128,13 @@ class MemoryZooKeeper:
                 coordinator.connect_soon()
 
     def abandon(self, coordinator: "MemoryCoordinator") -> None:
-        """Forget a client as if it was killed; its nodes stay until `reap`."""
+        """Remove a client as if it was killed; its nodes stay until `reap`."""
         with self._lock:
             self._coordinators.remove(coordinator)
             coordinator.is_stopped = True
 
     def forget(self, coordinator: "MemoryCoordinator") -> None:
-        """Tell a client that has stopped no more."""
+        """Stop notifying a client, because it has stopped."""
         with self._lock:
             if coordinator in self._coordinators:
                 self._coordinators.remove(coordinator)
@@ -156,7 +155,7 @@ class MemoryZooKeeper:
                 coordinator.report(SessionEvent.DISCONNECTED)
 
     def start(self, *, is_wiped: bool = False) -> None:
-        """Make it reachable again; with `is_wiped`, without nodes and sessions."""
+        """Become reachable again; with `is_wiped`, without nodes and sessions."""
         with self._lock:
             self.is_running = True
             if is_wiped:
@@ -169,11 +168,11 @@ class MemoryZooKeeper:
                 coordinator.connect()
 
     def restore(self, backup: Mapping[str, Node]) -> None:
-        """Start again with the nodes and versions of a backup, made by `tree`.
+        """Restart with the nodes and versions of a backup, made by `tree`.
 
-        All clients begin new sessions, because a server serves none that has seen a
-        later state than its own. The ephemeral nodes of the backup are there until
-        their sessions are ended (`reap`).
+        All clients begin new sessions, because a server refuses clients that have seen
+        a later state than its own. Ephemeral nodes of the backup stay until their
+        sessions are ended by `reap`.
         """
         with self._lock:
             self.stop()
@@ -183,32 +182,32 @@ class MemoryZooKeeper:
             self._touch()
 
     def lag(self, coordinator: "MemoryCoordinator") -> None:
-        """Let a client read what is there now, until it syncs, writes or reconnects."""
+        """Let a client read the present state until it syncs, writes or reconnects."""
         with self._lock:
             coordinator.source = MemoryZooKeeper()
             coordinator.source.nodes = dict(self.nodes)
 
     def lose_answer(self, client: "MemoryCoordinator", *, is_carried_out: bool) -> None:
-        """Cut a client off when it sends its next change, until `resume`.
+        """Disconnect a client at its next change, until `resume`.
 
         Args:
-            client: whose change has an unknown outcome then.
-            is_carried_out: cut it off after the change is carried out, not before.
+            client: client whose change gets an unknown outcome.
+            is_carried_out: True: disconnect after the change; False: before it.
         """
         client.loses = is_carried_out
 
     def wipe(self) -> None:
-        """Delete all nodes; sessions live on."""
+        """Delete all nodes; sessions stay."""
         with self._lock:
             self._remove(list(self.nodes))
 
     def put(self, path: str, data: bytes, *, session_id: int = 0) -> None:
-        """Write a node as another client would, parents included.
+        """Write a node as another client would, and create its parents.
 
         Args:
-            path: absolute; what was there is replaced.
-            data: its payload.
-            session_id: owner of an ephemeral node; 0: it is persistent.
+            path: absolute path; an existing node is replaced.
+            data: payload of the node.
+            session_id: owner of an ephemeral node; 0: the node is persistent.
         """
         with self._lock:
             self.ensure_parents(path)
@@ -219,8 +218,8 @@ class MemoryZooKeeper:
         """Set a node's payload, or create it as a persistent node.
 
         Args:
-            path: absolute; the owner of a node that exists stays.
-            data: its payload.
+            path: absolute path; an existing node keeps its owner.
+            data: payload of the node.
         """
         with self._lock:
             old = self.nodes.get(path)
@@ -238,10 +237,10 @@ class MemoryZooKeeper:
         with self._lock:
             return dict(sorted(self.nodes.items()))
 
-    # -- what clients ask -------------------------------------------------------------
+    # -- requests of clients ----------------------------------------------------------
 
     def begin_session(self) -> int:
-        """Return the number of a new session."""
+        """Begin a session; return its id."""
         with self._lock:
             self._session_count += 1
             self._sessions.add(self._session_count)
@@ -249,19 +248,20 @@ class MemoryZooKeeper:
 
     @contextlib.contextmanager
     def serving(self, what: str, path: str, session_id: int) -> Iterator[None]:
-        """Carry out the request in the block as one step, for a session that lives.
+        """Carry out a request in the block, atomically.
 
         Args:
             what: name of the request, for errors and `calls`.
-            path: its node.
-            session_id: the session that asks.
+            path: path of its node.
+            session_id: session of the client.
 
         Yields:
-            Nothing; no other request is carried out inside the block.
+            Nothing; no other request is carried out during the block.
 
         Raises:
-            SessionSuspendedError: the server was stopped before.
-            SessionLostError: the session was ended before; its client gets the report.
+            SessionSuspendedError: the server is stopped.
+            SessionLostError: the session has ended; its client gets a report.
+            CoordinationError: `refusal` is set.
         """
         with self._lock:
             if not self.is_running:
@@ -279,11 +279,11 @@ class MemoryZooKeeper:
         """Carry out all operations or none; watches see the tree after all of them.
 
         Args:
-            operations: in order.
-            session_id: of the client, owner of ephemeral nodes.
+            operations: operations in order.
+            session_id: session of the client, the owner of new ephemeral nodes.
 
         Returns:
-            The version of each node after its operation, in their order.
+            The version of each node after its operation, in the same order.
 
         Raises:
             CoordinationError: as `Coordinator.transact`.
@@ -291,13 +291,13 @@ class MemoryZooKeeper:
         with self._lock:
             nodes = dict(self.nodes)
             versions = tuple(_apply(nodes, each, session_id) for each in operations)
-            # Other threads see the tree before, or after all of them.
+            # Other threads see the tree before or after all operations.
             self.nodes = nodes
             self._touch()
             return versions
 
     def ensure_parents(self, path: str) -> None:
-        """Make the nodes above a node where they are missing."""
+        """Create missing parents of a node."""
         parent = path.rpartition("/")[0]
         if parent and parent not in self.nodes:
             self.ensure_parents(parent)
@@ -309,12 +309,12 @@ class MemoryZooKeeper:
         self._touch()
 
     def names(self, path: str) -> tuple[str, ...] | None:
-        """Return the sorted names of a node's children, or None without the node."""
+        """Return the sorted names of a node's children; None if there is no node."""
         with self._lock:
             if path not in self.nodes:
                 return None
             if not self._children:
-                # One pass for all who ask between two changes, be they a hundred.
+                # One pass serves all requests between two changes.
                 for child in sorted(self.nodes):
                     parent, _, name = child.rpartition("/")
                     self._children.setdefault(parent, []).append(name)
@@ -354,7 +354,7 @@ def _apply(nodes: dict[str, Node], operation: Operation, session_id: int) -> int
 
 @dataclass(eq=False, slots=True)
 class _Watch:
-    """One watched node of one client."""
+    """A watch of one client on one node."""
 
     read: Callable[[], Any]
     callback: Callable[[Any], None]
@@ -364,7 +364,7 @@ class _Watch:
 
 
 class MemoryCoordinator:
-    """A client of `MemoryZooKeeper`; keeps the contract of `Coordinator`."""
+    """A client of `MemoryZooKeeper`, with the contract of `Coordinator`."""
 
     def __init__(self, server: MemoryZooKeeper, clock: Clock) -> None:
         self._server = server
@@ -375,17 +375,17 @@ class MemoryCoordinator:
         self._is_started = False
         self._is_delivery_due = False
         self.is_stopped = False
-        """Whether it is stopped, or abandoned by its server."""
+        """Whether the client was stopped or abandoned."""
         self.source = server
-        """The server that it reads from: an old copy while it lags."""
+        """Server that reads go to: an old copy while the client lags."""
         self.loses: bool | None = None
-        """Whether its next change is lost, and then whether it is carried out."""
+        """`is_carried_out` of a pending `lose_answer`; None: none is pending."""
         self._loop: asyncio.AbstractEventLoop
         self._thread_id = 0
 
     @property
     def status(self) -> SessionStatus:
-        """The present snapshot of the session."""
+        """Snapshot of the session's present status."""
         return self._tracker.status
 
     def add_listener(self, callback: StatusCallback) -> Cancel:
@@ -399,7 +399,7 @@ class MemoryCoordinator:
         return cancel
 
     def start(self) -> None:
-        """Begin to connect; the running loop becomes the one of all callbacks."""
+        """Begin to connect; all callbacks run on the running loop."""
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._is_started = True
@@ -422,12 +422,12 @@ class MemoryCoordinator:
     # -- session ----------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Connect: to the session if it lives, else to a new one."""
+        """Connect: to the session if it still exists, else to a new one."""
         if self._is_started:
             self._on_loop(self._connect)
 
     def connect_soon(self) -> None:
-        """Connect in a later turn of the loop, as a round trip would take."""
+        """Connect in a later turn of the loop, as after a round trip."""
         if self._is_started:
             self._soon(self._connect)
 
@@ -441,7 +441,7 @@ class MemoryCoordinator:
         self._change(SessionEvent.ESTABLISHED, number)
 
     def report(self, event: SessionEvent) -> None:
-        """Take in what happened to the connection, unless stopped."""
+        """Apply an event of the connection, unless stopped."""
         if self._is_started:
             self._on_loop(self._report, event)
 
@@ -450,7 +450,7 @@ class MemoryCoordinator:
             self._change(event)
 
     def _on_loop(self, callback: Callable[..., None], *args: Any) -> None:
-        """Call now on the loop's own thread, else soon on the loop."""
+        """Call now if on the loop's thread, else soon on the loop."""
         if threading.get_ident() == self._thread_id:
             callback(*args)
         else:
@@ -479,7 +479,7 @@ class MemoryCoordinator:
     async def _asking(
         self, what: str, path: str, deadline_s: float
     ) -> AsyncIterator[None]:
-        """Carry out the block as the server does a request, after a round trip."""
+        """Carry out a request in the block, after a round trip to the server."""
         require_legal_path(path)
         self.status.require_connected()
         session_version = self.status.session_version
@@ -514,12 +514,12 @@ class MemoryCoordinator:
             self.refresh_watches()
 
     async def sync(self, path: str, *, deadline_s: float) -> None:
-        """Wait until the server that answers us has all that was changed before."""
+        """Wait until the client's server has all earlier changes."""
         async with self._asking("sync", path, deadline_s):
             self._catch_up()
 
     async def get(self, path: str, *, deadline_s: float) -> Node | None:
-        """Return a node, or None when there is none."""
+        """Return a node, or None if there is none."""
         async with self._asking("get", path, deadline_s):
             return self.source.nodes.get(path)
 
@@ -529,28 +529,28 @@ class MemoryCoordinator:
             return path in self.source.nodes
 
     async def children(self, path: str, *, deadline_s: float) -> tuple[str, ...]:
-        """Return the sorted names of a node's children; () also without the node."""
+        """Return the sorted names of a node's children; () if there is no node."""
         async with self._asking("children", path, deadline_s):
             return self.source.names(path) or ()
 
     async def create_ephemeral(
         self, path: str, data: bytes, *, deadline_s: float
     ) -> None:
-        """Create a node that lives as long as this session; parents as needed."""
+        """Create an ephemeral node of this session, and missing parents."""
         async with self._asking("create", path, deadline_s):
             if path in self._server.nodes:
                 raise NodeExistsError(f"create {path}")
             self._server.put(path, data, session_id=self.status.session_id)
 
     async def set_or_create(self, path: str, data: bytes, *, deadline_s: float) -> None:
-        """Write a persistent node, creating it and its parents as needed."""
+        """Write a persistent node; create it and its parents if missing."""
         async with self._asking("set", path, deadline_s):
             self._server.write(path, data)
 
     async def replace(
         self, path: str, data: bytes, *, version: int | None, deadline_s: float
     ) -> None:
-        """Write a persistent node, unless it was changed since it was read."""
+        """Write a persistent node if it still has the given version."""
         async with self._asking("replace", path, deadline_s):
             self._server.ensure_parents(path)
             self._server.transact((WriteNode(path, data, version),))
@@ -558,7 +558,7 @@ class MemoryCoordinator:
     async def delete(
         self, path: str, *, version: int | None = None, deadline_s: float
     ) -> bool:
-        """Delete a node; False when there was none."""
+        """Delete a node; return False if there was none."""
         async with self._asking("delete", path, deadline_s):
             if self._server.names(path):
                 raise NodeNotEmptyError(f"delete {path}")
@@ -612,13 +612,13 @@ class MemoryCoordinator:
         return cancel
 
     def refresh_watches(self) -> None:
-        """Deliver what watched nodes are now, soon; from any thread."""
+        """Deliver the present state of watched nodes soon; from any thread."""
         if self._is_started and not self.is_stopped and not self._is_delivery_due:
             self._is_delivery_due = True
             self._soon(self._deliver)
 
     def _deliver(self) -> None:
-        # Before the first read: a change that comes later asks for another delivery.
+        # Reset before the first read, so that a later change requests a new delivery.
         self._is_delivery_due = False
         if self.status.state is not SessionState.CONNECTED:
             return

@@ -1,1 +1,1 @@
-"""Test rigs: files, brokers, processes and strategies that many tests share."""
+"""Test rigs: file systems, brokers, processes and strategies that tests share."""

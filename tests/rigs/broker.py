@@ -1,4 +1,4 @@
-"""A real broker on a free port, and a peer that knows when it has been answered."""
+"""A real broker on a free port, and a peer that detects when it has all answers."""
 
 import asyncio
 import contextlib
@@ -37,17 +37,17 @@ zk.zkEnable=false
 [topic=meta-test]
 [topic=wild-*]
 """
-"""Settings of the recorded Java broker, without ZooKeeper and on a free port."""
+"""Settings of the recorded Java broker, but without ZooKeeper, on a free port."""
 
 TIMEOUT_S: Final = 30.0
 POLL_S: Final = 0.000_5
-"""Interval of the looks of a peer for an answer."""
+"""Interval at which a peer checks for answers."""
 
 
 def make_config(
     data: Path, overrides: Mapping[str, str] | None = None, text: str = CONFIG
 ) -> BrokerConfig:
-    """Return settings for a broker on a data directory."""
+    """Return settings of a broker with a data directory."""
     ini = text.replace("{data}", str(data))
     return parse_config(ini.encode(), "", overrides or {})
 
@@ -62,10 +62,10 @@ async def running_broker(
     fs: FileSystem | None = None,
     coordinator: Coordinator | None = None,
 ) -> AsyncIterator[Broker]:
-    """Run a broker inside the block; a part of it that fails, fails the block.
+    """Run a broker during the block; the failure of a part of it fails the block.
 
-    A put to any partition goes to the last open one. There is no scrub: it would find
-    what a test damages before the test looks, or not.
+    A put to any partition goes to the last open one. The scrub is off, because it might
+    find damage made by a test before the test does.
     """
     broker = Broker(
         make_config(data, {"scrubBytesPerS": "0", **(overrides or {})}, text),
@@ -94,7 +94,7 @@ class Peer:
         self.writer: asyncio.StreamWriter
 
     async def __aenter__(self) -> Self:
-        """Connect, and find the session at the other end."""
+        """Connect, and find the broker's session of the connection."""
         self.reader, self.writer = await asyncio.open_connection(
             "127.0.0.1", self._broker.port, limit=64 * 1024 * 1024
         )
@@ -115,15 +115,15 @@ class Peer:
             await self.writer.wait_closed()
 
     def write(self, data: bytes) -> None:
-        """Send bytes, and wait for nothing."""
+        """Send bytes without waiting."""
         self.writer.write(data)
         self._sent += len(data)
 
     async def ask(self, data: bytes) -> bytes:
-        """Send bytes; return all that the broker has to say to them.
+        """Send bytes; return all answers to them.
 
-        No sleeping and no guessing: it is over when the broker has read every byte,
-        owes no answer and has nothing left to send, or has closed the connection.
+        The answers are complete when the broker has read every byte, has answered every
+        command and has nothing left to send, or has closed the connection.
         """
         self.write(data)
         async with asyncio.timeout(TIMEOUT_S):
@@ -135,7 +135,7 @@ class Peer:
                 is_idle = is_idle and not self.session.is_paused
                 if is_idle and seen.received_bytes == self._sent:
                     break
-                # Bytes on their way must be read, or the broker could not finish.
+                # Let the loop read bytes in flight, or the broker cannot finish.
                 await asyncio.sleep(POLL_S)
             size_bytes = seen.sent_bytes - self._read
             self._read += size_bytes
@@ -147,20 +147,20 @@ class Peer:
         await until(lambda: self.session.channel.received_bytes >= self._sent)
 
     async def read_some(self) -> bytes:
-        """Return what comes next; b"" when the broker closed."""
+        """Return the next bytes; b"" if the broker has closed the connection."""
         async with asyncio.timeout(TIMEOUT_S):
             data = await self.reader.read(1024 * 1024)
         self._read += len(data)
         return data
 
     def is_closed(self) -> bool:
-        """Tell whether the broker has ended the connection."""
+        """Return whether the broker has ended the connection."""
         state = self.session.channel.state
         return state in {ChannelState.LINGERING, ChannelState.CLOSED}
 
 
 def take_nothing(session: Session) -> None:
-    """Leave all puts of a session to the general path."""
+    """Make a session handle all puts by the general path."""
     hot: Any = hot_puts_of(session)
     hot.take = lambda _buffer: 0
     hot.take_single = lambda _data: 0
@@ -168,5 +168,5 @@ def take_nothing(session: Session) -> None:
 
 
 def reset_on_close(sock: socket.socket) -> None:
-    """Make closing a socket a reset, as a peer that crashed."""
+    """Make a socket send a reset when closed, like a crashed peer."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")

@@ -1,31 +1,28 @@
 """A disk in memory, and its state after a power cut.
 
-Theory of operation. Two versions of
-everything are kept:
+Theory of operation. The disk keeps two versions of everything:
 
-    what reads see                   what a power cut leaves for certain
+    as seen by reads                 durable: certain to survive a power cut
     file content                     content at the last successful sync
     names in a directory             names at the last successful directory sync
 
-and between them the things that *may* survive: dirty pages of 4 KiB, the size of a
-file, and changes of names (create, rename, unlink, mkdir,
-rmdir). `crash` builds the disk
-that a machine finds after a power cut. For each of these things it asks a `Choose`
-function what became of it, so that one mechanism gives the worst case (`keep_none`),
-the lucky case (`keep_all`), a random case that a seed repeats (`keep_random`) and, in
-`crashes`, every case there is. What may happen:
+and the differences that *may* survive: dirty pages of 4 KiB, the size of a file, and
+changes of names (create, rename, unlink, mkdir, rmdir). `crash` builds the disk that a
+machine finds after a power cut. It asks a `Choose` function for the outcome of each
+difference, so that one mechanism gives the worst case (`keep_none`), the best case
+(`keep_all`), random cases repeated by a seed (`keep_random`) and, in `crashes`, all
+cases. Possible outcomes:
 
 * a size is the old one, the new one, or any in between;
 * a page is lost (old bytes, or zeros where the file had none), stale (arbitrary bytes
-  where the file had none), torn at any byte, or kept, each page for itself;
-* a change of a name is kept or lost, each for itself; but a rename never loses the
-  file: the old name goes only when the new one has come.
+  where the file had none), torn at any byte, or kept, independently of others;
+* a change of a name is kept or lost, independently of others; but a rename never loses
+  the file: the old name is removed only if the new one is kept.
 
-A sync that fails marks the pages clean without writing them, as Linux does: reads go
-on seeing the bytes, a later sync succeeds without them, and a crash loses them.
+A failed sync marks the pages clean without writing them, as Linux does: reads still see
+the bytes, a later sync succeeds without writing them, and a crash loses them.
 
-Keep in step: `tests/rigs/faulty_calls.py`, which answers the calls of the kernel
-from here.
+Keep in step: `tests/rigs/faulty_calls.py`, which answers system calls from this disk.
 """
 
 import random
@@ -35,28 +32,28 @@ from dataclasses import dataclass, field
 from typing import Final
 
 PAGE_BYTES: Final = 4096
-"""Unit of write-back of the kernel; kept or lost as a whole."""
+"""Size of a page, the unit of write-back of the kernel."""
 
 CAPACITY_BYTES: Final = 1 << 40
 """Size of a new disk in bytes."""
 
 Choose = Callable[[int], int]
-"""Decides one thing in a crash: from `count` outcomes, 0 (lost) .. count-1 (kept)."""
+"""Chooses one of `count` outcomes in a crash, from 0 (lost) to count-1 (kept)."""
 
 
 def keep_none(count: int) -> int:
-    """Lose everything that was not synced."""
+    """Choose that everything unsynced is lost."""
     del count
     return 0
 
 
 def keep_all(count: int) -> int:
-    """Keep everything, as when the process is killed and the machine goes on."""
+    """Choose that everything is kept, as when only the process is killed."""
     return count - 1
 
 
 def keep_random(seed: int) -> Choose:
-    """Return a chooser that the seed repeats; half of its choices are extremes."""
+    """Return a chooser repeated by its seed; half of its choices are an extreme."""
     source = random.Random(seed)
 
     def choose(count: int) -> int:
@@ -67,30 +64,30 @@ def keep_random(seed: int) -> Choose:
     return choose
 
 
-# -- what lies on the disk ------------------------------------------------------------
+# -- content of the disk --------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
 class DiskFile:
-    """One file, whatever its names are."""
+    """A file, independent of its names."""
 
     content: bytearray = field(default_factory=bytearray)
     """Content seen by reads."""
     durable: bytearray = field(default_factory=bytearray)
     """Content at the last successful sync."""
     dirty: set[int] = field(default_factory=set)
-    """Pages written since the last sync, successful or not."""
+    """Numbers of pages written since the last sync, successful or not."""
     size_low: int = 0
     """Smallest size since the last successful sync."""
     changed: int = 0
-    """Counts changes of the content."""
+    """Number of changes of the content."""
     mtime_ns: int = 0
     """Time of the last change."""
     locked_by: int | None = None
-    """The descriptor that holds the lock."""
+    """Descriptor that holds the lock; None: unlocked."""
 
     def write(self, position: int, data: bytes) -> None:
-        """Put bytes at a position; a gap before them is zero."""
+        """Write bytes at a position; a gap before it is filled with zeros."""
         end = position + len(data)
         if position > len(self.content):
             self.resize(position)
@@ -98,7 +95,7 @@ class DiskFile:
         self._touch(position, end)
 
     def resize(self, size: int) -> None:
-        """Cut the content, or extend it with zeros."""
+        """Truncate the content, or extend it with zeros."""
         old = len(self.content)
         if size < old:
             del self.content[size:]
@@ -115,7 +112,7 @@ class DiskFile:
         self.dirty.update(range(start // PAGE_BYTES, -(-end // PAGE_BYTES)))
 
     def sync(self) -> None:
-        """Bring size and dirty pages to the device; clean pages are believed."""
+        """Make the size and the dirty pages durable; clean pages are not written."""
         size = len(self.content)
         del self.durable[size:]
         self.durable.extend(bytes(size - len(self.durable)))
@@ -127,7 +124,7 @@ class DiskFile:
         self.size_low = size
 
     def copy(self) -> "DiskFile":
-        """Return the same file again, unsynced state included."""
+        """Return a copy of the file, including unsynced state."""
         twin = copy(self)
         twin.content = bytearray(self.content)
         twin.durable = bytearray(self.durable)
@@ -136,7 +133,7 @@ class DiskFile:
         return twin
 
     def crash(self, choose: Choose, *, torn: bool) -> "DiskFile":
-        """Return what a power cut leaves of this file."""
+        """Return the file after a power cut."""
         size = self._size_after(choose, torn=torn)
         result = self.durable[:size]
         result.extend(bytes(size - len(result)))
@@ -183,7 +180,7 @@ def _page_after(
     *,
     torn: bool,
 ) -> bytearray:
-    """Return one page after a power cut; `fresh` is where the file had no bytes."""
+    """Return a page after a power cut; from `fresh` on it had no durable bytes."""
     if old == new:
         return old
     outcomes = ["lost", "kept"]
@@ -207,7 +204,7 @@ def _page_after(
 
 @dataclass(slots=True, eq=False)
 class DiskDirectory:
-    """One directory: names as seen, and names as they are on the device."""
+    """A directory: names as seen by reads, and durable names."""
 
     names: dict[str, "Node"] = field(default_factory=dict)
     """Names seen by reads."""
@@ -220,17 +217,17 @@ Node = DiskFile | DiskDirectory
 
 @dataclass(slots=True, eq=False)
 class NameChange:
-    """A change of names in one directory that is not on the device yet."""
+    """A change of names in one directory that is not durable yet."""
 
     directory: DiskDirectory
     removed: str | None = None
     added: str | None = None
     node: Node | None = None
     after: "NameChange | None" = None
-    """This change is on the device only when that one is."""
+    """Change that must be durable before this one."""
 
     def apply(self, names: dict[str, Node]) -> None:
-        """Make the change in a table of names."""
+        """Apply the change to a table of names."""
         if self.removed is not None:
             names.pop(self.removed, None)
         if self.added is not None and self.node is not None:
@@ -239,26 +236,26 @@ class NameChange:
 
 @dataclass(slots=True, eq=False)
 class Disk:
-    """Everything that a power cut can touch."""
+    """A disk with all its files and directories."""
 
     root: DiskDirectory = field(default_factory=DiskDirectory)
     changes: list[NameChange] = field(default_factory=list)
-    """Changes of names that are not synced, oldest first."""
+    """Unsynced changes of names, oldest first."""
     capacity: int = CAPACITY_BYTES
-    """Bytes that fit on the disk, in all files together."""
+    """Capacity in bytes, for all files together."""
 
     def used(self) -> int:
-        """Return the bytes of all files that have a name."""
+        """Return the sum of the sizes of all files with a name."""
         return sum(len(file.content) for file in files_below(self.root))
 
     def change(self, change: NameChange) -> NameChange:
-        """Make a change that reads see at once and a crash may forget."""
+        """Make a change that reads see at once and a crash may lose."""
         change.apply(change.directory.names)
         self.changes.append(change)
         return change
 
     def sync_names(self, directory: DiskDirectory) -> None:
-        """Bring the changes of one directory to the device, and what they need."""
+        """Make the changes of a directory durable, and those they depend on."""
         wanted: set[int] = set()
         for change in reversed(self.changes):
             if change.directory is directory or id(change) in wanted:
@@ -271,14 +268,14 @@ class Disk:
         self.changes = [c for c in self.changes if id(c) not in wanted]
 
     def drop_changes(self, directory: DiskDirectory) -> None:
-        """Forget, as a failed sync does, that these changes are to be written."""
+        """Drop the changes of a directory without writing them, like a failed sync."""
         lost = {id(c) for c in self.changes if c.directory is directory}
         self.changes = [
             c for c in self.changes if id(c) not in lost and id(c.after) not in lost
         ]
 
     def copy(self) -> "Disk":
-        """Return the same disk again, unsynced state included."""
+        """Return a copy of the disk, including unsynced state."""
         twins: dict[int, Node] = {}
         changes: dict[int, NameChange] = {}
 

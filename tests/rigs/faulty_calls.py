@@ -1,11 +1,11 @@
-"""The calls of the kernel, answered from memory, counted, and failed on request.
+"""System calls, answered from memory, counted, and failed on request.
 
-Calls are counted from 1 in the order of `log`. Closing and asking for a descriptor
-are not counted: they do not fail here. A failed sync drops what it should have
-written, a failed write has written a part, every other failed call did nothing.
+Calls are counted from 1, in the order of `log`. `close` and `descriptor` are not
+counted, because they do not fail here. A failed sync drops the bytes that it should
+have written, a failed write has written a part, other failed calls had no effect.
 
 Keep in step: `metaq/fs/calls.py` (`SystemCalls`); `tests/fs/test_calls_contract.py`
-holds both to the same behaviour.
+checks that both behave the same.
 """
 
 import errno
@@ -32,10 +32,10 @@ _FIRST_DESCRIPTOR: Final = 1 << 20  # never a descriptor of the real kernel
 
 
 class Operation(NamedTuple):
-    """One line of the operation log."""
+    """An entry of the operation log."""
 
     number: int
-    """The call's number, from 1; what `fail_at` takes."""
+    """Number of the call, from 1, as in `fail_at`."""
     name: str
     """open, create, read, write, sync, sync_directory, truncate, rename, unlink,
     mkdir, rmdir, list, stat, statvfs or lock."""
@@ -44,21 +44,21 @@ class Operation(NamedTuple):
     size: int
     """Bytes to write or read, or the size to truncate to; else 0."""
     error: str
-    """The symbol of the error it was made to fail with; "" when it was not."""
+    """Symbol of the injected error; "" without one."""
 
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """One open descriptor."""
+    """An open descriptor."""
 
     path: Path
     node: Node
     flags: int
     position: int = 0
     mirror: int = -1
-    """A memory file with the same bytes, for calls outside this module."""
+    """Descriptor of a memory file with the same bytes, for real calls; -1: none."""
     mirrored: int = -1
-    """`DiskFile.changed` when the mirror was filled."""
+    """`DiskFile.changed` when the mirror was last filled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class Fault:
     """Injected failure of a call."""
 
     number: int
-    """The errno it fails with."""
+    """Errno of the failure."""
     taken: int | None
-    """Bytes that a write takes before; None: half of them."""
+    """Bytes that a write takes before it fails; None: half of them."""
 
 
 class FaultyCalls:
@@ -81,7 +81,7 @@ class FaultyCalls:
         self.wall_ms = 0
         self.before_call: Callable[[Operation], None] | None = None
         self.goes_on = Event()
-        """While it is not set, writes and syncs of threads wait: the disk hangs."""
+        """While clear, the disk hangs: writes and syncs off the main thread block."""
         self.goes_on.set()
         self.descriptors: dict[int, _Open] = {}
         self._next_descriptor = _FIRST_DESCRIPTOR
@@ -89,12 +89,12 @@ class FaultyCalls:
         """Held by each call."""
 
     def _hang(self) -> None:
-        """Wait while the disk hangs; a loop would not hear that it goes on."""
+        """Wait while the disk hangs; not on the main thread, where a loop runs."""
         if current_thread() is not main_thread():
             self.goes_on.wait()
 
     def _enter(self, name: str, path: Path, size: int = 0) -> Fault | None:
-        """Count a call; raise its fault, or return it where the call has to act."""
+        """Log a call; raise its fault, or return it if the call must act on it."""
         number = len(self.log) + 1
         fault = self.faults.get(number)
         symbol = "" if fault is None else errno.errorcode[fault.number]
@@ -105,7 +105,7 @@ class FaultyCalls:
         if fault is None or name in {"write", "read"}:
             return fault
         if fault.number == errno.EINTR:
-            return None  # The interpreter repeats the call by itself (PEP 475).
+            return None  # The interpreter retries the call (PEP 475).
         if name in {"sync", "sync_directory"}:
             return fault
         raise _os_error(fault.number, path)
@@ -152,7 +152,7 @@ class FaultyCalls:
             return fd
 
     def close(self, fd: int, /) -> None:
-        """Give a descriptor back, and the lock it holds."""
+        """Close a descriptor, and release its lock."""
         with self.lock:
             opened = self._opened(fd)
             del self.descriptors[fd]
@@ -162,13 +162,13 @@ class FaultyCalls:
                 os.close(opened.mirror)
 
     def stat(self, path: Path, /) -> os.stat_result:
-        """Return the status of what has this name."""
+        """Return the status of a file or directory."""
         with self.lock:
             self._enter("stat", path)
             return _status(self._node(path))
 
     def statvfs(self, path: Path, /) -> os.statvfs_result:
-        """Return the room that is left."""
+        """Return the status of the file system, with its free bytes."""
         with self.lock:
             self._enter("statvfs", path)
             self._node(path)
@@ -176,13 +176,13 @@ class FaultyCalls:
             return os.statvfs_result((1, 1, free, free, free, 0, 0, 0, 0, 255))
 
     def listdir(self, path: Path, /) -> list[str]:
-        """Return the names in a directory, in no useful order."""
+        """Return the names in a directory, in arbitrary order."""
         with self.lock:
             self._enter("list", path)
             return sorted(self._directory(path).names, reverse=True)
 
     def rename(self, source: Path, target: Path, /) -> None:
-        """Give a file another name, replacing what had it."""
+        """Rename a file, replacing a file of the new name."""
         with self.lock:
             self._enter("rename", source)
             node = self._node(source)
@@ -226,7 +226,7 @@ class FaultyCalls:
             self.disk.change(NameChange(parent, removed=path.name))
 
     def fsync(self, fd: int, /) -> None:
-        """Bring the names of a directory to the device."""
+        """Make the names in a directory durable."""
         self._hang()
         with self.lock:
             opened = self._opened(fd)
@@ -240,7 +240,7 @@ class FaultyCalls:
     # -- bytes
 
     def writev(self, fd: int, buffers: Sequence[Buffer], /) -> int:
-        """Write at the end or at the descriptor's position."""
+        """Write at the descriptor's position; if opened with O_APPEND, at the end."""
         self._hang()
         with self.lock:
             opened, file = self._file(fd)
@@ -251,7 +251,7 @@ class FaultyCalls:
             return taken
 
     def pwrite(self, fd: int, data: Buffer, position: int, /) -> int:
-        """Write at a position of a file that was not opened for appending."""
+        """Write at a position of a file that was opened without O_APPEND."""
         self._hang()
         with self.lock:
             opened, file = self._file(fd)
@@ -267,7 +267,7 @@ class FaultyCalls:
             half = len(data) // 2 if fault.taken is None else fault.taken
             taken = min(half, len(data))
             if fault.number == errno.EINTR:
-                taken = max(taken, 1)  # A signal before the first byte: PEP 475.
+                taken = max(taken, 1)  # With no byte taken it is retried (PEP 475).
         else:
             growth = max(0, position + taken - len(file.content))
             taken -= max(0, growth - self._room())
@@ -303,16 +303,16 @@ class FaultyCalls:
         return got
 
     def is_cached(self, fd: int, position: int, size: int, /) -> bool:
-        """Tell whether the range is in the file: all of it is in memory."""
+        """Return whether the range is in the file: all of it is in memory."""
         with self.lock:
             _opened, file = self._file(fd)
             return position + size <= len(file.content)
 
     def warm(self, fd: int, position: int, size: int, /) -> None:
-        """Do nothing: it is in memory."""
+        """Do nothing, because the file is in memory."""
 
     def fdatasync(self, fd: int, /) -> None:
-        """Bring a file's bytes and size to the device."""
+        """Make the bytes and size of a file durable."""
         self._hang()
         with self.lock:
             opened, file = self._file(fd)
@@ -350,7 +350,7 @@ class FaultyCalls:
             file.locked_by = fd
 
     def descriptor(self, fd: int, /) -> int:
-        """Return a real descriptor with the bytes the file has now."""
+        """Return a real descriptor of a memory file with the present bytes."""
         with self.lock:
             opened, file = self._file(fd)
             if opened.mirror < 0:
@@ -362,14 +362,14 @@ class FaultyCalls:
             return opened.mirror
 
     def file_named(self, path: Path) -> DiskFile:
-        """Return the file with this name, without a call."""
+        """Return the file of a name, without logging a call."""
         node = self._node(path)
         if not isinstance(node, DiskFile):
             raise _os_error(errno.EISDIR, path)
         return node
 
     def names_in(self, path: Path) -> list[str]:
-        """Return the names in a directory, none without it; without a call."""
+        """Return the names in a directory, [] without it, without logging a call."""
         try:
             return sorted(self._directory(path).names)
         except FileNotFoundError:
@@ -389,7 +389,7 @@ class FaultyCalls:
 
     def _room(self) -> int:
         if self.disk.capacity >= CAPACITY_BYTES:
-            return CAPACITY_BYTES  # no test fills it: what is used need not be added up
+            return CAPACITY_BYTES  # no test fills it, so usage need not be summed
         return max(0, self.disk.capacity - self.disk.used())
 
     def _check_room(self, path: Path, size: int) -> None:

@@ -1,4 +1,4 @@
-"""A proxy on whose way bits flip: answers are damaged, what is stored is not."""
+"""A proxy that flips bits: answers are damaged in transit, stored bytes are not."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ from metaq.testing.proxy import Proxy
 
 
 class FlippingProxy(Proxy):
-    """Flips a bit of each answer that has some bytes, while `left` is above 0."""
+    """Flips a bit of each answer that contains `wanted`, while `left` is above 0."""
 
     def __init__(self, port: int, wanted: bytes, *, left: int) -> None:
         super().__init__("127.0.0.1", port)
         self._wanted = wanted
         self.left = left
-        """Answers that are still to be damaged; any thread may set it."""
+        """Number of answers still to damage; any thread may set it."""
         self.flip_count = 0
 
     def _make_end(self) -> Any:
@@ -22,7 +22,7 @@ class FlippingProxy(Proxy):
 
         def data_received(data: bytes) -> None:
             nonlocal before
-            # Answers come in pieces that end anywhere.
+            # An answer may be split anywhere.
             joined = before + data
             at = joined.find(self._wanted) + rest_bytes - len(before)
             before = joined[-rest_bytes:]

@@ -1,18 +1,18 @@
-"""Server that forks Pythons which have imported what they need already.
+"""Server that forks Python processes with their modules already imported.
 
-Spark starts two Pythons for each kind of work, and imports are most of what these do
-in a test: half a second of processor time each, of hundreds. `executable` returns a
-program to name as Spark's Python, or to run a command of this package with. It runs
-`-m MODULE` in a process forked from a server that has imported both; anything else is
-for the interpreter itself.
+Spark starts two Pythons for each kind of work, and in tests these mostly import: half a
+second of processor time for each of hundreds. `executable` returns a program to use as
+Spark's Python, or to run a command of this package. It runs `-m MODULE` in a process
+forked from a server that has imported both; other command lines it passes to the
+interpreter.
 
     Spark ──starts──> program ──request──> server ──forks──> keeper ──forks──> module
                          │ <── exit code, when it ends ────────┘  ↑ descriptors 0, 1, 2,
                          └──── signals; its own end is SIGKILL ───┘ variables, directory
 
-The modules are those of this checkout, whatever PYTHONPATH says: tests of the start of
-a Python, of its death, or of code that is sent to executors name the interpreter, and a
-whole run has nothing else.
+The modules are those of this checkout, regardless of PYTHONPATH. So tests of the start
+or death of a Python, or of code that is sent to executors, use the interpreter; a whole
+run always does.
 """
 
 import atexit
@@ -61,12 +61,12 @@ MODULES: Final = (
     "metaq.spark.source.read_task",
     "metaq.spark.source.stream",
 )
-"""Imported where they are: PySpark before 4.2 has some of them elsewhere."""
+"""Modules to import if they exist; PySpark before 4.2 lacks some."""
 
 
 @cache
 def executable() -> str:
-    """Return the program, and start its server, which ends with this process."""
+    """Start the server, which ends with this process; return the program's path."""
     if IS_WHOLE:
         return sys.executable
     directory = Path(tempfile.mkdtemp(prefix="metaq-python-"))
@@ -74,7 +74,7 @@ def executable() -> str:
     source = Path(__file__).with_name("forked_python.py").read_text()
     program.write_text(f"#!{sys.executable} -IS\n{source}")
     program.chmod(0o700)
-    # Bound here, so that programs wait for a server that still imports.
+    # Bound here, so that programs wait for a server that is still importing.
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(directory / SOCKET))
         listener.listen(BACKLOG)
@@ -84,17 +84,17 @@ def executable() -> str:
             cwd=ROOT,
             env={
                 **{name: text for name, text in os.environ.items() if name != PATHS},
-                # As Spark has it in all its Pythons: they agree on the hash of a text.
+                # As in all Pythons of Spark, which must agree on the hash of a text.
                 "PYTHONHASHSEED": "0",
                 # Threads do not survive a fork.
                 "OPENBLAS_NUM_THREADS": "1",
                 "JE_ARROW_MALLOC_CONF": "background_thread:false",
             },
-            # Python remembers that pipes do not seek: no other file has to.
+            # Pipes, because Python's streams remember that these cannot seek.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[fd],
-            # Ctrl-C is for those who have asked.
+            # Ctrl-C must not reach the server.
             start_new_session=True,
         )
 
@@ -110,8 +110,8 @@ def executable() -> str:
 
 
 def serve(listener: socket.socket) -> None:
-    """Fork a keeper for each request, until the end of standard input."""
-    # No process waits for the keepers.
+    """Fork a keeper for each request, until standard input ends."""
+    # Keepers are not waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while sys.stdin not in select.select([sys.stdin, listener], [], [])[0]:
         connection, _ = listener.accept()
@@ -123,7 +123,7 @@ def serve(listener: socket.socket) -> None:
 
 
 def keep(connection: socket.socket) -> None:
-    """Fork the module's process, and return there; elsewhere stay until it ends."""
+    """Fork the module's process; pass signals to it, and send its exit code."""
     body, fds, _, _ = socket.recv_fds(connection, REQUEST_BYTES_MAX, 3)
     pid = os.fork()
     if pid == 0:
@@ -148,18 +148,18 @@ def keep(connection: socket.socket) -> None:
 def become(
     fds: list[int], words: list[str], directory: str, variables: dict[str, str]
 ) -> NoReturn:
-    """Run a module as `python -m` does, with what its process was to have."""
+    """Run a module like `python -m`, with descriptors, directory and variables."""
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
         os.close(fd)
-    # The caller of the tests may ignore them; the program passes on what it does not.
+    # The server may have inherited ignored signals; the program passes signals on.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(variables)
     own = os.environ.get(PATHS, "").split(os.pathsep)
-    # The first one is the directory that this module was found in.
+    # The first entry is the directory of this module.
     sys.path[:] = [directory, *filter(None, own), *sys.path[1:]]
     importlib.invalidate_caches()
     sys.argv[1:] = words[1:]

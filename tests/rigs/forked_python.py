@@ -1,7 +1,7 @@
-"""Program that runs `-m MODULE` in a process of `fork_server.py`, which lies beside it.
+"""Program that runs `-m MODULE` in a process forked by `fork_server.py`.
 
-It passes signals on, and ends as that process does. Without a server, or for anything
-else, it is the interpreter.
+It passes signals to that process, and ends as it does. Without a server, or with other
+arguments, it becomes the interpreter.
 """
 
 import json
@@ -25,12 +25,12 @@ def main() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
         request = json.dumps([words[1:], os.getcwd(), dict(os.environ)]).encode()
         socket.send_fds(server, [request], [0, 1, 2])
-        # What reads from them or writes to them sees the end of the other process.
+        # Only the other process keeps them open, so that its end is seen.
         os.closerange(0, 3)
         for number in passed_on:
             signal.signal(number, lambda _number, _frame: None)
         server.setblocking(False)
-        # The numbers of signals are all that is written there from now on.
+        # From here on only numbers of signals are written to it.
         signal.set_wakeup_fd(server.fileno())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
         select.select([server], [], [])

@@ -1,8 +1,8 @@
-"""A file system in memory that fails on request and forgets what was not synced.
+"""A file system in memory that fails on request and can lose unsynced bytes.
 
 `FaultyFileSystem` is the real `metaq.fs.FileSystem` over `FaultyCalls`, which answers
-the calls of the kernel from memory and counts them from 1 (`faulty_calls.py`); what
-survives a crash is said in `disk.py`:
+system calls from memory and counts them from 1 (`faulty_calls.py`); `disk.py` describes
+the effect of a crash:
 
     disk = FaultyFileSystem()
     disk.fail_at(7, errno.EIO)             the seventh call fails
@@ -34,21 +34,21 @@ __all__ = [
 ]
 
 CRASHES_MAX: Final = 100_000
-"""More outcomes than this are not enumerated: use random ones."""
+"""Maximum number of outcomes to enumerate; use random ones beyond it."""
 
 SYNC_S: Final = 0.001
-"""Time that a sync takes which a loop does not wait for."""
+"""Duration of a sync of `LoopSyncs`, seconds."""
 
 T = TypeVar("T")
 
 
 class MemorySyncs:
-    """Syncs that are carried out by `reap`, in the order they were begun."""
+    """Syncs that `reap` carries out in the order in which they were begun."""
 
     def __init__(self, calls: FaultyCalls) -> None:
         self.begun: list[tuple[int, Callable[[int], None]]] = []
         self.is_full = False
-        """No more are taken now."""
+        """Whether further syncs are refused."""
         self._calls = calls
 
     def begin(self, fd: int, on_done: Callable[[int], None]) -> bool:
@@ -58,7 +58,7 @@ class MemorySyncs:
         return not self.is_full
 
     def reap(self) -> None:
-        """Carry out and report all syncs that are queued."""
+        """Carry out and report all queued syncs."""
         begun, self.begun = self.begun, []
         for fd, on_done in begun:
             try:
@@ -70,9 +70,9 @@ class MemorySyncs:
 
 
 class LoopSyncs(MemorySyncs):
-    """Syncs for a broker: each takes some turns of the loop, and waits while it hangs.
+    """Syncs for a broker: each takes `SYNC_S`, and waits while the disk hangs.
 
-    Reported by a descriptor, as those of the kernel are.
+    Completion is signalled by a descriptor, as by the kernel.
     """
 
     def __init__(self, calls: FaultyCalls) -> None:
@@ -81,7 +81,7 @@ class LoopSyncs(MemorySyncs):
         self._is_closed = False
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when a sync is done."""
+        """Return a descriptor that becomes readable when `reap` has something to do."""
         return self._eventfd
 
     @property
@@ -106,18 +106,18 @@ class LoopSyncs(MemorySyncs):
             self._wake_later()
 
     def reap(self) -> None:
-        """Carry out and report all syncs that are queued."""
+        """Carry out and report all queued syncs."""
         os.eventfd_read(self._eventfd)
         super().reap()
 
     def close(self) -> None:
-        """Report nothing more."""
+        """Stop reporting."""
         self._is_closed = True
         os.close(self._eventfd)
 
 
 class FaultyFileSystem(FileSystem):
-    """The real file system code over a disk in memory."""
+    """The real file-system code over a disk in memory."""
 
     def __init__(
         self,
@@ -128,12 +128,13 @@ class FaultyFileSystem(FileSystem):
     ) -> None:
         self._faulty = FaultyCalls(Disk() if disk is None else disk)
         self.syncs = MemorySyncs(self._faulty) if has_syncs else None
-        """Syncs without waiting, for who carries them out by `reap`."""
+        """Asynchronous syncs, which a test carries out by `reap`; None: not
+        supported."""
         self._has_loop_syncs = has_loop_syncs
         super().__init__(self._faulty)
 
     def open_syncs(self) -> Any:
-        """Return syncs for the loop of a broker, if this disk has any."""
+        """Return syncs for the loop of a broker; None if not supported."""
         return LoopSyncs(self._faulty) if self._has_loop_syncs else None
 
     def _again(self, disk: Disk) -> "FaultyFileSystem":
@@ -145,65 +146,65 @@ class FaultyFileSystem(FileSystem):
 
     @property
     def calls(self) -> int:
-        """Return how many calls were made so far."""
+        """Return the number of calls so far."""
         return len(self._faulty.log)
 
     @property
     def log(self) -> Sequence[Operation]:
-        """Return every call so far, oldest first; call n is at index n - 1."""
+        """Return all calls so far, oldest first; call n is at index n - 1."""
         return self._faulty.log
 
     def fail_at(self, number: int, error: int, *, taken: int | None = None) -> None:
         """Make one call fail.
 
         Args:
-            number: Which call, counted from 1 since this file system was made; use
-                `calls + 1` for the next one.
-            error: An errno. EINTR makes reads and writes short and does nothing to
-                other calls, as the interpreter repeats those by itself.
-            taken: For a write, how many bytes are written before it fails, for EINTR
-                also how many a read returns; half of them unless told.
+            number: number of the call, from 1 since this file system was created;
+                `calls + 1` is the next one.
+            error: errno. EINTR makes reads and writes short, and has no effect on
+                other calls, which the interpreter retries.
+            taken: bytes that a write takes before it fails and, for EINTR, that a read
+                returns; None: half of them.
         """
         self._faulty.faults[number] = Fault(error, taken)
 
     def set_capacity(self, size: int) -> None:
-        """Make the disk this large: what does not fit is ENOSPC after a part."""
+        """Set the capacity of the disk; a write beyond it is cut short, then ENOSPC."""
         self._faulty.disk.capacity = size
 
     def hang(self) -> None:
-        """Have writes and syncs of other threads wait, until `go_on`; reads do not."""
+        """Block writes and syncs of other threads until `go_on`, but not reads."""
         self._faulty.goes_on.clear()
 
     def go_on(self) -> None:
-        """Carry out what hangs."""
+        """Let blocked writes and syncs go on."""
         self._faulty.goes_on.set()
 
     def held(self) -> AbstractContextManager[bool]:
-        """Let no other thread change anything, as long as the block lasts."""
+        """Keep other threads from making calls during the block."""
         return self._faulty.lock
 
     def used_bytes(self) -> int:
-        """Return the size of all files that have a name."""
+        """Return the sum of the sizes of all files with a name."""
         with self._faulty.lock:
             return self._faulty.disk.used()
 
     def synced_size(self, path: Path) -> int:
-        """Return how many bytes the device holds for certain of a file."""
+        """Return the durable size of a file."""
         with self._faulty.lock:
             return len(self._faulty.file_named(path).durable)
 
     def names_in(self, path: Path) -> list[str]:
-        """Return the names in a directory, or none, by no call that may fail."""
+        """Return the names in a directory, [] without it; not a counted call."""
         with self._faulty.lock:
             return self._faulty.names_in(path)
 
     def content(self, path: Path) -> bytes:
-        """Return what readers see of a file, by no call that may fail."""
+        """Return the content of a file as seen by reads; not a counted call."""
         with self._faulty.lock:
             return bytes(self._faulty.file_named(path).content)
 
     def set_wall_ms(self, wall_ms: int) -> None:
-        """Set the time that files changed from now on get."""
+        """Set the modification time of files that change from now on."""
         self._faulty.wall_ms = wall_ms
 
     def open_paths(self) -> list[Path]:
@@ -211,11 +212,11 @@ class FaultyFileSystem(FileSystem):
         return sorted(opened.path for opened in self._faulty.descriptors.values())
 
     def flip_bit(self, path: Path, bit: int) -> None:
-        """Turn one bit over, on the device and for readers.
+        """Flip a bit of a file, in the durable content and as seen by reads.
 
         Args:
-            path: An existing file.
-            bit: 0 is the lowest bit of the first byte; below 8 times the size.
+            path: existing file.
+            bit: index of the bit, from 0, the lowest bit of the first byte.
         """
         file = self._faulty.file_named(path)
         index, mask = bit // 8, 1 << bit % 8
@@ -225,15 +226,15 @@ class FaultyFileSystem(FileSystem):
             file.durable[index] ^= mask
 
     def write_back(self, path: Path) -> None:
-        """Bring a file to the device, as the kernel may at any moment by itself."""
+        """Make a file durable, as the kernel may do at any time."""
         self._faulty.file_named(path).sync()
 
     def synced_bytes(self, path: Path) -> bytes:
-        """Return what the device holds for certain of the file with this name."""
+        """Return the durable content of a file."""
         return bytes(self._faulty.file_named(path).durable)
 
     def snapshot(self) -> "FaultyFileSystem":
-        """Return the same disk again, unsynced state included, nothing open."""
+        """Return a copy of the disk, including unsynced state, without open files."""
         with self._faulty.lock:
             disk = self._faulty.disk.copy()
         return self._again(disk)
@@ -241,12 +242,12 @@ class FaultyFileSystem(FileSystem):
     def crash(
         self, choose: Choose = keep_none, *, torn: bool = True
     ) -> "FaultyFileSystem":
-        """Return the disk that is found after a power cut at this moment.
+        """Return the disk after a power cut at this moment.
 
         Args:
-            choose: Decides what became of each thing that was not synced.
-            torn: Whether sizes and pages may be cut at any byte; without it only
-                whole pages are kept or lost.
+            choose: chooses the outcome for each unsynced difference.
+            torn: whether sizes and pages may be cut at any byte; False: whole pages
+                are kept or lost.
 
         This file system is not changed and can be crashed again.
         """
@@ -257,13 +258,13 @@ class FaultyFileSystem(FileSystem):
     def crashes(
         self, *, torn: bool, count_max: int = CRASHES_MAX
     ) -> "Iterator[FaultyFileSystem]":
-        """Yield every disk that a power cut at this moment can leave.
+        """Yield every possible disk after a power cut at this moment.
 
-        Some outcomes may come twice. With `torn` there is one for every byte, so it is
-        for scenarios with a few unsynced bytes.
+        Some outcomes may occur twice. With `torn` there is an outcome for every byte,
+        so it is for scenarios with few unsynced bytes.
 
         Raises:
-            ValueError: There are more than `count_max`.
+            ValueError: there are more than `count_max` outcomes.
         """
         first: list[int] = []
         for _ in range(count_max):
@@ -288,36 +289,36 @@ class FaultyFileSystem(FileSystem):
         raise ValueError(f"more than {count_max} outcomes: crash with keep_random")
 
     def on_call(self, hook: Callable[[Operation], None] | None) -> None:
-        """Have `hook` called before each call takes effect; None ends that."""
+        """Call `hook` before each call takes effect; None removes the hook."""
         self._faulty.before_call = hook
 
 
 @dataclass(frozen=True, slots=True)
 class CrashPoint(Generic[T]):
-    """A moment of a scenario at which the power may go."""
+    """A moment of a scenario at which the power may be cut."""
 
     operation: Operation | None
-    """The sync that was about to happen; None at the end of the scenario."""
+    """The sync that follows; None at the end of the scenario."""
     disk: FaultyFileSystem
-    """The disk at that moment; crash it as often as you like."""
+    """The disk at that moment; it can be crashed repeatedly."""
     progress: T
-    """Acknowledgements that the scenario had seen by then."""
+    """Value of `progress` at that moment."""
 
 
 def crash_points(
     disk: FaultyFileSystem, scenario: Callable[[], None], progress: Callable[[], T]
 ) -> list[CrashPoint[T]]:
-    """Run a scenario once and return the disk before each of its syncs and at its end.
+    """Run a scenario once; return the disk before each of its syncs and at its end.
 
-    While bytes are only appended, a crash between two syncs leaves nothing that a crash
-    before the second one cannot leave; so these are all the moments that differ, as
-    long as every outcome of each is tried.
+    While bytes are only appended, every outcome of a crash between two syncs is also
+    one of a crash before the second sync. So these moments suffice if all outcomes of
+    each are tried.
 
     Args:
-        disk: The file system the scenario works on.
-        scenario: Does the work; it may use threads.
-        progress: Called at each point, on the thread of the sync; returns a value that
-            does not change later (the records acknowledged so far, for example).
+        disk: file system of the scenario.
+        scenario: function to run; it may use threads.
+        progress: called at each moment, on the thread of the sync; returns an immutable
+            value, such as the records acknowledged so far.
     """
     points: list[CrashPoint[T]] = []
 

@@ -1,7 +1,7 @@
-"""The few private parts that tests reach into: one function for each.
+"""Access to the few private parts that tests need: one function for each.
 
-Nothing public leads there, and nothing public should. `tests/house/test_seams.py`
-bounds what other files of tests reach.
+There is no public way to them, and there should be none. `tests/house/test_seams.py`
+bounds the accesses in other files of tests.
 """
 
 from collections.abc import Callable
@@ -23,27 +23,27 @@ from metaq.testing.embedded import EmbeddedBroker
 
 
 def twin_of(sync_object: Any) -> Any:
-    """Return the async object behind one of the sync world."""
+    """Return the async object of a sync one."""
     return sync_object._twin
 
 
 def thread_calls_of(consumer: Any) -> Any:
-    """Return what calls the hooks of a consumer of the sync world."""
+    """Return the object that calls the hooks of a sync consumer."""
     return consumer._calls
 
 
 def commit_owner_of(directory: LogDir) -> CommitOwner:
-    """Return what says which thread has a data directory."""
+    """Return the commit owner of a data directory: which thread commits to it."""
     return directory._worker
 
 
 def subscription_of(consumer: Any) -> Any:
-    """Return what an async consumer reads, and where it stands."""
+    """Return the subscription state of an async consumer."""
     return consumer._subscription
 
 
 def move_consumer(consumer: Any, partition: TopicPartition, offset: int) -> None:
-    """Have a consumer of either world read where its log has nothing; no call does."""
+    """Move a consumer, sync or async, to any offset, even one without a record."""
 
     async def move() -> None:
         twin._move(partition, offset)
@@ -61,95 +61,94 @@ def fetchers_of(consumer: Any) -> Any:
 
 
 def redeliver(consumer: Any, batch: Any) -> None:
-    """Have an async consumer give a batch back, as a rolled back transaction does."""
+    """Have a consumer deliver a batch again, as after a rolled back transaction."""
     assert getattr(batch, "twin", batch).consumer is consumer
     getattr(batch, "twin", batch).redeliver()
 
 
 def buffers_of(fetch_buffer: Any) -> dict[TopicPartition, Any]:
-    """Return what a fetch buffer has of each partition."""
+    """Return the buffers of a fetch buffer, by partition."""
     buffers: dict[TopicPartition, Any] = fetch_buffer._buffers
     return buffers
 
 
 def sleepers_of(fetch_buffer: Any) -> set[Any]:
-    """Return the futures of the tasks that wait for a batch."""
+    """Return the futures of tasks that wait for a batch."""
     sleepers: set[Any] = fetch_buffer._sleepers
     return sleepers
 
 
 def loop_thread_of(client: Any) -> Any:
-    """Return the thread on which a client of the sync world has its loop."""
+    """Return the loop thread of a sync client."""
     return client._require_thread()
 
 
 def wrap_socket(owner: Any, wrap: Callable[[Any], Any]) -> None:
-    """Put something between a channel or listener and its socket: kernels do not fail
-    when a test says so."""
+    """Wrap the socket of a channel or listener, to inject failures."""
     owner._sock = wrap(owner._sock)
 
 
 def session_identity(coordinator: Any) -> tuple[int, bytes]:
-    """Return id and password of a ZooKeeper session, with which it can be ended."""
+    """Return id and password of a ZooKeeper session, which allow to end it."""
     session = coordinator._session
     return session.session_id, session.password
 
 
 def hot_puts_of(session: Session) -> HotPuts:
-    """Return the loop that takes a session's ordinary puts off its bytes."""
+    """Return the fast path for ordinary puts of a session."""
     return session._hot
 
 
 def check_sessions(broker: Broker) -> None:
-    """Do at once what housekeeping does some seconds later."""
+    """Check the sessions at once instead of in the next housekeeping."""
     broker._check_sessions()
 
 
 def wake_housekeeping(broker: Broker) -> None:
-    """Have it look at its clock, which a test has moved."""
+    """Wake the housekeeping, after a test has moved its clock."""
     broker._housekeeping.wake()
 
 
 def running_inside(embedded: EmbeddedBroker) -> Broker:
-    """Return the broker that an embedded one runs; its own loop's thread may use it."""
+    """Return the broker inside an embedded one, for use on its loop's thread only."""
     assert embedded._broker is not None
     return embedded._broker
 
 
 def change_settings(embedded: EmbeddedBroker, **settings: str) -> None:
-    """Give an embedded broker other settings at its next start."""
+    """Change the settings of an embedded broker, from its next start on."""
     embedded._settings |= settings
 
 
 def order_inside(embedded: EmbeddedBroker, command: str, **fields: Any) -> None:
-    """Give an embedded broker an operator's order, without a socket."""
+    """Carry out an operator's order in an embedded broker, without the socket."""
     assert embedded._thread is not None
     request = {"command": command, **fields}
     embedded._thread.run(perform(running_inside(embedded).control, request))
 
 
 def use_disk(ordered_producer: Any, fs: FileSystem) -> None:
-    """Have an ordered producer that is not started spool to another disk."""
+    """Set the file system of an ordered producer that is not started."""
     ordered_producer._fs = fs
 
 
 def kill(source: Any) -> None:
-    """End the tasks of a group member as the end of its process does."""
+    """Cancel the tasks of a group member, as when its process is killed."""
     source._task.cancel()
     if source._taking is not None:
         source._taking.cancel()
 
 
 def abort(connection: BrokerConnection) -> None:
-    """End a connection as the kernel does for a process that was killed."""
+    """Abort a connection, as the kernel does for a killed process."""
     connection._channel.abort("killed")
 
 
 def store_of(node: ReplicaNode) -> ReplicaStore:
-    """Return the disk of a replica of a set, as the replica has it."""
+    """Return the store of a replica."""
     return node._store
 
 
 def log_manager_of(broker: Broker) -> LogManager:
-    """Return the logs of a broker, with what can be done to them."""
+    """Return the log manager of a broker."""
     return broker._logs

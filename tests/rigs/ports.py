@@ -1,4 +1,4 @@
-"""Ports that nothing listens on, kept from other programs."""
+"""Reserved ports without a listener."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ from metaq.testing.servers import bind_port
 
 @contextlib.contextmanager
 def reserved_port(port: int = 0) -> Iterator[int]:
-    """Keep a port inside the block.
+    """Reserve a port during the block.
 
     Args:
-        port: without a listener; 0: any free one.
+        port: port without a listener; 0: any free one.
 
     Raises:
-        OSError: it is taken.
+        OSError: the port is in use.
     """
     with bind_port(port) as sock:
         yield sock.getsockname()[1]

@@ -1,4 +1,4 @@
-"""A broker in a process of its own, to be measured or killed."""
+"""A broker in a child process, to be measured or killed."""
 
 import signal
 import socket
@@ -12,11 +12,11 @@ from typing import Final, Self
 from metaq.testing.servers import reserve_port
 
 ROOT: Final = Path(__file__).parents[2]
-"""Directory in which `python -m metaq` finds this package."""
+"""Directory from which `python -m metaq` imports this package."""
 START_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.005
-"""Interval of the questions to a broker that starts whether it answers."""
+"""Interval at which a starting broker is asked for its version."""
 
 SERVER_INI: Final = """\
 [system]
@@ -34,9 +34,9 @@ zk.zkEnable=false
 
 
 class BrokerProcess:
-    """`metaq broker` as a child, started any number of times on the same directory.
+    """`metaq broker` as a child process, which can be restarted on the same directory.
 
-    Lifecycle: a context manager that starts it and stops what runs at the end.
+    Lifecycle: a context manager that starts it, and stops it if it runs at the end.
     """
 
     def __init__(
@@ -51,24 +51,24 @@ class BrokerProcess:
         index: str = "",
         program: Sequence[str] = ("metaq",),
     ) -> None:
-        """Prepare a broker; its settings and its log lie beside the data directory.
+        """Configure a broker; its settings and log are beside the data directory.
 
         Args:
-            data: the data directory; it outlives the process.
-            topic: its topic.
-            partition_count: of that topic.
-            segment_bytes: size at which a segment is sealed.
-            arguments: more of `metaq broker`: its `--set` wins over the rest.
-            more_topics: with as many partitions.
-            index: names that are indexed, of all topics.
-            program: the module that is run, and its own arguments.
+            data: data directory; it outlives the process.
+            topic: topic of the broker.
+            partition_count: number of partitions of each topic.
+            segment_bytes: size at which segments roll.
+            arguments: further arguments of `metaq broker`, such as `--set`.
+            more_topics: further topics.
+            index: indexed names of all topics; "": none.
+            program: module to run, and its own arguments.
         """
         self.port: Final = reserve_port(self)
-        """Listening port, the same on every start."""
+        """Port of the listener, the same for every start."""
         self.data: Final = data
-        """The data directory."""
+        """Data directory."""
         self.log: Final = data.parent / f"{data.name}.log"
-        """Output of all its processes."""
+        """File with the output of all its processes."""
         self._arguments = tuple(arguments)
         self._program = tuple(program)
         self._ini = data.parent / f"{data.name}.ini"
@@ -89,14 +89,14 @@ class BrokerProcess:
 
     @property
     def pid(self) -> int:
-        """Return the id of the process that was started last."""
+        """Return the id of the process started last."""
         return self._started().pid
 
     def start(self) -> float:
         """Start it and wait for its first `version` reply; return the seconds.
 
         Raises:
-            RuntimeError: it ended, or did not answer in time; the text is its log.
+            RuntimeError: it ended, or did not answer in time; the message has its log.
         """
         started_s = time.perf_counter()
         command = [sys.executable, "-m", *self._program, "broker"]
@@ -112,22 +112,22 @@ class BrokerProcess:
         return time.perf_counter() - started_s
 
     def read_log(self) -> str:
-        """Return what its processes wrote so far."""
+        """Return the output of its processes so far."""
         return self.log.read_text()
 
     def kill(self) -> None:
-        """Kill it as the kernel does (SIGKILL)."""
+        """Kill it (SIGKILL)."""
         child = self._started()
         child.kill()
         child.wait()
 
     def mend(self) -> None:
-        """Start it again if it has died."""
+        """Restart it if it has ended."""
         if self._started().poll() is not None:
             self.start()
 
     def stop(self) -> int:
-        """Ask it to end (SIGTERM), and wait; return its exit code."""
+        """Send SIGTERM and wait; return the exit code."""
         child = self._started()
         child.send_signal(signal.SIGTERM)
         return child.wait(STOP_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""A storage thread and an event loop that run when the test says so."""
+"""Storage threads and an event loop that a test runs step by step."""
 
 import random
 from collections import deque
@@ -20,36 +20,36 @@ from tests.sampling import SEED
 
 
 class ManualLoop:
-    """Callbacks in the order they were posted, run by `run`."""
+    """Callbacks, which `run` runs in the order in which they were posted."""
 
     def __init__(self) -> None:
         self._callbacks: deque[Callable[[], None]] = deque()
         self.on_post: Callable[[], object] = lambda: None
-        """Called at each post, by the thread that posts."""
+        """Called at each post, on the posting thread."""
 
     def post(self, callback: Callable[[], None]) -> None:
-        """Queue a callback; `loop.call_soon_threadsafe` of a real loop."""
+        """Queue a callback, like `loop.call_soon_threadsafe`."""
         self._callbacks.append(callback)
         self.on_post()
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of the callbacks that are queued, oldest first."""
+        """Return the names of the queued callbacks, oldest first."""
         found = (getattr(each, "func", each) for each in self._callbacks)
         return tuple(getattr(each, "__qualname__", "") for each in found)
 
     def run(self) -> None:
-        """Run everything that is queued, and what that queues."""
+        """Run all queued callbacks, and those that these queue."""
         while self._callbacks:
             self._callbacks.popleft()()
 
     def run_some(self, count: int) -> None:
-        """Run the oldest `count` callbacks; the others come any time later."""
+        """Run the oldest `count` callbacks."""
         for _ in range(min(count, len(self._callbacks))):
             self._callbacks.popleft()()
 
 
 class StepWorker:
-    """A storage thread without a thread: `step` does all that is queued."""
+    """A storage thread without a thread: `step` carries out all queued requests."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class StepWorker:
     ) -> None:
         self.name = name
         self.has_more = False
-        """There is more to do for what was taken."""
+        """Whether requests that were taken need further turns."""
         self.is_at_work = False
-        """It is in the midst of a group."""
+        """Whether a group is being written."""
         self.queue: list[Request] = []
         self.is_stopped = False
         self._run = run
@@ -69,7 +69,7 @@ class StepWorker:
         self._count = 0
 
     def start(self) -> None:
-        """Do nothing: there is no thread."""
+        """Do nothing, as there is no thread."""
 
     def submit(self, *requests: Request) -> None:
         """Queue requests."""
@@ -77,17 +77,17 @@ class StepWorker:
         self.queue += requests
 
     def stop(self, *requests: Request) -> None:
-        """Queue the last requests."""
+        """Queue the last requests; no others may follow."""
         self.queue += requests
         self.is_stopped = True
 
     def step(self) -> None:
-        """Do everything that is queued."""
+        """Carry out all queued requests."""
         while self.queue or self.has_more:
             self.turn()
 
     def turn(self) -> bool:
-        """Write one group, or a step of one; return whether there is more to do."""
+        """Write one group, or a step of it; return whether more remains."""
         requests, self.queue = self.queue, []
         self._count += len(requests)
         self.is_at_work = True
@@ -99,7 +99,7 @@ class StepWorker:
 
 
 class Ticket:
-    """Outcome of one append."""
+    """Ticket that records the outcome of an append."""
 
     def __init__(self, log: "list[Ticket] | None" = None) -> None:
         self.is_stored = False
@@ -108,18 +108,18 @@ class Ticket:
 
     @property
     def is_answered(self) -> bool:
-        """Tell whether it was stored or failed."""
+        """Whether the append was stored or failed."""
         return self.is_stored or self.error is not None
 
     def on_stored(self) -> None:
-        """Take note."""
+        """Record that the append is stored."""
         assert not self.is_answered
         self.is_stored = True
         if self._order is not None:
             self._order.append(self)
 
     def on_failed(self, error: StorageError) -> None:
-        """Take note."""
+        """Record the failure of the append."""
         assert not self.is_answered
         self.error = error
         if self._order is not None:
@@ -129,8 +129,9 @@ class Ticket:
 class StorageBench:
     """A `LogManager` whose storage threads and loop run step by step.
 
-    With `is_late` callbacks come late: threads go on before the loop has heard of what
-    they did, as the seed has it; two benches with the same calls do the same.
+    With `is_late`, callbacks run late: threads go on before the loop has run the
+    callbacks of earlier work. The seed decides, so two benches with the same calls
+    behave the same.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class StorageBench:
         self._lateness = random.Random(SEED) if is_late else None
         self.workers: list[StepWorker] = []
         self.is_busy = False
-        """Small groups wait for their index: that is not due yet."""
+        """Whether `run` leaves small groups without their index, as under load."""
         self.next_id = 1
         self.syncs = fs.syncs if isinstance(fs, FaultyFileSystem) else None
         self.manager = LogManager(
@@ -160,7 +161,7 @@ class StorageBench:
         )
 
     def open(self) -> None:
-        """Open the logs; ids go on behind those on the disk."""
+        """Open the logs; new ids are above those on the disk."""
         self.manager.open()
         self.next_id = max(0, self.manager.last_message_id()) + 1
 
@@ -172,7 +173,7 @@ class StorageBench:
         *,
         is_light: bool = False,
     ) -> bytes:
-        """Queue one append with a record for each payload; return its bytes."""
+        """Queue one append with a record per payload; return its bytes."""
         chunks = []
         for payload in payloads:
             chunks.append(encode_record(payload, id=MessageId(self.next_id)))
@@ -216,7 +217,7 @@ class StorageBench:
         self.run()
 
     def queued_appends(self) -> int:
-        """Return how many appends the storage threads have not seen yet."""
+        """Return the number of appends that the storage threads have not taken yet."""
         return sum(
             isinstance(request, AppendRequest)
             for worker in self.workers

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: commands, replies, records, and cuts of byte strings."""
+"""Hypothesis strategies: commands, replies, records, and splits of bytes."""
 
 from collections.abc import Callable
 from typing import get_args, get_type_hints
@@ -38,7 +38,7 @@ from metaq.record.layout import encode_record
 NAMES = st.text(
     st.characters(exclude_characters=" \r\n", exclude_categories=["Cs"]), min_size=1
 )
-"""Tokens as encode takes them: topics, groups, sessions."""
+"""Tokens that `encode` accepts: topics, groups, sessions."""
 
 KEY_PARTS = st.text(
     st.characters(exclude_characters=" \r\n:", exclude_categories=["Cs", "Z", "C"]),
@@ -137,7 +137,7 @@ BY_NAME: dict[str, st.SearchStrategy[object]] = {
     "mailbox": st.from_regex(r"[0-9a-f]{32}", fullmatch=True),
     "correlation": st.integers(0, I64_MAX),
 }
-"""Strategies of fields, where the type says too little."""
+"""Strategies by name of field, where the type is not enough."""
 
 BY_COMMAND: dict[object, st.SearchStrategy[Command]] = {
     Put: puts(),
@@ -165,7 +165,7 @@ BY_COMMAND: dict[object, st.SearchStrategy[Command]] = {
 
 
 def commands() -> st.SearchStrategy[Command]:
-    """Every command but quit, which ends a talk; a new one too."""
+    """Every command except quit, which ends a connection; includes future commands."""
     kinds = [kind for kind in get_args(Command) if kind is not Quit]
     return st.one_of(
         *(BY_COMMAND[kind] if kind in BY_COMMAND else by_fields(kind) for kind in kinds)
@@ -180,7 +180,7 @@ def by_fields(kind: Callable[..., Command]) -> st.SearchStrategy[Command]:
 
 
 def quits() -> st.SearchStrategy[Quit]:
-    """The one command that ends a talk."""
+    """The command that ends a connection."""
     return st.just(Quit())
 
 
@@ -204,12 +204,12 @@ def records() -> st.SearchStrategy[bytes]:
 
 
 def segments() -> st.SearchStrategy[bytes]:
-    """Bytes of up to eight records, one behind the other."""
+    """Bytes of up to eight consecutive records."""
     return st.lists(records(), max_size=8).map(b"".join)
 
 
 def cuts(data: bytes) -> st.SearchStrategy[list[bytes]]:
-    """Ways to cut `data` into pieces; joined they give `data` again."""
+    """Splits of `data` into pieces, which joined are `data`."""
     positions = st.lists(st.integers(0, len(data)), max_size=12).map(sorted)
     return positions.map(
         lambda at: [data[a:b] for a, b in zip([0, *at], [*at, len(data)], strict=True)]

@@ -1,4 +1,4 @@
-"""A system that has no room for another thread."""
+"""A system that refuses to start threads."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from unittest import mock
 
 @contextmanager
 def refused_threads(is_refused: Callable[[threading.Thread], bool]) -> Iterator[None]:
-    """Begin no thread inside the block for which `is_refused` says so."""
+    """Refuse to start threads for which `is_refused` is true, during the block."""
     start = threading.Thread.start
 
     def start_if_there_is_room(thread: threading.Thread) -> None:

@@ -1,16 +1,16 @@
-"""Runner for transcripts: behaviour written down as text, checked line by line.
+"""Runner for transcripts: expected behaviour as text, checked line by line.
 
 A transcript is a text file of blocks, separated by blank lines:
 
-    # Comment lines may stand anywhere between and in blocks.
+    # Comment lines may be anywhere, between and in blocks.
     input line
     input line
     ----
     output line
 
-`check_transcript` gives the input lines of each block to a function and compares what
-it returns with the output lines. With METAQ_REWRITE=1 in the environment it writes the
-answers into the file in their place; read the diff before you believe it.
+`check_transcript` passes the input lines of each block to a function and compares its
+result with the output lines. With METAQ_REWRITE=1 in the environment it writes the
+result into the file instead; review the diff.
 """
 
 import os
@@ -21,15 +21,15 @@ REWRITE_SWITCH = "METAQ_REWRITE"
 SEPARATOR = "----"
 
 Execute = Callable[[list[str]], list[str]]
-"""Takes the input lines of a block, returns its output lines (none of them blank)."""
+"""Takes the input lines of a block; returns its output lines, none of them blank."""
 
 
 def check_transcript(path: Path, execute: Execute) -> None:
-    """Run every block of the transcript at `path`; rewrite it when the switch is on.
+    """Run all blocks of a transcript; rewrite it if METAQ_REWRITE=1.
 
     Raises:
-        AssertionError: a block gave other lines than the file says, with both, and
-            with the line number of the block.
+        AssertionError: the output of a block differs; the message has both outputs
+            and the line number of the block.
     """
     blocks = path.read_text(encoding="utf-8").split("\n\n")
     rewritten, line_number, differences = [], 1, []
@@ -49,7 +49,7 @@ def check_transcript(path: Path, execute: Execute) -> None:
 
 
 def _answer(block: str, execute: Execute) -> str:
-    """Return the block with the output that the code gives now."""
+    """Return the block with the present output."""
     lines = block.split("\n")
     is_comment = [line.startswith("#") for line in lines]
     if all(is_comment) or not block:

@@ -1,4 +1,4 @@
-"""An event loop on which waiting takes no time: it jumps to the next timer."""
+"""An event loop with virtual time: instead of waiting it jumps to the next timer."""
 
 import asyncio
 import selectors
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Never waits: time jumps to where the loop wanted to wait to."""
+    """Selector that advances the time by the timeout instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,9 +50,9 @@ class VirtualClock:
 
 
 def run_virtually(scenario: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end; its sleeps and deadlines cost nothing.
+    """Run a coroutine to its end in virtual time.
 
-    What callbacks raise, and tasks that are never awaited, fails the test.
+    Exceptions in callbacks, and in tasks that are never awaited, fail the test.
     """
     problems: list[dict[str, Any]] = []
     with asyncio.Runner(loop_factory=_VirtualLoop) as runner:

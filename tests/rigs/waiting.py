@@ -1,4 +1,4 @@
-"""Waiting for what no event tells of: on a loop, or in a thread of one's own."""
+"""Polling for conditions without an event, on a loop or in a thread."""
 
 import asyncio
 import inspect
@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Final
 
 PATIENCE_S: Final = 120.0
-"""Bound on every wait: a busy machine may take its time."""
+"""Default timeout, long enough for a busy machine."""
 POLL_S: Final = 0.001
-"""First pause between two looks; later ones grow with the time that was waited."""
+"""First pause between checks; pauses grow with the time waited."""
 POLL_S_MAX: Final = 0.05
 
 
@@ -19,15 +19,16 @@ async def until(
     timeout_s: float = PATIENCE_S,
     show: Callable[[], object] | None = None,
 ) -> None:
-    """Wait until a condition, which may be a coroutine function, is true.
+    """Wait until a condition is true.
 
     Args:
-        condition: is asked again and again.
-        timeout_s: how long, in the time of the loop.
-        show: tells what there is instead; without it the error has the condition.
+        condition: function or coroutine function, called repeatedly.
+        timeout_s: maximum time, by the loop's clock.
+        show: returns the state to show in the error; None: the error has the source of
+            the condition and its variables.
 
     Raises:
-        AssertionError: it was not true in time.
+        AssertionError: the condition was not true in time.
     """
     time_s = asyncio.get_running_loop().time
     start_s = time_s()
@@ -45,7 +46,7 @@ def wait_until(
     timeout_s: float = PATIENCE_S,
     show: Callable[[], object] | None = None,
 ) -> None:
-    """Wait until a condition is true, as `until` does, and keep the thread."""
+    """Wait until a condition is true, like `until`, but block the thread."""
     start_s = time.monotonic()
     while not condition():
         waited_s = time.monotonic() - start_s
@@ -65,7 +66,7 @@ def _pause_s(
 
 
 def _text_of(condition: Callable[[], object]) -> str:
-    """Return the source of a condition, and the values that it looks at."""
+    """Return the source of a condition, and the values of its variables."""
     if not inspect.isfunction(condition):
         return repr(condition)
     source = " ".join(inspect.getsource(condition).split())

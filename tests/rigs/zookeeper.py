@@ -1,8 +1,8 @@
-"""ZooKeepers that tests start: what is done to them, and their class path.
+"""ZooKeeper servers of tests: their class path, and ways to disturb them.
 
-The class path lacks the libraries of its log: more than half of a start's processor
-time goes into these, and no test but the server's own reads the log. What the server
-says otherwise is in `zookeeper.out`.
+The class path lacks the logging libraries, which take more than half of a start's
+processor time; only the server's own tests read the log. Other output of the server is
+in `zookeeper.out`.
 """
 
 import os
@@ -16,13 +16,13 @@ from metaq.zk.embedded import CLASSPATH_VARIABLE, EmbeddedZooKeeper
 from tests.sampling import IS_WHOLE
 
 NEEDED: Final = ("zookeeper-", "slf4j-api-", "metrics-core-", "netty-", "snappy-java-")
-"""Begin of the names of jars."""
+"""Prefixes of the names of the jars that are needed."""
 
 
 def use_quiet_server() -> None:
-    """Have all servers that start from now on be without a log.
+    """Start all further servers without a log.
 
-    A whole run has logs, and a class path that was given is left.
+    No effect in a whole run, or if a class path is set.
     """
     spec = find_spec("pyspark")
     if IS_WHOLE or spec is None or CLASSPATH_VARIABLE in os.environ:
@@ -37,7 +37,7 @@ class HandledZooKeeper(EmbeddedZooKeeper):
     """A server that tests restart, freeze and empty."""
 
     def restart(self) -> None:
-        """Stop and start on the same data and port."""
+        """Stop, then start on the same data and port."""
         self.stop()
         self.start()
 
@@ -47,11 +47,11 @@ class HandledZooKeeper(EmbeddedZooKeeper):
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a frozen server go on."""
+        """Continue a frozen server."""
         assert self.pid is not None
         os.kill(self.pid, signal.SIGCONT)
 
     def wipe(self) -> None:
-        """Remove all that a stopped server stored."""
+        """Delete all data of a stopped server."""
         assert not self.is_running
         shutil.rmtree(self.data_dir / "data", ignore_errors=True)
