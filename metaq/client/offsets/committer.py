@@ -139,7 +139,7 @@ class Committer:
             group: consumer group.
             clock: clock of the client.
             timeout_s: longest time of one commit, in seconds.
-            fence: returns the current fence; commits are bound to it.
+            fence: returns the current fence of commits.
         """
         self._store = store
         self._group = group
@@ -190,7 +190,7 @@ class Committer:
         return self._committed.get(partition)
 
     def note_stored(self, offsets: Offsets) -> None:
-        """Record offsets that the holder of `storing` has stored; one commit is counted.
+        """Record offsets that the holder of `storing` has stored, as one commit.
 
         Waiting commits of these partitions are older and are dropped.
         """
@@ -304,7 +304,7 @@ class Committer:
         return due
 
     def _newest(self, partition: TopicPartition) -> GroupOffset | None:
-        """Return the explicit offset; else the one being written; else the stored one."""
+        """Return the explicit offset, else the one being written, else the stored."""
         named = self._named.get(partition)
         if named is not None:
             return named.offset
