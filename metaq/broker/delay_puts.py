@@ -169,7 +169,7 @@ def split_by_time(
             records: Sequence[bytes | bytearray]
             records = [data[positions[first] : ends[first + count - 1]]]
             first += count
-            if found and found[-1].due_ms == due_ms:  # cut by the end of a part
+            if found and found[-1].due_ms == due_ms:  # split at the end of a part
                 _, more, before = found.pop()
                 count, records = more + count, [*before, *records]
             found.append(TimedRecords(due_ms, count, records))
