@@ -245,7 +245,7 @@ class _FilteredGet:
         return True
 
     def _take(self, data: bytes, base: Offset, start: int, stop: int) -> bool:
-        """Add a record if it matches; return False, staying there, if it does not fit."""
+        """Add a record if it matches; return False, at it, if it does not fit."""
         self._offset = Offset(base + start)
         flag = HEADER.unpack_from(data, start)[3]
         try:
