@@ -1,4 +1,4 @@
-"""Receipts of messages that wait: read, compared with the record, answered."""
+"""Receipts of delayed messages: parsing, and look-up in the record."""
 
 from typing import Final, NamedTuple, TypeAlias
 
@@ -13,15 +13,15 @@ Place: TypeAlias = tuple[int, int, int]
 
 CANCELLED: Final = b"cancelled"
 DELIVERED: Final = b"delivered"
-"""Or about to be: its time has come."""
+"""Delivered, or due and about to be."""
 UNKNOWN: Final = b"unknown"
 REMEMBERED_MAX: Final = 10_000
-"""Cancelled messages for which a repeated cancel is answered alike, also when their
-time is over."""
+"""Cancelled messages that are remembered, so that a repeated cancel gets the same
+answer even after the due time."""
 
 
 class Receipt(NamedTuple):
-    """The name of one message that waits, as its sender got it."""
+    """Identifies one delayed message; the sender got it in the reply to its put."""
 
     tier: int
     offset: Offset
@@ -30,10 +30,10 @@ class Receipt(NamedTuple):
 
 
 def parse_receipt(payload: bytes) -> Receipt:
-    """Return the receipt in a cancel.
+    """Parse the payload of a cancel.
 
     Raises:
-        ServerError: it is none.
+        ServerError: it is no receipt.
     """
     words = payload.split(b" ")
     if len(words) != len(Receipt._fields):
@@ -46,7 +46,7 @@ def parse_receipt(payload: bytes) -> Receipt:
 
 
 def place_of(receipt: Receipt, topic: str, head: DelayHead) -> int | None:
-    """Return the place of a message in its record; None: it is not there."""
+    """Return the position of a message in its record; None: it is not in it."""
     found = head.kind, head.topic, head.due_ms
     if found != (DelayKind.MESSAGES, topic, receipt.due_ms):
         return None

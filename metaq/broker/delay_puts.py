@@ -1,10 +1,10 @@
-"""Puts with a time: records of `__delays`, their receipt, their repetition.
+"""Delayed puts: their records in `__delays`, their receipts, and repeated batches.
 
-Neighbours of a batch with one time wait as one record. All records of a batch are
-appended at once, to the tier of the latest time: so they are there, or none is. A batch
-that its producer sends again may fall into another tier, so the producer tables of all
-are asked. One tier has batches for many partitions: the producer's name there is a
-digest of producer, topic and partition.
+Adjacent messages of a batch with the same due time are stored as one record. All
+records of a batch are appended at once, to the tier of the latest due time, so all or
+none are stored. A batch that its producer sends again may belong to another tier by
+then, so the producer tables of all tiers are searched. A tier has batches for many
+partitions: the producer's name there is a digest of producer, topic and partition.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -49,16 +49,16 @@ from metaq.txn.records import encode_put
 from metaq.txn.transaction import PutRun
 
 STEP_RECORDS: Final = 256
-"""Records of one step: a millisecond."""
+"""Records encoded in one step; takes about a millisecond."""
 NAMES_REMEMBERED_MAX: Final = 4096
-"""Producers with a partition whose names in the tiers are remembered."""
+"""Size of the cache of producer names in tiers."""
 
 
 _TIME: Final = Struct(">q")
 
 
 class ScheduledTicket(PutTicket):
-    """A batch with a time that waits for the disk."""
+    """Ticket of a delayed batch that is being stored."""
 
     __slots__ = ("_tier",)
 
@@ -73,9 +73,9 @@ class ScheduledTicket(PutTicket):
 
         Args:
             answerer: the session.
-            command: what is answered.
+            command: the command to answer.
             receipt: tier, id of the first message, offset.
-            size_bytes: held in flight besides the command itself.
+            size_bytes: bytes held in flight besides the command itself.
         """
         tier, first_id, offset = receipt
         super().__init__(
@@ -89,7 +89,7 @@ class ScheduledTicket(PutTicket):
         answerer.hold(count=1, size_bytes=self.size_bytes)
 
     def encode(self) -> bytes:
-        """Return the reply: id, partition, no offset, and where it waits."""
+        """Return the reply: id, partition, no offset, and the receipt."""
         (opaque,), (first_id,), (offset,) = self.receipts
         partition = self.log_id.partition
         body = b"%d %d -1 %d %d" % (first_id, partition, self._tier, offset)
@@ -99,11 +99,13 @@ class ScheduledTicket(PutTicket):
 def find_repeated(
     delays: DelayedMessages, command: Mput, name: str, own: int | None = None
 ) -> tuple[int, PartitionLog, StoredBatch] | None:
-    """Return tier, log and batch that a producer sends again; `name` is its name there.
+    """Find a batch that its producer sends again; return tier, log and stored batch.
+
+    `name` is the producer's name in the tiers.
 
     Raises:
-        SequenceError: its numbers were used for something else in the tier `own`.
-            Elsewhere that says that a later batch was first there, which may be.
+        SequenceError: the tier `own` has other content under these sequence numbers. In
+            other tiers that only means that a later batch was stored there first.
     """
     for number, tier in enumerate(delays.tiers):
         log, batch = tier.log, None
@@ -123,7 +125,7 @@ def find_repeated(
 def answer_if_repeated(
     delays: DelayedMessages, command: Mput, answerer: Answerer, own: int | None = None
 ) -> bool:
-    """Answer a batch that its producer sends again; return whether it was one.
+    """Answer a batch that is stored already; return whether it was.
 
     Raises:
         SequenceError: as `find_repeated`.
@@ -142,18 +144,18 @@ def answer_if_repeated(
 
 
 class TimedRecords(NamedTuple):
-    """Neighbours in a batch with one time: a record of a tier."""
+    """Adjacent messages of a batch with one due time: one record of a tier."""
 
     due_ms: int
     messages: int
     records: Sequence[bytes | bytearray]
-    """Messages in segment format, in any split."""
+    """The messages in segment format, split anywhere."""
 
 
 def split_by_time(
     command: Mput, parts: Sequence[CheckedRecords]
 ) -> Generator[None, None, list[TimedRecords]]:
-    """Return verified records of a batch, neighbours with one time together."""
+    """Return the verified messages of a batch, grouped where due times are equal."""
     due_ms, count = command.deliver_ms, sum(len(part.positions) for part in parts)
     assert due_ms is not None, "it has a time"
     if due_ms != OWN_TIMES:
@@ -167,7 +169,7 @@ def split_by_time(
             records: Sequence[bytes | bytearray]
             records = [data[positions[first] : ends[first + count - 1]]]
             first += count
-            if found and found[-1].due_ms == due_ms:  # cut by the end of a part
+            if found and found[-1].due_ms == due_ms:  # split at the end of a part
                 _, more, before = found.pop()
                 count, records = more + count, [*before, *records]
             found.append(TimedRecords(due_ms, count, records))

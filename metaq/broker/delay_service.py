@@ -1,21 +1,20 @@
-"""Delayed messages of a broker: scheduled, cancelled, delivered when they are due.
+"""Delayed messages of a broker: scheduling, cancellation, delivery.
 
-Theory of operation. A put with a time becomes a record of `__delays`, in the partition
-of its tier, as any put becomes one of its topic (`handlers/delay.py`). One task looks
-every TICK_MS:
+Theory of operation. A delayed put is stored in `__delays`, in the partition of its
+tier, as other puts are stored in their topics (`delay_puts.py`). One task runs every
+TICK_MS:
 
-    follow     each tier takes what is new in its partition into its index
-    take       what is due, at most one batch (`delay/plan.py`)
-    deliver    one transaction of the broker: the messages in their partitions, those
-               whose target refuses once more in a tier, and the progress
-    done       the transaction is decided: the progress counts
+    follow     each tier adds new records of its partition to its index
+    take       select due messages, at most one batch (`delay/plan.py`)
+    deliver    one transaction of the broker: the messages to their partitions, those
+               that a target refuses to a tier again, and the progress
+    done       the transaction is decided: the progress is in effect
 
-A crash leaves messages and progress, or neither. Where a transaction fails nothing of
-it is there: what was taken is read again. While one is being committed nothing else is
-taken, so a batch is the bound of what is delivered per BATCH_PAUSE_S, also when a
-broker was down for days.
+A crash leaves both messages and progress, or neither. A failed transaction stores
+nothing, and its messages are read again. One transaction is in progress at a time, so
+at most a batch is delivered per BATCH_PAUSE_S, even after days of downtime.
 
-A tier that cannot be read stops for itself. Everything happens on the loop's thread.
+A tier that cannot be read stops alone. Everything runs on the event loop.
 """
 
 import asyncio
@@ -95,33 +94,32 @@ from metaq.storage.log_removal import outcome_of
 _log = logging.getLogger(__name__)
 
 BATCH_PAUSE_S: Final = 0.001
-"""Least time between two batches, in which the loop serves others."""
+"""Minimum time between two batches, in which the loop does other work."""
 REQUESTS_MAX: Final = 1000
-"""Cancels and listings that are not answered yet."""
+"""Maximum cancels and listings in progress."""
 DROPPED_MAX: Final = 1000
-"""Topics that were deleted while messages waited for them."""
+"""Maximum deleted topics that are remembered while messages wait for them."""
 PROGRESS_KEPT_BYTES: Final = 1 << 20
-"""Bytes of the partition of progress that are kept: the record that counts is among
-the last ones."""
+"""Bytes kept of the progress partition; the record in effect is among the last ones."""
 RETRY: Final = Backoff(first_s=0.2, max_s=10.0)
 Drop: TypeAlias = tuple[str, Callable[[MetaqError | None], None]]
-"""A topic that is deleted, and who waits for that."""
+"""A deleted topic, and the callback of the deletion."""
 _SESSION: Final = "metaq-delays"
 
 
 @dataclass(slots=True)
 class _Delivery:
-    """One batch on its way: what is appended, and what that means."""
+    """One batch: the records to append, and the figures of it."""
 
     appends: list[JoinedRecord | JoinedBatch]
     delivered: Counter[str]
     """Messages by topic."""
     refused: dict[str, str]
-    """Topic → why."""
+    """Error by topic."""
 
 
 class DelayService(Service):
-    """Delayed messages of one broker. Owner: the app; used on the loop's thread."""
+    """Delayed messages of one broker. Owned by the app, on the loop."""
 
     def __init__(self, context: BrokerContext) -> None:
         super().__init__("delays", stop_timeout_s=2.0)
@@ -129,12 +127,12 @@ class DelayService(Service):
         self._logs: Final = InternalLogs(context)
         self.tiers: Final = [DelayTier(n, context) for n in range(TIERS)]
         self._held: Counter[Place] = Counter()
-        """Records of which a message is being cancelled: their tiers stop there."""
+        """Records with a message that is being cancelled. Their tiers stop there."""
         self._released: list[Place] = []
         self._followed = asyncio.Event()
-        """Set, and replaced, when the tiers are up to date."""
+        """Set and replaced each time the tiers are up to date."""
         self._cancelled: dict[tuple[int, int, int], None] = {}
-        """Tier, offset and id of what was cancelled lately."""
+        """Tier, offset and id of recently cancelled messages."""
         self._cancelled_count = 0
         self._joined = JoinedAppends(context, _SESSION)
         self._state: DelayState | None = None
@@ -145,27 +143,27 @@ class DelayService(Service):
         self._stalled: dict[str, str] = {}
         self._request_count = 0
         self._listing = asyncio.Lock()
-        """One listing at a time: each has steps of a turn of the loop."""
+        """Serializes listings, because each step of one takes a turn of the loop."""
         self._delivered_count = 0
         self._late_ms = 0
 
     # -- commands
 
     def cancel(self, command: Cancel, answerer: Answerer) -> None:
-        """Take one message back, by its receipt, before its time comes.
+        """Cancel a message, by its receipt, before it is due.
 
-        A record in its tier says so, stored before it is answered. Meanwhile the tier
-        stops in front of that message: where the record is refused it is delivered,
+        A cancel record is stored in its tier before the answer. Until then the tier
+        stops before that message. If the record is refused, the message is delivered,
         only later.
         """
         self._answer_later(command, answerer, partial(self._cancel, command))
 
     async def _cancel(self, command: Cancel) -> bytes:
-        """Take one message back; return what became of it.
+        """Cancel a message; return the result for the answer.
 
         Raises:
-            ServerError: the receipt is none.
-            MetaqError: the outcome is not known: it is to be asked again.
+            ServerError: the receipt is invalid.
+            MetaqError: the outcome is unknown; the client should ask again.
         """
         receipt = parse_receipt(command.payload)
         number, offset, due_ms, message_id = receipt
@@ -201,12 +199,13 @@ class DelayService(Service):
         return CANCELLED
 
     def show(self, command: ListScheduled, answerer: Answerer) -> None:
-        """Answer what waits."""
+        """Answer with the listing of waiting messages."""
         self._answer_later(command, answerer, partial(self._list, command))
 
     async def _list(self, command: ListScheduled) -> bytes:
         if not self._is_unused:
-            # What was answered is in the second one, which begins after this.
+            # Messages acknowledged before this call are in the second pass, which
+            # begins after it.
             for _ in range(2):
                 await self._followed.wait()
         async with self._listing:
@@ -222,10 +221,10 @@ class DelayService(Service):
         answerer: Answerer,
         work: Callable[[], Coroutine[Any, Any, bytes]],
     ) -> None:
-        """Answer with what some work returns.
+        """Run `work` in a task and answer with its result.
 
         Raises:
-            UnavailableError: it is not begun.
+            UnavailableError: `__delays` is not read yet, or too many requests wait.
         """
         if self._state is None:
             raise UnavailableError("delayed messages are being read")
@@ -256,17 +255,17 @@ class DelayService(Service):
         return clock.wall_ms(), int(clock.boot_s() * 1000)
 
     def now_ms(self) -> int:
-        """Return the time that due times are compared with."""
+        """Return the current time for comparison with due times."""
         return self._wall.look(*self._clocks())
 
     # -- the task
 
     async def on_start(self) -> None:
-        """Look from now on; what waits is read by the first looks."""
+        """Start the task; its first ticks read the waiting messages."""
         self.spawn(self._run(), name="ticks")
 
     def wake(self) -> None:
-        """Look for what is due: something was scheduled, or will be by a commit."""
+        """Start the ticks: a message was scheduled, or will be by a commit."""
         self._wake.set()
 
     async def _run(self) -> None:
@@ -281,10 +280,10 @@ class DelayService(Service):
                 failures, self._problem = 0, ""
             except MetaqError as error:
                 failures += 1
-                # The deletion is tried again.
+                # The caller retries the deletion.
                 self._end_drops(list(self._drops), error)
                 pause_s = RETRY.delay_s(failures)
-                if not self._problem:  # its figures change with each try
+                if not self._problem:  # once: the text may change with each try
                     _log.error("delayed messages are not delivered: %s", error)
                 self._problem = str(error)
             self._end_follow()
@@ -301,10 +300,10 @@ class DelayService(Service):
         followed.set()
 
     async def tick(self) -> bool:
-        """Deliver one batch of what is due; return whether there was any.
+        """Deliver one batch of due messages; return whether there was any.
 
         Raises:
-            MetaqError: nothing was delivered, and what was taken is read again.
+            MetaqError: nothing was delivered; the messages are read again.
         """
         if self._state is None:
             self._state = await self._read_state()
@@ -316,7 +315,7 @@ class DelayService(Service):
             await self._follow(number, tier, now_ms)
         self._end_follow()
         self._held.subtract(released)
-        self._held += Counter()  # without those that nothing holds
+        self._held += Counter()  # removes zero counts
         batch, progress = self.take(now_ms)
         for tier, each in zip(self.tiers, progress, strict=True):
             tier.reached = each[:2]
@@ -325,7 +324,7 @@ class DelayService(Service):
         try:
             await self._deliver(batch, progress, now_ms)
         except MetaqError:
-            # What was taken waits still, and is shown.
+            # The messages still wait: listings must show them.
             for number, tier in enumerate(self.tiers):
                 await self._follow(number, tier, now_ms)
             raise
@@ -336,11 +335,11 @@ class DelayService(Service):
         return take_batch(self.tiers, now_ms, self._held)
 
     def hold(self, place: Place) -> None:
-        """Stop a tier in front of a record."""
+        """Stop a tier before a record."""
         self._held[place] += 1
 
     def release(self, place: Place) -> None:
-        """Stop it no longer, once it has read what is stored now."""
+        """End a `hold`, once the tier has read everything stored so far."""
         self._released.append(place)
 
     async def _read_state(self) -> DelayState:
@@ -354,7 +353,7 @@ class DelayService(Service):
         return state
 
     async def _follow(self, number: int, tier: DelayTier, now_ms: int) -> None:
-        """Bring a tier up to date; one that cannot be read is tried again later."""
+        """Bring a tier up to date; after an error, retry later."""
         assert self._state is not None, "it is read first"
         now_s = self._context.clock.monotonic_s()
         if not tier.is_loaded and now_s < tier.retry_s:
@@ -375,7 +374,7 @@ class DelayService(Service):
     def _fail_tier(self, tier: DelayTier, error: MetaqError) -> None:
         _log.error("delayed messages stay: partition=%s error=%s", tier.log_id, error)
         if isinstance(error, CorruptRecordError):
-            tier.drop_files()  # they may be what is wrong
+            tier.drop_files()  # the damage may be in them
         tier.unload()
         tier.problem = str(error)
         tier.retry_s = self._context.clock.monotonic_s() + RETRY.max_s
@@ -388,7 +387,7 @@ class DelayService(Service):
         """Commit a batch and the progress.
 
         Raises:
-            MetaqError: nothing of it is there.
+            MetaqError: nothing was stored.
         """
         assert self._state is not None, "it is read first"
         reached, taken = list(progress), {each.tier for each in batch}
@@ -422,7 +421,7 @@ class DelayService(Service):
     async def commit(
         self, appends: Sequence[JoinedRecord | JoinedBatch], state: DelayState
     ) -> None:
-        """Append everything and the progress, all or nothing."""
+        """Append records and the progress atomically."""
         log_id = LogId(TOPIC, PROGRESS_PARTITION)
         record = JoinedRecord(log_id, encode_state(state))
         error = await outcome_of(partial(self._joined.append, [*appends, record]))
@@ -434,7 +433,7 @@ class DelayService(Service):
     ) -> AsyncIterator[tuple[DueRecord, DelayHead, bytes]]:
         """Yield the records of a batch in its order.
 
-        A tier that does not give its own is left out: its progress stays.
+        A tier that cannot be read is left out: its progress stays.
         """
         found = dict[tuple[int, int], tuple[DelayHead, bytes]]()
         for number in {each.tier for each in batch}:
@@ -482,10 +481,10 @@ class DelayService(Service):
         return delivery
 
     def _target(self, topic: str, partition: int, size_bytes: SizeBytes) -> LogId:
-        """Return the partition that takes messages now.
+        """Return the target partition, if it accepts puts now.
 
         Raises:
-            MetaqError: it takes none.
+            MetaqError: it refuses them.
         """
         topics = self._context.topics
         log = topics.log_for_put(topic, topics.resolve_put(topic, partition))
@@ -497,7 +496,7 @@ class DelayService(Service):
     def drop_topic(
         self, topic: str, on_done: Callable[[MetaqError | None], None]
     ) -> None:
-        """Forget what waits for a topic that was deleted, durably."""
+        """Drop the messages that wait for a deleted topic, durably."""
         if self._is_unused:
             on_done(None)
             return
@@ -505,7 +504,7 @@ class DelayService(Service):
         self.wake()
 
     async def _drop(self) -> None:
-        """Note the topics that were deleted since the last look."""
+        """Store the topics that were deleted since the last tick."""
         assert self._state is not None, "it is read first"
         ends = [0 if tier.log is None else tier.log.next_offset for tier in self.tiers]
         dropped, drops = dict(self._dropped_left()), list(self._drops)
@@ -526,23 +525,23 @@ class DelayService(Service):
         self._end_drops(drops, None)
 
     def _end_drops(self, drops: Sequence[Drop], error: MetaqError | None) -> None:
-        """Report what became of deletions."""
+        """Report the outcome of deletions."""
         for each in drops:
             self._drops.remove(each)
             each[1](error)
 
     @property
     def dropped(self) -> Mapping[str, Sequence[int]]:
-        """Return the deleted topics; what is below an offset of each tier is gone."""
+        """Return the deleted topics: of each tier, records below an offset are void."""
         return {} if self._state is None else self._state.dropped
 
     def _is_dropped(self, topic: str, tier: int, offset: int) -> bool:
-        """Return whether a record is of a topic that was deleted since."""
+        """Return whether the topic of a record was deleted after it was stored."""
         ends = self.dropped.get(topic)
         return ends is not None and offset < ends[tier]
 
     def _dropped_left(self) -> dict[str, Sequence[int]]:
-        """Return the deleted topics that something may wait for."""
+        """Return the deleted topics for which messages may still wait."""
         assert self._state is not None, "it is read first"
         starts = [
             math.inf if tier.log is None else tier.log.log_start_offset
@@ -557,7 +556,7 @@ class DelayService(Service):
     # -- what operators see
 
     def trim(self) -> bool:
-        """Let go of what is done; return whether segments can go."""
+        """Trim the tiers and the progress; return whether segments can be removed."""
         log = self._logs.find(LogId(TOPIC, PROGRESS_PARTITION))
         if log is not None and self._state is not None:
             log.trim_offset = Offset(max(0, log.high_watermark - PROGRESS_KEPT_BYTES))
@@ -565,7 +564,7 @@ class DelayService(Service):
         return any(is_trimmed)
 
     def status(self) -> DelayStatus:
-        """Return the figures."""
+        """Return the figures of delayed messages."""
         lead_ms = self._wall.lead_ms
         return DelayStatus(
             waiting_count=sum(tier.waiting_messages for tier in self.tiers),
@@ -588,14 +587,14 @@ class DelayService(Service):
             yield f"delayed messages wait for topic '{topic}': {text}"
 
     def _unread(self) -> Iterator[str]:
-        """Yield a sentence for each tier of which not all is known."""
+        """Yield a sentence for each tier that could not be read completely."""
         for tier in self.tiers:
             if tier.damage:
                 yield f"delayed messages of {tier.log_id} are not read: {tier.damage}"
 
 
 def _body_of(head: DelayHead, payload: bytes, cancelled: Sequence[int]) -> bytes:
-    """Return the records of a delayed batch, without those that were cancelled."""
+    """Return the records of a delayed batch without the cancelled ones."""
     body = payload[head.size_bytes :]
     if not cancelled:
         return body
@@ -608,7 +607,7 @@ def _body_of(head: DelayHead, payload: bytes, cancelled: Sequence[int]) -> bytes
 
 
 def _once_more(head: DelayHead, body: bytes, now_ms: int) -> JoinedRecord:
-    """Return the record of messages whose target refused them now."""
+    """Return the record that delays messages again after their target refused them."""
     tries = head.tries + 1
     due_ms = now_ms + retry_delay_ms(tries)
     count = len(record_positions(body))
@@ -617,10 +616,10 @@ def _once_more(head: DelayHead, body: bytes, now_ms: int) -> JoinedRecord:
 
 
 def _require_same(waiting: Waiting, head: DelayHead) -> None:
-    """Compare a record with its entry in the index.
+    """Check that a record matches its entry in the index.
 
     Raises:
-        CorruptRecordError: the index is of other bytes.
+        CorruptRecordError: the index was made of other bytes.
     """
     found = head.kind, head.due_ms, head.messages
     if found != (DelayKind.MESSAGES, waiting.due_ms, waiting.messages):

@@ -1,4 +1,4 @@
-"""Delayed messages as operators see them: figures, and the listing of `scheduled`."""
+"""Status of delayed messages for operators: figures, and the listing of `scheduled`."""
 
 import asyncio
 from collections import Counter
@@ -20,9 +20,9 @@ from metaq.stats import counter, gauge
 
 HOUR_MS: Final = 3_600_000
 HOURS_MAX: Final = 1000
-"""Hours with messages that a listing names."""
+"""Maximum hours in a listing."""
 SOONEST_MAX: Final = 8192
-"""Records that a listing looks at for the soonest ones."""
+"""Maximum records that a listing reads to find the soonest messages."""
 ALL_TOPICS: Final = "*"
 _CANCELLED: Final = b"\xff\xff"
 """Among the bytes of each entry of a cancelled message: its count, -PLACES_MAX..-1."""
@@ -30,7 +30,7 @@ _CANCELLED: Final = b"\xff\xff"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayStatus:
-    """Delayed messages of a broker, as operators see them."""
+    """Figures of the delayed messages of a broker."""
 
     waiting_count: int = gauge(
         "metaq_delayed_messages",
@@ -53,7 +53,7 @@ class DelayStatus:
         read=lambda milliseconds: milliseconds / 1000,
     )
     problems: tuple[str, ...] = ()
-    """One sentence for each thing that keeps messages from being delivered."""
+    """One sentence for each problem that stops deliveries."""
     clock_problem: str = ""
 
 
@@ -64,16 +64,16 @@ async def list_scheduled(
     *,
     soonest_max: int = SOONEST_MAX,
 ) -> dict[str, Any]:
-    """Return what waits, as `scheduled` says it.
+    """Return the listing of waiting messages, the answer to `scheduled`.
 
     Args:
-        tiers: all of them.
-        dropped: deleted topics; what is below an offset of each tier is gone.
-        command: which topics and due times, and how many records are named.
-        soonest_max: records that are looked at for the soonest ones.
+        tiers: all tiers.
+        dropped: deleted topics: of each tier, records below an offset are void.
+        command: topics and due times to list, and the number of records to name.
+        soonest_max: maximum records that are read to find the soonest messages.
 
     Raises:
-        StorageError: the disk does not give it.
+        StorageError: the disk cannot be read.
     """
     messages = size_bytes = 0
     hours, cancelled = Counter[int](), Counter[tuple[int, int]]()
@@ -112,7 +112,7 @@ async def list_scheduled(
 async def _entries(
     tiers: Sequence[DelayTier], having: bytes = b""
 ) -> AsyncIterator[tuple[int, Iterable[Waiting]]]:
-    """Yield what waits by tier; of the blocks only those that have some bytes."""
+    """Yield waiting records by tier; skip index blocks without the given bytes."""
     for number, tier in enumerate(tiers):
         late = tuple(tier.late)
         for at in range(0, len(late), BLOCK_ENTRIES):

@@ -1,12 +1,12 @@
-"""One tier of delayed messages: a partition of `__delays`, read once, and its index.
+"""One tier of delayed messages: a partition of `__delays` and its index.
 
-The tier follows its partition: what is readable is taken into the index by a pass over
-the records, in their order. Of what was scheduled in this life the entry is known and
-nothing is read. Sealed segments have a `.due` file each, made by a thread when they
-are sealed, or when it is missing; delivery waits for it at a start alone.
+The tier follows its partition: readable records are added to the index in their order.
+Records appended since the start are added from memory, without a read. Each sealed
+segment has a `.due` file, written by a thread when it is sealed or when the file is
+missing; delivery waits for these files only at a start.
 
 Everything that waits for the disk happens between two batches, never while one is
-being committed: then progress is where the index is.
+being committed, so that index and progress always agree.
 """
 
 import asyncio
@@ -47,36 +47,36 @@ from metaq.storage.segment import Segment
 _log = logging.getLogger(__name__)
 
 WINDOW_BYTES: Final = 256 * 1024
-"""Read at once of what is not known."""
+"""Bytes read at once while following the partition."""
 GAP_BYTES: Final = 16 * 1024
-"""Records that are closer than this are read together."""
+"""Records closer together than this are read by one call."""
 
 STEP_RECORDS: Final = 2048
-"""Records that are taken into the index before others are served: two milliseconds, in
-which fewer come."""
+"""Records added to the index in one turn of the loop. That takes two milliseconds, in
+which fewer records arrive."""
 KEPT_S: Final = 600.0
-"""A segment in which nothing waits is kept for so long: longer than a producer repeats
-a batch of which it has no answer."""
+"""Time to keep a segment after its last message was delivered: longer than a producer
+resends an unanswered batch, which is recognized by its bytes."""
 HEAD_BYTES: Final = SizeBytes(64 * 1024)
-"""More than the head of a record of a tier has: its topic's name comes in a line."""
+"""Upper bound of the head of a record, which has the topic's name."""
 
 T = TypeVar("T")
 
 
 def _in_log(each: Waiting) -> tuple[int, bool]:
-    """Return the order of late ones: what cancels a message comes after its record."""
+    """Return the sort key of `late`: a cancel record comes after its message."""
     return each.offset, each.messages < 0
 
 
 class _Noted(NamedTuple):
-    """An append that is noted: on a disk that is full others may come in its place."""
+    """Ticket of an append. If it fails, another append may get the same offset."""
 
     appended: dict[Offset, Sequence[Waiting]]
     offset: Offset
     entries: Sequence[Waiting]
 
     def on_stored(self) -> None:
-        """It stays."""
+        """Keep the entries."""
 
     def on_failed(self, _error: StorageError) -> None:
         if self.appended.get(self.offset) is self.entries:
@@ -84,7 +84,7 @@ class _Noted(NamedTuple):
 
 
 class DelayTier:
-    """One tier. Owner: the service; used on the loop's thread."""
+    """One tier. Owned by the service, on the loop."""
 
     def __init__(self, number: int, context: BrokerContext) -> None:
         self.log_id: Final = LogId(TOPIC, number)
@@ -92,35 +92,35 @@ class DelayTier:
         self.late: list[Waiting] = []
         self.steps: Steps = (NOTHING_DONE,)
         self.reached: tuple[int, int] = NOTHING_DONE[:2]
-        """Key of the last one that was taken; it may not be committed yet."""
+        """Key of the last record taken, which may not be committed yet."""
         self.seen = 0
         self.is_loaded = False
         self.problem = ""
-        """Why it is not loaded."""
+        """Error of the last `load` or `follow`; "" if it succeeded."""
         self.retry_s = 0.0
-        """When it is tried again, on the monotonic clock."""
+        """Monotonic time of the next `load` after an error."""
         self._context = context
         self._appended: dict[Offset, Sequence[Waiting]] = {}
-        """Entries of each append that was not passed over yet, by its offset; theirs
-        count from there."""
+        """Entries of appends that are not in the index yet, by offset of the append;
+        the offsets in the entries are relative to it."""
         self._files: dict[Offset, Path] = {}
         """Indexes of sealed segments, by base offset."""
         self._entries: dict[Offset, bytearray] = {}
-        """Entries of segments that were followed from their base, till then."""
+        """Entries of unsealed segments that were followed from their base."""
         self._making: dict[Offset, Future[None]] = {}
         self._trimmed: deque[tuple[float, Offset]] = deque()
-        """Since when nothing below an offset is needed, oldest first."""
+        """Times since which nothing below an offset is needed, oldest first."""
         self._segment = range(0)
-        """Offsets of the segment that is being passed over."""
+        """Offsets of the segment at `seen`."""
 
     @property
     def log(self) -> PartitionLog | None:
-        """Return its partition; None before its first record."""
+        """Return the partition; None before its first record."""
         return self._context.topics.find_internal(self.log_id)
 
     @property
     def damage(self) -> str:
-        """Return why some of what waits may not be known; "" where all of it is."""
+        """Return why waiting messages may be missing from the index; "" if none are."""
         log = self.log
         if not self.problem and log is not None and log.state is LogState.STOPPED:
             return str(log.damage[0])
@@ -128,23 +128,23 @@ class DelayTier:
 
     @property
     def waiting_messages(self) -> int:
-        """Return how many messages wait."""
+        """Return the number of waiting messages."""
         return self.index.messages + sum(each.weight[0] for each in self.late)
 
     @property
     def waiting_bytes(self) -> int:
-        """Return the bytes of the records that wait."""
+        """Return the bytes of waiting records."""
         return self.index.size_bytes + sum(each.weight[1] for each in self.late)
 
     # -- of `take_batch`
 
     @property
     def progress(self) -> Progress:
-        """Return how far it is delivered."""
+        """Return the progress of delivery."""
         return self.steps[0]
 
     def peek(self) -> Waiting | None:
-        """Return the next one that is not late; None: none, or none is at hand."""
+        """Return the next record that is not late; None: there is none in memory."""
         if not self.is_loaded:
             return None
         while (head := self.index.peek()) is not None and (
@@ -154,26 +154,26 @@ class DelayTier:
         return head
 
     def pop(self) -> Waiting:
-        """Take it."""
+        """Remove and return the record of `peek`."""
         return self.index.pop()
 
     # -- what is in the partition
 
     def note(self, offset: Offset, entries: Sequence[Waiting]) -> AppendTicket:
-        """Note an append of this life; return a ticket that forgets one that fails."""
+        """Remember the entries of an append; return the ticket that ends it."""
         self._appended[offset] = entries
         return _Noted(self._appended, offset, entries)
 
     def unload(self) -> None:
-        """Forget what waits; it is read again."""
+        """Drop the index; `load` reads it again."""
         self.index, self.late, self.is_loaded = DueIndex(), [], False
 
     async def load(self, steps: Steps) -> None:
-        """Read what waits.
+        """Read the indexes of sealed segments, from the given progress on.
 
         Raises:
-            StorageError: the partition is damaged, or its disk is away.
-            ClosedError: it is closed.
+            StorageError: the partition is damaged, or the disk failed.
+            ClosedError: the partition is closed.
         """
         self.unload()
         log = self.log
@@ -190,7 +190,7 @@ class DelayTier:
         self.steps, self.reached = steps, steps[0][:2]
         if log is not None:
             self.seen = int(log.log_start_offset)
-            # What an operator gave up took the end of the log along.
+            # The log may be shorter than the progress: an operator accepted a loss.
             end = int(log.next_offset)
             self.steps = tuple(
                 step._replace(seen=min(step.seen, end)) for step in steps
@@ -208,9 +208,9 @@ class DelayTier:
         self.is_loaded, self.problem = True, ""
 
     async def follow(self) -> None:
-        """Take what is new in the partition into the index; raises as `load`.
+        """Add the new records of the partition to the index; raises as `load`.
 
-        What comes in between is for the next time: what is due does not wait for it.
+        Later records are left to the next call, so that due messages do not wait.
         """
         log = self.log
         if log is None:
@@ -239,12 +239,12 @@ class DelayTier:
                 await self._open_when_made(segment)
 
     def _take(self, log: PartitionLog, end: int, records: Sequence[Waiting]) -> None:
-        """Take the records from `seen` to an end, of one segment, into the index."""
+        """Add the records from `seen` to `end`, all of one segment, to the index."""
         offset, self.seen = self.seen, end
         if offset not in self._segment:
             found = log.segments.find(Offset(offset)) or log.segments.active
             is_active = found is log.segments.active
-            # Not beyond: what comes next may be in the segment after it.
+            # Not beyond the known end: the next record may be in the next segment.
             known_end = log.high_watermark if is_active else found.end_offset
             self._segment = range(found.base_offset, known_end)
             if offset == found.base_offset:
@@ -263,7 +263,7 @@ class DelayTier:
                 insort(self.late, each, key=_in_log)
 
     async def _open_when_made(self, segment: Segment) -> None:
-        """Have the index of a sealed segment made, and use it in the end."""
+        """Start writing the index of a sealed segment; open it once it is written."""
         base, end = segment.base_offset, segment.end_offset
         if base not in self._making:
             entries = self._entries.pop(base, None)
@@ -275,7 +275,7 @@ class DelayTier:
             await self._open(segment)
 
     async def _open(self, segment: Segment) -> list[bytes]:
-        """Use the index of a sealed segment; return the entries that are late."""
+        """Open the index of a sealed segment; return its late entries."""
         base, end = segment.base_offset, segment.end_offset
         work = partial(
             open_run, self._context.fs, segment.path, base, end, self.progress
@@ -286,12 +286,12 @@ class DelayTier:
         return opened.late
 
     async def load_due(self, now_ms: int) -> None:
-        """Read the blocks of what is due; raises as `load`."""
+        """Read the index blocks with due records; raises as `load`."""
         for run in self.index.wanted(now_ms):
             await self._read_by_reader(partial(run.load, self._context.fs))
 
     async def blocks_of(self, run: DueRun) -> list[bytes]:
-        """Return the entries of a run that wait; raises as `load`."""
+        """Return the waiting entries of a run; raises as `load`."""
         blocks = run.unread_blocks(self._context.fs)
         return await self._read_by_reader(lambda: list(blocks))
 
@@ -339,10 +339,10 @@ class DelayTier:
         return found
 
     async def read_head(self, offset: Offset) -> tuple[DelayHead, int] | None:
-        """Return the head of a record at an offset, and its bytes; None: there is none.
+        """Return head and size in bytes of a record; None: there is no record there.
 
         Raises:
-            StorageError: the disk does not give it.
+            StorageError: the disk cannot be read.
             ClosedError: the partition is closed.
         """
         log = self.log
@@ -357,20 +357,20 @@ class DelayTier:
             return None
 
     def drop_files(self) -> None:
-        """Have the indexes of segments made again."""
+        """Delete the index files; they are written again."""
         for path in self._files.values():
             self._context.upkeep.submit(self._context.fs.discard, path)
         self._files = {}
 
     def trim(self) -> bool:
-        """Let go of segments in which nothing waits; return whether there are any."""
+        """Trim segments without waiting messages; return whether any can be removed."""
         log = self.log
         if log is None or not self.is_loaded:
             return False
         needed = {log.segment_base(Offset(each.offset)) for each in self.late[:1]}
         following = log.segments.find(Offset(self.seen)) or log.segments.active
         needed |= self.index.segments | {following.base_offset}
-        # A batch that is sent again is known as long as its bytes are there.
+        # A batch that is sent again is recognized as long as its bytes are kept.
         now_s, waiting = self._context.clock.monotonic_s(), self._trimmed
         if not waiting or waiting[-1][1] < min(needed):
             waiting.append((now_s, min(needed)))

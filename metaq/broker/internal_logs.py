@@ -1,7 +1,8 @@
-"""Logs of the broker's own, whose topics begin with `__`: read at a start, appended to.
+"""Internal logs of the broker, in topics that begin with `__`.
 
-What a broker keeps beside the messages is records of these: synced before it counts,
-recovered, scrubbed and backed up as any partition. Their owner trims them.
+State that a broker keeps besides messages is stored as records of these: synced before
+it takes effect, and recovered, scrubbed and backed up as any partition. The owner of a
+log reads it at its start and trims it.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -19,10 +20,10 @@ from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import NO_CHECKSUM, StoredBatch
 
 READ_BYTES: Final = 1 << 20
-"""Bytes of a partition that a start reads at once."""
+"""Bytes read at once at a start."""
 
 OnStored = Callable[[MetaqError | None], None]
-"""Called once, on the loop's thread: stored, or why not (then it may be stored)."""
+"""Called once, on the loop: None if stored; after an error it may be stored or not."""
 
 
 async def read_records(
@@ -31,14 +32,14 @@ async def read_records(
     """Yield the readable records of a log with their offsets, checksums verified.
 
     Args:
-        log: which one; what becomes readable during the read is read too.
+        log: the log; records that become readable during the read are included.
         start: offset of the first record; None: the log start.
-        window_bytes: read at once, but for a larger record.
+        window_bytes: bytes read at once; a larger record is read whole.
 
     Raises:
-        CorruptRecordError: it is damaged.
-        StorageError: the disk does not give it.
-        ClosedError: it is closed.
+        CorruptRecordError: the log is damaged.
+        StorageError: the disk cannot be read.
+        ClosedError: the log is closed.
     """
     offset, size = log.log_start_offset if start is None else start, window_bytes
     while offset < log.high_watermark:
@@ -60,9 +61,9 @@ async def read_records(
 
 
 async def report_damage(log: PartitionLog, offset: Offset) -> None:
-    """Have a log know damage at an offset, as the scrub does; raises as `read_records`.
+    """Record damage of a log at an offset, as the scrub does; raises as `read_records`.
 
-    In a replica set another replica has the bytes, and mends them then.
+    In a replica set it is then mended from another replica.
     """
     part = log.read(offset, SizeBytes(1))
     for damage in await part.run(partial(part.damage, log.high_watermark)):
@@ -70,7 +71,7 @@ async def report_damage(log: PartitionLog, offset: Offset) -> None:
 
 
 async def note_damage(log: PartitionLog, offset: Offset) -> None:
-    """Have a log know damage at an offset, if it can be asked now."""
+    """Record damage of a log at an offset, if the log can be read now."""
     with suppress(StorageError, ClosedError):
         await report_damage(log, offset)
 
@@ -85,16 +86,16 @@ async def read_range(log: PartitionLog, start: Offset, end: Offset) -> bytes:
 
 
 def producer_name(*parts: object) -> str:
-    """Return a name for the producer table of a log: a digest, the same for the same.
+    """Return a digest of `parts`, as a producer's name in the table of a log.
 
-    It is for batches that name more than a producer, and may be long.
+    For batches that are identified by more than a producer's name.
     """
     text = "\0".join(map(str, parts))
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def read_cached(log: PartitionLog, offset: Offset, size: int) -> bytes | None:
-    """Return readable bytes if that takes no disk; raises as `PartitionLog.read`."""
+    """Return readable bytes if they are cached; raises as `PartitionLog.read`."""
     part = log.read(offset, size)
     try:
         if part.is_open and part.is_cached(part.position, part.size_bytes):
@@ -105,7 +106,7 @@ def read_cached(log: PartitionLog, offset: Offset, size: int) -> bytes | None:
 
 
 class InternalLogs:
-    """Appends to them. Used on the loop's thread."""
+    """Appends to internal logs. Used on the loop's thread."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
@@ -126,8 +127,9 @@ class InternalLogs:
     ) -> None:
         """Append a record; never blocks. `on_stored` may be called at once.
 
-        With a name, of producer and sequence, it is found in the table of the log. With
-        `joins` others come in this turn of the loop.
+        With a name (producer and sequence) the record is added to the producer table of
+        the log. `joins`: more appends follow in this turn of the loop, and may share
+        its commit.
         """
         try:
             log = self.find(log_id) or self._context.topics.internal_log(log_id)
@@ -158,9 +160,9 @@ class Ticket:
         self._on_stored = on_stored
 
     def on_stored(self) -> None:
-        """Report it."""
+        """Report success."""
         self._on_stored(None)
 
     def on_failed(self, error: StorageError) -> None:
-        """Likewise."""
+        """Report the error."""
         self._on_stored(error)

@@ -1,8 +1,8 @@
-"""Appends to several partitions that are one decision: a transaction of the broker.
+"""Atomic appends to several partitions: local transactions of the broker itself.
 
-What is "append there, and note it here" goes this way: a dead letter and the end of its
+Used for "append there and record it here", such as a dead letter and the end of its
 message. A crash leaves both or neither, because the journal decides. These transactions
-have bounds of their own, so that they and those of clients cannot starve each other.
+have their own bounds, so that they and those of clients cannot starve each other.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,17 +23,17 @@ from metaq.txn.records import encode_batch, encode_put
 from metaq.txn.transaction import PutRun
 
 OPEN_MAX: Final = 64
-"""Joined appends that are not settled yet; more are refused, to be tried again."""
+"""Maximum joined appends in progress; more are refused, and the caller retries."""
 HELD_BYTES_MAX: Final = 16 << 20
-"""Bytes of all of them together, but for a larger one that is alone."""
+"""Maximum bytes of all in progress; a larger one is accepted alone."""
 _SESSION: Final = "metaq-broker"
 _NO_TIMEOUT: Final = 0
 _UNHEARD: Final = DecisionTicket(lambda _position: None, lambda _error: None)
-"""Of a put: the commit fails after one that is refused."""
+"""Ticket of a put in such a transaction: a refused put makes the commit fail."""
 
 
 class JoinedRecord(NamedTuple):
-    """One record, and the partition that it goes to."""
+    """One record and its partition."""
 
     log_id: LogId
     payload: bytes
@@ -54,26 +54,29 @@ def run_of_one(
 
 
 class JoinedBatch(NamedTuple):
-    """Records of one partition, which get their ids when they are appended."""
+    """Records of one partition; they get their ids when they are appended."""
 
     log_id: LogId
     records: bytearray
-    """In segment format; changed, and the log's from then on."""
+    """In segment format; modified by the append, and owned by the log from then on."""
     positions: Sequence[int]
-    """Start of each."""
+    """Start of each record."""
 
 
 class _Decision:
-    """Whether the commit is decided: what a partition lacks then is appended later."""
+    """Hold that records whether the commit was decided.
+
+    After the decision, records missing in a partition are appended by the journal.
+    """
 
     def __init__(self) -> None:
         self.is_committed = False
 
     def require_kept(self) -> None:
-        """Nothing is kept elsewhere."""
+        """Do nothing: no state outside the transaction can be lost."""
 
     def on_ended(self, *, is_committed: bool) -> None:
-        """Note it; a commit fails after a rollback."""
+        """Record the decision."""
         self.is_committed = is_committed
 
 
@@ -81,7 +84,7 @@ class JoinedAppends:
     """Joined appends of one broker. Used on the loop's thread."""
 
     def __init__(self, context: BrokerContext, session: str = _SESSION) -> None:
-        """Begin with none; objects of one broker have sessions of different names."""
+        """Create one; `session` differs between the objects of one broker."""
         self._context = context
         self._session = session
         self._numbers = count(1)
@@ -97,10 +100,10 @@ class JoinedAppends:
 
         Args:
             records: their partitions are served now.
-            on_done: called once, on this thread, when all are stored as their
-                partitions promise, or with why none is; it may be called at once. A
-                record whose partition fails after the decision is stored later, by the
-                journal, and counts as stored.
+            on_done: called once, on the loop, with None when all records are stored, or
+                with the error when none is; it may be called at once. A record whose
+                partition fails after the decision counts as stored: the journal stores
+                it later.
         """
         size_bytes = sum(len(each[1]) for each in records)
         held_bytes, is_busy = self._held_bytes + size_bytes, self._open_count > 0
@@ -146,7 +149,7 @@ class JoinedAppends:
 
         def end(error: MetaqError | None) -> None:
             if error is not None and isinstance(error.__cause__, MetaqError):
-                error = error.__cause__  # the error itself has Java's words for all
+                error = error.__cause__  # the outer error has one text for all causes
             on_done(None if decision.is_committed else error)
 
         transactions.commit(key, self, end, is_two_phase=False)
@@ -156,7 +159,7 @@ class JoinedAppends:
         count = len(positions)
         first_id = self._context.ids.reserve(count)
         for _ in stamp_in_steps([CheckedRecords(records, positions)], first_id):
-            pass  # in one turn: the batches of a broker are small
+            pass  # all in one turn, because the broker's own batches are small
         journalled = encode_batch(log_id, key.encode(), 0, records, positions)
         last_id = id_after(first_id, count - 1)
         return PutRun(log_id, (records,), len(records), count, last_id, journalled)

@@ -1,4 +1,4 @@
-"""One queue group on its broker, and the service that owns it, as its parts see it."""
+"""A queue group on its broker, and the interface of the service that owns it."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -15,8 +15,8 @@ from metaq.storage.log_state import WaitHandle
 from metaq.zk.group_definitions import QueueGroupDefinition
 
 OnTried: TypeAlias = Callable[[Offset, bool], None]
-"""Called once for each dead letter, after the first try: the offset of its message, and
-whether it is stored."""
+"""Called once for each dead letter, after its first try, with the offset of the message
+and whether the letter is stored."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,12 +29,13 @@ class Taker:
 
 
 class Kept(NamedTuple):
-    """A worker that gets nothing else for a message that goes out alone."""
+    """Reservation of a worker for a message that is delivered alone."""
 
     until_ms: int
-    """Monotonic: who is long at work holds up nothing for ever."""
+    """Monotonic end, so that a slow worker does not block the message for ever."""
     queue: ServedQueue | None
-    """Of the message that it is to have, once it has no other; None: it has that."""
+    """Queue of the message, while the worker still has others; None: it has the
+    message."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,39 +45,39 @@ class QueueGroup:
     name: str
     definition: QueueGroupDefinition
     queues: dict[int, ServedQueue] = field(default_factory=dict)
-    """By partition; those that were needed."""
+    """Queues in memory, by partition."""
     takers: dict[Taker, None] = field(default_factory=dict)
-    """In the order in which they came."""
+    """Waiting takers, in the order of arrival."""
     waits: dict[int, WaitHandle] = field(default_factory=dict)
-    """Partition → its wait for data."""
+    """Waits for data, by partition."""
     all_queues: list[ServedQueue] | None = None
-    """One for each partition; None: to be found again."""
+    """Cached list with one queue for each partition; None: to be made again."""
     version: int = 0
-    """Of the topics, when they were found."""
+    """Version of the topics at which `all_queues` was made."""
     workers: dict[str, set[Answerer]] = field(default_factory=dict)
     """Connections of each worker, by its name."""
     kept: dict[str, Kept] = field(default_factory=dict)
-    """Workers that get nothing else, for a message that goes out alone."""
+    """Workers reserved for a message that is delivered alone, by name."""
     is_pumping: bool = False
     turn: int = 0
-    """Counts what was given, so that queues have turns."""
+    """Number of the current turn: the first queue to be served rotates."""
 
     def holds(self, worker: str) -> bool:
         """Return whether a worker has messages."""
         return any(each.state.leases.holds(worker) for each in self.queues.values())
 
     def stop_waiting(self, partition: int) -> None:
-        """Wait for no data of a partition."""
+        """Cancel the wait for data of a partition."""
         wait = self.waits.pop(partition, None)
         if wait is not None:
             wait.cancel()
 
 
 class QueueOwner(Protocol):
-    """The service."""
+    """The queue service, as seen by its parts."""
 
     def find_group(self, command: Take | Settle) -> QueueGroup:
-        """Return the group that a command names; raises WireError."""
+        """Return the group of a command; raises WireError."""
 
     def queues_of(self, group: QueueGroup, partition: int) -> list[ServedQueue]:
         """Return the queues of one partition, or of all (-1); raises WireError."""
@@ -88,26 +89,26 @@ class QueueOwner(Protocol):
         """Return whether a queue is still the one in memory."""
 
     def note_worker(self, group: QueueGroup, name: str, answerer: Answerer) -> None:
-        """Note that a worker is connected."""
+        """Register a connection of a worker."""
 
     def watch(self, queue: ServedQueue) -> None:
-        """Look at a queue when its next lease or delay ends."""
+        """Set the timer for the next lease or delay of a queue."""
 
     def send_letters(self, queue: ServedQueue, on_tried: OnTried | None = None) -> int:
-        """Send the dead letters of a queue; return how many there are."""
+        """Send the dead letters of a queue; return their number."""
 
     def letter_topic(self, queue: ServedQueue) -> str | None:
-        """Return the topic of its dead letters now; None: they are dropped."""
+        """Return the dead-letter topic of a queue; None: its messages are dropped."""
 
     def on_settled(self, queue: ServedQueue) -> None:
-        """Look at a queue of which something was settled."""
+        """Set the timer and deliver, after messages of a queue were settled."""
 
     def now(self) -> Now:
         """Return both clocks."""
 
     @property
     def is_ending(self) -> bool:
-        """Whether no task may be begun any more: the service stops, or has failed."""
+        """Whether the service stops or has failed: no task may be started."""
 
     def spawn(
         self, work: Coroutine[Any, Any, None], *, name: str
@@ -116,7 +117,7 @@ class QueueOwner(Protocol):
 
 
 def rules_of(definition: QueueGroupDefinition) -> QueueRules:
-    """Return the rules that a definition asks for."""
+    """Return the queue rules of a definition."""
     return QueueRules(
         lease_ms=definition.lease_ms,
         deliveries_max=definition.deliveries_max,
@@ -127,5 +128,5 @@ def rules_of(definition: QueueGroupDefinition) -> QueueRules:
 
 
 def filter_of(definition: QueueGroupDefinition) -> Filter | None:
-    """Return the filter of a definition."""
+    """Return the parsed filter of a definition."""
     return None if definition.where is None else parse_filter(definition.where)

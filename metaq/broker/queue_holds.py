@@ -1,14 +1,14 @@
-"""Acks of queue groups in local transactions: what is put and the ack are one.
+"""Acks in local transactions: messages that are put and acks are committed together.
 
     settle ... tx=KEY    the message is HELD; its done range is a put of the transaction
     commit, decided      it is done in memory; the transaction appends the record
     rollback             it is its worker's again; also when the time of the transaction
                          or its connection has ended
 
-A start rolls back what is not decided, and finds the rest in `__queues`. A queue that
-is dropped from memory holds nothing any more, and another worker may get its messages:
-so the commit is refused. From the decision to the append its partition of `__queues`
-would not have the record, and is not read again (`require_ended` of the coordinator).
+A start rolls back undecided transactions and finds the others in `__queues`. A queue
+that is dropped from memory loses its holds, and another worker may get the messages, so
+the commit is refused. Between the decision and its append, `__queues` lacks the record:
+it must not be read again in that time (`require_ended` of the coordinator).
 """
 
 from collections.abc import Callable, Sequence
@@ -28,10 +28,10 @@ from metaq.txn.decisions import DecisionTicket
 
 
 def require_acks(command: Settle, entries: Sequence[Settlement]) -> None:
-    """Refuse what no transaction takes.
+    """Check that a settle in a transaction has only acks, and that it is a local one.
 
     Raises:
-        ServerError: it is no local transaction, or something else than an ack.
+        ServerError: the transaction is not local, or an entry is not an ack.
     """
     if command.transaction is None:
         return
@@ -47,7 +47,7 @@ def require_acks(command: Settle, entries: Sequence[Settlement]) -> None:
 
 
 class QueueHold:
-    """Messages that one settle has a transaction hold. Owner: the transaction."""
+    """Messages of one settle that are held by a transaction, which owns this."""
 
     def __init__(
         self,
@@ -56,10 +56,10 @@ class QueueHold:
         command: Settle,
         answerer: Answerer,
     ) -> None:
-        """Find the transaction; what follows comes in the same turn of the loop.
+        """Find the transaction; call `hold` and `put` in the same turn of the loop.
 
         Raises:
-            TransactionError: it is not open here, or has no room.
+            TransactionError: the transaction is not open here, or is full.
         """
         self._service = service
         self._queue = queue
@@ -73,7 +73,7 @@ class QueueHold:
         self._tx.holds.append(self)
 
     def hold(self, entries: Sequence[Settlement]) -> list[Word]:
-        """Hold the messages of acks that are good; return a word for each entry."""
+        """Hold the messages of valid acks; return a word for each entry."""
         state, worker = self._queue.state, self._command.worker
         now = self._service.now()
         words = list[Word]()
@@ -84,10 +84,10 @@ class QueueHold:
         return words
 
     def put(self, on_done: Callable[[MetaqError | None], None]) -> None:
-        """Add to the transaction that they are done.
+        """Add the done record of the held messages to the transaction.
 
-        `on_done` is called when that is journalled, at once where nothing is held, or
-        with why the transaction cannot be committed any more.
+        `on_done` is called when the record is journalled (at once if nothing is held),
+        or with the error after which the transaction cannot be committed.
         """
         if not self._held:
             on_done(None)
@@ -107,7 +107,7 @@ class QueueHold:
     # -- called by the transaction
 
     def require_kept(self) -> None:
-        """Raise StorageError where the queue was dropped from memory."""
+        """Raise StorageError if the queue was dropped from memory."""
         if not self._service.has(self._queue):
             raise StorageError(
                 f"queue group '{self._queue.name.group}' does not hold the messages of"
@@ -115,7 +115,10 @@ class QueueHold:
             )
 
     def on_ended(self, *, is_committed: bool) -> None:
-        """Count the messages as done, which is stored, or let the worker have them."""
+        """End the holds: messages are done after a commit, else their worker's again.
+
+        The done record is part of the committed transaction.
+        """
         service, queue = self._service, self._queue
         if not service.has(queue):
             return

@@ -1,13 +1,14 @@
-"""Dead letters of queue groups: there, and the end of the message here, or neither.
+"""Dead letters of queue groups, stored atomically with the end of their messages.
 
-A letter and the end of its message are one local transaction (`joined_appends.py`).
-Until it is committed the message is open, and not given out. A letter that its topic
-does not take is tried again, with a growing delay, and the problem names the topic.
+The dead letter and the done record of its message are one local transaction
+(`joined_appends.py`). Until it is committed, the message is open and not delivered. A
+letter that its topic refuses is retried with a growing delay, and the problem names the
+topic.
 
-A replica set has no transactions. There a letter is a batch with a name made of its
-queue and offset, so that it is stored once (`storage/producers.py`), and the end of its
-message is noted after it. A leader that finds it in the table notes that before it
-gives anything out (`stored_letters`).
+A replica set has no transactions. There a letter is a batch of a producer named after
+the queue and offset, so that it is stored once (`storage/producers.py`), and the done
+record is stored after it. A new leader looks for such batches in the producer table and
+stores missing done records before it delivers anything (`stored_letters`).
 """
 
 import logging
@@ -58,27 +59,27 @@ from metaq.storage.producers import NO_CHECKSUM
 _log = logging.getLogger(__name__)
 
 AT_ONCE_MAX: Final = 32
-"""Letters on their way at once; the others wait."""
+"""Maximum letters being sent at once; the others wait."""
 PATIENCE: Final = Backoff(first_s=0.5, max_s=30.0)
 
 
 @dataclass(slots=True, eq=False)
 class _Sending:
-    """A letter that is not stored yet."""
+    """A dead letter that is not stored yet."""
 
     queue: ServedQueue
     letter: Letter
     on_first: OnTried | None
     topic: str = ""
-    """Of the last try: an operator may name another one."""
+    """Topic of the last try; an operator may change it between tries."""
     error: str = ""
-    """Of the last try; "" before the first."""
+    """Error of the last try; "" before the first."""
     failure_count: int = 0
     due_s: float = 0.0
 
 
 class Letters:
-    """The dead letters of one broker. Owner: the service; used on the loop's thread."""
+    """Sends the dead letters of one broker. Owned by the service, on the loop."""
 
     def __init__(
         self, service: QueueOwner, context: BrokerContext, joined: JoinedAppends
@@ -92,14 +93,14 @@ class Letters:
         self._open = set[_Sending]()
 
     def send(self, queue: ServedQueue, on_first: OnTried | None = None) -> int:
-        """Send the letters of a queue.
+        """Send the dead letters that the state of a queue has collected.
 
         Args:
-            queue: its state has them.
-            on_first: called for each after its first try.
+            queue: the queue.
+            on_first: called for each letter after its first try.
 
         Returns:
-            How many there are.
+            The number of letters.
         """
         letters = queue.state.drain_letters()
         for letter in letters:
@@ -109,7 +110,7 @@ class Letters:
         return len(letters)
 
     def retry(self) -> None:
-        """Try those again whose time has come."""
+        """Retry the letters whose delay is over."""
         now_s = self._context.clock.monotonic_s()
         due = [each for each in self._failed if each.due_s <= now_s]
         self._failed = [each for each in self._failed if each.due_s > now_s]
@@ -117,7 +118,7 @@ class Letters:
         self._begin()
 
     def problems(self) -> tuple[str, ...]:
-        """Return one sentence for each topic that takes no letters now."""
+        """Return one sentence for each topic that refuses letters now."""
         tried = (*self._failed, *self._waiting, *self._open)
         stuck = {each.topic: each.error for each in tried if each.error}
         return tuple(
@@ -142,11 +143,11 @@ class Letters:
             is_gone = letter.offset < queue.log.log_start_offset
             is_gone |= queue.state.is_done(letter.offset)
             if is_gone or not self._service.has(queue):
-                # Retention was faster, or an operator passes over damage.
+                # Removed by retention, or skipped by an operator.
                 self._end(sending, is_stored=False)
                 return
             topic = self._service.letter_topic(queue)
-            if topic is None:  # an operator wants it so by now
+            if topic is None:  # an operator has changed the group to `drop`
                 queue.state.drop_letter(letter.offset)
                 queue.store()
                 self._service.on_settled(queue)
@@ -157,7 +158,7 @@ class Letters:
             target = topics.log_for_put(topic, partition).log_id
             data = await queue.read(letter.offset, end)
             if not self._service.has(queue):
-                # It is read again, and would not know that the message is done.
+                # Its state is being read again, and would not have the done record.
                 self._end(sending, is_stored=False)
                 return
             payload, flag = self._make(sending, data)
@@ -179,7 +180,7 @@ class Letters:
     def _send_by_name(
         self, sending: _Sending, target: LogId, payload: bytes, flag: int
     ) -> None:
-        """Store a letter unless it is stored, and then that its message is done."""
+        """Store a letter unless it is stored already, then its done record."""
         queue, letter = sending.queue, sending.letter
         done = Done(letter.offset, Offset(letter.offset + letter.size_bytes))
 
@@ -199,7 +200,7 @@ class Letters:
         self._log.append(target, payload, stored, flag=flag, name=name)
 
     def _make(self, sending: _Sending, data: bytes) -> tuple[bytes, int]:
-        """Return payload and flag of a letter.
+        """Return the payload and flag of a letter.
 
         Raises:
             CorruptRecordError: the message contradicts its checksum.
@@ -254,7 +255,7 @@ class Letters:
         self._begin()
 
     def _end(self, sending: _Sending, *, is_stored: bool) -> None:
-        """Try a letter no more."""
+        """Remove a letter that is stored or not needed any more."""
         self._open.discard(sending)
         sending.queue.letters_open -= 1
         self._report(sending, is_stored=is_stored)
@@ -267,9 +268,10 @@ class Letters:
 
 
 def letters_of(name: QueueName, log: PartitionLog) -> str:
-    """Return the begin of the names of the letters of a queue.
+    """Return the prefix of the producer names of a queue's letters.
 
-    The number of the log is in it: a topic that is made again gives the same offsets.
+    It has the number of the log, because a topic that is created again has the same
+    offsets.
     """
     return f"letter-{producer_name(*name, log.number)}-"
 
@@ -277,10 +279,10 @@ def letters_of(name: QueueName, log: PartitionLog) -> str:
 def stored_letters(
     context: BrokerContext, topic: str | None, name: QueueName, log: PartitionLog
 ) -> list[Done]:
-    """Return the messages of a queue that are known to have letters in a set.
+    """Return the messages of a queue whose letters are stored, in a replica set.
 
     Raises:
-        UnavailableError: one is on its way.
+        UnavailableError: a letter is being stored.
     """
     begin, found = letters_of(name, log), list[Done]()
     for each in context.topics.logs() if context.replica is not None else ():

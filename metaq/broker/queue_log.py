@@ -1,9 +1,9 @@
-"""`__queues`: the log that the states of queue groups are kept in.
+"""`__queues`: the log with the states of all queue groups.
 
-A change is a record of it, appended when the state has changed in memory, and answered
-when it is stored. A start reads the log once (`read_images`). Each queue is written as
-a whole, a *snapshot*, from time to time; what comes before the oldest last snapshot is
-trimmed.
+Each change is a record, appended after the state has changed in memory, and answered
+when the record is stored. A start reads the log once (`read_images`). From time to time
+a *snapshot* of each queue is appended; the log is trimmed up to the oldest of the last
+snapshots.
 """
 
 from typing import Final
@@ -20,15 +20,15 @@ QUEUES: Final = LogId("__queues", 0)
 
 
 async def read_images(log: PartitionLog) -> Images:
-    """Return the queues of the log.
+    """Read the states of all queues.
 
     Raises:
-        CorruptRecordError: it is damaged, or a record makes no sense.
-        StorageError: the disk does not give it.
-        ClosedError: it is closed.
+        CorruptRecordError: the log is damaged, or a record cannot be decoded.
+        StorageError: the disk cannot be read.
+        ClosedError: the log is closed.
     """
     if log.state is LogState.STOPPED:
-        # What can be read of it may be whole records, and their end missing.
+        # The readable part may be whole records, with later ones missing.
         raise CorruptRecordError(f"partition {log.log_id} is stopped: {log.damage[0]}")
     images = Images()
     async for offset, record in read_records(log):

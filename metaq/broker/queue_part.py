@@ -1,14 +1,14 @@
-"""One queue as its broker serves it: its state, the bytes of its messages, its changes.
+"""One queue at its broker: reads messages, stores state changes in `__queues`.
 
     topic's partition ── scan ──> state ── take ──> deliveries, their bytes
                                     │
                                     └── changes ──> `__queues` ──> answers
 
-The state (`queues/state.py`) decides; here is the I/O. Bytes in the page cache are read
-on the loop, others by the reader threads of the data directory. A change counts when it
-is applied, and is answered when it is stored, as are answers that rely on an earlier
-change. Deliveries are numbered by *incarnation*: nothing is given out before the record
-of this one is stored, so no earlier life has used a number of this one.
+The state (`queues/state.py`) decides; this module does the I/O. Bytes in the page cache
+are read on the loop, others by the reader threads of the data directory. A change takes
+effect in memory at once. Its answer, and every later answer that depends on it, waits
+until it is stored. Deliveries are numbered by *incarnation*: nothing is delivered
+before the record of the incarnation is stored, so numbers are unique over restarts.
 """
 
 import asyncio
@@ -44,57 +44,59 @@ from metaq.record.runs import RecordRun
 from metaq.storage.partition_log import PartitionLog
 
 WINDOW_BYTES: Final = 256 * 1024
-"""Most bytes that a scan reads at once, but for one larger message."""
+"""Maximum bytes that a scan reads at once; a larger message is read whole."""
 WINDOW_BYTES_MIN: Final = 4 * 1024
 LONG_WINDOW_BYTES: Final = 64 * 1024
-"""The same of a scan that passes many: evaluated in a turn or two of the loop."""
+"""Bytes read at once by a scan that may skip many messages (`_is_long`). Evaluating
+them takes one or two turns of the loop."""
 RECORD_BYTES: Final = 512
-"""Bytes that are read for each message that is wanted."""
+"""Estimated bytes of a record, to size the read for a number of messages."""
 SNAPSHOT_CHANGES: Final = 8192
-"""Changes after which a queue is written as a whole."""
+"""Number of changes after which a snapshot of the queue is written."""
 
 
 def _unheard(_error: MetaqError | None) -> None:
-    """Hear of an outcome for which no one waits."""
+    """Ignore an outcome."""
 
 
 @dataclass(eq=False)
 class ServedQueue:
-    """One queue, served once `open` is stored. Owner: the service; on the loop."""
+    """One queue; delivers once `open` is stored. Owned by the service, on the loop."""
 
     name: QueueName
     log: PartitionLog
-    """Partition with its messages."""
+    """The partition of its messages."""
     state: QueueState
     _journal: InternalLogs
     _: KW_ONLY
     queue_id: int
     where: Filter | None
     on_failed: Callable[[MetaqError], None]
-    """Called when a record of it is not stored, before who waits."""
+    """Called when a record could not be stored, before the callers that wait for it."""
     on_freed: Callable[[], None]
-    """Called when what waited for another one of its key can be given out."""
+    """Called when a message has become available because its predecessor with the same
+    key is done."""
     is_open: bool = False
-    """Whether its incarnation is stored."""
+    """Whether the record of its incarnation is stored."""
     is_reading: bool = False
-    """A read is under way for it."""
+    """Whether a read of its partition is in progress."""
     problem: str = ""
-    """Why nothing more is found; "" when nothing is wrong."""
+    """Error that stopped the last scan; "" if there was none."""
     retry_ms: int = 0
-    """Monotonic: with a problem it is not looked at before, while others are."""
+    """Monotonic time of the next scan after a problem, if others can be served."""
     lost_count: int = 0
-    """Messages that retention took before they were done."""
+    """Messages that retention removed before they were done."""
     lost_ms: int = 0
-    """When that, or bytes that were not looked at, was noted last; 0: never."""
+    """Monotonic time of the last loss of messages or of unscanned bytes; 0: none."""
     letters_open: int = 0
-    """Dead letters on their way."""
+    """Dead letters being sent."""
     _window: tuple[Offset, bytes] | None = None
     _scale: int = 1
-    """Factor of what is read: grows while a record is larger than that."""
+    """Factor of the bytes to read; doubled while a record is larger."""
     _asking: list[OnStored] = field(default_factory=list)
-    """Those that hear of the outcome of the next append."""
+    """Callbacks of the next append."""
     _waiting: list[OnStored] = field(default_factory=list)
-    """Those that hear of the outcome of the last append."""
+    """Callbacks of the last append."""
     _appends: int = 0
     _changes: int = 0
 
@@ -103,12 +105,12 @@ class ServedQueue:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is being opened or read, and may have something then."""
+        """Whether it is being opened or read, and may have messages after that."""
         return not self.is_open or self.is_reading
 
     @property
     def has_something(self) -> bool:
-        """Whether there may be something to give out, or something was lost."""
+        """Whether there may be messages to deliver, or a loss to record."""
         state, log = self.state, self.log
         return (
             state.ready_count > 0
@@ -119,7 +121,7 @@ class ServedQueue:
     # -- the state's log
 
     def open(self, on_open: OnStored) -> None:
-        """Write that this incarnation begins."""
+        """Store the begin of this incarnation."""
 
         def stored(error: MetaqError | None) -> None:
             self.is_open = error is None
@@ -128,17 +130,17 @@ class ServedQueue:
         self._append(self._record(StateKind.OPENED), stored)
 
     def store(self, on_stored: OnStored = _unheard) -> None:
-        """Store what has changed; report it when that, and all before it, is stored.
+        """Store all changes; call `on_stored` once they and all earlier ones are.
 
-        It is appended in the next turn of the loop, with what changes until then: the
-        settles of many workers that came together are one record.
+        They are appended in the next turn of the loop, together with later changes of
+        this turn: settles of many workers that arrive together are one record.
         """
         self._asking.append(on_stored)
         if len(self._asking) == 1:
             asyncio.get_running_loop().call_soon(self.store_now)
 
     def store_now(self) -> None:
-        """Append what is to be stored, before anything else of the queue is."""
+        """Append now the changes for which `store` was called."""
         asking, self._asking = self._asking, []
         if not asking:
             return
@@ -159,13 +161,13 @@ class ServedQueue:
             stored(None)
 
     def give_up(self, error: MetaqError) -> None:
-        """Store nothing of what is not appended yet: its state is read again."""
+        """Fail the changes that are not appended yet: the state is read again."""
         asking, self._asking = self._asking, []
         for each in asking:
             each(error)
 
     def end(self) -> None:
-        """Write what workers have, where that is known: this life ends."""
+        """Store the leases, if all are known, when the broker stops."""
         state = self.state
         if self.is_open and state.reclaim is None and not state.held_count:
             if leased := state.leased():
@@ -173,16 +175,16 @@ class ServedQueue:
             self._append(self.encode(()), _unheard)
 
     def note_done(self, done: Sequence[Done], on_stored: OnStored = _unheard) -> None:
-        """Write that messages are done; their state hears of it by another way."""
+        """Store that messages are done; the caller updates the state."""
         self._append(self.encode(done), on_stored)
 
     def encode(self, changes: Sequence[Change]) -> bytes:
-        """Return the record of changes, which is appended next."""
+        """Return the record of changes; the caller appends it next."""
         self._changes += len(changes)
         return self._record(StateKind.CHANGES, changes)
 
     def snapshot(self, now: Now, on_stored: OnStored) -> None:
-        """Write the whole state, unless a dead letter is on its way."""
+        """Store the whole state, unless a dead letter is being sent."""
         if not self.is_open or self.letters_open:
             return
         self.store()
@@ -202,7 +204,7 @@ class ServedQueue:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether it has changed often since the last one."""
+        """Whether there were SNAPSHOT_CHANGES since the last snapshot."""
         return self._changes >= SNAPSHOT_CHANGES
 
     def _append(self, payload: bytes, on_stored: OnStored) -> None:
@@ -222,19 +224,19 @@ class ServedQueue:
     # -- the topic's log
 
     def scan(self, count: int, now: Now, *, through: Offset | None = None) -> bool:
-        """Find messages until `count` can be given out, or none is left.
+        """Find messages until `count` can be delivered, or the log end is reached.
 
         Args:
-            count: wanted.
-            now: when.
-            through: find this one as well.
+            count: wanted number of messages.
+            now: current times.
+            through: scan at least through this offset.
 
         Returns:
             False: the bytes have to be read from the disk first, see `read_ahead`.
 
         Raises:
-            StorageError: the partition is damaged there, or its disk is away.
-            ClosedError: it is closed.
+            StorageError: the partition is damaged at this offset, or the disk failed.
+            ClosedError: the partition is closed.
         """
         state, log, is_later = self.state, self.log, False
         self.trim(now)
@@ -246,7 +248,7 @@ class ServedQueue:
                 break
             data = self._window_at(offset)
             if data is None:
-                # Others have their turn between the windows.
+                # The loop runs other work between two windows.
                 if not is_later:
                     data = read_cached(self.log, offset, self._wanted_bytes(count))
                 if data is None:
@@ -257,13 +259,13 @@ class ServedQueue:
             if state.scan_offset > offset:
                 self._scale = 1
             else:
-                # It is cut in its first record.
+                # The window ends within its first record.
                 self._scale, self._window = 2 * self._scale, None
         self.problem = ""
         return True
 
     def trim(self, now: Now) -> None:
-        """Give up what retention took."""
+        """Drop messages that retention has removed, and count the lost ones."""
         state, log_start = self.state, self.log.log_start_offset
         if log_start > state.floor:
             before = self.lost_count + state.lost_bytes
@@ -272,17 +274,17 @@ class ServedQueue:
                 self.lost_ms = now.mono_ms
 
     async def read_ahead(self, count: int) -> None:
-        """Read what `scan` needs; raises as `scan`."""
+        """Read the bytes that `scan` needs from the disk; raises as `scan`."""
         offset = self.state.scan_offset
         part = self.log.read(offset, self._wanted_bytes(count))
         self._window = (offset, await part.run(part.read))
 
     def drop_window(self) -> None:
-        """Forget the bytes that were read last."""
+        """Drop the bytes that were read last."""
         self._window = None
 
     def _window_at(self, offset: Offset) -> bytes | None:
-        """Return what is left of the window from an offset on."""
+        """Return the bytes of the window from an offset on; None: it has none."""
         start, known = self._window or (offset, b"")
         return known[offset - start :] or None if offset >= start else None
 
@@ -294,13 +296,13 @@ class ServedQueue:
 
     @property
     def _is_long(self) -> bool:
-        """Whether a scan may pass many messages for the few that are given out."""
+        """Whether a scan may skip many messages for each one that is delivered."""
         return self.where is not None or self.state.reclaim is not None
 
     def _walk(
         self, base: Offset, data: bytes, count: int, through: Offset | None, now: Now
     ) -> None:
-        """Find the whole records of a window."""
+        """Add the whole records of a window to the state."""
         state, position, size, passed = self.state, 0, len(data), 0
         limit = self.log.high_watermark - base
         unpack, is_ordered = HEADER.unpack_from, self.state.rules.is_ordered
@@ -327,7 +329,7 @@ class ServedQueue:
                 state.pass_over(Offset(base + position), passed)
                 passed = 0
                 if state.scan_offset > base + position:
-                    position = state.scan_offset - base  # what follows is done
+                    position = state.scan_offset - base  # a done range follows
                     continue
             key = expiry_ms = None
             if flag & HAS_PROPERTIES and (
@@ -351,7 +353,7 @@ class ServedQueue:
     # -- bytes of deliveries
 
     def runs_now(self, taken: Sequence[Taken]) -> list[RecordRun] | None:
-        """Return the records of deliveries; None: they are not all in memory."""
+        """Return the records of deliveries; None: not all of them are cached."""
         runs = list[RecordRun]()
         for start, end in _ranges(taken):
             data = self._bytes_at(start, end)
@@ -361,14 +363,14 @@ class ServedQueue:
         return runs
 
     async def read_runs(self, taken: Sequence[Taken]) -> list[RecordRun]:
-        """Return the same, from the disk; raises as `scan`."""
+        """Return the records of deliveries, read from the disk; raises as `scan`."""
         return [
             RecordRun(start, await self.read(start, end))
             for start, end in _ranges(taken)
         ]
 
     async def read(self, start: Offset, end: Offset) -> bytes:
-        """Return the bytes of a range that holds whole records."""
+        """Return the bytes of a range of whole records."""
         return await read_range(self.log, start, end)
 
     def _bytes_at(self, start: Offset, end: Offset) -> bytes | None:
@@ -384,11 +386,11 @@ def _is_wanted(where: Filter, data: bytes, start: int, end: int, flag: int) -> b
     try:
         return where.matches_payload(data, start, end, flag)
     except CorruptRecordError:
-        return True  # the worker finds that, as without a filter
+        return True  # the worker reports the damage, as without a filter
 
 
 def _ranges(taken: Sequence[Taken]) -> list[tuple[Offset, Offset]]:
-    """Return the ranges of deliveries in ascending order, neighbours as one."""
+    """Return the ranges of deliveries, ascending; adjacent ones are joined."""
     ranges = list[tuple[Offset, Offset]]()
     for each in sorted(taken):
         start, end = each.offset, Offset(each.offset + each.size_bytes)

@@ -1,23 +1,24 @@
-"""Queue groups of a broker: which queues there are, who has what, when a lease ends.
+"""Queue groups of a broker: their queues, workers and lease timer.
 
 Theory of operation. A group has one `ServedQueue` for each partition of its topic on
-this broker, made when it is needed first (`queue_part.py`), and takers that wait
-(`queue_takers.py`). One timer looks at the queues whose leases or delays end.
-Everything happens on the loop's thread.
+this broker, created on first use (`queue_part.py`), and waiting takers
+(`queue_takers.py`). One timer serves all leases and delays. Everything runs on the
+event loop.
 
     load      `__queues` is read; takes and settles are refused
-    reclaim   for queueReclaimMs after that nothing is given out that an earlier life
-              may have: workers that were cut off come back, and extend what they hold
-    serve
-    away      an append to `__queues` failed: the queues are dropped from memory, and
-              read again, later and later, until one works
+    reclaim   for queueReclaimMs, messages that may have been delivered before the
+              restart are held: their workers reconnect and extend the leases
+    serve     normal operation
+    away      an append to `__queues` failed: the queues are dropped from memory and
+              read again, with growing delays, until that succeeds
 
-A worker is a name, not a connection. Its leases end queueReclaimMs after its
-last connection, unless it is back by then.
+A worker is a name, not a connection. Its leases end queueReclaimMs after its last
+connection is lost, unless it reconnects before that.
 
 In a replica set the leader serves. Its term begins with `load`, once it is registered
-and every log has what its predecessor acknowledged: before that a done message could
-look open, and one that a worker has could be unknown. With the term all is dropped.
+and every log has all that the previous leader acknowledged: before that, a done message
+could look open, and a delivered one could be unknown. When the term ends, all state is
+dropped from memory.
 """
 
 import asyncio
@@ -73,10 +74,11 @@ from metaq.zk.group_definitions import QueueGroupDefinition
 _log = logging.getLogger(__name__)
 
 PINNED_BYTES_MAX: Final = 64 << 20
-"""Bytes of `__queues` after which the queues that pin it are written."""
+"""A queue whose last snapshot is this many bytes back in `__queues` is written again:
+until then it keeps retention from removing the segments after that snapshot."""
 RELOAD: Final = Backoff(first_s=0.2, max_s=10.0)
 SETTLED_POLL_S: Final = 0.05
-"""Between two looks whether a new leader has all that its predecessor promised."""
+"""Interval at which a new leader checks that its logs are complete."""
 
 
 class QueueService(Service):
@@ -92,15 +94,15 @@ class QueueService(Service):
         self._unread: Mapping[str, str] = {}
         self._groups: dict[str, QueueGroup] = {}
         self._content: Images | None = None
-        """The queues in `__queues`; None: it is to be read."""
+        """Content of `__queues`; None: it has to be read first."""
         self._dropped = set[str]()
-        """Topics that were deleted before it was read."""
+        """Topics deleted before `__queues` was read."""
         self._failure = ""
-        """Why it could not be read, or written."""
+        """Error of the last read or append of `__queues`; "" if it succeeded."""
         self._failures = 0
-        """Times that this was so, without a while in between in which all went well."""
+        """Consecutive failures; reset after a while without one."""
         self._workers: dict[Answerer, dict[QueueGroup, set[str]]] = {}
-        """Workers of each connection that has any."""
+        """Workers of each connection."""
         self._deadlines: Deadlines[ServedQueue] = Deadlines()
         self._timer = DeadlineTimer(
             self._deadlines, clock.monotonic_s, self._on_due, together_s=TIMER_S
@@ -108,26 +110,26 @@ class QueueService(Service):
         self._load_due = asyncio.Event()
         self._reclaims_until_ms = 0
         self._reclaim_ends: dict[LogId, Offset] = {}
-        """Ends of the logs when the states were read: nothing was given out above."""
+        """Log ends when `__queues` was read: no earlier life delivered beyond them."""
         self._bound = OpenBound(context.config.limits.queue_open_broker_max)
         self._is_leading = context.config.replication is None
         self._is_found = False
-        """Clients could find it in this term."""
+        """Whether this leader has been registered in its term."""
         self._term = 0
-        """Counts what `set_leading` did; what was read in another one counts not."""
+        """Number of changes by `set_leading`; a read of an earlier term is dropped."""
         self.letters: Final = Letters(self, context, JoinedAppends(context))
         self.takers: Final = Takers(self, context)
 
     # -- the start
 
     async def on_start(self) -> None:
-        """Read the states; what an earlier life may have given out waits."""
+        """Read `__queues` and begin the reclaim time."""
         self.on_way_down("queues", self._end_queues)
         await self._load()
         self.spawn(self._run(), name="load")
 
     async def _run(self) -> None:
-        """Read what is not in memory: later and later, while that or a write fails."""
+        """Read `__queues` whenever it is due, with growing delays after failures."""
         while True:
             calm_s = RELOAD.max_s if self._failures else None
             if not await wait_set(self._load_due, calm_s):
@@ -141,7 +143,10 @@ class QueueService(Service):
             await self._load()
 
     async def _load(self) -> None:
-        """Read `__queues`, unless it is in memory."""
+        """Read `__queues` unless it is in memory; delete the states of deleted groups.
+
+        In a replica set, wait first until the logs are complete.
+        """
         term = self._term
         if self._context.config.replication is not None:
             await self._wait_settled(term)
@@ -171,10 +176,10 @@ class QueueService(Service):
             self._open_latest(group)
 
     async def _wait_stored(self) -> None:
-        """Wait until nothing of `__queues` is in flight: it would not be read.
+        """Wait until no append to `__queues` is in flight: a read would miss it.
 
-        A record that was refused has the queues read again, and others that were
-        appended before it are answered when they are stored.
+        This happens after a refused append, which has the queues read again while
+        appends before it are still being stored.
         """
         log = self._journal.find(QUEUES)
         while True:
@@ -183,10 +188,10 @@ class QueueService(Service):
             await asyncio.sleep(SETTLED_POLL_S)
 
     async def _wait_settled(self, term: int) -> None:
-        """Wait until the logs of this leader are as long as they are known to be.
+        """Wait until the logs of this leader have all that was acknowledged.
 
-        What was in doubt in `__queues` is stored by then: no queue gets a number that
-        another one has.
+        Appends to `__queues` that were in doubt are then stored, so that no queue gets
+        the number of another one.
         """
         replica, topics = self._context.replica, self._context.topics
         while term == self._term and self._is_leading:
@@ -205,7 +210,7 @@ class QueueService(Service):
             await asyncio.sleep(SETTLED_POLL_S)
 
     def set_leading(self, *, is_leading: bool) -> None:
-        """Begin to serve, or stop at once: the replica leads its set, or no more."""
+        """Begin to serve when this replica leads its set; stop at once otherwise."""
         if is_leading == self._is_leading:
             return
         self._is_leading, self._is_found = is_leading, False
@@ -220,12 +225,12 @@ class QueueService(Service):
         self._load_due.set()
 
     def _refusal(self, at: LogId) -> WireError:
-        """Return why this replica of a set serves none."""
+        """Return the refusal of a replica that does not serve queues."""
         cause = self._context.topics.refusal or ClosedError("the term begins")
         return wire_error(self._context, cause, at)
 
     def restart_reclaim(self) -> None:
-        """Give workers their time from now on: clients can find this broker."""
+        """Begin the reclaim time again: clients can reach this broker from now on."""
         reclaim_ms = self._context.config.limits.queue_reclaim_ms
         until_ms = self._reclaims_until_ms = self.now().mono_ms + reclaim_ms
         for group in self._groups.values():
@@ -237,7 +242,7 @@ class QueueService(Service):
 
     @property
     def is_ending(self) -> bool:
-        """Whether no task may be begun any more: the service stops, or has failed."""
+        """Whether the service stops or has failed: no task may be started."""
         return self.state not in (State.STARTING, State.RUNNING)
 
     async def _end_queues(self) -> None:
@@ -249,7 +254,7 @@ class QueueService(Service):
         self._timer.close()
 
     def fail(self, error: MetaqError) -> None:
-        """Drop all queues from memory: their state is not stored."""
+        """Drop all queues from memory, because an append of their state failed."""
         if self._content is None:
             return
         self._content = None
@@ -258,7 +263,7 @@ class QueueService(Service):
             self._forget_all(group)
 
     def _note_away(self, error: MetaqError) -> None:
-        """Have `__queues` read again, after a pause."""
+        """Record a failure and have `__queues` read again after a delay."""
         if not self._failures:
             _log.error("queue groups are away: partition=%s error=%s", QUEUES, error)
         self._failure = str(error)
@@ -272,14 +277,14 @@ class QueueService(Service):
         definitions: Mapping[str, QueueGroupDefinition],
         unread: Mapping[str, str] = no_items(),  # stays empty
     ) -> None:
-        """Put definitions in effect.
+        """Apply the definitions of the catalog.
 
-        The state of a group is deleted where its definition says so, or is of a later
-        group of that name. One without a definition stays as it is.
+        The state of a group is deleted if its definition says so or belongs to a later
+        group of the same name. Groups without a definition stay as they are.
 
         Args:
-            definitions: by name.
-            unread: why others cannot be read, by name.
+            definitions: definition of each group, by name.
+            unread: error of each definition that cannot be read, by name.
         """
         self._definitions, self._unread = definitions, unread
         for name, definition in definitions.items():
@@ -304,7 +309,7 @@ class QueueService(Service):
             self._open_latest(group)
 
     def on_new_log(self, log_id: LogId) -> None:
-        """Serve a partition that was just made."""
+        """Serve a new partition."""
         self._cut({log_id: Offset(0)})
         for group in self._groups.values():
             if group.definition.topic == log_id.topic:
@@ -322,17 +327,17 @@ class QueueService(Service):
         self._delete(lambda each: each.topic == topic)
 
     def _open_latest(self, group: QueueGroup) -> None:
-        """Note where a group begins that reads only what comes later."""
+        """Open the queues of a group that starts at `latest`: that fixes the start."""
         if group.definition.start == "latest":
             for log in self._logs_of(group):
                 with suppress(UnavailableError):
                     self._queue_of(group, log)
 
     def _is_over(self, name: QueueName) -> bool:
-        """Return whether a queue is of a group that was deleted."""
+        """Return whether the group or the topic of a queue was deleted."""
         definition = self._definitions.get(name.group)
         if name.topic in self._dropped or self._context.topics.is_withdrawn(name.topic):
-            return True  # by another leader, maybe
+            return True  # possibly under another leader
         return definition is not None and (
             definition.is_deleted
             or _identity(definition) != (name.topic, name.generation)
@@ -350,9 +355,9 @@ class QueueService(Service):
             self._journal.append(QUEUES, encode_state(gone), self._on_written)
 
     def _cut(self, ends: Mapping[LogId, Offset]) -> None:
-        """Forget what queues know above the ends of their logs, which were set back.
+        """Drop the state of messages at or after the ends of logs that were cut.
 
-        Each is another log, or an older state of it: what comes there is not done.
+        The log was created again or restored: new messages at these offsets are open.
         """
         content = self._content
         if content is None:
@@ -391,7 +396,7 @@ class QueueService(Service):
     async def skip_damage(
         self, topic: str, group: str, partition: int, agreed: tuple[int, int] | None
     ) -> dict[str, object]:
-        """Obey an order; see `queue_skips.py`."""
+        """Skip a damaged range by order of an operator; see `queue_skips.py`."""
         named = self.find_group(Take(topic, group, partition, 0, 0, 0, ""))
         queue = self.queue_for(named, partition)
         return await skip_damage(self, self._context, queue, agreed)
@@ -399,11 +404,13 @@ class QueueService(Service):
     # -- queues
 
     def find_group(self, command: Take | Settle) -> QueueGroup:
-        """Return the group that a command names.
+        """Return the group of a command.
 
         Raises:
-            UnavailableError: it is not known here, or this broker serves none now.
-            ServerError: it is of another topic, or its definition cannot be read.
+            UnavailableError: the group is unknown here, or this broker serves no queues
+                now.
+            ServerError: the group belongs to another topic, or its definition cannot be
+                read.
         """
         if self._context.topics.refusal is not None:
             raise self._refusal(LogId(command.topic, command.partition))
@@ -423,14 +430,14 @@ class QueueService(Service):
         return group
 
     def queues_of(self, group: QueueGroup, partition: int) -> list[ServedQueue]:
-        """Return the queues that a taker may be given something of, in order.
+        """Return the queues that may serve a taker, by partition.
 
         Args:
-            group: of the taker.
-            partition: as in `Take`; -1: all that this broker has.
+            group: group of the taker.
+            partition: as in `Take`; -1: all partitions of this broker.
 
         Raises:
-            UnavailableError: their states cannot be read.
+            UnavailableError: `__queues` is not in memory.
         """
         if partition >= 0:
             log = self._context.topics.find_log(group.definition.topic, partition)
@@ -455,7 +462,7 @@ class QueueService(Service):
         return found[0]
 
     def _logs_of(self, group: QueueGroup) -> list[PartitionLog]:
-        """Return the partitions that messages are given out of."""
+        """Return the partitions that are open for delivery."""
         is_closed, topic = self._context.topics.is_closed, group.definition.topic
         logs = self._all_logs_of(group)
         return [log for log in logs if not is_closed(topic, log.log_id.partition)]
@@ -470,7 +477,7 @@ class QueueService(Service):
         queue = group.queues.get(log.log_id.partition)
         if queue is not None and queue.log is log:
             return queue
-        if queue is not None:  # its log was made again
+        if queue is not None:  # the partition has a new log
             queue.store_now()
         name = _name_of(group, log)
         content = self._content
@@ -528,14 +535,15 @@ class QueueService(Service):
         return queue
 
     def _away(self) -> UnavailableError:
-        """Return why no queue is known."""
+        """Return the error for commands while `__queues` is not in memory."""
         cause = self._failure or "they are being read"
         return UnavailableError(f"queue groups are away: {cause}")
 
     def _forget(self, group: QueueGroup, queue: ServedQueue) -> None:
         """Drop a queue from memory."""
         if self._content is None:
-            # The reading may have begun, and would not have it.
+            # A read of `__queues` may be in progress, and would miss a record appended
+            # now.
             queue.give_up(UnavailableError("the queue is read again"))
         else:
             queue.store_now()
@@ -551,21 +559,21 @@ class QueueService(Service):
             self._forget(group, queue)
 
     def has(self, queue: ServedQueue) -> bool:
-        """Return whether a queue is still the one in memory."""
+        """Return whether this queue is still the one in memory."""
         group = self._groups.get(queue.name.group)
         return group is not None and (group.queues.get(queue.name.partition) is queue)
 
     def send_letters(self, queue: ServedQueue, on_tried: OnTried | None = None) -> int:
-        """Send the dead letters of a queue; return how many there are."""
+        """Send the dead letters of a queue; return their number."""
         return self.letters.send(queue, on_tried)
 
     def letter_topic(self, queue: ServedQueue) -> str | None:
-        """Return the topic of its dead letters now; None: they are dropped."""
+        """Return the dead-letter topic of a queue; None: its messages are dropped."""
         group = self._groups.get(queue.name.group)
         return None if group is None else group.definition.dead_letter_topic
 
     def on_settled(self, queue: ServedQueue) -> None:
-        """Look when the next lease ends, and give out what there is now."""
+        """Set the timer of the next lease, and deliver what has become available."""
         if self.has(queue):
             self.watch(queue)
             self.takers.pump(self._groups[queue.name.group])
@@ -573,7 +581,7 @@ class QueueService(Service):
     # -- workers
 
     def note_worker(self, group: QueueGroup, name: str, answerer: Answerer) -> None:
-        """Note that a worker is connected."""
+        """Register a connection of a worker; its leases last their whole time again."""
         answerers = group.workers.setdefault(name, set())
         if answerer not in answerers:
             answerers.add(answerer)
@@ -582,7 +590,10 @@ class QueueService(Service):
                 queue.state.leases.restore(name)
 
     def drop(self, answerer: Answerer) -> None:
-        """Forget a connection that has ended: its takers, and when its leases end."""
+        """Remove an ended connection: its takers, and the leases of its workers.
+
+        A worker without another connection keeps its leases for queueReclaimMs.
+        """
         end_ms = self.now().mono_ms + self._context.config.limits.queue_reclaim_ms
         for group, names in self._workers.pop(answerer, {}).items():
             self.takers.drop(group, answerer)
@@ -598,13 +609,13 @@ class QueueService(Service):
     # -- time
 
     def now(self) -> Now:
-        """Return both clocks; a jump of the wall clock is believed after a while."""
+        """Return both clocks; a jump of the wall clock takes effect after a while."""
         clock = self._context.clock
         wall_ms = self._wall.look(clock.wall_ms(), int(clock.boot_s() * 1000))
         return Now(int(clock.monotonic_s() * 1000), wall_ms)
 
     def watch(self, queue: ServedQueue) -> None:
-        """Look at a queue when its next lease or delay ends."""
+        """Set the timer for the next lease or delay of a queue."""
         due_ms = queue.state.next_due_ms()
         if due_ms is None:
             return
@@ -628,10 +639,10 @@ class QueueService(Service):
             self.takers.pump(group)
 
     def tick(self) -> None:
-        """Write whole states where that is due, and trim; once a second."""
+        """Once a second: retry dead letters, write snapshots that are due, and trim."""
         self.letters.retry()
         for group in self._groups.values():
-            # A leader that did not know whether it leads may know now.
+            # The replica may have learned by now whether it still leads.
             self.takers.pump(group)
             for queue in [*group.queues.values()]:
                 self._tend(group, queue)
@@ -650,11 +661,11 @@ class QueueService(Service):
             self._snapshot(content, queue, log.next_offset)
         elif queue.state.is_worn and not queue.letters_open:
             content.by_name[queue.name] = queue.state.image(self.now())
-            self._forget(group, queue)  # another life begins with the next command
+            self._forget(group, queue)  # the next command opens a new incarnation
 
     @property
     def wants_trim(self) -> bool:
-        """Whether a segment of `__queues` is needed no more."""
+        """Whether the first segment of `__queues` may be removed."""
         log = self._journal.find(QUEUES)
         return log is not None and bool(
             log.segments.sealed and log.segments.first.end_offset <= log.trims_to
@@ -670,7 +681,7 @@ class QueueService(Service):
     # -- what operators see
 
     def problems(self) -> tuple[str, ...]:
-        """Return one sentence for each thing that needs an operator's attention."""
+        """Return one sentence for each problem that needs an operator."""
         failure = self._failure
         away = [f"queue groups in {QUEUES}: {failure}"] if failure else []
         stopped = [
@@ -682,7 +693,7 @@ class QueueService(Service):
         return (*away, *stopped, *self.letters.problems())
 
     def require_read(self) -> None:
-        """Raise UnavailableError where `lines` would lack queues."""
+        """Raise UnavailableError if `lines` would be incomplete."""
         if self._groups and self._is_leading and self._content is None:
             raise self._away()
 
@@ -703,7 +714,7 @@ class QueueService(Service):
         )
 
     def _floors(self, group: QueueGroup) -> Iterator[Place]:
-        """Yield each partition of a group, its queue if it is in memory, its floor."""
+        """Yield each partition of a group with its queue, if in memory, and floor."""
         for log in self._all_logs_of(group):
             queue = group.queues.get(log.log_id.partition)
             if queue is not None:
@@ -720,18 +731,18 @@ class QueueService(Service):
 
 
 def _identity(definition: QueueGroupDefinition) -> tuple[str, int]:
-    """Return what stays of a group when it is altered, besides its name."""
+    """Return the parts of a definition that `alter` cannot change, besides the name."""
     return definition.topic, definition.generation
 
 
 def _first_floor(group: QueueGroup, log: PartitionLog) -> Offset:
-    """Return where a group begins that has nothing of a partition."""
+    """Return the floor of a queue without stored state."""
     is_late = group.definition.start == "latest"
     return log.high_watermark if is_late else log.log_start_offset
 
 
 def _is_stored(log: PartitionLog | None) -> bool:
-    """Return whether nothing of a log is in flight."""
+    """Return whether no append to a log is in flight."""
     return log is None or log.high_watermark == log.next_offset
 
 

@@ -1,7 +1,7 @@
-"""`settle`: what became of deliveries of a queue group.
+"""The command `settle`: acks, nacks and other outcomes of deliveries.
 
-It is answered when every change of it is stored, and every dead letter was tried. Acks
-in a transaction go by `queue_holds.py`.
+It is answered when all of its changes are stored and each dead letter has been tried
+once. Acks in a transaction are handled by `queue_holds.py`.
 """
 
 from dataclasses import dataclass, field
@@ -38,10 +38,10 @@ _MS_MAX: Final = {SettleVerb.NACK: DELAY_MS_MAX, SettleVerb.EXTEND: LEASE_MS_MAX
 
 
 def settle(service: QueueOwner, command: Settle, answerer: Answerer) -> None:
-    """Change the states of deliveries; answered when that is stored.
+    """Settle deliveries; the command is answered when that is stored.
 
     Raises:
-        WireError: refused, nothing was changed; the text is the answer.
+        WireError: the command is refused with this text; nothing was changed.
     """
     group = service.find_group(command)
     queue = service.queue_for(group, command.partition)
@@ -64,7 +64,7 @@ def settle(service: QueueOwner, command: Settle, answerer: Answerer) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Settling:
-    """A settle on its way to its answer. Owner: the event loop's thread."""
+    """A settle that is not answered yet. Used on the loop's thread."""
 
     _service: QueueOwner
     _command: Settle
@@ -73,15 +73,15 @@ class _Settling:
     _entries: list[Settlement]
     _words: list[Word] = field(default_factory=list)
     _waits: int = 1
-    """Outcomes that the answer waits for."""
+    """Number of outcomes that the answer waits for."""
     _error: MetaqError | None = None
-    """The first one."""
+    """The first error."""
 
     def go_on(self) -> None:
-        """Find the messages, settle them, and answer when that is stored."""
+        """Scan through the last message, settle, and answer when that is stored."""
         queue, service = self._queue, self._service
         if not service.has(queue):
-            # Its state is read again, and would not have what is settled here.
+            # Its state is being read again, and would not have these changes.
             self._end(UnavailableError("the queue is read again"))
             return
         if service.is_ending:
@@ -107,7 +107,7 @@ class _Settling:
         service.on_settled(queue)
 
     def _hold(self) -> None:
-        """Have a transaction hold the messages, and answer when it has that."""
+        """Hold the messages for a transaction; answer when that is journalled."""
         try:
             hold = QueueHold(self._service, self._queue, self._command, self._answerer)
         except TransactionError as error:

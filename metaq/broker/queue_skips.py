@@ -1,8 +1,9 @@
-"""Damage that an operator has a queue group pass over: shown, agreed, stored, counted.
+"""Skipping a damaged range of a queue, by order of an operator.
 
-A queue stops at a damaged record, and waits: a backup or another replica may have it.
-Only an order ends that. What begins in the damaged range counts as done from then on,
-by a record of `__queues`, so a restart and the next leader pass over it as well.
+A queue stops at a damaged record and waits, because a backup or another replica may
+have it. Only an order makes it continue: messages that begin in the damaged range then
+count as done. That is stored in `__queues`, so a restart and the next leader skip the
+range as well.
 """
 
 import logging
@@ -21,13 +22,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """A damaged range that a queue is at."""
+    """The damaged range at which a queue has stopped."""
 
     start: Offset
     end: Offset
-    """The next offset that is good."""
+    """The next good offset."""
     open_count: int
-    """Messages in it that were looked at before, and are not done."""
+    """Messages in the range that were found before the damage and are not done."""
     file: str
     reason: str
 
@@ -38,20 +39,21 @@ async def skip_damage(
     queue: ServedQueue,
     agreed: tuple[int, int] | None,
 ) -> dict[str, object]:
-    """Show the damage that a queue is at; or pass over it, if it is what was agreed to.
+    """Return the damage at which a queue has stopped, and skip it if `agreed` names it.
 
     Args:
-        service: of the queue.
-        context: of its broker.
-        queue: on the loop.
-        agreed: start and end; None: nothing is changed.
+        service: service of the queue.
+        context: context of the broker.
+        queue: the queue; used on the loop.
+        agreed: start and end of the range to skip; None: change nothing.
 
     Returns:
-        The fields of `Skip`; what is passed over is stored then.
+        The fields of `Skip`. A skip is stored on return.
 
     Raises:
-        AdminError: it is at no damage, at another one, or another replica may mend it.
-        MetaqError: it cannot be read, or the order cannot be stored.
+        AdminError: the queue is not at damage, is at another range, or another replica
+            may have the bytes.
+        MetaqError: the log cannot be read, or the skip cannot be stored.
     """
     if queue.problem:
         await note_damage(queue.log, queue.state.scan_offset)

@@ -1,4 +1,4 @@
-"""Queue groups as operators see them: lines of `stats queues`, metrics, alarms."""
+"""Status of queue groups for operators: lines of `stats queues`, metrics, alarms."""
 
 import json
 from collections import Counter
@@ -14,9 +14,9 @@ from metaq.stats import counter, gauge
 from metaq.storage.partition_log import PartitionLog
 
 HOLDERS_MAX: Final = 20
-"""Workers that a line names, those that hold most."""
+"""Maximum workers in a line: those with the most messages."""
 LOSS_SHOWN_MS: Final = 24 * 3600 * 1000
-"""Time for which an alarm names what retention took."""
+"""Time for which an alarm reports messages lost to retention."""
 
 Place: TypeAlias = tuple[PartitionLog, ServedQueue | None, Offset]
 """A partition of a group, its queue if it is in memory, and its floor."""
@@ -24,7 +24,7 @@ Place: TypeAlias = tuple[PartitionLog, ServedQueue | None, Offset]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueGroupStatus:
-    """A queue group on this broker; its counters are of what is in memory."""
+    """Figures of a queue group on this broker, summed over the queues in memory."""
 
     group: str
     topic: str
@@ -65,13 +65,13 @@ class QueueGroupStatus:
         default=0,
     )
     full: tuple[str, ...] = ()
-    """One sentence for each partition with as many open messages as there may be."""
+    """One sentence for each partition with the maximum of open messages."""
     lost: tuple[str, ...] = ()
-    """One sentence for each partition of which retention took something lately."""
+    """One sentence for each partition that recently lost messages to retention."""
 
 
 def status_of(group: QueueGroup, places: Iterable[Place], now: Now) -> QueueGroupStatus:
-    """Return the figures of a group, sums over its partitions."""
+    """Return the figures of a group, summed over its partitions."""
     found = list(places)
     queues = [queue for _log, queue, _floor in found if queue is not None]
     sums = Counter[str]()
@@ -97,7 +97,7 @@ def status_of(group: QueueGroup, places: Iterable[Place], now: Now) -> QueueGrou
 
 
 def _figures(queue: ServedQueue) -> dict[str, int]:
-    """Return the figures of a queue, by the names that `metaq.client.admin` has."""
+    """Return the figures of a queue, by their names in `metaq.client.admin`."""
     state = queue.state
     return {
         "open_count": state.open_count,
@@ -137,10 +137,10 @@ def line_of(
     """Return a line of `stats queues`, a JSON object; `metaq.client.admin` reads it.
 
     Args:
-        group: of the queue.
+        group: group of the queue.
         log: the partition.
-        queue: None: no worker has asked for it since the broker began, so only its
-            `floor` is known.
+        queue: the queue; None if no worker has asked for it since the broker started,
+            so that only its `floor` is known.
         floor: every message below it is done.
     """
     fields: dict[str, object] = {

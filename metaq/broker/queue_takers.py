@@ -1,8 +1,8 @@
-"""Takers of a queue group: `take` commands, answered now or when there is something.
+"""Takers of a queue group: `take` commands, answered when there are messages.
 
-They wait in the order in which they came. `pump` gives out what there is: the next
-taker gets messages of one queue, and the queues have turns. Bytes that are not in the
-page cache are read by the reader threads; the pump goes on when they are there.
+Takers wait in the order of their arrival. `pump` delivers: the next taker gets messages
+of one queue, and the queues take turns. Bytes that are not in the page cache are read
+by the reader threads, and the pump continues when they have arrived.
 """
 
 import asyncio
@@ -34,22 +34,22 @@ from metaq.record.runs import RecordRun, encode_runs
 from metaq.zk.group_definitions import LEASE_MS_MAX
 
 TAKE_COUNT_MAX: Final = 1000
-"""Most messages that one `take` gives."""
+"""Maximum messages in one answer."""
 TAKE_BYTES_MAX: Final = 1 << 20
-"""Most bytes of their records; one larger message is given alone."""
+"""Maximum bytes of the records in one answer; a larger message is sent alone."""
 REPLIES_MAX: Final = 8
-"""Replies that leave together: a system call for each would cost as much as the rest of
-it, and with all of them in one the workers would wait for the last."""
+"""Replies sent by one system call. A call for each would double their cost; a single
+call for all would make every worker wait for the last reply."""
 BUSY_MS_MAX: Final = 5_000
-"""Longest wait of a `take` without one, for a queue that is being opened or read."""
+"""Longest wait of a `take` with a wait of 0, for a queue that is opened or read."""
 RETRY_MS: Final = 1000
-"""Between two looks at a partition that cannot be read, while others are served."""
+"""Interval of retries on a partition that cannot be read, while others are served."""
 TIMER_S: Final = 0.005
-"""Waits, leases and delays that end within this end together."""
+"""Waits, leases and delays that end within this time are handled together."""
 
 
 class _Given(NamedTuple):
-    """Messages of a queue on their way to a taker."""
+    """Messages of a queue being sent to a taker."""
 
     queue: ServedQueue
     taker: Taker
@@ -58,30 +58,31 @@ class _Given(NamedTuple):
 
 
 class Takers:
-    """Gives out messages. Owner: the service; used on the loop's thread."""
+    """Delivers messages to takers. Owned by the service, on the loop."""
 
     def __init__(self, service: QueueOwner, context: BrokerContext) -> None:
         self._service = service
         self._context = context
         self._ends: Deadlines[Taker] = Deadlines()
-        """When waits are over: a timer for each would cost as much as its put."""
+        """Ends of waits. One timer serves all, because a timer each would cost as much
+        as a put."""
         self._timer = DeadlineTimer(
             self._ends, context.clock.monotonic_s, self._end_waits, together_s=TIMER_S
         )
         self._replies: dict[Answerer, list[bytes]] = {}
-        """To the takers of each connection, of the pump that is at work."""
+        """Replies of the running pump that are not sent yet, by connection."""
         self._reply_count = 0
 
     @property
     def count(self) -> int:
-        """Return how many takes wait."""
+        """Return the number of waiting takers."""
         return len(self._ends)
 
     def take(self, command: Take, answerer: Answerer) -> None:
-        """Answer a `take` now, or when there is something or its wait is over.
+        """Answer a `take` when there are messages, or when its wait is over.
 
         Raises:
-            WireError: refused; the text is the answer.
+            WireError: the command is refused with this text.
         """
         group = self._service.find_group(command)
         if command.count < 0 or command.max_size < 1:
@@ -108,7 +109,7 @@ class Takers:
             self._answer_empty(taker)
             return
         if wait_ms <= 0:
-            # The pump answers it, as soon as no queue is being opened or read.
+            # The pump answers it once no queue is being opened or read.
             wait_ms = BUSY_MS_MAX
         end_s = self._context.clock.monotonic_s() + wait_ms / 1000
         self._ends.set(taker, end_s)
@@ -119,27 +120,27 @@ class Takers:
             self._answer_empty(taker)
 
     def close(self) -> None:
-        """Stop the timer; all takers were answered."""
+        """Stop the timer; all takers have been answered before."""
         self._timer.close()
 
     def end_all(self, group: QueueGroup) -> None:
-        """Answer all takers of a group with nothing."""
+        """Answer all takers of a group with no messages."""
         for taker in [*group.takers]:
             self._answer_empty(taker)
         for partition in [*group.waits]:
             group.stop_waiting(partition)
 
     def drop(self, group: QueueGroup, answerer: Answerer) -> None:
-        """End the takers of a connection."""
+        """Answer the takers of an ended connection with no messages."""
         for taker in [each for each in group.takers if each.answerer is answerer]:
             self._answer_empty(taker)
 
     # -- giving
 
     def pump(self, group: QueueGroup) -> None:
-        """Give out what there is, in the next turn of the loop, for as long as it has.
+        """Deliver available messages in the next turn of the loop, for TURN_S at most.
 
-        So what several syncs and takes of one turn have to give goes out together.
+        So the results of several syncs and takes of one turn are sent together.
         """
         if group.is_pumping or not group.takers:
             return
@@ -155,7 +156,7 @@ class Takers:
             self._send_replies()
 
     def _may_give(self) -> bool:
-        """Return whether the service goes on, and no other leader may have settled."""
+        """Return whether the service runs and, in a set, this replica surely leads."""
         replica = self._context.replica
         return (
             self._context.topics.refusal is None
@@ -196,7 +197,7 @@ class Takers:
         return queues[middle:] + queues[:middle]
 
     def _serve(self, group: QueueGroup, queue: ServedQueue, taker: Taker) -> bool:
-        """Give a taker what a queue has; return whether that changed anything."""
+        """Deliver messages of a queue to a taker; return whether anything changed."""
         now = self._service.now()
         if queue.is_busy or (
             taker.command.partition < 0
@@ -206,7 +207,7 @@ class Takers:
             return False
         count = min(taker.command.count, TAKE_COUNT_MAX)
         try:
-            # What is before the damage is given out.
+            # Messages before the damage are still delivered.
             if not (queue.problem and queue.state.ready_count) and (
                 not queue.scan(count, now)
             ):
@@ -243,11 +244,12 @@ class Takers:
     def _choose(
         self, group: QueueGroup, queue: ServedQueue, now: Now
     ) -> tuple[Taker, bool] | None:
-        """Return who is served next, and whether with a message that goes out alone.
+        """Return the next taker, and whether it gets a message that is delivered alone.
 
-        Such a message is for a worker that has no other, and gets no other beside it.
-        Where each of them has some, the first one gets no more until they are settled.
-        Neither lasts for longer than a lease of the group.
+        Such a message goes to a worker without other messages, which gets no others
+        until it is settled. If every worker has messages, the first taker's worker is
+        reserved: it gets no more until it has settled its own. Both states end after
+        one lease of the group.
         """
         is_alone, kept = queue.state.is_alone_first, group.kept
         busy: Taker | None = None
@@ -274,7 +276,7 @@ class Takers:
             ):
                 self._keep(group, worker, queue, queue, now)
             elif is_alone:
-                busy = busy or taker  # one that has no other may wait after it
+                busy = busy or taker  # a later taker may have a free worker
             else:
                 return taker, False
         return None if busy is None else (busy, False)
@@ -287,15 +289,15 @@ class Takers:
         queue: ServedQueue,
         now: Now,
     ) -> None:
-        """Give a worker nothing else, for a lease."""
+        """Deliver nothing else to a worker, for one lease at most."""
         lease_ms, kept = queue.state.rules.lease_ms, group.kept
         for name in [n for n in kept if kept[n].until_ms + lease_ms <= now.mono_ms]:
-            del kept[name]  # its worker is gone
+            del kept[name]  # the worker is gone
         kept[worker] = Kept(now.mono_ms + lease_ms, wanted)
         asyncio.get_running_loop().call_later(lease_ms / 1000, self.pump, group)
 
     def _give(self, given: _Given) -> None:
-        """Answer with the records; what cannot be read is given back."""
+        """Answer with the records; if they cannot be read, release the messages."""
         queue, taken = given.queue, given.taken
         try:
             runs = queue.runs_now(taken)
@@ -331,7 +333,7 @@ class Takers:
             self._send_replies()
 
     def _send_replies(self) -> None:
-        """Answer takers with one call for each connection."""
+        """Send the collected replies, with one call for each connection."""
         replies, self._replies, self._reply_count = self._replies, {}, 0
         for answerer, parts in replies.items():
             try:
@@ -342,7 +344,7 @@ class Takers:
             answerer.answer(joined, count=len(parts), size_bytes=0)
 
     def _read(self, queue: ServedQueue, count: int, group: QueueGroup) -> None:
-        """Have the bytes of so many messages read, and pump then."""
+        """Read the bytes of `count` messages ahead, then pump."""
         queue.is_reading = True
 
         async def run() -> None:
@@ -386,10 +388,10 @@ class Takers:
             self._answer_error(taker, self._error_of(queue, error))
 
     def _fail(self, group: QueueGroup, queue: ServedQueue, error: MetaqError) -> None:
-        """Refuse takers of a partition that cannot be read, once it has nothing else.
+        """Refuse the takers of a partition that cannot be read and has nothing else.
 
-        Those of any partition wait for the others, where these are sound: the damage of
-        one does not end the work on all.
+        Takers of any partition wait for the others while one of those is readable: the
+        damage of one partition does not stop the work on the rest.
         """
         _note_problem(queue, error, self._service.now())
         if isinstance(error, CorruptRecordError):
@@ -427,14 +429,14 @@ class Takers:
         taker.answerer.answer(line + payload, count=1, size_bytes=0)
 
     def _end(self, taker: Taker) -> None:
-        """Let a taker wait no more."""
+        """Remove a taker from those that wait."""
         taker.answerer.taker_count -= 1
         del taker.group.takers[taker]
         self._ends.clear(taker)
 
 
 def _first_for(group: QueueGroup, partition: int) -> Taker | None:
-    """Return the taker that waits longest for something of a partition."""
+    """Return the taker that has waited longest for messages of a partition."""
     for taker in group.takers:
         if taker.command.partition in (-1, partition):
             return taker
@@ -446,6 +448,6 @@ def _note_problem(queue: ServedQueue, error: MetaqError, now: Now) -> None:
 
 
 def _has_sound(group: QueueGroup, queue: ServedQueue) -> bool:
-    """Return whether another partition of a group can be read."""
+    """Return whether a group has another partition that can be read."""
     queues = group.queues.values()
     return any(not each.problem for each in queues if each is not queue)

@@ -1,30 +1,29 @@
-"""The time that delayed messages and queue groups go by when the clock jumps. Pure."""
+"""Wall time for delayed messages and queue groups, robust against clock jumps. Pure."""
 
 from typing import Final
 
 JUMP_MS: Final = 1_000
-"""A larger difference between wall clock and boot clock is a jump."""
+"""A larger difference between wall clock and boot clock counts as a jump."""
 DRIFT_PER_MS: Final = 1000
-"""A clock that is set right gradually differs by one in so many."""
+"""A clock that is slewed differs from the boot clock by at most 1 ms in this time."""
 STEADY_MS: Final = 60_000
-"""A clock that has jumped is believed when it has run evenly for so long."""
+"""A clock that has jumped is trusted again after running evenly for this time."""
 
 
 class WallTime:
-    """The time that due times, expiry and delays go by: the wall clock, but for jumps.
+    """The time for due times, expiry and delays: the wall clock without its jumps.
 
-    It is carried on by the clock that counts from the boot. Where the wall clock
-    differs from that by more than JUMP_MS, it is not believed before it has run evenly
-    for STEADY_MS.
+    It advances with the boot clock. If the wall clock differs from it by more than
+    JUMP_MS, the wall clock is trusted only after running evenly for STEADY_MS.
     """
 
     def __init__(self, wall_ms: int, boot_ms: int) -> None:
-        """Believe the wall clock as it is now."""
+        """Trust the wall clock as it is now."""
         self._wall_ms = wall_ms
         self._boot_ms = boot_ms
         self._since_ms = boot_ms
         self.lead_ms = 0
-        """By how much the wall clock is ahead, if it is not believed; else 0."""
+        """Lead of the wall clock in ms while it is not trusted; else 0."""
 
     def look(self, wall_ms: int, boot_ms: int) -> int:
         """Return the time in milliseconds since 1970, given both clocks."""

@@ -1,11 +1,11 @@
-"""`check`: whether stored bytes have their checksums, asked by who received bad ones.
+"""`check`: verify stored bytes for a client that has received damaged ones.
 
-The bytes of a get go from the file to the network, and are not looked at on the way: a
-client that receives a damaged record does not know whether the disk or the way to it
-is at fault. It asks here before it skips anything. The reader threads of the data
-directory verify the spans and whole records that overlap the range; damage goes to the
-log, as from the scrub. In a replica set the answer waits until another replica's bytes
-have mended it. The answer is that of a get there, without the bytes.
+The bytes of a get are sent from the file without being verified, so a client that
+receives a damaged record does not know whether the disk or the network is at fault. It
+asks here before it skips anything. The reader threads of the data directory verify the
+spans and whole records that overlap the range; damage is recorded in the log, as by the
+scrub. In a replica set the answer waits until the range is mended from another replica.
+The answer is that of a get at this offset, without the bytes.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ from metaq.storage.segment import Damage
 from metaq.storage.slices import Slice
 
 CHECK_BYTES_MAX: Final = 64 << 20
-"""Most bytes of a range that are checked: less than a second of a reader thread."""
+"""Maximum bytes verified by one check: less than a second of a reader thread."""
 
 CHECKS_MAX: Final = 8
-"""Checks that are not answered yet; more are refused. They share the reader threads
-with cold gets."""
+"""Maximum checks in progress; more are refused, because they share the reader threads
+with gets that are not in the page cache."""
 
 
 def handle_check(command: Check, answerer: Answerer) -> None:
@@ -63,7 +63,7 @@ def handle_check(command: Check, answerer: Answerer) -> None:
 
 
 class _Check:
-    """A check on its way to its answer. Owner: the event loop's thread."""
+    """A check that is not answered yet. Used on the loop's thread."""
 
     def __init__(self, command: Check, log: PartitionLog, answerer: Answerer) -> None:
         self._command = command
@@ -77,7 +77,7 @@ class _Check:
         self._is_late = False
 
     def go_on(self) -> None:
-        """Verify what is not known as damaged, wait for the mending, or answer."""
+        """Verify the next bytes, wait for known damage to be mended, or answer."""
         try:
             part = self._log.read(self._offset, self._size)
         except OffsetOutOfRangeError:
@@ -92,7 +92,7 @@ class _Check:
                 self._verify(part)
 
     def _verify(self, part: Slice) -> None:
-        """Have the bytes up to the end of their segment, or to damage, verified."""
+        """Verify the bytes up to the end of their segment, or to known damage."""
         log, self._size = self._log, part.size_bytes
         work = partial(part.damage, log.high_watermark)
         closed = ServerError(f"partition {log.log_id} is being closed")
@@ -118,7 +118,7 @@ class _Check:
             future.add_done_callback(finish)
 
     def _on_refused(self, error: StorageError | ClosedError) -> None:
-        """Wait while another replica may have the bytes, else answer as to a get."""
+        """Wait while another replica may have the bytes; else answer as to a get."""
         log, offset = self._log, self._offset
         if log.is_mendable(offset):
             if self._is_late:

@@ -1,20 +1,21 @@
-"""A get with a filter: the records that match, and the offset to go on at.
+"""A get with a filter: returns matching records and the next offset.
 
 The bytes from the offset on are read in windows, verified and evaluated, one get after
-another, in pieces of a turn of the loop (`PacedWork`). Bytes that are not in the page
-cache are read by the reader threads. It ends when enough was looked at, the reply is
-full, the log ends, or the bytes cannot be walked: by damage, or because a record is
-larger than the get. At the offset of the get itself it is answered as without a filter
-then, so that clients deal with that in one way. So is a get which is one too many.
+another, in pieces of at most a turn of the loop (`PacedWork`). Bytes that are not in
+the page cache are read by the reader threads. The scan ends when it has read its
+maximum, the reply is full, the log ends, or the bytes cannot be walked because of
+damage or a record larger than the get. If that is so at the offset of the get itself,
+the get is answered as without a filter, so that clients handle these cases in one way.
+A get above FILTERED_MAX is answered without a filter, too.
 
-Where the topic has an index of keys, and each match has a field of it, the records that
-may match are looked up there, and the others are passed over unread
-(`metaq/storage/key_hits.py`). What it says counts for one segment object, below the
-high watermark: a cut lowers that first, and then makes other objects, so nothing is
-passed over by an index of other bytes. Known damage ends a get, as it ends a scan.
+If the topic has a key index, and every match has an indexed field, candidates are
+looked up there and other records are skipped unread (`metaq/storage/key_hits.py`). A
+result of the index is valid for one segment object, below the high watermark: a cut
+lowers the watermark first and then replaces these objects, so an index of other bytes
+never makes the scan skip records. Known damage ends a get, as it ends a scan.
 
-At the log's end, where nothing matched, it waits for more if it may wait at all, but
-not for long: the client is to learn how far it came.
+A get without a match at the log end may wait for more, but only for a short time,
+because the client has to learn the next offset.
 """
 
 import asyncio
@@ -53,24 +54,24 @@ from metaq.storage.segment import Segment
 T = TypeVar("T")
 
 SCAN_BYTES: Final = 1 << 20
-"""A get looks at so much of the log; then it is answered with what it has."""
+"""Maximum bytes of the log that a get scans before it is answered."""
 SCAN_STEPS: Final = 16
-"""Steps that it may take for that, each at most a turn of the loop."""
+"""Maximum steps of a get, each at most a turn of the loop."""
 WINDOW_BYTES: Final = 64 * 1024
-"""Read and verified at once: half a millisecond."""
+"""Bytes read and verified at once; takes half a millisecond."""
 FILTERED_MAX: Final = 10_000
-"""Gets with a filter that are not answered yet, but for those that wait as all do."""
+"""Maximum gets with a filter in progress, without those that wait for data."""
 _CLOCK_RECORDS: Final = 16
-"""Records that are evaluated before the clock is looked at."""
+"""Records evaluated between two looks at the clock."""
 
 HITS_MAX: Final = 4096
-"""Records that are looked up at once; steps are up after about so many."""
+"""Maximum records looked up at once; about as many as a get's steps allow."""
 _HIT_BYTES: Final = 4096
-"""Read of a record that is looked up, at first; most are shorter."""
+"""Bytes read first of a record that was looked up; most records are shorter."""
 NEAR_BYTES: Final = 32 * 1024
-"""Hits that are no further apart are read at once: that is no slower."""
+"""Hits at most this far apart are read together, which is no slower."""
 _HIT_EFFORT: Final = 1024
-"""Bytes whose walk takes about as long as one hit, beyond its own."""
+"""Overhead of one hit, in bytes of a scan that take as long."""
 
 
 def answer_get(
@@ -79,17 +80,17 @@ def answer_get(
     """Answer a get, with or without a filter, or wait; see `handle_get`.
 
     Raises:
-        WireError: no bytes, or the filter cannot be read; the text is the answer.
+        WireError: there are no bytes, or the filter is invalid; the text is the answer.
     """
     if command.where is None or not _begin(command, command.where, answerer):
         handle_get(command, answerer, has_waited=has_waited)
 
 
 def _begin(command: Get, where: str, answerer: GetAnswerer) -> bool:
-    """Return whether a filtered answer is begun."""
+    """Start a filtered get; return False if it has to be answered without a filter."""
     context, topic, partition = answerer.context, command.topic, command.partition
     if not has_parser():
-        # The loop does not wait for it: until then clients filter.
+        # The loop does not wait until the parser is loaded; clients filter until then.
         if not context.filter_parser_asked:
             context.filter_parser_asked = True
             context.upkeep.submit(parse_filter, ANY_FILTER)
@@ -118,7 +119,7 @@ def _begin(command: Get, where: str, answerer: GetAnswerer) -> bool:
 
 
 class _FilteredGet:
-    """A get with a filter on its way to its answer. Owner: the loop's thread."""
+    """A get with a filter that is not answered yet. Used on the loop's thread."""
 
     def __init__(
         self, command: Get, where: Filter, log: PartitionLog, answerer: GetAnswerer
@@ -158,7 +159,7 @@ class _FilteredGet:
         self._steps = self._scan()
 
     def go_on(self) -> bool:
-        """Take one step; return whether another one is to follow by itself."""
+        """Take one step; return whether to call this again without an event."""
         self._left_steps -= 1
         self._turn_end_s = self._loop.time() + self._context.filter_work.turn_s
         try:
@@ -186,13 +187,13 @@ class _FilteredGet:
             self._answer(b"")
         return False
 
-    # -- the scan: each step yields whether another one is to follow by itself
+    # -- the scan: each step yields the result of `go_on`
 
     def _scan(self) -> Iterator[bool]:
-        """Look at records until the get is to be answered; the offset says how far.
+        """Scan until the get can be answered; advances the offset.
 
         Raises:
-            StorageError: the bytes from here on cannot be had.
+            StorageError: the bytes at the offset cannot be read.
             ClosedError: the log is closed.
         """
         goes_on = True
@@ -232,7 +233,7 @@ class _FilteredGet:
     def _evaluate(
         self, data: bytes, base: Offset, bounds: Sequence[Position]
     ) -> Generator[bool, None, bool]:
-        """Evaluate records; return False at the first that has to wait."""
+        """Evaluate records; return False at the first that does not fit the reply."""
         for count, index in enumerate(self._where.candidates(data, bounds)):
             start, stop = bounds[index : index + 2]
             if not count % _CLOCK_RECORDS and self._is_turn_over():
@@ -244,7 +245,7 @@ class _FilteredGet:
         return True
 
     def _take(self, data: bytes, base: Offset, start: int, stop: int) -> bool:
-        """Add a record if it matches; return False, and be at it, if it has to wait."""
+        """Add a record if it matches; return False, at it, if it does not fit."""
         self._offset = Offset(base + start)
         flag = HEADER.unpack_from(data, start)[3]
         try:
@@ -265,20 +266,20 @@ class _FilteredGet:
     # -- with an index
 
     def _wants_look(self) -> bool:
-        """Return whether to ask the index about the records from here on."""
+        """Return whether to ask the index about the next records."""
         if not self._sets or self._knows_hits():
             return False
         wanted = self._context.filter_look_bytes
         return self._sound_bytes(wanted) == wanted
 
     def _sound_bytes(self, size_max: int) -> int:
-        """Return how many bytes from here on can be read, before known damage."""
+        """Return the number of bytes before the next known damage."""
         part = self._log.read(self._offset, size_max)
         part.release()
         return part.size_bytes
 
     def _look(self) -> Iterator[bool]:
-        """Ask the index; if it does not say anything, never again."""
+        """Ask the index; if it has no answer, do not ask again."""
         log, base, context = self._log, self._offset, self._context
         segment = log.segments.find(base)
         assert segment is not None, base
@@ -311,7 +312,7 @@ class _FilteredGet:
         self._hits, self._looked_in = hits, segment
 
     def _knows_hits(self) -> bool:
-        """Return whether the index has said what is next, of bytes that are there."""
+        """Return whether there is a valid result of the index for this offset."""
         hits, log = self._hits, self._log
         return (
             hits is not None
@@ -320,7 +321,7 @@ class _FilteredGet:
         )
 
     def _follow(self) -> Generator[bool, None, bool]:
-        """Pass over records up to some hits, evaluate these; return as `_walk`."""
+        """Skip records up to some hits and evaluate those; return as `_walk`."""
         assert self._hits is not None
         offsets, base = self._hits.offsets, self._offset
         end = base + self._sound_bytes(self._hits.end - base)
@@ -373,7 +374,7 @@ class _FilteredGet:
         return True
 
     def _read(self, offset: Offset, size: int) -> Generator[bool, None, bytes | None]:
-        """Return bytes, from memory or from the disk; None: the get is to end."""
+        """Return bytes, from memory or from the disk; None: the get has to end."""
         data = read_cached(self._log, offset, size)
         if data is None and not self._runs:  # none are held while a disk works
             part = self._log.read(offset, size)
@@ -388,7 +389,7 @@ class _FilteredGet:
         return data
 
     def _begin(self, executor: Executor, work: Callable[[], T]) -> "asyncio.Future[T]":
-        """Have something done that may wait for a disk; the scan goes on then.
+        """Run blocking work on a thread; the scan continues after it.
 
         Raises:
             ClosedError: the log is closed.
@@ -401,7 +402,7 @@ class _FilteredGet:
         return working
 
     def _hold(self) -> bool:
-        """Wait a short time for more; return whether there is a reason for that."""
+        """Wait a short time for more records; return whether it waits."""
         is_over = self._held is not None and self._held.offset == self._offset
         if self._runs or is_over or self._loop.time() >= self._hold_until_s:
             return False
@@ -432,7 +433,7 @@ class _FilteredGet:
 
 
 def _near(offsets: Sequence[int], index: int, end: int) -> Sequence[int]:
-    """Return the hits from an index on, and below `end`, that are read at once."""
+    """Return the hits from `index` on, below `end`, that are read together."""
     if index == len(offsets) or offsets[index] >= end:
         return ()
     last = min(end - 1, offsets[index] + WINDOW_BYTES - _HIT_BYTES)

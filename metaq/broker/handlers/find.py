@@ -1,12 +1,12 @@
 """`find`: the records with a key or header, newest first.
 
-An upkeep thread looks them up (`metaq/storage/key_lookup.py`), in the log as it was
-when the command came. It works for WORK_S and the reply says where to go on, so a
-look-up without an index is many short ones.
+An upkeep thread searches the log as it was when the command arrived
+(`metaq/storage/key_lookup.py`). It works for at most WORK_S, and the reply has the
+offset to continue at: a look-up without an index is a sequence of short ones.
 
-What comes in one turn of the loop, for each partition of a topic as a rule, is one job:
-to change threads takes as long as to look up. When one of it takes long, the rest are
-jobs of their own.
+All look-ups of one turn of the loop, usually those for the partitions of a topic, are
+one job, because a change of threads takes as long as a look-up. If one takes long, the
+rest become jobs of their own.
 """
 
 import asyncio
@@ -33,35 +33,35 @@ from metaq.storage.key_index import field_names
 from metaq.storage.key_lookup import KeyQuestion, KeySearch
 
 FINDS_MAX: Final = 64
-"""Look-ups that are not answered yet; more are refused. A client asks for all
-partitions of a topic at once."""
+"""Maximum look-ups in progress; more are refused. A client sends one for each partition
+of a topic at once."""
 
 WORK_S: Final = 0.05
-"""A reply is sent after so much work."""
+"""Maximum time of one look-up; then its reply is sent."""
 
 TOGETHER_S: Final = 0.002
-"""Look-ups of one job begin within this time."""
+"""Look-ups that a job has not begun within this time become jobs of their own."""
 
 LIMIT_MAX: Final = 1000
-"""Most records of a reply,"""
+"""Maximum records in a reply."""
 
 RECORDS_BYTES_MAX: Final = 1 << 20
-"""and most bytes of them, but for a first one that is larger. So many are counted as in
-flight in the broker until the answer, which counts as a reply until it has left;"""
+"""Maximum bytes of the records in a reply; a larger first record is sent alone. This
+many are counted as in flight for the whole broker until the answer is made."""
 
 HELD_BYTES: Final = 32 << 10
-"""and so many in its connection: most replies have fewer, and a connection that counts
-all of them would have the partitions of a topic looked up one after the other."""
+"""Bytes counted as in flight for the connection. Most replies are smaller; counting the
+maximum would make a connection look up the partitions of a topic one by one."""
 
 
 def handle_find(command: Find, answerer: Answerer) -> None:
-    """Look records up; the answer comes later.
+    """Begin a look-up, which is answered later.
 
     Raises:
-        BadRequestError: the payload is no key or header, or the limit is 0.
+        BadRequestError: the payload is no key or header, or the limit is below 1.
         ForbiddenError: the partition is closed.
         NotFoundError: no put has made this log.
-        UnavailableError: this replica does not know yet where it ends, or there are too
+        UnavailableError: this replica does not know the log end yet, or there are too
             many look-ups.
         ServerError: the log cannot be read.
     """
@@ -98,7 +98,7 @@ def handle_find(command: Find, answerer: Answerer) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """A command that is being answered."""
+    """A command in progress."""
 
     command: Find
     answerer: Answerer
@@ -143,7 +143,7 @@ def _begin_all(context: BrokerContext) -> None:
 
 
 def _begin(context: BrokerContext, waiting: list[LookUp]) -> None:
-    """Have an upkeep thread answer some look-ups."""
+    """Answer some look-ups on an upkeep thread."""
 
     def finish(done: "asyncio.Future[list[bytes | Exception]]") -> None:
         replies = done.result()
@@ -161,7 +161,7 @@ def _begin(context: BrokerContext, waiting: list[LookUp]) -> None:
 
 
 def _work(clock: Clock, waiting: list[LookUp]) -> list[bytes | Exception]:
-    """Return the answers to the first ones, as far as there is time."""
+    """Return the answers to as many look-ups as begin within TOGETHER_S; blocks."""
     replies = list[bytes | Exception]()
     over_s = clock.monotonic_s() + TOGETHER_S
     for each in waiting:
@@ -169,6 +169,6 @@ def _work(clock: Clock, waiting: list[LookUp]) -> list[bytes | Exception]:
             break
         try:
             replies.append(each.reply(clock))
-        except Exception as error:  # noqa: BLE001  # it is the answer to this one
+        except Exception as error:  # noqa: BLE001  # becomes the answer of this one
             replies.append(error)
     return replies

@@ -55,10 +55,10 @@ MEND_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """No data at that offset, though there may be some later."""
+    """There is no data at the offset yet."""
 
     log: PartitionLog | None
-    """None when no put has made the log yet."""
+    """None if no put has created the log yet."""
     error: NotFoundError | UnavailableError
     """The answer without a wait."""
     wait_ms: int = 0
@@ -68,10 +68,10 @@ class _End:
 def handle_get(
     command: Get, answerer: GetAnswerer, *, has_waited: bool = False
 ) -> None:
-    """Answer with bytes of the log, or wait for some, unless that wait is over.
+    """Answer with bytes of the log, or wait for some unless the wait is over.
 
     Raises:
-        WireError: no bytes; the text is the answer.
+        WireError: there are no bytes; the text is the answer.
     """
     context = answerer.context
     found = _find(command, context)
@@ -120,7 +120,7 @@ def _find(command: Get, context: BrokerContext) -> FileRange | _End:
             return _End(log, mends, int(MEND_S * 1000))
         count_get(context, command, is_failure=True)
         if not log.is_settled:
-            # Others have what is damaged here, and one of them leads, or soon will.
+            # Other replicas have these bytes, and one of them leads or soon will.
             raise UnavailableError(texts.not_settled(topic, partition)) from error
         raise ServerError(text_of(error, command, log, context)) from error
     return _outside(command, log, context)
@@ -148,7 +148,7 @@ def _outside(command: Get, log: PartitionLog, context: BrokerContext) -> _End:
 
 
 def _wait(command: Get, found: _End, answerer: GetAnswerer) -> bool:
-    """Let a get wait if it wants to and may; return whether it does."""
+    """Let a get wait, if it asks for that and may; return whether it waits."""
     context = answerer.context
     limits, waiters = context.config.limits, context.waiters
     wait_ms = max(found.wait_ms, min(command.wait_ms, limits.wait_ms_max))
@@ -169,12 +169,12 @@ def _wait(command: Get, found: _End, answerer: GetAnswerer) -> bool:
 
 
 def _explain(command: Get, context: BrokerContext, error: BaseException) -> bytes:
-    """Return the answer to a get that was counted, and whose file cannot be read."""
+    """Return the answer to a counted get whose file cannot be read."""
     topic, partition = command.topic, command.partition
     counters, log = context.counters, context.topics.find_log(topic, partition)
     counters.get_failed += 1
     if log is not None and command.offset < log.log_start_offset:
-        # Retention was faster.
+        # Retention has removed the segment.
         counters.get_miss += 1
         counters.cmd_offset += 1
         start = str(log.log_start_offset).encode()
@@ -198,7 +198,7 @@ def text_of(
     log: PartitionLog | None,
     context: BrokerContext,
 ) -> str:
-    """Return the text of a 500; damage is named for programs, too."""
+    """Return the text of a 500; damage is included in machine-readable form."""
     is_known = isinstance(error, StorageError | ClosedError)
     detail = str(error) if is_known else "the disk cannot read it"
     text = texts.put_failed(context.address, command.topic, command.partition, detail)

@@ -1,9 +1,9 @@
 """`offset`: where reading can start, and questions about the log.
 
-An `offset` may carry a question instead (docs/protocol.md, *Questions*). The answer
-needs span indexes, and records where a question cuts a span, so the upkeep threads find
-it, and other commands overtake it. They see the log as it was when the question came:
-immutable segments and two offsets.
+An `offset` may carry a question instead (docs/protocol.md, *Questions*). Its answer
+needs the span indexes, and records if it splits a span, so upkeep threads compute it
+and other commands may overtake it. They see the log as it was when the question
+arrived: immutable segments and two offsets.
 
 Source: docs/metaq-1.4/broker.md 1.6.
 """
@@ -45,14 +45,14 @@ from metaq.storage.span_queries import SpanQueries
 BOUNDARIES_MAX: Final = 10_000
 
 ANSWER_BYTES_MAX: Final = 256 << 10
-"""Bytes counted for a query in the in-flight bounds: more than its longest answer."""
+"""Bytes counted as in flight for a question: more than its longest answer."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A question, and the log as it was when it came."""
+    """A question, with the log as it was when the question arrived."""
 
     name: str
     queries: SpanQueries
@@ -64,11 +64,11 @@ class _Asked:
 def handle_offset(command: OffsetQuery, answerer: Answerer) -> bytes | None:
     """Return the nearest offset: log start, start of a segment, or the end.
 
-    Closed partitions answer too. A question is answered later; then None is returned.
+    Closed partitions answer too. None: it is a question, which is answered later.
 
     Raises:
         NotFoundError: no put has made this log.
-        UnavailableError: this replica does not know yet where it ends.
+        UnavailableError: this replica does not know the log end yet.
         ServerError: the log cannot answer the question now.
     """
     context = answerer.context
@@ -83,11 +83,11 @@ def handle_offset(command: OffsetQuery, answerer: Answerer) -> bytes | None:
 
 
 def settled_log(context: BrokerContext, topic: str, partition: int) -> PartitionLog:
-    """Return a log of which it is known where it ends.
+    """Return a log whose end is known.
 
     Raises:
         NotFoundError: no put has made it.
-        UnavailableError: this replica does not know that yet.
+        UnavailableError: this replica does not know the end yet.
     """
     log = context.topics.find_log(topic, partition)
     if not knows_end(context, log):
@@ -98,7 +98,7 @@ def settled_log(context: BrokerContext, topic: str, partition: int) -> Partition
 
 
 def queries_of(context: BrokerContext, log: PartitionLog) -> SpanQueries:
-    """Return what answers questions about a log as it is now, in any thread.
+    """Return the queries of a log as it is now; they may run on any thread.
 
     Raises:
         ServerError: it cannot be read.
@@ -110,7 +110,7 @@ def queries_of(context: BrokerContext, log: PartitionLog) -> SpanQueries:
 
 
 def knows_end(context: BrokerContext, log: PartitionLog | None) -> bool:
-    """Return whether a log ends here as in its set; None: there is no such log."""
+    """Return whether this replica knows the end of a log; None: no put has made it."""
     replica = context.replica
     is_known = context.config.replication is None or (
         replica is not None and replica.knows_ends
@@ -121,7 +121,7 @@ def knows_end(context: BrokerContext, log: PartitionLog | None) -> bool:
 def _begin_answer(
     command: OffsetQuery, question: Question, log: PartitionLog, answerer: Answerer
 ) -> None:
-    """Have a question answered by another thread; `answerer` sends the answer later.
+    """Answer a question on another thread; `answerer` sends the answer later.
 
     Raises:
         ServerError: the log cannot be read there; the text is the answer.
@@ -146,7 +146,7 @@ def _begin_answer(
 def _ask(
     command: OffsetQuery, question: Question, log: PartitionLog, context: BrokerContext
 ) -> _Asked:
-    """Write down the log as it is now, and the range that is asked about."""
+    """Return a question with the log as it is now and the range of the question."""
     queries = queries_of(context, log)
     log_start, high_watermark = log.log_start_offset, log.high_watermark
     start = Offset(max(log_start, min(command.offset, high_watermark)))
@@ -196,10 +196,10 @@ def late_failure(
     command: OffsetQuery | Check | Get | Find,
     context: BrokerContext,
 ) -> WireError:
-    """Return the answer to a command with which another thread had no success."""
+    """Return the refusal of a command that has failed on another thread."""
     match error:
         case MissingFileError():
-            # Retention was faster than the question; the next one finds the new start.
+            # Retention removed the segment; the next question finds the new log start.
             return UnavailableError(texts.LOG_START_MOVED)
         case WireError() | StorageError():
             return ServerError(str(error))

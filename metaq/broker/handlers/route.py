@@ -1,20 +1,21 @@
-"""Puts to an exchange: one command, appended to each topic that is bound, one answer.
+"""Puts to an exchange: one command, appended to each matching topic, one answer.
 
-The messages of a command are sorted by target: a partition of each topic that a message
-matches. All targets are looked at before anything is appended, in one turn of the loop,
-so what one of them refuses is nowhere. The answer comes when all have it. What a disk
-fails after that is in doubt; the command that is sent again stores what is missing.
+The messages of a command are grouped by target, a partition of each topic that a
+message matches. All targets are checked before anything is appended, in one turn of the
+loop: if one of them refuses, nothing is stored. The command is answered when all have
+stored it. After a later failure of a disk it is in doubt; sending the command again
+stores what is missing.
 
     mput events ... a b c         a: order.paid   b: order.new   c: order.paid
                                           orders  <- order.#     a b c    one append
                                           paid    <- *.paid      a c      one append
 
 A batch with a producer is looked up at each target, under a name made of producer and
-exchange, with its whole sequence and count: a target has it once. The partition is a
-function of the message key, or else of producer and sequence, and so the same when the
-batch is sent again. The order of a command is kept at each target.
+exchange, with its whole sequence and count: each target stores it once. The partition
+is a function of the message key, or else of producer and sequence, so it is the same
+when the batch is sent again. Each target keeps the order of the command.
 
-In a transaction the same messages are puts of it, to the topics that are bound now.
+In a transaction the messages become puts of it, to the topics that are bound now.
 """
 
 from collections.abc import Generator, Sequence
@@ -64,14 +65,14 @@ from metaq.txn.records import encode_batch
 from metaq.txn.transaction import BrokerTransaction, PutRun
 
 TARGETS_MAX: Final = 64
-"""Topics that one message may go to."""
+"""Maximum topics for one message."""
 STEP_COUNT: Final = 256
-"""Messages that one step sorts: about a millisecond,"""
+"""Maximum messages sorted in one step; takes about a millisecond."""
 STEP_BYTES: Final = 64 * 1024
-"""and bytes of them, which may all be headers."""
+"""Maximum bytes sorted in one step; they may all be headers."""
 LINES_REMEMBERED_MAX: Final = 4096
 LINE_BYTES_MAX: Final = 512
-"""Longest line of key and headers that is remembered."""
+"""Maximum length of a line of key and headers whose decoding is cached."""
 
 
 Addressed: TypeAlias = tuple[str, bytes | None, HeaderPairs]
@@ -85,12 +86,12 @@ class _Target:
 
     def __init__(self, first: int) -> None:
         self.first = self.last = first
-        """Number in the command of its first message, and of its last one."""
+        """Positions of its first and its last message in the command."""
         self.count = self.size_bytes = 0
         self.runs: list[list[int]] = []
-        """Part, start and end of messages that are side by side there."""
+        """Part, start and end of runs of adjacent messages."""
         self.waiting: delay_puts.WaitingRecords | None = None
-        """The records of `__delays` that they wait in; None: they are due."""
+        """Their records for `__delays`; None: the messages are due."""
 
     def add(self, number: int, part: int, start: int, end: int) -> None:
         run = self.runs[-1] if self.runs else None
@@ -112,7 +113,7 @@ class _Target:
 
 
 class RouteTicket(PutTicket):
-    """A command that waits for all of its targets: the ticket of each of them.
+    """Ticket of a command at each of its targets; answers when all have reported.
 
     Called on the loop's thread, by the disk or by the journal.
     """
@@ -145,21 +146,21 @@ class RouteTicket(PutTicket):
             super().on_stored()
 
     def on_stored(self) -> None:
-        """Note that one target has its messages."""
+        """Count one target that has stored its messages."""
         self._is_stored = True
         self._end_one()
 
     def on_failed(self, error: StorageError | ClosedError) -> None:
-        """Note that one target has refused them, or may have them."""
+        """Record the failure of one target, which may have stored the messages."""
         self._errors.append(error)
         self._end_one()
 
     def on_journalled(self, _position: int) -> None:
-        """Note that those for one target are in the journal."""
+        """Count one target whose messages are journalled."""
         self._end_one()
 
     def on_refused(self, error: StorageError) -> None:
-        """Note that they are not: the transaction cannot be committed any more."""
+        """Record that messages are not journalled: the transaction cannot commit."""
         self.on_failed(error)
 
     def _end_one(self) -> None:
@@ -168,7 +169,7 @@ class RouteTicket(PutTicket):
             super().on_stored()
 
     def encode(self) -> bytes:
-        """Return the reply: good where all targets have them."""
+        """Return the reply: 200 if all targets have stored the messages."""
         opaque, partition = self._command.opaque, self.log_id.partition
         if not self._errors:
             body = b"%d %d -1 routed=%d" % (self.first_id, partition, self._copies)
@@ -188,8 +189,8 @@ def route(
     """Append messages to all of their targets, in steps; answered by a ticket.
 
     Args:
-        command: to an exchange, or refused.
-        checking: steps that verify its messages, and return them.
+        command: a batch for an exchange.
+        checking: generator that verifies the messages and returns them.
         answerer: the session.
 
     Raises:
@@ -202,7 +203,7 @@ def route(
         yield from routing.wrap()
     except (ServerError, UnavailableError, NoSpaceError) as error:
         raise _refuse(answerer, command, error) from error
-    # From here to the end in one turn: what was looked at does not change.
+    # From here on in one turn of the loop, so that the targets do not change.
     if command.transaction is None:
         routing.append()
     else:
@@ -210,7 +211,7 @@ def route(
 
 
 def _exchange_of(command: Mput, answerer: Answerer) -> ServedExchange:
-    """Return the exchange of a command that it takes; ServerError where there is none.
+    """Return the exchange of a command; raise ServerError if it is not served.
 
     The text is the answer.
     """
@@ -224,7 +225,7 @@ def _exchange_of(command: Mput, answerer: Answerer) -> ServedExchange:
 
 
 class _Routing:
-    """One command on its way to its targets."""
+    """One command that is being routed."""
 
     def __init__(
         self,
@@ -240,9 +241,10 @@ class _Routing:
         self._context = answerer.context
         self._targets: dict[LogId, _Target] = {}
         self._name: tuple[str, int, int, int] | None = None
-        """Producer at the targets, sequence, count, checksum of a batch that has it."""
+        """Producer's name at the targets, sequence, count and checksum of the batch;
+        None without a producer."""
         self._first_id: MessageId | None = None
-        """Of messages that wait, which get new ids when they are delivered."""
+        """First id of delayed messages; they get new ids when they are delivered."""
         self._unkeyed = self._context.topics.choose(1 << 32)
         """Chooses the partition of messages without a key."""
         if command.producer is not None:
@@ -257,7 +259,8 @@ class _Routing:
         """Sort the messages by target.
 
         Raises:
-            ServerError: one is not routed, or to too many topics, or one is not served.
+            ServerError: a message is unroutable, or matches too many topics, or a topic
+                is not served.
             UnavailableError: this replica takes no put now.
         """
         topics, number, step_bytes = self._context.topics, 0, 0
@@ -295,7 +298,7 @@ class _Routing:
     def _topics_of(
         self, routing_key: str, headers: HeaderPairs
     ) -> tuple[str, ...] | None:
-        """Return where a message goes; None: nowhere, and it may not be dropped."""
+        """Return the topics of a message; None: it has none and may not be dropped."""
         exchange, counters = self._exchange, self._context.counters
         if exchange.matcher.has_keys and len(routing_key) > KEY_BYTES_MAX:
             raise ServerError(
@@ -326,12 +329,12 @@ class _Routing:
         return (exchange.alternate,)
 
     def wrap(self) -> Generator[None]:
-        """Have the messages wait, if a time of theirs is still to come.
+        """Make records for `__delays`, if a due time is in the future.
 
         Raises:
-            ServerError: one is too far away, or they are too large.
-            NoSpaceError: too much waits already.
-            UnavailableError: this broker delivers no message later.
+            ServerError: a time is too far in the future, or the messages are too large.
+            NoSpaceError: delayed messages take too much space already.
+            UnavailableError: this broker does not delay messages.
         """
         command, context = self._command, self._context
         if command.deliver_ms is None:
@@ -382,10 +385,10 @@ class _Routing:
     def _look_at(
         self, log_id: LogId, target: _Target
     ) -> tuple[PartitionLog, StoredBatch | None]:
-        """Return the log of a target that takes its messages, and the batch if it has.
+        """Return the log of a target, and the batch if it is stored there already.
 
         Raises:
-            WireError: it takes none now.
+            WireError: the target refuses puts now.
         """
         topics, where = self._context.topics, (log_id.topic, log_id.partition)
         try:
@@ -404,7 +407,7 @@ class _Routing:
     def _find_waiting(
         self, log_id: LogId, waiting: delay_puts.WaitingRecords | None
     ) -> tuple[PartitionLog, StoredBatch] | None:
-        """Return the batch where it waits, if its producer has sent it before."""
+        """Return the delayed batch and its log, if it was stored there before."""
         command, name = self._command, self._name_waiting(log_id)
         if name is None or command.deliver_ms is None:
             return None
@@ -457,7 +460,7 @@ class _Routing:
     # -- in a transaction
 
     def put(self, transaction: BrokerTransaction) -> None:
-        """Make them puts of a transaction; raises as `append`."""
+        """Add the messages to a transaction; raises as `append`."""
         for log_id, target in self._targets.items():
             self._look_at(log_id, target)
         transactions, targets = self._context.transactions, self._targets.values()
@@ -503,9 +506,9 @@ def _refuse(
 
 
 def read_address(records: bytearray, start: int) -> Addressed:
-    """Return what the record at a position says of where it goes; whole and checked.
+    """Return the address of the verified record at a position.
 
-    A block of attribute and headers that is cut short says nothing.
+    A truncated block of attribute and headers counts as empty.
     """
     length, _, _, flag = HEADER.unpack_from(records, start)
     first = start + HEADER_BYTES

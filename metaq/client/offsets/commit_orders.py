@@ -1,14 +1,14 @@
-"""Commits that users ask for: what they name, and those that are not waited for.
+"""Commits requested by users: parsing of their argument, and `commit_nowait`.
 
 commit(message)              up to this message and with it
 commit([message, ...])       up to the last one of each partition
 commit(batch)                the offsets of the batch
 commit({partition: offset})  this offset, which may be before the committed one
 
-Those that are not waited for come to the loop from any thread. A reader that asks for
-one after each message may be faster than the loop: orders wait in a list that the loop
-empties at once, so they are as many as are given in one turn of it, and those for what
-is handled become one commit.
+`commit_nowait` may be called on any thread, and a reader that calls it after each
+message may be faster than the loop. Orders are therefore queued in a list, and each
+turn of the loop takes the whole list: its size is bounded by the orders of one turn,
+and consecutive orders for handled messages share one commit.
 """
 
 import asyncio
@@ -27,36 +27,36 @@ from metaq.model import GroupOffset, Message, MessageId, Offset, TopicPartition
 
 @runtime_checkable
 class HasOffsets(Protocol):
-    """A batch of messages."""
+    """A batch of messages, seen as the offsets to commit after it."""
 
     @property
     def offsets(self) -> Mapping[TopicPartition, Offset]:
-        """The next offset of each of its partitions."""
+        """The next offset of each partition in the batch."""
 
 
 Committable: TypeAlias = (
     Message | HasOffsets | Iterable[Message] | Mapping[TopicPartition | str, Offset]
 )
-"""Argument of a commit; see the top of this file."""
+"""Argument of a commit; the module docstring has a table."""
 
 
 def read_committable(what: Committable, topics: Collection[str]) -> CommitOrder:
-    """Return a commit of the offsets that its argument names.
+    """Parse the argument of a commit.
 
     Args:
         what: argument of the commit.
-        topics: the subscribed topics, for partitions in texts.
+        topics: the subscribed topics; they complete partition names such as `"0-3"`.
 
     Raises:
-        TypeError: it is something else.
-        ConfigError: an offset, or the name of a partition, that is none.
+        TypeError: the argument is of another type.
+        ConfigError: an offset or a partition name is invalid.
     """
     if isinstance(what, Mapping):
         for offset in what.values():
             check_offset("offset", offset)
         named = {as_partition(one, topics): offset for one, offset in what.items()}
         return CommitOrder(_with_ids(named, {}), may_go_back=True)
-    # A message is a tuple, too, and a batch is a sequence.
+    # Message is a tuple and a batch is a sequence, so the order of the tests matters.
     messages = [what] if isinstance(what, Message) else what
     ids: dict[TopicPartition, MessageId] = {}
     ends: dict[TopicPartition, Offset] = {}
@@ -93,10 +93,10 @@ AnyFuture: TypeAlias = asyncio.Future[None] | Future[None]
 
 
 class CommitOrders:
-    """Orders of one consumer, with the futures that answer them."""
+    """Queue of one consumer's `commit_nowait` orders, each with its future."""
 
     def __init__(self, begin: Callable[[CommitOrder], Commit]) -> None:
-        """Begin without an order; `begin` is called on the loop."""
+        """Create an empty queue; `begin` starts a commit and is called on the loop."""
         self._begin = begin
         self._lock = threading.Lock()
         self._waiting: list[tuple[CommitOrder, AnyFuture]] = []
@@ -112,8 +112,8 @@ class CommitOrders:
 
         Args:
             order: what to commit.
-            future: it ends in every case, unless this raises.
-            start: begins work on the loop.
+            future: always completed, unless this call raises.
+            start: schedules a coroutine on the loop.
 
         Raises:
             ClosedError: the loop is closed.
@@ -131,7 +131,7 @@ class CommitOrders:
         run.add_done_callback(self._on_end)
 
     async def _run(self) -> None:
-        """Commit what waits, and answer."""
+        """Commit the queued orders and complete their futures."""
         waiting = self._take()
         begun: list[Commit] = []
         last: CommitOrder | None = None
@@ -148,7 +148,7 @@ class CommitOrders:
 
     def _on_end(self, run: AnyFuture) -> None:
         self._runs.discard(run)
-        # The loop ends; it may have ended the run before its first step.
+        # A loop that shuts down may cancel the task before its first step.
         if run.cancelled():
             self._fail(_closed())
 

@@ -1,16 +1,16 @@
 """Commits of handled offsets, on demand and periodically.
 
-Only changed offsets are written. A commit that fails is repeated with the next one: no
-offset is lost because a store was away once.
+Only changed offsets are written. The offsets of a failed commit are part of the next
+one, so a store that is unavailable for a while loses no offset.
 
-Theory of operation: one write is under way at a time. Commits that come in the
-meantime gather in the next one, which takes the newest offset of each partition and
-answers all of them: a consumer that commits each message writes as often as its store
-can, and no more. A commit under another fence waits for a write of its own, so that
-messages handled under one session are not committed under the next.
+Theory of operation: one write is in progress at a time. Commits requested meanwhile
+are combined into the next write, which takes the newest offset of each partition and
+answers all of them: a consumer that commits each message writes as often as the store
+can, and no more. A commit under another fence gets a write of its own, so that
+messages handled under one session are never committed under the next.
 
-An offset that the user names holds until more is handled: automatic commits do not set
-it back to what is handled, nor forward after the user set it back.
+An explicit offset stays in effect until more is handled: automatic commits neither move
+it back to the handled offset, nor forward again after the user moved it back.
 
     user names   handled   automatic commits write
     message 7    3         7, until more than 7 is handled
@@ -47,50 +47,51 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """An offset that the user has named."""
+    """An explicit offset of the user."""
 
     offset: GroupOffset
     until: Offset
-    """It holds while no more than this is handled."""
+    """In effect until the handled offset is greater than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitOrder:
-    """Offsets that a user wants committed."""
+    """A commit requested by the user."""
 
     named: Offsets | None = None
-    """Offsets that are named; None: those of what is handled."""
+    """Explicit offsets; None: commit the handled offsets."""
     may_go_back: bool = False
-    """Whether a named offset may be before the committed one."""
+    """Whether an explicit offset may be less than the committed one."""
     lost: MetaqError | None = None
-    """Error of the message being handled; the others are committed."""
+    """Set if the partition of the message being handled was lost; the other partitions
+    are committed."""
 
     def error(self, failed: Failures) -> MetaqError | None:
-        """Return the error for the caller; None when all is committed."""
+        """Return the error to raise; None if everything was committed."""
         return next(iter(failed.values()), self.lost)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Commit:
-    """A commit that has been asked for."""
+    """A requested commit; `wait` returns its outcome."""
 
     offsets: Offsets
     foreign: Failures
-    """Partitions that are not ours, with their errors."""
+    """Errors of partitions that are not assigned to this consumer."""
     limit_s: float
-    """Seconds that its caller waits."""
+    """Longest wait of the caller, in seconds."""
     what: str
     failed: asyncio.Future[Failures] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """Outcome of its write, which may answer others too."""
+    """Outcome of the write, which may answer other commits too."""
 
     def _end_late(self) -> None:
         text = f"{self.what}: not done within {self.limit_s:.3g} s"
         finish(self.failed, dict.fromkeys(self.offsets, RequestTimeoutError(text)))
 
     async def wait(self) -> Failures:
-        """Return the partitions that were not written, with their errors."""
+        """Wait for the write; return the partitions that failed, with their errors."""
         timer = self.failed.get_loop().call_later(self.limit_s, self._end_late)
         try:
             failed = await self.failed
@@ -102,7 +103,7 @@ class Commit:
 
 @dataclass(slots=True, eq=False)
 class _Write:
-    """One write to the store, and the commits that it answers."""
+    """One write to the store and the commits that it answers."""
 
     fence: Fence | None
     deadline_s: float
@@ -110,16 +111,17 @@ class _Write:
     commits: list[Commit] = field(default_factory=list)
     is_begun: bool = False
     lost: dict[TopicPartition, MetaqError] = field(default_factory=dict)
-    """Partitions that went before it began; they may be ours again, elsewhere."""
+    """Partitions revoked before the write began. They may be assigned again by now, so
+    their offsets must not join this write."""
 
     def end(self, failed: Failures) -> None:
-        """Answer its commits."""
+        """Complete the commits of this write."""
         for one in self.commits:
             finish(one.failed, failed)
 
 
 class Committer:
-    """The committed offsets of one consumer; on the loop's thread alone."""
+    """The committed offsets of one consumer. Used on the event loop only."""
 
     def __init__(
         self,
@@ -130,14 +132,14 @@ class Committer:
         timeout_s: float,
         fence: Callable[[], Fence | None],
     ) -> None:
-        """Begin without a commit.
+        """Create a committer without partitions.
 
         Args:
             store: where offsets are written.
             group: consumer group.
             clock: clock of the client.
-            timeout_s: bound on one commit.
-            fence: returns the current binding of commits.
+            timeout_s: longest time of one commit, in seconds.
+            fence: returns the current fence of commits.
         """
         self._store = store
         self._group = group
@@ -148,32 +150,34 @@ class Committer:
         self._named: dict[TopicPartition, _Named] = {}
         self._ours: set[TopicPartition] = set()
         self._writes: deque[_Write] = deque()
-        """The one under way, and those that wait: one for each fence."""
+        """The write in progress, then the waiting ones: one for each fence."""
         self._writing: asyncio.Task[None] | None = None
         self.storing = asyncio.Lock()
-        """Held by who writes offsets: a write of this, or a decision."""
+        """Held while offsets are written, by a write of this object or by the decision
+        of an exactly-once batch."""
         self.written: set[TopicPartition] = set()
         """Partitions for which this consumer has committed an offset."""
         self.commit_count = 0
         self.failure_count = 0
         self.last_error: MetaqError | None = None
-        """Error of the last commit; None when it succeeded."""
+        """Error of the last commit; None if it succeeded."""
 
     def begin(self, partition: TopicPartition, offset: GroupOffset | None) -> None:
-        """Note the committed offset of a newly assigned partition; None: none.
+        """Set the committed offset of a newly assigned partition; None: there is none.
 
-        Of one that is ours it was read perhaps before the last write.
+        Ignored if the partition is assigned already: the offset may have been read
+        before the last write.
         """
         if partition not in self._ours:
             self._committed[partition] = None if offset is None else offset.offset
 
     def admit(self, partition: TopicPartition) -> None:
-        """Take commits of a partition from now on; named offsets are forgotten."""
+        """Accept commits of a partition from now on; drop its explicit offset."""
         self._ours.add(partition)
         self._named.pop(partition, None)
 
     def dismiss(self, partitions: Iterable[TopicPartition]) -> None:
-        """Take no more commits of partitions; commits that wait fail for them."""
+        """Accept no more commits of partitions; waiting commits fail for them."""
         for partition in partitions:
             self._ours.discard(partition)
             self._named.pop(partition, None)
@@ -182,13 +186,13 @@ class Committer:
                     one.lost[partition] = self._not_ours(partition, at)
 
     def stored(self, partition: TopicPartition) -> Offset | None:
-        """Return the offset that is stored as far as we know; None: none is."""
+        """Return the stored offset as last written or read; None: there is none."""
         return self._committed.get(partition)
 
     def note_stored(self, offsets: Offsets) -> None:
-        """Note offsets that who holds `storing` has stored, as one commit.
+        """Record offsets that the holder of `storing` has stored, as one commit.
 
-        Commits of these partitions that wait are older, and are left out.
+        Waiting commits of these partitions are older and are dropped.
         """
         self.commit_count += 1
         for partition, offset in offsets.items():
@@ -199,7 +203,7 @@ class Committer:
                 one.offsets.pop(partition, None)
 
     def changed(self, handled: Offsets) -> dict[TopicPartition, GroupOffset]:
-        """Return what an automatic commit would write."""
+        """Return the offsets that an automatic commit would write."""
         return self._differing(
             {partition: self.due(partition, at) for partition, at in handled.items()}
         )
@@ -212,7 +216,7 @@ class Committer:
         }
 
     def due(self, partition: TopicPartition, handled: GroupOffset) -> GroupOffset:
-        """Return what an automatic commit of a handled offset writes."""
+        """Return the offset that an automatic commit writes for a handled offset."""
         named = self._named.get(partition)
         return (
             handled if named is None or handled.offset > named.until else named.offset
@@ -227,8 +231,8 @@ class Committer:
 
         Args:
             handled: the next offset of each partition.
-            deadline_s: absolute, with the wait for earlier commits; None: the bound on
-                one commit.
+            deadline_s: absolute; covers the wait for earlier commits too. None: now
+                plus the longest time of one commit.
 
         Returns:
             The partitions that were not written, with their errors.
@@ -244,12 +248,13 @@ class Committer:
         *,
         deadline_s: float | None = None,
     ) -> Commit:
-        """Have changed offsets written by the next write.
+        """Add changed offsets to the next write.
 
         Args:
             handled: the next offset of each partition.
-            order: of the user, for what he names, or for what is handled: then what he
-                set back goes forward. None: an automatic commit.
+            order: request of the user: for explicit offsets, or for the handled ones,
+                which then replace offsets that the user moved back. None: an automatic
+                commit.
             deadline_s: as for `commit`.
         """
         if order is not None and order.named is not None:
@@ -267,13 +272,13 @@ class Committer:
             p: self._not_ours(p, at) for p, at in due.items() if p not in self._ours
         }
         ours = {p: at for p, at in due.items() if p not in foreign}
-        # The write's own bound comes first, where it is the same.
+        # With slack, so that the write's own time-out fires first.
         limit_s = left_s + 2 * STORE_SLACK_S
         asked = Commit(ours, foreign, limit_s, f"commit of group {self._group}")
         if self._writes or self._differing(ours):
             self._join(asked, self._clock.monotonic_s() + left_s)
         else:
-            # Offsets that failed were revoked with their partitions, or written since.
+            # Offsets that failed before have been revoked or written since.
             self.last_error = None
             finish(asked.failed, {})
         return asked
@@ -281,15 +286,15 @@ class Committer:
     def _name(
         self, offsets: Offsets, handled: Offsets, *, may_go_back: bool
     ) -> dict[TopicPartition, GroupOffset]:
-        """Note the offsets that the user names; return what is to be written.
+        """Set explicit offsets; return the offsets to write.
 
-        Unless they may go back, a partition that is committed further stays so.
+        Unless `may_go_back`, an offset at or before the committed one changes nothing.
         """
         due = {}
         for partition, offset in offsets.items():
             newest = self._newest(partition)
             if not may_go_back and newest and offset.offset <= newest.offset:
-                # It may be under way: the answer comes when it is written.
+                # Its write may be in progress: the commit is answered after it.
                 due[partition] = newest
                 continue
             at = handled.get(partition, offset) if may_go_back else offset
@@ -299,22 +304,22 @@ class Committer:
         return due
 
     def _newest(self, partition: TopicPartition) -> GroupOffset | None:
-        """Return what is named; else what is under way; else what is committed."""
+        """Return the explicit offset, else the one being written, else the stored."""
         named = self._named.get(partition)
         if named is not None:
             return named.offset
         fence = self._fence()
         for one in reversed(self._writes):
-            # Under another fence it fails.
+            # A write under another fence will fail.
             if partition in one.offsets and one.fence == fence:
                 return one.offsets[partition]
         committed = self._committed.get(partition)
         return None if committed is None else GroupOffset(committed)
 
     async def settle(self, *, deadline_s: float | None = None) -> None:
-        """Wait until no commit of now is running, at most to `deadline_s` (absolute).
+        """Wait for the commits requested so far, until `deadline_s` at most (absolute).
 
-        None: the bound on one commit.
+        None: for the longest time of one commit.
         """
         if self._writes:
             running = Commit({}, {}, self._left_s(deadline_s), "")
@@ -322,7 +327,7 @@ class Committer:
             await running.wait()
 
     async def close(self) -> None:
-        """Abandon the write under way; all that wait fail, the store is not used."""
+        """Cancel the write in progress; waiting commits fail without a write."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait([self._writing])
@@ -335,7 +340,7 @@ class Committer:
     # -- writes -----------------------------------------------------------------------
 
     def _join(self, asked: Commit, deadline_s: float) -> None:
-        """Have a commit answered by the last write, or by one of its own."""
+        """Add a commit to the last write if it fits there, else to a new one."""
         fence, offsets = self._fence(), asked.offsets
         one = self._writes[-1] if self._writes else None
         is_open = one is not None and not one.is_begun and one.fence == fence
@@ -394,7 +399,7 @@ class Committer:
         written = changed.keys() - failed.keys()
         self.commit_count += bool(written)
         self.failure_count += len(failed)
-        # A warning once for each outage; `health` reports it as long as it lasts.
+        # One warning for each outage; `health` reports the error until it is over.
         level = logging.WARNING if self.last_error is None else logging.DEBUG
         self.last_error = next(iter(failed.values()), None)
         if failed:

@@ -6,9 +6,9 @@
 
 MetaQ's clients rewrite the file from memory, so that the last of several processes wins
 for every group. Here a commit locks the file `<path>.lock`, reads the file, changes its
-own entries, and replaces the file in one step: no entry of another process is lost, and
-after a crash there is the old file or the new one. Unknown properties of entries are
-kept. Java clients ignore the lock: one on the same file still overwrites it.
+own entries, and replaces the file atomically: no entry of another process is lost, and
+a crash leaves either the old file or the new one. Unknown properties of entries are
+kept. Java clients ignore the lock: one that uses the same file still overwrites it.
 
 Source: docs/metaq-1.4/client.md 13.
 """
@@ -40,9 +40,9 @@ from metaq.model import (
 from metaq.retry import Backoff
 
 FILE_BYTES_MAX: Final = SizeBytes(16 * 1024 * 1024)
-"""Largest file that is read or written: some hundred thousand partitions."""
+"""Maximum size of the file: some hundred thousand partitions."""
 BACKOFF: Final = Backoff(first_s=0.005, max_s=0.1)
-"""Between attempts to get the lock from another process."""
+"""Delay between attempts to lock the file while another process has the lock."""
 
 T = TypeVar("T")
 _Entry = dict[str, Any]
@@ -52,8 +52,9 @@ _Groups = dict[str, list[_Entry]]
 class FileOffsets:
     """An `OffsetStore` in one file; for any number of groups and processes.
 
-    Durable: a commit is on the disk, name included, when it returns. Concurrency: one
-    event loop at a time; several objects and processes may share the file.
+    Durability: a commit has synced the file and its directory when it returns.
+    Concurrency: one event loop at a time; several objects and processes may share the
+    file.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class FileOffsets:
         """Name the file; it is not accessed before the first call.
 
         Args:
-            path: the file; made by the first commit. Its directory must exist.
+            path: the file; created by the first commit. Its directory must exist.
             files: the disk, for tests.
             clock: the clock of deadlines, for tests.
         """
@@ -79,11 +80,11 @@ class FileOffsets:
     async def load(
         self, group: str, partition: TopicPartition, *, deadline_s: float
     ) -> GroupOffset | None:
-        """Return the committed offset; None when there is none, or no file.
+        """Return the committed offset; None if there is no offset or no file.
 
         Args:
             group: consumer group.
-            partition: whose offset.
+            partition: partition of the offset.
             deadline_s: absolute.
 
         Raises:
@@ -102,7 +103,7 @@ class FileOffsets:
         Args:
             group: consumer group.
             offsets: the next offset of each partition.
-            fence: without effect: a file knows nothing of owners.
+            fence: ignored: a file has no owners.
             deadline_s: absolute.
 
         Returns:
@@ -112,7 +113,7 @@ class FileOffsets:
             LogDirLockedError: another process kept the lock until the deadline.
             OffsetStoreError, StorageError, RequestTimeoutError: as for `load`.
 
-        Cancellation: a write under way may still be done.
+        Cancellation: a write in progress may still complete.
         """
         del fence
         if offsets:
@@ -121,11 +122,11 @@ class FileOffsets:
         return {}
 
     async def close(self) -> None:
-        """End the thread; the next call starts another one."""
+        """Stop the thread; the next call starts another one."""
         self._off_loop.close()
 
     async def _run_unlocked(self, work: Callable[[], T], deadline_s: float) -> T:
-        """Run `work`; until the deadline repeat it while another process locks."""
+        """Run `work`; retry until the deadline while another process has the lock."""
         failures = 0
         refusal: LogDirLockedError | None = None
         while True:
