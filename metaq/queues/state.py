@@ -208,7 +208,8 @@ class QueueState:
     def hot_key(self) -> HotKey | None:
         """Return the key with most open messages; None if no message waits for one."""
         lock = max(self._keys, key=lambda each: len(self._keys[each]), default=0)
-        waiting = self._keys.get(lock, ())
+        # A done message keeps its key until that is stored.
+        waiting = [each for each in self._keys.get(lock, ()) if each in self._open]
         if len(waiting) < 2:
             return None
         first = self._open[waiting[0]]
