@@ -101,7 +101,7 @@ class TermOwner(Protocol):
         """Called when a follower joined; must call `set_term` with its incarnation."""
 
     def on_saved(self, replica: int, revision: int) -> None:
-        """Called when a follower has saved this revision of the record; see `on_join`."""
+        """Called when a follower has saved this revision; as `on_join`."""
 
     def on_caught_up(self, replica: int) -> None:
         """Called when a follower has caught up in all logs: it may become in-sync."""
@@ -156,7 +156,7 @@ class _Follower:
 
 
 class LeadingStreams:
-    """The streams to all followers in a term. Owned by the replica; used on the loop."""
+    """Streams to all followers in a term. Owned by the replica; used on the loop."""
 
     def __init__(
         self,
@@ -441,7 +441,7 @@ class LeadingStreams:
         return follower is not None and not follower.missing and not follower.has_left
 
     def _look_again(self, follower: _Follower) -> None:
-        """Wait again for a follower that left the set, in logs where it has all bytes."""
+        """Wait again, in logs where it has all bytes, for a follower that had left."""
         follower.has_left = False
         for number, progress in tuple(self._progress.items()):
             self._acknowledge(follower, number, progress.match_of(follower.replica))
