@@ -223,7 +223,7 @@ class Message(NamedTuple):
 
     @property
     def timestamp(self) -> float | None:
-        """The same in seconds since 1970 (UTC), as `time.time` counts them."""
+        """`timestamp_ms` in seconds since 1970 (UTC), as `time.time` counts them."""
         milliseconds = id_time(self.id)
         return None if milliseconds is None else milliseconds / 1000
 

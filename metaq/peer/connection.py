@@ -152,7 +152,7 @@ class ConnectionStatistics:
 
 
 class BrokerConnection:
-    """An open connection. Owned by its pool or opener; used on the loop.
+    """An open connection. Owned by its pool or creator; used on the loop.
 
     Lifecycle: `open_connection`, use, `close`. It ends once, by `close` or by the
     broker. Then the callbacks of all requests in flight are called in the order of
