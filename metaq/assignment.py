@@ -114,8 +114,7 @@ def ring_assignment(
     """Return the partitions of the member at or after each hash, around the ring.
 
     Args:
-        points: by member; if two members have an equal point, the later member gets
-            it.
+        points: by member; if two have an equal point, the later member gets it.
         hashes: by partition.
     """
     if not points:

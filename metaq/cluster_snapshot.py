@@ -1,7 +1,6 @@
 """The brokers, and the partitions of topics, as clients see them at one moment.
 
-A snapshot comes from ZooKeeper or from brokers named by address; it does not show
-which.
+A snapshot from ZooKeeper looks the same as one from brokers named by address.
 """
 
 from collections.abc import Mapping
@@ -37,8 +36,7 @@ class ClusterSnapshot:
     gets: Counts = field(default_factory=no_items)
     """Partitions that consumers may read, from a leader or a follower."""
     recorded: Counts = field(default_factory=no_items)
-    """Partitions that brokers have recorded, served or not, of watched topics. Java
-    brokers record nothing."""
+    """Recorded partitions of watched topics, served or not; none of Java brokers."""
     silent: frozenset[BrokerAddress] = frozenset()
     """Named addresses that have never answered, so their topics are unknown. Empty with
     ZooKeeper."""

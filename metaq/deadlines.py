@@ -7,8 +7,7 @@ from itertools import count
 from typing import Final, Generic, TypeVar
 
 SPARE_MAX: Final = 1000
-"""Number of stale heap entries, beyond the number of deadlines, above which the heap is
-rebuilt."""
+"""Stale heap entries that are kept, in addition to one for each deadline."""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -91,8 +90,7 @@ class DeadlineTimer(Generic[K]):
             now_s: the clock of the deadlines, in seconds.
             on_due: called with the keys that are due, oldest first. The list may be
                 empty, because clearing a deadline does not stop the timer.
-            together_s: shortest wait, in seconds: deadlines that come within it are
-                due together.
+            together_s: shortest wait, in seconds; joins deadlines that come within it.
         """
         self._deadlines = deadlines
         self._now_s = now_s

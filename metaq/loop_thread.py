@@ -200,8 +200,7 @@ class LoopThread:
         Does nothing if it was stopped before, or belongs to another process.
 
         Args:
-            timeout_s: longest wait for the thread's end, in seconds; it ends later all
-                the same.
+            timeout_s: longest wait for the thread's end, in seconds; it may end later.
         """
         if self._is_forked:
             return  # the lock may be held for ever
@@ -220,8 +219,7 @@ class LoopThread:
 
 def _new_loop(name: str) -> asyncio.AbstractEventLoop:
     try:
-        # Try the loop's descriptors first: a loop that fails half-way logs errors for
-        # ever.
+        # Try the descriptors first: a loop that fails half-way logs errors for ever.
         with selectors.DefaultSelector():
             ends = socket.socketpair()
         for end in ends:

@@ -40,8 +40,7 @@ class ExportedMetric:
     spec: MetricSpec
     """With all labels, those of the enclosing snapshots first."""
     sources: tuple[Callable[[Any], Found], ...]
-    """Each yields the samples of a snapshot; the same labels may occur more than
-    once."""
+    """Each yields the samples of a snapshot; labels may occur more than once."""
 
     def samples(self, snapshots: Iterable[object]) -> dict[Labels, Any]:
         """Return the samples of all snapshots, one for each set of labels."""

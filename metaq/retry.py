@@ -97,8 +97,7 @@ async def retry(
         The result of the first successful attempt.
 
     Raises:
-        MetaqError: The error of the last attempt, if it is not retriable or no time
-            is left.
+        MetaqError: The last attempt's, if it is not retriable or no time is left.
 
     Any other exception of `operation` is raised at once. There is always one attempt,
     even if the deadline has passed.

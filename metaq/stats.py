@@ -41,8 +41,7 @@ class HistogramSnapshot:
     bounds: tuple[float, ...]
     """Upper bounds of the buckets, ascending, inclusive."""
     counts: tuple[int, ...]
-    """Samples per bucket, not cumulative; the last one, after the bounds, counts larger
-    values."""
+    """Samples per bucket, not cumulative; the last is for values above the bounds."""
     total: float
 
     @property

@@ -75,8 +75,7 @@ LINGER_S: Final = 2.0
 _RESET: Final = struct.pack("ii", 1, 0)
 
 _DISCARDED: Final = bytearray(RECEIVE_BYTES_MIN)
-"""Buffer for the discarded input of all channels, so that discarding needs no
-memory."""
+"""Buffer for discarded input of all channels, so that it needs no memory."""
 
 
 def _ignore(*_args: object) -> None:
@@ -266,8 +265,7 @@ class Channel:
             file: released when it is sent or the channel is closed.
             explain: returns the bytes to send instead of both if the range cannot be
                 read and no byte of it was sent; raises nothing.
-            is_fresh: the range was just written, so it is in the page cache; not
-                checked.
+            is_fresh: skip the check of the page cache, as it was just written.
         """
         if self.state is not ChannelState.OPEN:
             file.release()

@@ -272,10 +272,8 @@ class BrokerConnection:
             opaque: from `next_opaque`; also in the frame.
             on_reply: gets its outcome.
             deadline_s: absolute; kept to within TIMER_STEP_S.
-            is_alone: send it within this call; for requests that are seldom joined by
-                others.
-            gathers_bytes: send it at the end of the turn, or as soon as this many bytes
-                are queued.
+            is_alone: send it within this call; for one that others seldom join.
+            gathers_bytes: send it once so much is queued, or at the end of the turn.
 
         Raises:
             ClosedError: the connection is closed; nothing was sent, and `on_reply` is

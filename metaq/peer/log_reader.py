@@ -52,8 +52,7 @@ from metaq.retry import retry
 GET_BYTES: Final = 1024 * 1024
 """Size of one get, in bytes: the largest slice that brokers return by default."""
 AHEAD_MAX: Final = 2
-"""Maximum number of gets in flight ahead of the awaited one, while replies are
-complete."""
+"""Maximum number of gets ahead of the awaited one, while replies are complete."""
 
 T = TypeVar("T")
 
@@ -93,8 +92,7 @@ class LogGets:
         """Return the outcome of the first get; leave the others in flight.
 
         Args:
-            wanted: (offset, size in bytes) of gets; all other gets in flight are
-                dropped.
+            wanted: (offset, size in bytes) of gets; others in flight are dropped.
             parse: parses the reply.
             deadline_s: deadline of the connection and of each get that is sent now.
             where: filter of the gets; not sent if the broker does not support it.
@@ -275,8 +273,7 @@ class LogReader:
             except BaseException as error:
                 await self.close()
                 if isinstance(error, RequestTimeoutError) and cause is not None:
-                    # The final deadline cut this attempt short; an earlier error has
-                    # the cause.
+                    # The final deadline cut it short; an earlier error shows why.
                     if self._clock.monotonic_s() >= self._give_up_s:
                         raise cause from error
                 elif isinstance(error, MetaqError):

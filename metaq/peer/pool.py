@@ -36,7 +36,7 @@ from metaq.stats import counter, part
 _log = logging.getLogger(__name__)
 
 IDLE_ROUTE_COUNT_MAX: Final = 64
-"""Maximum number of addresses kept without a caller; when exceeded, all are removed."""
+"""Maximum number of addresses kept without a caller; a full list is emptied."""
 
 LAST_REPLIES_S: Final = 2.0
 """Longest wait of `close`, in seconds, for replies of a broker without long polls: a

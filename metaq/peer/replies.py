@@ -129,8 +129,7 @@ class Damaged:
 
     start: Offset
     end: Offset | None
-    """Offset where reading can resume: the next good record or the log end; None: there
-    is none."""
+    """Offset of the next good record, or the log end; None: reading cannot resume."""
     path: str | None
     """Path of the damaged file on the broker's disk, if reported."""
     detail: str

@@ -105,8 +105,8 @@ class Get:
     max_size: int
     opaque: int
     wait_ms: int = 0
-    """Longest time for which the broker may hold the reply while there is no data, in
-    milliseconds; 0: none (our extension: the extra token `wait=`)."""
+    """Longest wait of the broker for data, in milliseconds; 0: none (our extension: the
+    extra token `wait=`)."""
     where: str | None = None
     """Filter expression: only matching records are wanted; None: all (our extension:
     the extra token `where=`)."""
@@ -186,11 +186,9 @@ class Take:
     lease_ms: int = 0
     """Lease of the messages, in milliseconds; 0: that of the group."""
     wait_ms: int = 0
-    """Longest time for which the broker may hold the reply while there are none, in
-    milliseconds."""
+    """Longest wait of the broker for messages, in milliseconds; 0: none."""
     generation: int | None = None
-    """Generation of the group: it differs once the group was deleted and made again;
-    None: any."""
+    """Generation of the group, new each time that it is made again; None: any."""
 
 
 @dataclass(slots=True)
@@ -265,8 +263,7 @@ class Listen:
     """32 hexadecimal digits that only its owner and those it asks know."""
     opaque: int
     wait_ms: int = 0
-    """Longest time for which the broker may hold the reply while it is empty, in
-    milliseconds."""
+    """Longest wait of the broker for messages, in milliseconds; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,8 +365,7 @@ class Status(enum.IntEnum):
     SERVER_ERROR = 500
     """Any other failure; the body has the reason."""
     UNAVAILABLE = 503
-    """The command has no handler, the broker is shutting down, or it cannot reply to
-    this command now."""
+    """No handler for the command, the broker is shutting down, or cannot reply now."""
 
 
 @dataclass(slots=True)

@@ -36,12 +36,10 @@ from metaq.protocol.decimals import I32_MAX
 from metaq.protocol.decoding import Frame, decode_frame, decode_line
 
 LINE_BYTES_MAX: Final = 8 * 1024
-"""Default cap of a line: two long names and an XA key fit. HTTP servers have the
-same."""
+"""Default cap of a line, as in HTTP servers: two long names and an XA key fit."""
 
 PAYLOAD_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Default cap of a put's payload: eight times the most that Java consumers can
-decode."""
+"""Default cap of a put's payload: eight times what Java consumers can decode."""
 
 BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
 
@@ -82,8 +80,7 @@ class ReceiveBuffer:
         self._is_collecting = False
         self._collected = 0  # bytes in the pieces
         self.missing_bytes = 0
-        """Number of bytes still missing from the payload being collected; 0: none
-        is."""
+        """Bytes still missing from the payload being collected; 0: there is none."""
         self._skipping = 0  # bytes still to drop
 
     @property

@@ -149,8 +149,7 @@ def encode_puts(
 ) -> bytes:
     """Return puts to one partition, back to back, each as `encode` writes it.
 
-    All are formatted in one operation; one operation per put would take ten times as
-    long.
+    All are formatted in one operation; one per put would take ten times as long.
 
     Args:
         topic: topic of all puts.

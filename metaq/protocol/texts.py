@@ -35,8 +35,7 @@ NO_QUEUES: Final = "This broker serves no queue groups."
 """Our reply to a take or settle that comes too early or too late (503)."""
 
 NO_DELAY: Final = "This broker delays no messages: send without a time."
-"""Our reply to commands with a time if transactions are refused, as in a replica set
-(503)."""
+"""Our reply to commands with a time where transactions are refused (503)."""
 
 NO_REPLICA_SET: Final = "This broker is no replica of a set."
 """Our reply to a message of a replica (503)."""
@@ -261,8 +260,7 @@ UNROUTABLE: Final = "unroutable"
 """A mandatory put to an exchange is not stored: a message of it matches no binding.
 `messages`: the numbers of these messages in their batch, as in `too-far`."""
 NO_EXCHANGE: Final = "no-exchange"
-"""A put with a route is not stored: its target is a topic, does not exist, or is not
-served here."""
+"""A put with a route is not stored: its target is no exchange served here."""
 TOO_FAR: Final = "too-far"
 """A put with a time is not stored: some of its times are too far away. `messages`: the
 numbers of these messages, the first NAMED_MAX, in a batch of several."""

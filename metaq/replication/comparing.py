@@ -30,8 +30,7 @@ _log = logging.getLogger(__name__)
 LOGS_MAX: Final = 200
 """Maximum number of logs examined in one turn in search of a sealed segment."""
 SUM_S: Final = 10.0
-"""Longest wait for a reply, in seconds; the other replica may have to read a
-segment."""
+"""Longest wait for a reply, in seconds; the peer may have to read a segment."""
 
 
 async def answer_sum(
@@ -84,8 +83,7 @@ def _sealed_in(
 ) -> Iterator[tuple[PartitionLog, Segment] | None]:
     """Yield the sealed segments of all logs; each log is read when its turn comes.
 
-    Yields None after every `LOGS_MAX` logs, because thousands may have no sealed
-    segment.
+    Yields None after every `LOGS_MAX` logs: thousands may have no sealed segment.
     """
     for count, log_id in enumerate(tuple(logs), 1):
         if not count % LOGS_MAX:
@@ -115,8 +113,7 @@ class Comparison:
         self.differing = ""
         """Names of two copies that differ although neither is damaged; "" for none."""
         self._pair: tuple[PartitionLog, Segment, int] | None = None
-        """Log and segment of the differing own copy, and the replica with the other
-        copy."""
+        """Log and segment of the differing own copy, and the replica of the other."""
 
     def next_segment(
         self, logs: Mapping[LogId, PartitionLog], others: Collection[int]

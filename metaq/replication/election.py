@@ -205,8 +205,7 @@ def tail_from(own: CopyFacts, other: CopyFacts) -> Offset | None:
     if other.rank <= own.rank:
         return None
     if other.number != own.number:
-        # The log is from a later leader, or unknown here; the other copy is not
-        # committed.
+        # It is from a later leader, or unknown here, and not committed.
         return other.start if own.hw <= own.start else None
     point = parting_point(own, other)
     return point if point >= own.hw else None

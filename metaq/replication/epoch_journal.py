@@ -9,8 +9,7 @@
     ["cut", log number, offset]
     ["gone", log number]
 
-One file serves all logs of a directory, so an epoch that begins in 5,000 logs costs one
-sync.
+One file serves all logs of a directory: an epoch that begins in 5,000 costs one sync.
 
 A *log number* identifies a log. `born` and `begun` are synced before the first byte of
 the log, or of the epoch in it. `cut` drops the epochs of a table from an offset on; so

@@ -54,8 +54,7 @@ class CopyFacts:
     """Facts of one replica's copy of a log, as sent in its join or reply."""
 
     number: LogNumber
-    """Number of the log; a log that is created again under a name has another
-    number."""
+    """Number of the log; differs for each log that is created under a name."""
     start: Offset
     """Log start."""
     end: Offset

@@ -122,8 +122,7 @@ def decode_facts(text: str) -> ReplicaFacts:
     """Decode the body of a reply to `stats replica`.
 
     Raises:
-        ReplicaSetError: it has no facts of a replica, because the broker is not one or
-            is older.
+        ReplicaSetError: it has none: the broker is not a replica, or is older.
     """
     return decode(ReplicaFacts, parse_stats(text).get(ITEM, "").encode(), "stats")
 

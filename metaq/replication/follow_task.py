@@ -37,8 +37,7 @@ _log = logging.getLogger(__name__)
 CONNECTION: Final = ConnectionOptions(
     connect_timeout_s=3.0, heartbeat_s=2.0, heartbeat_timeout_s=2.0
 )
-"""Short times, so that replicas notice a lost peer soon; a leader sends twice a
-second."""
+"""Short, to notice a lost replica soon; a leader sends twice a second."""
 LASTED_S: Final = 2.0
 """Duration of a stream that counts as a success and resets the back-off, in seconds."""
 

@@ -155,8 +155,7 @@ class Follower:
         self._by_number: dict[int, PartitionLog] = {}
         self._acks: dict[int, Offset] = {}
         self._targets: dict[int, Offset] = {}
-        """Log number → offset it must reach before the replica is complete and sure of
-        it."""
+        """Log number → offset that it must reach before the replica is complete."""
         self._is_unsure = False
         self._held_pulls = 0
         self._inbox: deque[Data] = deque()
@@ -323,8 +322,7 @@ class Follower:
             return
         if self._is_unsure and not self._targets:
             if self._owner.replica.file.flag:
-                # The replica is complete once this is saved, and acknowledges after
-                # that.
+                # It is complete once that is saved, and acknowledges afterwards.
                 self._held_pulls += 1
                 self._wake.set()
                 return

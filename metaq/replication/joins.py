@@ -43,8 +43,7 @@ def plan_log(replica: Replica, own: CopyFacts, answer: JoinAnswer) -> LogPlan | 
     """
     begin = answer.copy.start
     is_other = own.number != answer.copy.number
-    # Nothing is known to be equal, because the copies share nothing above the log
-    # start.
+    # Sharing nothing above the log start, they may differ below it, too.
     is_foreign = answer.point <= begin and own.hw < begin
     if replica.file.flag is Flag.INCOMPLETE or is_other or is_foreign:
         table = adopt_table((), answer.copy, begin)

@@ -176,8 +176,7 @@ class LeadingStreams:
             owner: the replica.
             term: the initial quorum.
             set_id: id of the set.
-            lag_s: time after which a silent or late follower counts as stalled, in
-                seconds.
+            lag_s: seconds after which a silent or late follower counts as stalled.
         """
         self._loop = asyncio.get_running_loop()
         self._logs = logs
@@ -576,13 +575,11 @@ class LeadingStreams:
                         continue  # deleted in between
                     report(log, error)
                     if isinstance(error, DamagedSegmentError):
-                        # The follower lacks this log, which `stalled` shows, and gets
-                        # all others.
+                        # The follower gets all other logs; `stalled` shows this one.
                         del follower.cold[number]
                         follower.damaged.add(number)
                         continue
-                    # The offset is below the log start by now, or the disk cannot read
-                    # it.
+                    # Below the log start by now, or the disk cannot read it.
                     self._end(follower, refusal(f"{log.log_id}: {error}"))
                     return
                 if number in follower.cold:
@@ -597,8 +594,7 @@ class LeadingStreams:
         """End a stream; its follower joins again."""
         if self._followers.get(follower.replica) is not follower:
             return
-        # A follower that was already silent for too long stays stalled without a
-        # connection.
+        # One that was silent for too long stays stalled without a connection.
         late_s = GONE_S if self._is_stalled(follower.replica) else 0.0
         self._contacts[follower.replica] = self._now_s - late_s, False
         del self._followers[follower.replica]

@@ -103,8 +103,7 @@ class Mender:
         self.damaged_count = 0
         """Number of damaged ranges at the last check."""
         self.lack = ""
-        """Reason why bytes are missing that are not in a damaged range; "" if none
-        are."""
+        """Reason why bytes outside of damaged ranges are missing; "" if none are."""
         self.mended_count = 0
         """Number of ranges repaired since the start."""
         self.mended_bytes = 0
@@ -259,8 +258,7 @@ class Mender:
         Returns the reason why these copies are not good; "" when the range is written.
 
         Raises:
-            MetaqError: whether they are good is unknown; the range may be partly
-                written.
+            MetaqError: that is unknown; the range may be partly written.
         """
         offset = damage.offset
         async with AsyncExitStack() as stack:

@@ -54,8 +54,7 @@ class Merged:
     last_id: MessageId
     """Greatest id known to the member."""
     is_short: bool
-    """Whether a high watermark is above the own end: acknowledged bytes are missing
-    here."""
+    """Whether acknowledged bytes are missing: a high watermark is above the end."""
 
 
 class Merging:
@@ -91,8 +90,7 @@ class Merging:
             connection: connection to the member; it stays open.
 
         Raises:
-            WireError: the member refuses, for example because it has promised a later
-                epoch.
+            WireError: the member refuses, for example after a later promise.
             ClientError: it does not reply within `ANSWER_S`, or breaks the rules.
             StorageError: some of its bytes could not be appended here.
             ClosedError: the logs or the connection are closed.

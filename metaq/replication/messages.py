@@ -138,8 +138,7 @@ class JoinReply:
     gone: tuple[LogNumber, ...]
     """Numbers of the follower's logs that were deleted."""
     is_lost: bool
-    """Whether the follower lacks bytes that it promised; if so, it truncates
-    nothing."""
+    """Whether the follower lacks promised bytes; if so, it truncates nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +198,7 @@ class Data:
 
     epoch: Epoch
     marks: tuple[tuple[LogNumber, Offset, Offset], ...] = ()
-    """Number, high watermark and log start of each log of which one of the two
-    moved."""
+    """Number, high watermark and log start of each log where one of these moved."""
     chunks: tuple[Chunk, ...] = ()
     births: tuple[LogAnswer, ...] = ()
     """Logs created by the leader since the last message."""
@@ -236,8 +234,7 @@ class TailRequest:
     offset: Offset
     max_bytes: int
     is_unchecked: bool = False
-    """Send the bytes on disk unchecked, because no replica has a good copy of them
-    all."""
+    """Send the bytes unchecked, because no replica has a good copy of them all."""
     copy: CopyFacts | None = None
     """The requester's copy of the log: the reply has only bytes that are equal in both.
     None: the requester is a claimer."""

@@ -188,8 +188,7 @@ class ReplicaNode(Service):
         """Replies to other replicas."""
         self._is_due = asyncio.Event()
         self._has_moved = asyncio.Event()
-        """Set when the role has changed, so that a claim does not wait for a rare
-        check."""
+        """Set when the role changes, so that a claim does not wait for a rare check."""
         self._read_due_s = 0.0
         """Time of the next read of ZooKeeper; 0.0: at the next check."""
         self.seen: SetView | None = None
@@ -449,8 +448,7 @@ class ReplicaNode(Service):
         self.take_note(replica)
         merging = ReplicaRole.MERGING
         if before and before.role is merging and replica.role is not merging:
-            # Another role must not be disturbed by its remaining truncations and
-            # appends.
+            # Its remaining truncations and appends must not reach another role.
             await self._claims.end()
             await self._store.finish_writing()
         await self._perform(actions)

@@ -169,8 +169,7 @@ async def find_offsets_above(
 
     Args:
         nodes: nodes of the set, for a command.
-        ends: log → end, from the replica with the remaining data; other logs do not
-            exist.
+        ends: log → end, from the replica with the remaining data; 0 for others.
         deadline_s: when to give up.
 
     Raises:
@@ -222,10 +221,8 @@ async def change_set(
 
     Args:
         nodes: nodes of the set, for a command.
-        plan: returns the change; called again if others were faster or a reply was
-            lost.
-        first: the record to create if there is none. None: a missing record is an
-            error.
+        plan: called again if others were faster or a reply was lost.
+        first: the record to create if there is none; None: that is an error.
         members: replicas whose data is known; their nodes are created with `first`.
 
     Raises:

@@ -451,8 +451,7 @@ def restored_record(
         nonce: random text, unique to the claim.
 
     Raises:
-        ReplicaSetError: copies contradict each other, or the copy of a replica is
-            missing.
+        ReplicaSetError: copies contradict each other, or one is missing.
     """
     if not copies:
         raise ReplicaSetError("expected the copy of one replica or more, got none")

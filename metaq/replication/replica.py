@@ -159,8 +159,7 @@ class Proofs:
     is_cut: bool = False
     """Whether recovery will cut a torn tail."""
     is_sealed: bool = False
-    """Whether a clean stop closed all directories, and no process has used them
-    since."""
+    """Whether a clean stop closed all directories, which are unused since."""
 
     def is_sure(self, clean: int) -> bool:
         """Return whether the directories are as a sure replica left them.
@@ -633,8 +632,7 @@ def note_join(replica: Replica, follower: int, incarnation: int) -> Replica:
 def saved_by(replica: Replica, follower: int, revision: int) -> Replica:
     """Return the leader that knows the record that a follower has saved.
 
-    Joins and pulls report it. Members that left are waited for until all others have
-    it.
+    Once all others have saved it, members that left are no longer waited for.
     """
     if replica.term is None:
         return replica

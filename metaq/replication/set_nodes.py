@@ -163,8 +163,7 @@ def decode_leader(data: bytes) -> LeaderData:
 def token_of(fs: FileSystem, digits: str) -> str:
     """Return the token of a new process: the machine, a dash, and random digits.
 
-    The machine is its host name, which another may have by mistake, and Linux's boot
-    id.
+    The machine is its host name, which may not be unique, and Linux's boot id.
     """
     boot = b""
     with suppress(StorageError):  # another system

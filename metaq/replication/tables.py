@@ -83,8 +83,7 @@ class EpochTables:
             self._known.gone.update(file.known.gone)
             self._paths.update(dict.fromkeys(file.known.births, path))
         for number in self._known.births:
-            # A log that was created again in another directory is gone in the first
-            # one.
+            # A log that began again in another directory is gone in the first one.
             self._known.gone.pop(number, None)
         self.numbers: Final[dict[LogId, int]] = {
             each.log_id: number for number, each in self._known.births.items()

@@ -50,8 +50,7 @@ from metaq.zk.znodes import decode_address, decode_partition_count, decode_regis
 _log = logging.getLogger(__name__)
 
 PARTITIONS_MAX: Final = 100_000
-"""Maximum number of partitions of one topic on one broker; a larger count is an
-error."""
+"""Maximum number of partitions of a topic on a broker; more are an error."""
 _TOPIC_KINDS: Final = (NodeKind.TOPIC_PUB, NodeKind.TOPIC_SUB)
 
 
@@ -170,8 +169,7 @@ class SnapshotFeed:
         self._changed.set()
         self._changed = asyncio.Event()
         for callback in tuple(self._listeners.values()):
-            # Called separately: an exception in one callback must not affect the
-            # others.
+            # Separate calls, so that an exception in one does not stop the others.
             asyncio.get_running_loop().call_soon(callback, self.snapshot)
 
 

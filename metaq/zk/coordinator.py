@@ -283,8 +283,7 @@ class ZooKeeperCoordinator:
             return
         loop = asyncio.get_running_loop()
         for callback in tuple(self._listeners):
-            # Called separately: an exception in one callback must not affect the
-            # others.
+            # Separate calls, so that an exception in one does not stop the others.
             loop.call_soon(callback, status)
         if status.state is SessionState.CONNECTED:
             for watch in itertools.chain.from_iterable([*self._watches.values()]):

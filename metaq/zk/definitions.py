@@ -31,8 +31,7 @@ from metaq.model import BrokerId, SizeBytes, no_items
 from metaq.zk.errors import PayloadError
 
 COPY_NAME: Final = "topics.json"
-"""Name of a file in the broker's first data directory; may be deleted while it is
-down."""
+"""File in a broker's first data directory; may be deleted while it is down."""
 COPY_BYTES_MAX: Final = SizeBytes(64 << 20)
 
 QUOTED_CHARS_MAX: Final = 80
@@ -47,8 +46,7 @@ class TopicState(enum.Enum):
 
     ACTIVE = "active"
     DELETING = "deleting"
-    """Withdraw it and delete its data; the definition is deleted when no broker has
-    any."""
+    """Withdraw it and delete its data; the definition is deleted last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,7 @@ from metaq.zk.definitions import decode_json, encode_json, made_later
 from metaq.zk.errors import PayloadError
 
 EXCHANGES_COPY_NAME: Final = "exchanges.json"
-"""Name of a file in the broker's first data directory; may be deleted while it is
-down."""
+"""File in a broker's first data directory; may be deleted while it is down."""
 STATES: Final = ("active", "deleted")
 MATCHES: Final = ("all", "any")
 
@@ -50,8 +49,7 @@ class ExchangeDefinition:
     bindings: Mapping[str, Binding] = field(default_factory=no_items)
     """Name of a node → its binding."""
     unread: Mapping[str, str] = field(default_factory=no_items)
-    """Name of a node → reason why its binding cannot be read; if any, it is not
-    served."""
+    """Unreadable bindings, name → reason; any of them keeps it from being served."""
     is_deleted: bool = False
     others: Mapping[str, object] = field(default_factory=no_items)
     """Unknown properties, as JSON values."""

@@ -26,8 +26,7 @@ from metaq.zk.definitions import decode_json, encode_json, made_later, whole_num
 from metaq.zk.errors import PayloadError
 
 GROUPS_COPY_NAME: Final = "groups.json"
-"""Name of a file in the broker's first data directory; may be deleted while it is
-down."""
+"""File in a broker's first data directory; may be deleted while it is down."""
 
 LEASE_MS_MIN: Final = 1_000
 LEASE_MS_MAX: Final = 12 * 3600 * 1000

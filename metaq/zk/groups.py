@@ -201,9 +201,9 @@ class GroupMembership:
             The version of the session that the membership is bound to.
 
         Raises:
-            MemberTakenError: our name is registered by another session, maybe an
-                earlier one of ours, or a killed process's; its node goes with it, so
-                retry for longer than the session time-out.
+            MemberTakenError: our name is registered by another session. If that is an
+                earlier one of ours, or a killed process's, it expires: retry for longer
+                than the session time-out.
         """
         data = encode_member_topics(sorted(set(topics)))
         path = self._paths.member(self.group, self.member)

@@ -141,8 +141,7 @@ class GroupOffsets:
 
         Raises:
             OwnershipLostError: the session is another one.
-            NodeChangedError: another check failed; `commit_offset` of each partition
-                shows which.
+            NodeChangedError: another check failed; `commit_offset` shows which.
         """
         operations: list[Operation] = [
             CheckNode(self._paths.member(self._group, member), None)

@@ -22,8 +22,7 @@ from metaq.zk.errors import NodeNameError
 DEFAULT_ROOT: Final = "/meta"
 
 NUMBER: Final = r"\d{1,20}"
-"""A number in a name; its length is limited because int() refuses thousands of
-digits."""
+"""A number in a name; its length is limited, as int() refuses very long ones."""
 
 # Compiled once: a producer may name the partition of each message.
 _PARTITION: Final = re.compile(rf"({NUMBER})-({NUMBER})", re.ASCII)
@@ -48,22 +47,19 @@ class NodeKind(enum.Enum):
     QUERY_START = "query start", "/queries/{query}/start"
     QUERY_ROUTES = "query routes", "/queries/{query}/routes"
     QUERY_DECISION = "query decision", "/queries/{query}/decision"
-    # Also only ours. Not below the group's node, because MetaQ's tools list its
-    # children.
+    # Also ours. Not below the group's node, because MetaQ's tools list its children.
     GROUP_DECISION = (
         "group decision",
         "/exactly-once/{group}/decisions/{topic}/{partition}",
     )
     GROUP_TOKEN = "group token", "/exactly-once/{group}/tokens/{token}"
     GROUP_FILTER = "group filter", "/filters/{group}"
-    # Only ours: a broker on several machines. The first node holds the record of the
-    # set.
+    # Only ours: a broker on several machines. The first node has the set's record.
     REPLICA_SET = "replica set", "/replicas/{broker}"
     SET_LEADER = "set, leader", "/replicas/{broker}/leader"
     SET_MEMBER = "set, member", "/replicas/{broker}/members/{replica}"
     SET_PRESENT = "set, present", "/replicas/{broker}/present/{replica}"
-    # The catalog: brokers and topics that exist while a broker is away. Not used by
-    # MetaQ.
+    # The catalog: what exists while its broker is away. Not used by MetaQ.
     RECORDED_BROKER = "recorded broker", "/catalog/brokers/{broker}"
     RECORDED_PARTITIONS = "recorded partitions", "/catalog/partitions/{topic}/{broker}"
     TOPIC_DEFINITION = "topic definition", "/catalog/topics/{topic}"

@@ -285,8 +285,7 @@ def plan_removal(group: DesiredGroup, *, is_sure: bool = True) -> tuple[Step, ..
 
     Args:
         group: group of the topic.
-        is_sure: whether its nodes match; if not, nodes that must not exist may still
-            exist.
+        is_sure: whether its nodes match; if not, even ABSENT ones may exist.
     """
     steps: list[Step] = []
     for node in group.nodes:

@@ -140,8 +140,7 @@ class WriteNode:
     path: str
     data: bytes
     version: int | None
-    """`Node.version` as read; None creates a persistent node, whose parent must
-    exist."""
+    """`Node.version` as read; None creates a persistent node; its parent must exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,10 +293,8 @@ class Coordinator(Protocol):
             any version.
 
         Raises:
-            NodeChangedError: an operation failed, the text names the first; nothing was
-                done.
-            NoNodeError: as above, because the parent of a node to create does not
-                exist.
+            NodeChangedError: nothing was done; the text names the failed operation.
+            NoNodeError: as above: the parent of a node to create does not exist.
             NodeNotEmptyError: as above, because a node to delete has children.
         """
 

@@ -72,8 +72,7 @@ class Watch(Generic[T]):
             try:
                 snapshot = await self._read()
             except (SessionSuspendedError, SessionLostError):
-                # The next CONNECTED status refreshes every watch; it may have come
-                # already.
+                # The next CONNECTED refreshes every watch; it may have come already.
                 continue
             except Exception as error:  # noqa: BLE001  # top of a task
                 is_ours = isinstance(error, CoordinationError)
