@@ -52,7 +52,7 @@ class Deadlines(Generic[K]):
         self._clean()
 
     def clear(self, key: K) -> None:
-        """Forget a key's deadline; harmless when it has none."""
+        """Remove a key's deadline, if it has one."""
         if self._entries.pop(key, None) is not None:
             self._clean()
 

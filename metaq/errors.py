@@ -75,7 +75,7 @@ class MovedError(WireError):
 
 
 class BadRequestError(WireError):
-    """400: the request makes no sense (a get with maxSize 0, for example)."""
+    """400: the request is invalid (a get with maxSize 0, for example)."""
 
     status = 400
 
@@ -394,4 +394,4 @@ class FilterError(ConfigError):
 
 
 class AdminError(MetaqError):
-    """An administrative request was refused; the message says why."""
+    """An administrative request was refused; the message has the reason."""

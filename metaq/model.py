@@ -97,7 +97,7 @@ class GroupOffset:
     offset: Offset
     """The group's next offset."""
     message_id: MessageId | None = None
-    """Id of the last message before it; None where a writer before 1.4 stored it."""
+    """Id of the last message before it; None if a writer before 1.4 stored it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -218,7 +218,7 @@ class Oversized:
     """A command whose payload exceeds its cap; the payload is being dropped."""
 
     word: str
-    """`put`, `sync`, `mput`, `settle`, `cancel`, `find`, `transactions` or `follow`."""
+    """Word of a command with a payload; see `decoding.Frame.word`."""
     opaque: int
     length: int
     limit: int

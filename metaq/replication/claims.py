@@ -95,7 +95,7 @@ class Claims:
         return self._clock.monotonic_s() - self._idle_s
 
     def note_leader(self, view: View) -> None:
-        """Note whether a replica leads, as far as this one can know.
+        """Record whether a replica leads, as far as this one can know.
 
         A claim is no proof, because the claimer may fail to reach the others and give
         up, repeatedly. It counts as leading once its claim is older than the time in

@@ -174,7 +174,7 @@ class LeadingStreams:
             logs: all logs, a live view.
             tables: their epochs; that of this term has begun in each log.
             owner: the replica.
-            term: the initial quorum.
+            term: its initial state.
             set_id: id of the set.
             lag_s: seconds after which a silent or late follower counts as stalled.
         """

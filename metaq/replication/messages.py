@@ -171,7 +171,7 @@ class Chunk:
     segment: Offset
     """Base offset of the leader's segment."""
     batches: tuple[StoredBatch, ...]
-    """Entries of the batches that begin in it."""
+    """Notes of the batches that begin in it."""
     body: Sequence[Buffer] = field(repr=False)
     """Bytes of the chunk, in pieces."""
 
@@ -282,7 +282,7 @@ class _ChunkRow(NamedTuple):
     crc32: _U32
     segment: Offset
     notes: _U32
-    """Number of entries for batches in it."""
+    """Number of its notes."""
     notes_crc32: _U32
 
 

@@ -235,7 +235,7 @@ class ReplicaStore:
         waiting.result()
 
     def stop_leading(self) -> None:
-        """End puts in flight in doubt; their bytes and batch entries stay."""
+        """End puts in flight in doubt; their bytes and notes stay."""
         for log in self.logs.logs().values():
             if log.state in {LogState.OPEN, LogState.STOPPED}:
                 log.follow()

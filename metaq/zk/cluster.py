@@ -130,7 +130,7 @@ class SnapshotFeed:
         """Return the current snapshot, as soon as its version is above `version`.
 
         Raises:
-            TimeoutError: there was none in time.
+            TimeoutError: there was no such snapshot in time.
             ClosedError: the feed is closed.
         """
         async with asyncio.timeout(timeout_s):
@@ -282,7 +282,7 @@ class ClusterWatch(SnapshotFeed):
         """Return the current snapshot, as soon as its version is above `version`.
 
         Raises:
-            CoordinationTimeoutError: there was none before the deadline.
+            CoordinationTimeoutError: there was no such snapshot before the deadline.
             ClosedError: the watch is closed.
         """
         try:
