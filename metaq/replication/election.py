@@ -7,8 +7,8 @@ waits for, so nothing that the claimer lacks can be acknowledged any more. No cl
 needed.
 
 Then the claimer asks the other complete members of the old in-sync set for their
-copies, and takes from each the tail that it lacks itself ("merging"). With 5,000 logs,
-no member has the longest copy of all; merging decides for each log. A claimer whose
+copies, and takes from each the tail that it lacks itself ("merging"). No member need
+have the longest copy of all 5,000 logs: merging decides for each log. A claimer whose
 recovery cut a torn tail (`cut`) may lack bytes: it leads only after `min` members have
 replied, counting itself, and at least one other if there is one. If too few reply, a
 claimer that is sure that its directories are not an older state of themselves

@@ -142,9 +142,8 @@ def foreign_reason(copy: SetRecord, record: SetRecord) -> str:
 
     ZooKeeper may have been set back, and then have had other changes. Numbers alone do
     not show that: the record soon has a greater revision than the copy, and an epoch
-    number is used again. So claims have nonces, and the revision at which they began:
-    then a change that the copy has after that revision was never made in this record's
-    history.
+    number is used again. So claims have nonces, and the revision at which they began: a
+    later change in the copy was never made in the history of this record.
     """
     if record.set_id != copy.set_id:
         return f"expected set {copy.set_id}, got {record.set_id}"
