@@ -3,14 +3,14 @@
 import gc
 import signal
 
-# Loading the commands takes a moment. Ctrl-C ends the process in it, as it ends any
-# program, and not with a traceback; who starts us with the signal ignored is obeyed.
+# Loading the commands takes a moment. Until it is done, Ctrl-C ends the process without
+# a traceback. If our parent started us with SIGINT ignored, it stays ignored.
 _handles_interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
 if _handles_interrupts:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-# What they are made of stays: to look for garbage among it, now and at the end, is a
-# third of the processor time of a short command.
+# Freeze the objects made by the imports: scanning them for garbage, now and at exit,
+# would take a third of the processor time of a short command.
 gc.disable()
 
 from metaq.cli.main import main  # noqa: E402  # see above

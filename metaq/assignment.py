@@ -1,17 +1,16 @@
-"""Assignment of partitions to the members of a group, and the way there. Pure.
+"""Assignment of partitions to the members of a group, and rebalance plans. Pure.
 
-Theory of operation: there is no leader that hands partitions out. Every member sees the
-same members and the same partitions, computes the same plan by one of MetaQ's
-strategies, and takes its own part; so the plan is a function of two *sets*, and members
-of both kinds, MetaQ's and ours, must compute it alike to the last character. That is
-why orders are part of the format here: Java compares strings by UTF-16 code units,
-which differs from Python's order for characters above U+FFFF, and `0-10` is before
-`0-2`.
+Theory of operation: no leader hands partitions out. Every member sees the same members
+and the same partitions, computes the same plan by one of MetaQ's strategies, and takes
+its own partitions. The plan is therefore a function of two *sets*, and all members,
+MetaQ's and ours, must compute it identically. That makes sort order part of the format:
+Java compares strings by UTF-16 code units, which differs from Python's order for
+characters above U+FFFF, and `0-10` is before `0-2`.
 
-    DEFAULT   both lists in order, the partitions cut into runs whose lengths differ by
-              at most one; the longer runs first. A change moves about half of all.
+    DEFAULT   both lists sorted, the partitions cut into runs whose lengths differ by at
+              most one; the longer runs first. A change moves about half of them.
     CONSIST   160 points per member on a ring of 2**32; a partition belongs to the first
-              point at or after its hash. A member that comes or goes moves only its
+              point at or after its hash. A member that joins or leaves moves only its
               own partitions.
 
 Source: docs/metaq-1.4/client.md 4 and 14.7.
@@ -50,7 +49,7 @@ def string_order(texts: Iterable[str]) -> list[str]:
 def assign(
     strategy: Strategy, members: Iterable[str], partitions: Iterable[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the whole plan for one topic.
+    """Return the plan for all members of one topic.
 
     Args:
         strategy: the group's strategy.
@@ -58,10 +57,10 @@ def assign(
         partitions: names `b-p` of the topic's partitions; any order.
 
     Returns:
-        The partitions of every member, both in string order. Each partition has one
-        owner, unless there is no member at all.
+        The partitions of every member; members and partitions in string order. Each
+        partition has one owner, unless there are no members.
     """
-    # In that order: of two members with an equal point the later one has it.
+    # In string order: if two members have an equal point, the later member gets it.
     names, places = string_order(members), string_order(partitions)
     if strategy is Strategy.DEFAULT:
         return _range_assignment(names, places)
@@ -112,10 +111,10 @@ def _range_assignment(
 def ring_assignment(
     points: Mapping[str, Iterable[int]], hashes: Mapping[str, int]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the partitions of the member at or after each hash; the ring wraps.
+    """Return the partitions of the member at or after each hash, around the ring.
 
     Args:
-        points: by member; of two members with an equal point the later one has it.
+        points: by member; if two have an equal point, the later member gets it.
         hashes: by partition.
     """
     if not points:
@@ -130,7 +129,7 @@ def ring_assignment(
 
 
 def member_points(member: str) -> list[int]:
-    """Return the places of a member on the ring, each 0..2**32-1."""
+    """Return the points of a member on the ring, each 0..2**32-1."""
     return [
         point
         for number in range(DIGESTS_PER_MEMBER)
@@ -139,26 +138,25 @@ def member_points(member: str) -> list[int]:
 
 
 def partition_hash(partition: str) -> int:
-    """Return the place of a partition `b-p` on the ring, 0..2**32-1."""
+    """Return the hash of a partition `b-p` on the ring, 0..2**32-1."""
     return _words(partition)[0]
 
 
 def _words(text: str) -> tuple[int, ...]:
     """Return the MD5 of a text as little-endian unsigned 32-bit numbers."""
-    # As Java: a lone surrogate, which has no UTF-8 form, is hashed as a question mark.
+    # As in Java: an unpaired surrogate, which has no UTF-8 form, is hashed as "?".
     digest = hashlib.md5(text.encode("utf-8", "replace"), usedforsecurity=False)
     return struct.unpack(f"<{POINTS_PER_DIGEST}I", digest.digest())
 
 
 @dataclass(frozen=True, slots=True)
 class RebalancePlan:
-    """Changes, in this order; partitions in neither set are not touched."""
+    """Changes to make, `revoke` before `claim`; other partitions are not touched."""
 
     revoke: frozenset[TopicPartition]
-    """Partitions to be revoked and released: not assigned to us, but ours in
-    ZooKeeper."""
+    """Partitions to revoke and release: ours in ZooKeeper, but not assigned to us."""
     claim: frozenset[TopicPartition]
-    """Partitions to be claimed and read: assigned to us, and not read yet."""
+    """Partitions to claim and read: assigned to us, but not read yet."""
 
 
 def plan_rebalance(
@@ -167,12 +165,12 @@ def plan_rebalance(
     active: Collection[TopicPartition],
     assignment: Collection[TopicPartition],
 ) -> RebalancePlan:
-    """Return the way from our present partitions to the wanted ones.
+    """Return the changes from our present partitions to the assigned ones.
 
     Args:
         owned: claimed, or claimed with an unknown outcome.
-        active: handed to the consumer; claimed all of them.
-        assignment: ours by the group's plan.
+        active: handed to the consumer; all of them are claimed.
+        assignment: assigned to us by the group's plan.
     """
     return RebalancePlan(
         revoke=frozenset({*owned, *active}.difference(assignment)),

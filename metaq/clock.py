@@ -1,4 +1,4 @@
-"""Time comes in through this door: wall clock for dates, monotonic for waits.
+"""Access to the time: the wall clock for dates, the monotonic clock for waits.
 
 No other module of the package reads a clock (checked by `tests/house`). Tests pass
 `metaq.testing.clock.ManualClock`.

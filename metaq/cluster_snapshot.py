@@ -1,7 +1,6 @@
 """The brokers, and the partitions of topics, as clients see them at one moment.
 
-A client gets snapshots from ZooKeeper or from brokers named by address; which of the
-two cannot be seen here.
+A snapshot from ZooKeeper looks the same as one from brokers named by address.
 """
 
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ class BrokerCopies:
     """Addresses of the copies of one broker's partitions."""
 
     leader: BrokerAddress | None
-    """Takes puts; None while it is not there."""
+    """Address that takes puts; None while there is no leader."""
     followers: Mapping[int, BrokerAddress]
     """Follower K of `slaveK` → its address, K ascending."""
 
@@ -30,37 +29,36 @@ class ClusterSnapshot:
     version: int = 0
     """Number of the snapshot; 0 before the first one."""
     brokers: Mapping[BrokerId, BrokerCopies] = field(default_factory=no_items)
-    """Brokers of which at least one copy is there, ids ascending."""
+    """Brokers with at least one registered copy, ids ascending."""
     puts: Counts = field(default_factory=no_items)
     """Partitions that producers may put to, of watched topics that have any. Their
     leader may be unreachable at the moment."""
     gets: Counts = field(default_factory=no_items)
     """Partitions that consumers may read, from a leader or a follower."""
     recorded: Counts = field(default_factory=no_items)
-    """Partitions that there are, served or not, as far as brokers have recorded them;
-    of watched topics. Java brokers record nothing."""
+    """Recorded partitions of watched topics, served or not; none of Java brokers."""
     silent: frozenset[BrokerAddress] = frozenset()
     """Named addresses that have never answered, so their topics are unknown. Empty with
     ZooKeeper."""
     seen: frozenset[BrokerId] = frozenset()
-    """Brokers of this and earlier snapshots, known to ZooKeeper or not any more."""
+    """Brokers of this and earlier snapshots, whether still registered or not."""
     exchanges: frozenset[str] = frozenset()
-    """Watched names that are exchanges, and no topics: puts to them are routed, and
-    nothing can be read. Of named brokers all that they have."""
+    """Watched names that are exchanges, not topics: puts to them are routed, and they
+    cannot be read. With named brokers: all exchanges of these brokers."""
     topics: frozenset[str] = frozenset()
     """Watched topics known to this snapshot, including those without a broker."""
 
     names: frozenset[str] | None = None
-    """Names of all topics and exchanges, also of some that are gone; None while they
-    are unknown, or are not watched."""
+    """Names of all topics and exchanges, including some that were deleted; None while
+    they are unknown or not watched."""
 
     def leader(self, broker_id: BrokerId) -> BrokerAddress | None:
-        """Return where a broker takes puts; None while it is not there."""
+        """Return the address that takes puts for a broker; None without a leader."""
         copies = self.brokers.get(broker_id)
         return None if copies is None else copies.leader
 
     def leaders(self) -> dict[BrokerId, BrokerAddress]:
-        """Return where brokers take puts, of those that do, ids ascending."""
+        """Return the address of each broker that takes puts, ids ascending."""
         return {i: copies.leader for i, copies in self.brokers.items() if copies.leader}
 
     def put_partitions(self, topic: str) -> tuple[TopicPartition, ...]:
@@ -77,7 +75,7 @@ class ClusterSnapshot:
         return tuple(one for one in recorded if not self.is_served(one))
 
     def is_served(self, partition: TopicPartition) -> bool:
-        """Return whether a broker that is there has this partition of its topic."""
+        """Return whether a registered broker serves this partition of its topic."""
         topic, broker_id = partition.topic, partition.broker_id
         puts, gets = self.puts.get(topic, {}), self.gets.get(topic, {})
         count = max(puts.get(broker_id, 0), gets.get(broker_id, 0))

@@ -1,4 +1,4 @@
-"""Deadlines of many things at once, in a heap: only what is due is looked at."""
+"""Deadlines of many keys in one heap: a check costs only the keys that are due."""
 
 import asyncio
 import heapq
@@ -7,16 +7,16 @@ from itertools import count
 from typing import Final, Generic, TypeVar
 
 SPARE_MAX: Final = 1000
-"""Places in the heap of what has no deadline any more, besides as many as there are
-deadlines; then it is rebuilt."""
+"""Stale heap entries that are kept, in addition to one for each deadline."""
 
 K = TypeVar("K", bound=Hashable)
 
 
 class Deadlines(Generic[K]):
-    """At most one deadline for each key. Owner: one object; not for two threads.
+    """At most one deadline for each key. Owned by one object; not thread-safe.
 
-    What is cleared stays in the heap, unheeded, until its time or until there are many.
+    A cleared or replaced deadline stays in the heap as a stale entry until its time
+    comes or the heap is rebuilt.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Deadlines(Generic[K]):
 
     @property
     def first_s(self) -> float | None:
-        """Return a time before which nothing is due; None: there is no deadline."""
+        """Return a time before which nothing is due; None if the heap is empty."""
         return self._heap[0][0] if self._heap else None
 
     def get(self, key: K) -> float | None:
@@ -40,7 +40,7 @@ class Deadlines(Generic[K]):
         return None if entry is None else entry[0]
 
     def set(self, key: K, deadline_s: float) -> None:
-        """Give a key a deadline in place of the one that it has.
+        """Set a key's deadline, replacing the one it has.
 
         Args:
             key: hashed and compared as in a dictionary, never ordered.
@@ -52,12 +52,12 @@ class Deadlines(Generic[K]):
         self._clean()
 
     def clear(self, key: K) -> None:
-        """Forget a key's deadline; harmless when it has none."""
+        """Remove a key's deadline, if it has one."""
         if self._entries.pop(key, None) is not None:
             self._clean()
 
     def take_due(self, now_s: float) -> list[K]:
-        """Return the keys whose deadline has come, oldest first; they have none now."""
+        """Remove the deadlines that have come and return their keys, oldest first."""
         due: list[K] = []
         while self._heap and self._heap[0][0] <= now_s:
             entry = heapq.heappop(self._heap)
@@ -73,7 +73,7 @@ class Deadlines(Generic[K]):
 
 
 class DeadlineTimer(Generic[K]):
-    """One timer of the running loop over many deadlines. For the loop's thread."""
+    """One timer of the running loop for many deadlines. Used on the loop's thread."""
 
     def __init__(
         self,
@@ -83,14 +83,14 @@ class DeadlineTimer(Generic[K]):
         *,
         together_s: float = 0.0,
     ) -> None:
-        """Prepare; `start` follows each deadline that was set.
+        """Create a timer that is not running; call `start` after each `set`.
 
         Args:
-            deadlines: the owner's, who sets and clears them.
-            now_s: the clock that they are of, seconds.
-            on_due: called with the keys that are due, oldest first; may be empty, as a
-                deadline that was cleared does not stop the timer.
-            together_s: shortest wait: what is due within it is due together.
+            deadlines: the owner's, which sets and clears them.
+            now_s: the clock of the deadlines, in seconds.
+            on_due: called with the keys that are due, oldest first. The list may be
+                empty, because clearing a deadline does not stop the timer.
+            together_s: shortest wait, in seconds; joins deadlines that come within it.
         """
         self._deadlines = deadlines
         self._now_s = now_s
@@ -99,7 +99,7 @@ class DeadlineTimer(Generic[K]):
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Wait for the first deadline, unless the timer ends earlier already."""
+        """Wait for the first deadline, unless the timer already fires earlier."""
         first_s = self._deadlines.first_s
         if first_s is None:
             return
@@ -112,7 +112,7 @@ class DeadlineTimer(Generic[K]):
         self._handle = loop.call_at(at_s, self._end)
 
     def close(self) -> None:
-        """Stop the timer; `start` would start it again."""
+        """Stop the timer; `start` starts it again."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

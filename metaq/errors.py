@@ -1,4 +1,4 @@
-"""The one error tree; policy lives on the class, so no retry loop lists types.
+"""The one error tree. Policy is on the class, so no retry loop lists types.
 
 Every error names its subject and both numbers ("expected ... got ..."), with topic,
 partition, offset, file and position where they exist. `OSError` never leaves `fs`
@@ -12,11 +12,11 @@ from typing import ClassVar, Final
 from metaq.model import Offset, TopicPartition, printable
 
 OUTCOME_UNKNOWN: Final = "outcome unknown"
-"""End of texts about commands that are in doubt."""
+"""Ends the texts of errors whose outcome is in doubt."""
 
 
 class MetaqError(Exception):
-    """Root of everything this package raises on purpose."""
+    """Root of all errors that this package raises on purpose."""
 
     retriable: ClassVar[bool] = False
     """The same call may succeed later with nothing changed."""
@@ -24,10 +24,10 @@ class MetaqError(Exception):
     """The caller's metadata on brokers and partitions is out of date."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Travel between processes, with the fields of subclasses.
+        """Pickle the error with the fields of subclasses.
 
-        By default the class is called with the text alone. One that wants more fails
-        then, and with it the pool of processes that its error came from.
+        By default, unpickling calls the class with the text alone. That fails for a
+        class with more arguments, and breaks the process pool that its error came from.
         """
         return _remade, (type(self), self.args), self.__dict__
 
@@ -48,11 +48,11 @@ class LocalProtocolError(ProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer broke the rules; MetaQ closes without an answer."""
+    """The peer broke the rules; MetaQ closes the connection without a reply."""
 
 
 class WireError(MetaqError):
-    """A reply other than 200: a number of MetaQ's and a text.
+    """A reply other than 200: one of MetaQ's status numbers and a text.
 
     The text is wire content: the broker sends `str(error)` as the body. Numbers never
     change; see docs/metaq-1.4/broker.md 1.12.
@@ -62,7 +62,7 @@ class WireError(MetaqError):
     by_status: ClassVar[dict[int, type["WireError"]]] = {}
 
     def __init_subclass__(cls) -> None:
-        """Register the class under its number, which only its subclasses share."""
+        """Register the class under its number, which only its subclasses may share."""
         taken = WireError.by_status.setdefault(cls.status, cls)
         if not issubclass(cls, taken):
             raise TypeError(f"status {cls.status} belongs to {taken.__name__}")
@@ -75,7 +75,7 @@ class MovedError(WireError):
 
 
 class BadRequestError(WireError):
-    """400: the request makes no sense (a get with maxSize 0, for example)."""
+    """400: the request is invalid (a get with maxSize 0, for example)."""
 
     status = 400
 
@@ -94,26 +94,26 @@ class NotFoundError(WireError):
 
 
 class ServerError(WireError):
-    """500: the broker could not do it; the body says why."""
+    """500: the broker failed to do it; the body has the reason."""
 
     status = 500
     messages: tuple[int, ...] = ()
-    """Numbers of the messages of a batch that are the reason, where they are known."""
+    """Numbers of the messages of a batch that caused the refusal, where known."""
 
 
 class NoRoomError(ServerError):
-    """500 to a put that finds no room (code `no-room`).
+    """500 to a put for lack of free space (code `no-room`).
 
-    It is certainly not stored, and there may be room later, or elsewhere.
+    The message is not stored. A retry may succeed later, or on another broker.
     """
 
     retriable = True
 
 
 class UnknownPutError(ServerError):
-    """500 to a put under which the disk failed: it may be stored, and may come again.
+    """500 to a put during which the disk failed (code `in-doubt`).
 
-    Its code is `in-doubt`.
+    The message may be stored; a retry may store it twice.
     """
 
 
@@ -139,21 +139,21 @@ class NotAnExchangeError(ServerError):
 
 
 class NoRecordError(ServerError):
-    """500 to a question about a range that begins or ends within a record.
+    """500 to a question about a range that begins or ends inside a record.
 
     Its code is `no-record`.
     """
 
 
 class DiskFailedError(ServerError):
-    """500 of a MetaQ 1.4 broker whose disk failed: a put may be stored all the same."""
+    """500 of a MetaQ 1.4 broker whose disk failed: the put may still be stored."""
 
 
 class UnavailableError(WireError):
     """503: no processor for this command, or the broker cannot answer at this moment.
 
-    It is shutting down, or the log start has moved under a question. For a client also
-    the 500 of a MetaQ 1.4 broker that is not registered yet.
+    It is shutting down, or the log start has moved during a question. A client also
+    raises this for the 500 of a MetaQ 1.4 broker that is not registered yet.
     """
 
     status = 503
@@ -163,16 +163,17 @@ class UnavailableError(WireError):
 class NotLeaderError(UnavailableError):
     """503 to a put at a replica that does not lead its set (code `not-leader`).
 
-    It is certainly not stored. Another replica leads, or soon will.
+    The message is not stored. Another replica leads, or soon will.
     """
 
     refresh_metadata = True
 
 
 class TooFewReplicasError(UnavailableError):
-    """503 to a put while too few replicas would have it (code `too-few-replicas`).
+    """503 to a put while fewer replicas than the minimum would have it.
 
-    It is certainly not stored; it may be later, or elsewhere.
+    Its code is `too-few-replicas`. The message is not stored. A retry may succeed
+    later, or on another broker.
     """
 
 
@@ -193,8 +194,8 @@ class StorageError(MetaqError):
 class DiskError(StorageError):
     """The operating system refused a file operation.
 
-    The same call is never repeated in the hope of a better answer: after a failed sync
-    the page cache says nothing about the disk.
+    A failed operation is never repeated: after a failed sync, the page cache does not
+    show what is on the disk.
     """
 
     def __init__(self, operation: str, path: str, errno_name: str) -> None:
@@ -207,7 +208,7 @@ class DiskError(StorageError):
 
     @property
     def lacks_descriptors(self) -> bool:
-        """Tell whether no file could be opened for want of descriptors; that passes."""
+        """Whether an open failed for lack of file descriptors; a retry may succeed."""
         return self.operation == "open" and self.errno_name in {"EMFILE", "ENFILE"}
 
 
@@ -216,7 +217,7 @@ class MissingFileError(DiskError):
 
 
 class CorruptRecordError(StorageError):
-    """Bytes contradict a checksum or an invariant where no crash can explain it."""
+    """Bytes contradict a checksum or an invariant, and a crash cannot explain it."""
 
     def __init__(
         self,
@@ -230,24 +231,24 @@ class CorruptRecordError(StorageError):
     ) -> None:
         super().__init__(message)
         self.partition = partition
-        """The damaged partition, where a client found it."""
+        """The damaged partition, if a client found the damage."""
         self.offset = offset
-        """The first byte that cannot be believed; None: not known."""
+        """Offset of the first damaged byte; None if unknown."""
         self.next_good_offset = next_good_offset
-        """Offset where a reader can resume; None: not known, or nowhere."""
+        """Offset where a reader can resume; None if unknown, or if there is none."""
         self.path = path
-        """The damaged file, where it is known: on the disk of the broker."""
+        """Path of the damaged file on the broker's disk, if known."""
         self.detail = detail
         """Description of the damage, with both numbers; complete without the
         message."""
 
 
 class SegmentSealedError(StorageError):
-    """An append reached a segment that may no longer change: a bug on our side."""
+    """An append to a sealed segment: a bug on our side."""
 
 
 class MayBeStoredError(StorageError):
-    """An append was under way when its log ended: a restart may find it on the disk."""
+    """A log ended during an append: the record may be on the disk after a restart."""
 
     def __init__(self, cause: object) -> None:
         super().__init__(f"{cause}: {OUTCOME_UNKNOWN}")
@@ -258,11 +259,11 @@ class LogDirLockedError(StorageError):
 
 
 class LogDirOfflineError(StorageError):
-    """The data directory had a disk error; nothing of it is believed until restart."""
+    """The data directory had a disk error; it is not trusted until restart."""
 
 
 class DataMissingError(StorageError):
-    """A data directory holds less than it is known to have held."""
+    """A data directory holds less data than was recorded for it."""
 
 
 class LogOfflineError(StorageError):
@@ -276,7 +277,7 @@ class NoSpaceError(StorageError):
 
 
 class SequenceError(MetaqError):
-    """A batch has numbers that its producer has used before, for something else."""
+    """A producer has already used the sequence numbers of a batch for another one."""
 
 
 class OffsetOutOfRangeError(StorageError):
@@ -291,7 +292,7 @@ class OffsetOutOfRangeError(StorageError):
         )
         self.offset = offset
         self.log_start = log_start
-        """The first readable offset, if there is any readable byte."""
+        """The first readable offset, if any byte is readable."""
         self.high_watermark = high_watermark
         """The offset after the last readable byte."""
 
@@ -310,7 +311,7 @@ class CoordinationError(MetaqError):
 
 
 class SessionSuspendedError(CoordinationError):
-    """The session may come back; assume nothing new until it does."""
+    """The session may return; assume nothing new until it does."""
 
 
 class SessionLostError(CoordinationError):
@@ -328,7 +329,7 @@ class ClientError(MetaqError):
 
 
 class RequestTimeoutError(ClientError):
-    """No answer in time; the outcome is unknown."""
+    """No reply in time; the outcome is unknown."""
 
     retriable = True
 
@@ -341,35 +342,35 @@ class NoBrokerError(ClientError):
 
 
 class ConnectionLostError(RequestTimeoutError):
-    """The connection broke before the answer came; the outcome is unknown."""
+    """The connection broke before the reply came; the outcome is unknown."""
 
 
 class NotSentError(ClientError):
-    """No byte of the request left, in time or at all: nothing was done."""
+    """No byte of the request was sent: nothing was done."""
 
     retriable = True
     refresh_metadata = True
 
 
 class UnexpectedReplyError(ClientError):
-    """A broker answered something that no MetaQ broker says."""
+    """A broker sent a reply that no MetaQ broker sends."""
 
 
 class BadReplyError(UnexpectedReplyError, RemoteProtocolError):
-    """A reply has a number that cannot be, or that belongs to something else.
+    """A reply has an impossible number, or one that belongs to another request.
 
-    Nothing of it is used, and the connection is closed.
+    The reply is discarded, and the connection is closed.
     """
 
 
 class NoDataError(ClientError):
-    """A broker gives no data at an offset that its log holds, as it says."""
+    """A broker returns no data at an offset that, by its own report, its log holds."""
 
     retriable = True
 
 
 class NoResourcesError(ClientError):
-    """The system gives this process no descriptors, or no thread, for an event loop."""
+    """The system refuses this process descriptors or a thread for an event loop."""
 
     retriable = True
 
@@ -379,11 +380,11 @@ class ClosedError(ClientError):
 
 
 class ConfigError(MetaqError):
-    """A setting or an argument is wrong; the message names it, and its value."""
+    """A setting or an argument is wrong; the message names it and its value."""
 
 
 class FilterError(ConfigError):
-    """A filter cannot be read; the message says where, and what was expected."""
+    """A filter cannot be parsed; the message has the column and the expected text."""
 
     def __init__(self, column: int, expected: str, got: str) -> None:
         shown = printable(got)[:40]
@@ -393,4 +394,4 @@ class FilterError(ConfigError):
 
 
 class AdminError(MetaqError):
-    """An administrative request was refused; the message says why."""
+    """An administrative request was refused; the message has the reason."""

@@ -1,21 +1,21 @@
 """Services: things that start in order, own their tasks, and stop in reverse order.
 
 Theory of operation. A service keeps one stack of its parts: services it owns, tasks it
-runs, and clean-ups. `stop`, a failed `start` and a failure all take the same way down
-that stack, so nothing is released twice, in another order, or not at all.
+runs, and clean-ups. `stop`, a failed `start` and a failure all unwind this stack in the
+same way, so each part is released once, in reverse order.
 
     new ──start──▶ starting ──started──▶ running ──stop──▶ stopping ──stopped──▶ stopped
                       │                     │                  │
                       └────────fail─────────┴──────fail────────┴──▶ failed
 
-A task that ends with an exception fails its service; a service that fails fails its
-owner. The failure is logged once, with its traceback, where it happened; the topmost
+A task that ends with an exception fails its service; a failed service fails its owner.
+The failure is logged once, with its traceback, where it happened; the topmost
 `on_failure` reacts, nearly always by stopping everything. A failed service still holds
-its parts until it is stopped. A start that fails is not logged: it is taken down and
+its parts until it is stopped. A failed start is not logged: its parts are released and
 the error is raised to the caller.
 
-Invariant: after `stop` has returned, no owned task is running, unless its time-out was
-logged; the stack is empty.
+Invariant: after `stop` has returned, the stack is empty, and no owned task is running
+unless a time-out was logged for it.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from metaq.errors import ClosedError
 _log = logging.getLogger(__name__)
 
 _GRACE_S: Final = 0.05
-"""Time for each part when the others have used up theirs: enough to be cancelled."""
+"""Least time for each part after the time-out has passed: enough to be cancelled."""
 
 
 class State(enum.Enum):
@@ -70,7 +70,7 @@ TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
     (State.FAILED, Event.FAIL): State.FAILED,
     (State.STOPPED, Event.STOP): State.STOPPED,
 }
-"""Every step there is; any other is a bug of the caller."""
+"""All valid transitions; any other event is a bug of the caller."""
 
 
 def apply(state: State, event: Event) -> State:
@@ -94,10 +94,10 @@ class _Owned:
 
 
 class Service:
-    """Base of everything that runs: override `on_start`, and `on_stop` when needed.
+    """Base of everything that runs: override `on_start`, and `on_stop` if needed.
 
-    Lifecycle: `start` once, `stop` any number of times. Everything happens on one
-    event loop. The starter of a service owns it and stops it.
+    Lifecycle: call `start` once, `stop` any number of times, all on one event loop. The
+    starter of a service owns it and stops it.
     """
 
     def __init__(
@@ -111,19 +111,19 @@ class Service:
 
         Args:
             name: For logs and task names.
-            stop_timeout_s: How long `stop` may wait in all, in seconds; when it is
-                over, each remaining part still gets a moment (`_GRACE_S`).
-            on_failure: Called once when the running service fails, on the loop; it
-                must not wait. An owner set by `start_owned` takes its place.
+            stop_timeout_s: Longest total time of `stop`, in seconds; after it, each
+                remaining part still gets a moment (`_GRACE_S`).
+            on_failure: Called once when the running service fails, on the loop; it must
+                not block. `start_owned` replaces it with the owner's.
         """
         self.name: Final = name
         self._stop_timeout_s = stop_timeout_s
         self._on_failure = on_failure
         self.state = State.NEW
-        """Set here alone."""
+        """Set by this class only."""
         self.failure: BaseException | None = None
-        """The first error that made the service fail; set here alone."""
-        # In the order of bringing up; a dict, as tasks leave from the middle.
+        """The first error that made the service fail; set by this class only."""
+        # In start order; a dict, because tasks are removed from the middle.
         self._stack: dict[_Owned, None] = {}
         self._starter: asyncio.Task[None] | None = None
         self._stopper: asyncio.Task[None] | None = None
@@ -131,16 +131,16 @@ class Service:
     # -- for subclasses
 
     async def on_start(self) -> None:
-        """Bring up the parts of the service, in order, by the three calls below."""
+        """Start the parts of the service, in order, with the three methods below."""
 
     async def on_stop(self) -> None:
         """Act before the parts are stopped.
 
-        Not called when `on_start` has not come to its end.
+        Not called if `on_start` did not complete.
         """
 
     async def start_owned(self, child: "Service") -> None:
-        """Start another service; it is stopped with this one and fails this one."""
+        """Start another service: stopped with this one; its failure fails this one."""
         child._on_failure = self._on_child_failure  # noqa: SLF001  # same class
         self._push(child.name, child.stop)
         await child.start()
@@ -151,8 +151,8 @@ class Service:
         """Run a task that belongs to this service, and return it.
 
         Args:
-            work: The task's body. Its end is nothing special; an exception fails the
-                service; it is cancelled on the way down.
+            work: The task's body. It may return at any time; an exception fails the
+                service. It is cancelled when the service stops.
             name: For logs, within this service.
         """
         if self.state not in (State.STARTING, State.RUNNING):
@@ -176,7 +176,7 @@ class Service:
         return task
 
     def on_way_down(self, name: str, release: Callable[[], Awaitable[None]]) -> None:
-        """Have `release` called when the way down reaches this point."""
+        """Add a clean-up to the stack; it runs when the service stops."""
         self._push(name, release)
 
     def _push(self, name: str, release: Callable[[], Awaitable[None]]) -> _Owned:
@@ -187,11 +187,11 @@ class Service:
     # -- for owners
 
     async def start(self) -> None:
-        """Bring the service up; when that fails, everything is taken down again.
+        """Start the service; if that fails, release everything that was started.
 
         Raises:
             ClosedError: `stop` was called during the start.
-            Exception: Raised by `on_start`, or by a task of ours.
+            Exception: Raised by `on_start`, or by a task of this service.
 
         Cancellation: as a failed start.
         """
@@ -218,13 +218,13 @@ class Service:
         raise ClosedError(f"service {self.name} was stopped while it was starting")
 
     async def stop(self) -> None:
-        """Take the service down, in reverse order, within its time-out.
+        """Stop the service and its parts, in reverse order, within the time-out.
 
-        Idempotent, also at the same time; safe in every state. A part that fails or
-        takes too long is logged, and the rest is released all the same. A task of the
-        service must not wait for it: it would wait for itself.
+        Idempotent, also if called concurrently; safe in every state. A part that fails
+        or takes too long is logged, and the other parts are still released. A task of
+        the service must not await this call: it would wait for itself.
 
-        Cancellation: the caller stops waiting, the way down goes on.
+        Cancellation: the caller stops waiting; the stop continues.
         """
         if self._stopper is None:
             completed = self.state is State.RUNNING or (
@@ -272,7 +272,7 @@ class Service:
                 name,
                 self._stop_timeout_s,
             )
-            # That of asyncio has no text, and owners show it to people.
+            # asyncio's error has no text, and owners show the text to users.
             text = f"{name} took longer to stop than {self._stop_timeout_s} s allow"
             failure = TimeoutError(text)
             failure.__cause__ = error
@@ -301,7 +301,7 @@ class Service:
             self._on_failure(self, error)
 
     def _note_failure(self, error: BaseException) -> None:
-        """Remember the first failure; a service that has ended keeps its state."""
+        """Record the first failure; a stopped service keeps its state."""
         if self.state is not State.STOPPED:
             self.state = apply(self.state, Event.FAIL)
         if self.failure is None:

@@ -1,12 +1,12 @@
-"""An event loop on a thread of its own, under the objects of the sync world.
+"""An event loop on its own thread, for the synchronous API.
 
 One thread per client, reading task or sender of named batches. Callers in any other
-thread hand it coroutines and wait; the thread is a daemon, so a program that forgets to
-close its client still ends, and a client that is open then is closed by an exit hook,
-which commits handled messages.
+thread hand it coroutines and wait. The thread is a daemon, so a program that forgets to
+close its client still ends; an exit hook closes clients that are still open, which
+commits handled messages.
 
-A fork copies neither the thread nor the owners of its locks. In the child every call
-says so at once in place of waiting for a thread that is not there.
+A fork copies neither the thread nor the owners of its locks. In the child, every call
+raises at once instead of waiting for a thread that does not exist.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ _all: "weakref.WeakSet[LoopThread]" = weakref.WeakSet()
 
 
 class LoopThread:
-    """Runs coroutines for other threads. Lifecycle: running from the start; `stop`."""
+    """Runs coroutines for other threads. Lifecycle: runs when created, until `stop`."""
 
     timeout_s: ClassVar[float | None] = None
-    """Longest wait of `run`, seconds; None waits for ever."""
+    """Longest wait of `run`, in seconds; None: without a limit."""
 
     def __init__(self, name: str) -> None:
         """Start the thread.
@@ -45,15 +45,15 @@ class LoopThread:
             name: for logs and debuggers.
 
         Raises:
-            NoResourcesError: no descriptors or no thread can be had; nothing is left
-                open, and a later try may succeed.
+            NoResourcesError: no descriptors or no thread is available; everything is
+                closed again, and a later try may succeed.
         """
         self.loop = _new_loop(name)
         """The loop, for `call_soon_threadsafe`."""
         self.is_usable = True
         """False after `stop`, and in the child of a fork."""
         self._is_forked = False
-        # Its holder has the loop run its coroutine: `stop` comes later.
+        # Held while a coroutine is handed to the loop, so that `stop` comes after it.
         self._entry = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         try:
@@ -64,7 +64,7 @@ class LoopThread:
         _all.add(self)
 
     def _run(self) -> None:
-        # The runner's end cancels what still runs: waiters hear of it.
+        # The runner cancels unfinished tasks at its end, so their waiters are woken.
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
             loop = runner.get_loop()
             is_over = False
@@ -73,8 +73,8 @@ class LoopThread:
                     loop.run_forever()
                     is_over = True
                 except SystemExit:
-                    # A user's callback; without the loop no message would ever
-                    # have an outcome.
+                    # Raised by a user's callback. Keep running: without the loop, no
+                    # message would ever have an outcome.
                     _log.exception("a callback asked for the end of the program")
                     is_over = not self.is_usable
 
@@ -89,14 +89,14 @@ class LoopThread:
 
         Args:
             work: closed without running when this raises ClosedError.
-            timeout_s: longest wait in place of that of the class. At the end of it
-                the coroutine is cancelled.
-            serve: works in this thread until the future is done.
+            timeout_s: longest wait, in seconds, instead of that of the class; the
+                coroutine is then cancelled.
+            serve: called on this thread to do work until the future is done.
 
         Raises:
-            ClosedError: the loop is closed, or is closed now, or belongs to another
-                process, or this is its own thread, which would wait for itself.
-            RequestTimeoutError: the time is over.
+            ClosedError: the loop is closed, is closed during the call, or belongs to
+                another process; or this is its own thread, which would wait for itself.
+            RequestTimeoutError: the time-out has passed.
         """
         try:
             self.require_caller()
@@ -114,7 +114,7 @@ class LoopThread:
             raise
         except concurrent.futures.TimeoutError:
             if not future.cancel():
-                # It ended, with its own time-out or in the last moment.
+                # It completed just now, or failed with its own time-out.
                 return future.result()
             raise RequestTimeoutError(f"not done within {timeout_s:g} s") from None
         except BaseException:
@@ -122,7 +122,7 @@ class LoopThread:
             raise
 
     def begin(self, work: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
-        """Run a coroutine on the loop; return its future, cancelled by `stop`.
+        """Start a coroutine on the loop; return its future, which `stop` cancels.
 
         Raises:
             ClosedError: as `require_usable`; the coroutine is closed without running.
@@ -140,7 +140,7 @@ class LoopThread:
         work: Coroutine[Any, Any, None],
         serve: Callable[[Future[Any]], None] | None = None,
     ) -> None:
-        """Run a close as `run`; do nothing when a stop has closed it, or does.
+        """Run a close as `run` does; do nothing if `stop` closes, or has closed, it.
 
         Raises:
             ClosedError: this is the loop's own thread; nothing is closed.
@@ -165,7 +165,7 @@ class LoopThread:
             )
 
     def require_usable(self) -> None:
-        """Raise when nothing can be asked of the loop.
+        """Raise if the loop cannot take work.
 
         Raises:
             ClosedError: stopped, or copied by a fork.
@@ -187,20 +187,20 @@ class LoopThread:
             )
 
     def describe(self, twin: object) -> str:
-        """Return how an object of the sync world is shown: as its async twin."""
+        """Return the repr of a synchronous object: that of its async twin."""
         if self._is_forked:
-            # Its locks may be held for ever.
+            # The twin's locks may be held for ever.
             name = type(twin).__name__.removeprefix("Async")
             return f"<{name} of another process, before a fork>"
         return "<" + repr(twin).removeprefix("<Async")
 
     def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Cancel running work, and end the thread; not from the thread itself.
+        """Cancel running work and end the thread; not from the thread itself.
 
-        Harmless when it has ended, or is in another process.
+        Does nothing if it was stopped before, or belongs to another process.
 
         Args:
-            timeout_s: longest wait for its end, which comes all the same.
+            timeout_s: longest wait for the thread's end, in seconds; it may end later.
         """
         if self._is_forked:
             return  # the lock may be held for ever
@@ -219,7 +219,7 @@ class LoopThread:
 
 def _new_loop(name: str) -> asyncio.AbstractEventLoop:
     try:
-        # Descriptors of a loop first: a loop that fails half-way complains for ever.
+        # Try the descriptors first: a loop that fails half-way logs errors for ever.
         with selectors.DefaultSelector():
             ends = socket.socketpair()
         for end in ends:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, NewType, TypeAlias
 
 Offset = NewType("Offset", int)
-"""A byte address in a partition's whole history; the next put's is the log end."""
+"""A byte address in a partition's whole history; the next put goes to the log end."""
 
 Position = NewType("Position", int)
 """A byte distance from the start of one file."""
@@ -28,10 +28,10 @@ BrokerId = NewType("BrokerId", int)
 """A broker's number, 0..1023 (it is also the worker part of message ids)."""
 
 ID_ZERO_MS: Final = 1_303_895_660_503
-"""Subtracted by MetaQ from the clock when it stamps an id: 2011-04-27."""
+"""Subtracted by MetaQ from the clock when it stamps an id: a moment of 2011-04-27."""
 
 ID_MS_SHIFT: Final = 22
-"""The lowest bit of the milliseconds in an id; see `metaq/record/ids.py`."""
+"""Position of the milliseconds' lowest bit in an id; see `metaq/record/ids.py`."""
 
 RANDOM_PARTITION: Final = -1
 """The partition number of a put that leaves the choice to the broker."""
@@ -39,8 +39,8 @@ RANDOM_PARTITION: Final = -1
 SCHEME: Final = "meta://"
 
 TRANSACTION_KEY_BYTES_MAX: Final = 1024
-"""Longest key of a transaction that is begun: an XA key with X/Open's longest ids has
-273 and its qualifier."""
+"""Longest key of a transaction that is begun. An XA key with X/Open's longest ids takes
+273 characters and its qualifier."""
 PORT_MAX: Final = 65535
 
 MAX_OFFSET: Final = Offset(2**63 - 1)
@@ -49,14 +49,14 @@ MAX_OFFSET: Final = Offset(2**63 - 1)
 SPAN_UNITS_MS: Final = MappingProxyType(
     {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 )
-"""Units in which users give times, the largest first."""
+"""Units of the time spans that users write, the largest first."""
 _SPAN_PART: Final = r"(\d{1,12}(?:\.\d{1,9})?)(ms|[dhms])"
 _SPAN: Final = re.compile(rf"(?:{_SPAN_PART})+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class LogId:
-    """A partition as its broker's disk knows it: `<topic>-<partition>`."""
+    """A partition as named on its broker's disk: `<topic>-<partition>`."""
 
     topic: str
     """Topic name; may itself contain '-'."""
@@ -69,11 +69,11 @@ class LogId:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopicPartition:
-    """A partition as the whole cluster knows it: the unit of order and ownership."""
+    """A partition as named in the whole cluster: the unit of order and ownership."""
 
     topic: str
     broker_id: BrokerId
-    """The broker that takes its puts."""
+    """The broker that takes puts for it."""
     partition: int
     """Partition number on that broker, 0 or more."""
 
@@ -86,7 +86,7 @@ class TopicPartition:
         return f"{self.broker_id}-{self.partition}"
 
     def labels(self) -> tuple[str, str]:
-        """Return what metrics call it: its topic, and its name."""
+        """Return the values of its metric labels: its topic and its name."""
         return self.topic, self.name
 
 
@@ -97,7 +97,7 @@ class GroupOffset:
     offset: Offset
     """The group's next offset."""
     message_id: MessageId | None = None
-    """Id of the last message before it; None where a writer before 1.4 stored it."""
+    """Id of the last message before it; None if a writer before 1.4 stored it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -115,9 +115,9 @@ class BrokerAddress:
 
 
 def parse_broker_address(text: str) -> BrokerAddress | None:
-    """Return the address that `meta://host:port` says; None where it says none.
+    """Return the address in `meta://host:port`; None if the text is not one.
 
-    A `?slaveId=K` after it is dropped. The port is 1 to 65535, and the host printable.
+    A trailing `?slaveId=K` is ignored. The port is 1 to 65535, and the host printable.
     """
     match = re.fullmatch(
         r"meta://(?:\[(?P<v6>[^\]/?]+)\]|(?P<host>[^\[\]/?]+)):(?P<port>\d{1,5})/?(?:\?.*)?",
@@ -131,7 +131,7 @@ def parse_broker_address(text: str) -> BrokerAddress | None:
 
 
 INTERNAL_PREFIX: Final = "__"
-"""Topics whose names begin so are a broker's own; clients neither put nor get there."""
+"""Prefix of a broker's internal topics; clients neither put to nor get from them."""
 
 
 def is_internal(topic: str) -> bool:
@@ -160,7 +160,7 @@ class XaTransactionId:
     branch: bytes
     """Branch qualifier; may be empty."""
     qualifier: str
-    """Name of the transaction manager's part; not blank, free of ':' and space."""
+    """Part of the transaction manager's name; not blank, free of ':' and space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +169,13 @@ class NullTransactionId:
 
 
 TransactionId: TypeAlias = LocalTransactionId | XaTransactionId | NullTransactionId
-"""Key of a transaction; its text is made in `protocol/transaction_ids.py`."""
+"""Key of a transaction; `protocol/transaction_ids.py` makes its text."""
 
 NULL_TRANSACTION: Final = NullTransactionId()
 
 
 HeaderPairs: TypeAlias = tuple[tuple[str, bytes], ...]
-"""Name and value of each header, in order; a name may come more than once."""
+"""Name and value of each header, in order; a name may occur more than once."""
 
 
 TAG: Final = "tag"
@@ -185,8 +185,8 @@ TAG: Final = "tag"
 class Message(NamedTuple):
     """The decoded application value of one record.
 
-    A tuple, because a backlog is read by the million: a loop over one makes these by
-    one `map` over columns.
+    A tuple, because a backlog has millions of them: a loop over it makes them with one
+    `map` over columns.
     """
 
     topic: str
@@ -199,7 +199,7 @@ class Message(NamedTuple):
     offset: Offset
     """Offset of its record's first byte."""
     next_offset: Offset
-    """Offset of the record that follows: the reader's next offset."""
+    """Offset of the next record: the reader's next offset."""
     key: bytes | None = None
     """Key; None when the record has none, b"" when it is empty."""
     header_pairs: HeaderPairs = ()
@@ -207,32 +207,32 @@ class Message(NamedTuple):
 
     @property
     def headers(self) -> dict[str, bytes]:
-        """Value of each header by name; the last one, where a name comes twice."""
+        """Value of each header by name; the last value, if a name occurs twice."""
         return dict(self.header_pairs)
 
     @property
     def tag(self) -> str | None:
-        """Its tag, the header of that name as text; None when there is none."""
+        """Its tag, the header of that name as text; None if there is none."""
         tag = self.headers.get(TAG)
         return None if tag is None else tag.decode(errors="replace")
 
     @property
     def timestamp_ms(self) -> Millis | None:
-        """When the broker stamped it; None where a Java broker did (`id_time`)."""
+        """Time at which a broker stamped it; None if a Java broker did (`id_time`)."""
         return id_time(self.id)
 
     @property
     def timestamp(self) -> float | None:
-        """The same in seconds since 1970 (UTC), as `time.time` counts them."""
+        """`timestamp_ms` in seconds since 1970 (UTC), as `time.time` counts them."""
         milliseconds = id_time(self.id)
         return None if milliseconds is None else milliseconds / 1000
 
 
 def id_time(message_id: MessageId) -> Millis | None:
-    """Return when a broker stamped an id; None where a Java broker did.
+    """Return the time at which a broker stamped an id; None if a Java broker did.
 
-    Java brokers take a clock that counts from the machine's start: their ids are
-    negative, or give a time in 2011, and the wall time is unknown.
+    Java brokers use a clock that counts from the machine's start: their ids are
+    negative or give a time in 2011, and the wall time is unknown.
     """
     if message_id < 0:
         return None
@@ -240,7 +240,7 @@ def id_time(message_id: MessageId) -> Millis | None:
 
 
 def span_text(ms: int) -> str:
-    """Return a time as users give it: `1d12h`."""
+    """Return a time span as users write it: `1d12h`."""
     parts = list[str]()
     for unit, unit_ms in SPAN_UNITS_MS.items():
         count, ms = divmod(ms, unit_ms)
@@ -249,10 +249,10 @@ def span_text(ms: int) -> str:
 
 
 def parse_span(text: str) -> float:
-    """Return the seconds that a text such as `1d12h` means.
+    """Return the seconds in a time span such as `1d12h`.
 
     Raises:
-        ValueError: it means none; the text says what is expected.
+        ValueError: the text is not a time span; the error says what is expected.
     """
     if _SPAN.fullmatch(text) is None:
         raise ValueError(
@@ -263,10 +263,10 @@ def parse_span(text: str) -> float:
 
 
 def printable(text: str) -> str:
-    """Return a text of foreign origin as errors, logs and tables may show it.
+    """Return a text of foreign origin in a form for errors, logs and tables.
 
-    Control characters, and all else that does not print, are escaped as Python does it:
-    a line of the log stays one line, and a terminal gets no commands.
+    Characters that do not print, control characters among them, are escaped as in
+    Python: one log line stays one line, and a terminal gets no commands.
     """
     if text.isprintable():
         return text

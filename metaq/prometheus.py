@@ -1,7 +1,8 @@
-"""The metrics of a class of snapshots as families of Prometheus.
+"""Metrics of a snapshot class as Prometheus metric families.
 
-`metrics_of` walks the fields of a snapshot and of the snapshots in it, and finds what
-`metaq.stats` lets them declare. Pure but for the library's types.
+`metrics_of` walks the fields of a snapshot class and of the snapshots in it, and
+collects the metrics that they declare with `metaq.stats`. Pure, but uses the library's
+types.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,12 +35,12 @@ Found: TypeAlias = Iterator[tuple[Labels, Any]]
 
 @dataclass(frozen=True, slots=True)
 class ExportedMetric:
-    """One metric, and where its samples are found in a snapshot."""
+    """One metric, and the sources of its samples in a snapshot."""
 
     spec: MetricSpec
-    """With all of its labels, those of the enclosing parts first."""
+    """With all labels, those of the enclosing snapshots first."""
     sources: tuple[Callable[[Any], Found], ...]
-    """Each yields samples of a snapshot; labels may come more than once."""
+    """Each yields the samples of a snapshot; labels may occur more than once."""
 
     def samples(self, snapshots: Iterable[object]) -> dict[Labels, Any]:
         """Return the samples of all snapshots, one for each set of labels."""
@@ -52,7 +53,7 @@ class ExportedMetric:
         return found
 
     def family(self, samples: Iterable[tuple[Labels, Any]]) -> Metric:
-        """Return the library's family; the labels of each sample once."""
+        """Return the library's family; each set of labels must occur once."""
         name, text, labels = self.spec.name, self.spec.help, self.spec.labels
         if self.spec.kind is MetricKind.HISTOGRAM:
             return _histogram_family(name, text, (value for _, value in samples))
@@ -74,7 +75,7 @@ class ExportedMetric:
 def metrics_of(snapshot: type) -> tuple[ExportedMetric, ...]:
     """Return the metrics that a class of snapshots declares, in the order of fields.
 
-    What is declared in several places is one metric with the samples of all.
+    A name that is declared in several places is one metric with all their samples.
     """
     found: dict[str, ExportedMetric] = {}
     for spec, source in _walk(snapshot, (), lambda root: iter([((), root)])):
@@ -96,7 +97,7 @@ def _walk(
             if not (closed and spec.kind is MetricKind.GAUGE):
                 full = replace(spec, labels=(*labels, *spec.labels))
                 yield full, partial(_read, reach, field.name, spec)
-        # Of X | None, tuple[X, ...] and Mapping[key, X] it is the X.
+        # Find the X in X | None, tuple[X, ...] and Mapping[key, X].
         hint = hints[field.name]
         for inner in reversed((hint, *get_args(hint))):
             if is_dataclass(inner) and isinstance(inner, type):
@@ -139,7 +140,7 @@ def _parts(
 def _histogram_family(
     name: str, text: str, snapshots: Iterable[HistogramSnapshot]
 ) -> Metric:
-    """Return the family of a histogram, without samples where there is no snapshot."""
+    """Return the family of a histogram; without snapshots it has no samples."""
     family = HistogramMetricFamily(name, text)
     for seen in snapshots:
         bounds = [*map(floatToGoString, seen.bounds), "+Inf"]
@@ -149,5 +150,5 @@ def _histogram_family(
 
 
 def _printable(text: str) -> str:
-    """Return a label that UTF-8 can hold, for paths of any bytes."""
+    """Return a label value that UTF-8 can encode, because paths may have any bytes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

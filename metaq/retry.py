@@ -1,7 +1,8 @@
-"""Try again, later and later, until a deadline; the error says whether it makes sense.
+"""Retry with growing pauses, until a deadline.
 
-Policy lives on the error (`MetaqError.retriable`): nothing here knows a type of error,
-so a new one needs no change here. Chance and time are arguments.
+The error class decides whether a retry makes sense (`MetaqError.retriable`), so a new
+type of error needs no change here. The clock and the source of randomness are
+arguments.
 """
 
 import asyncio
@@ -25,15 +26,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Pauses between attempts: doubling, capped, spread by chance."""
+    """Pauses between attempts: doubling, capped, with jitter."""
 
     first_s: float
-    """Longest wait after the first failure, in seconds; above 0."""
+    """Longest pause after the first failure, in seconds; above 0."""
     max_s: float
-    """Longest wait of all, in seconds; at least `first_s`."""
+    """Upper bound of all pauses, in seconds; at least `first_s`."""
 
     def __post_init__(self) -> None:
-        """Refuse waits that would be a busy loop."""
+        """Refuse pauses that would make a busy loop."""
         if not 0 < self.first_s <= self.max_s:
             raise ValueError(
                 f"expected 0 < first_s <= max_s, got {self.first_s} and {self.max_s}"
@@ -42,26 +43,26 @@ class Backoff:
     def delay_s(
         self, failures: int, chance: Callable[[], float] = random.random
     ) -> float:
-        """Return the wait after so many failures, in seconds.
+        """Return the pause after `failures` failed attempts, in seconds.
 
         Args:
-            failures: How many attempts have failed, 1 or more.
-            chance: Returns a number in [0, 1).
+            failures: Number of failed attempts, 1 or more.
+            chance: Returns a random number in [0, 1).
 
         Returns:
-            Between half of the doubled and capped wait and the whole of it: clients
-            that failed together do not come back together, and none comes at once.
+            Between half and all of the doubled and capped pause, so that clients that
+            failed together do not retry together or at once.
         """
         longest = self.first_s * 2.0 ** min(failures - 1, _EXPONENT_MAX)
         return min(longest, self.max_s) * (0.5 + 0.5 * chance())
 
 
 async def wait_set(event: asyncio.Event, timeout_s: float | None) -> bool:
-    """Wait until an event is set, and return whether it is; or until the time is over.
+    """Wait until an event is set or the time is over; return whether it is set.
 
     Args:
-        event: what ends the wait early.
-        timeout_s: in seconds, 0 or more; None, `math.inf`: as long as it takes.
+        event: ends the wait early.
+        timeout_s: in seconds, 0 or more; None or `math.inf`: without a limit.
     """
     if event.is_set():
         return True  # without a timer
@@ -81,27 +82,27 @@ async def retry(
     chance: Callable[[], float] = random.random,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> T:
-    """Call `operation` until it succeeds, fails for good, or the deadline is near.
+    """Call `operation` until it succeeds, fails for good, or no time is left.
 
     Args:
-        operation: One attempt; it keeps the deadline itself while it runs.
-        backoff: The waits between attempts.
-        deadline_s: On `clock.monotonic_s`; `math.inf` to try for ever. No wait goes
-            past it: when the next attempt would come later, there is none.
-        clock: Judges the deadline.
-        chance: Spreads the waits; returns numbers in [0, 1).
-        sleep: Waits so many seconds.
+        operation: One attempt; it must keep the deadline itself while it runs.
+        backoff: The pauses between attempts.
+        deadline_s: On `clock.monotonic_s`; `math.inf` to retry without a limit. An
+            attempt that would start at or after it is not made.
+        clock: Compared with the deadline.
+        chance: Source of jitter; returns random numbers in [0, 1).
+        sleep: Waits the given number of seconds.
 
     Returns:
         The result of the first successful attempt.
 
     Raises:
-        MetaqError: The last attempt's, when it is not retriable or time is up.
+        MetaqError: The last attempt's, if it is not retriable or no time is left.
 
-    Any other exception of `operation` passes through at once. There is always one
-    attempt, even when the deadline has passed.
+    Any other exception of `operation` is raised at once. There is always one attempt,
+    even if the deadline has passed.
 
-    Cancellation: the attempt or the wait ends; effects of an attempt stay.
+    Cancellation: cancels the attempt or the pause; effects of attempts remain.
     """
     failures = 0
     while True:

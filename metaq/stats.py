@@ -1,18 +1,19 @@
-"""Numbers that objects keep about themselves, and the snapshots they hand out.
+"""Statistics that objects keep about themselves, and the snapshots they return.
 
-A snapshot is a dataclass. Each number of it that is exported is declared once, on its
-field: `counter`, `gauge` or `histogram` give it a name, a sentence and labels, and
-`part` says what distinguishes snapshots inside a snapshot. Metrics, the tables
-of the pages and the sums of what is closed are made from that:
+A snapshot is a dataclass. Each exported number of it is declared once, on its field:
+`counter`, `gauge` or `histogram` give it a name, a sentence and labels, and `part`
+gives the labels of snapshots inside a snapshot. The metrics, the tables in the pages
+and the sums over closed objects are made from these declarations:
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class ListenerStatistics:
         open_count: int = gauge("metaq_connections", "Connections that are open.")
 
-No export format: who exports reads `statistics()` and declarations.
+This module knows no export format: an exporter reads `statistics()` and the
+declarations.
 
-Sums over objects that come and go do not fall when one is closed (`Totals`): a sum that
-fell would look like a restart to those who compute rates from it.
+The counters of closed objects stay in the sums (`Totals`), because a sum that falls
+looks like a restart to a monitoring system that computes rates.
 """
 
 import dataclasses
@@ -40,8 +41,7 @@ class HistogramSnapshot:
     bounds: tuple[float, ...]
     """Upper bounds of the buckets, ascending, inclusive."""
     counts: tuple[int, ...]
-    """Samples per bucket, not cumulated; the one beyond the bounds is for larger
-    values."""
+    """Samples per bucket, not cumulative; the last is for values above the bounds."""
     total: float
 
     @property
@@ -64,8 +64,8 @@ def merge_snapshots(snapshots: Iterable[HistogramSnapshot]) -> HistogramSnapshot
 class Histogram:
     """Counts samples in fixed buckets. One thread records; any may take a snapshot.
 
-    A snapshot of another thread may have the newest sample in its counts and not yet
-    in its total.
+    A snapshot taken on another thread may have the newest sample in its counts but not
+    yet in its total.
     """
 
     __slots__ = ("_bounds", "_counts", "_total")
@@ -89,7 +89,7 @@ class Histogram:
 
 
 class MetricKind(enum.Enum):
-    """Kind of a metric, as Prometheus has it."""
+    """Kind of a metric, as in Prometheus."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -106,12 +106,12 @@ class MetricSpec:
     help: str
     labels: tuple[str, ...] = ()
     read: Callable[[Any], object] | None = None
-    """Makes a number of the field's value, or a mapping from keys to numbers, or None
-    where there is no sample; without it the value is one of these."""
+    """Converts the field's value to a number, a mapping from keys to numbers, or None
+    for no sample. Without it, the value already is one of these."""
     label: Callable[[Any], tuple[str, ...]] = lambda key: (key,)
-    """Makes the values of `labels` of a key."""
+    """Converts a key of such a mapping to the values of `labels`."""
     combine: Callable[[float, float], float] = operator.add
-    """Puts samples with equal labels together."""
+    """Combines samples with equal labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,32 +120,32 @@ class FieldSpec:
 
     metrics: tuple[MetricSpec, ...] = ()
     labels: tuple[str, ...] = ()
-    """Labels that distinguish the snapshots in it."""
+    """Names of the labels that distinguish the snapshots in the field."""
     label: Callable[[Any], tuple[str, ...]] = lambda _: ()
-    """Their values, of a member of a tuple or a key of a mapping."""
+    """Values of `labels`, from a member of a tuple or a key of a mapping."""
     count_max: int | None = None
-    """Snapshots in it that are exported, the first ones; None: all."""
+    """Maximum number of snapshots exported, from the first; None: all."""
     is_closed: bool = False
-    """Holds what is closed: of the snapshots in it only sums are exported."""
+    """The field is the sum of closed objects; gauges in it are not exported."""
 
 
 _KEY: Final = "metaq.stats"
 
 
 def spec_of(field: "dataclasses.Field[Any]") -> FieldSpec:
-    """Return what is declared on a field; nothing where nothing is."""
+    """Return the declarations on a field; empty if there are none."""
     spec: FieldSpec = field.metadata.get(_KEY, FieldSpec())
     return spec
 
 
 # Like `dataclasses.field`, these return no value of the declared type.
 def counter(name: str, text: str, *, default: Any = 0, **more: Any) -> Any:
-    """Declare a field that only grows; see `MetricSpec`. It begins with 0.
+    """Declare a field that only grows, from 0; see `MetricSpec`.
 
     Args:
-        name: as exported.
-        text: one sentence.
-        default: of the field; a callable makes it.
+        name: name of the metric.
+        text: help of the metric, one sentence.
+        default: default of the field; a callable is its factory.
         more: `labels`, `read`, `label`, `combine`.
     """
     return part(MetricSpec(MetricKind.COUNTER, name, text, **more), default=default)
@@ -162,13 +162,13 @@ def histogram(name: str, text: str) -> Any:
 
 
 def part(*metrics: MetricSpec, default: Any = MISSING, **more: Any) -> Any:
-    """Declare a field with snapshots in it: one or None, a tuple, or a mapping.
+    """Declare a field that holds snapshots: one or None, a tuple, or a mapping.
 
-    One snapshot that is part of another needs no declaration.
+    A field that always holds one snapshot needs no declaration.
 
     Args:
-        metrics: numbers that the field itself gives.
-        default: of the field; a callable makes it; none unless given.
+        metrics: metrics of the field itself.
+        default: default of the field; a callable is its factory; without it, none.
         more: `labels`, `label`, `count_max`, `is_closed` of `FieldSpec`.
     """
     metadata = {_KEY: FieldSpec(metrics, **more)}
@@ -178,10 +178,10 @@ def part(*metrics: MetricSpec, default: Any = MISSING, **more: Any) -> Any:
 
 
 def total_of(parts: Sequence[S]) -> S:
-    """Return what snapshots of one class, one or more, counted together.
+    """Return the sum of snapshots of one class; one or more.
 
-    Counters and histograms are added, also in snapshots that are part of them.
-    Everything else has its default: nothing is buffered or in flight any more.
+    Counters and histograms are added, also those of inner snapshots. Other fields get
+    their defaults: a closed object has nothing buffered or in flight.
     """
     sums: dict[str, object] = {}
     for field in dataclasses.fields(parts[0]):  # type: ignore[arg-type]  # a dataclass
@@ -207,7 +207,7 @@ def _added(values: Sequence[Any]) -> object:
 
 
 class Ending(Protocol):
-    """End of a counting object."""
+    """The end of an object that counts."""
 
     @property
     def is_closed(self) -> bool:
@@ -222,30 +222,30 @@ E = TypeVar("E", bound=Ending)
 
 
 class Totals(Generic[E, S]):
-    """All of one kind that one owner has made.
+    """Counters of all objects of one kind that one owner has made.
 
-    A closed object is dropped after its last count, and its counters are added to those
-    of the closed ones before it. Nothing is buffered or in flight there.
+    An object that has ended is dropped, and its counters are added to the sum of those
+    before it; nothing in it is buffered or in flight.
 
-    Concurrency: `add` on the owner's loop, the others in any thread.
+    Concurrency: call `add` on the owner's loop, the others on any thread.
     """
 
     def __init__(
         self, read: Callable[[E], S], total_of: Callable[[Sequence[S]], S]
     ) -> None:
-        """Start with none.
+        """Start without objects.
 
         Args:
-            read: takes a snapshot of one.
-            total_of: puts snapshots together, one or more, the oldest first.
+            read: returns a snapshot of one object.
+            total_of: sums snapshots, one or more, the oldest first.
         """
         self._read = read
         self._total_of = total_of
-        # One value, because a snapshot may be taken in another thread.
+        # One value, because another thread may take a snapshot.
         self._state: tuple[tuple[S, ...], tuple[E, ...]] = ((), ())
 
     def add(self, new: E) -> None:
-        """Count a new one, and forget those that have ended."""
+        """Add a new object, and drop those that have ended."""
         closed, known = self._state
         ended = [one for one in known if one.has_ended]
         if ended:
@@ -254,15 +254,16 @@ class Totals(Generic[E, S]):
         self._state = (closed, (*alive, new))
 
     def split(self) -> tuple[tuple[E, ...], S | None]:
-        """Return those that are open, and the sum of the closed ones.
+        """Return the open objects, and the sum of the closed ones.
 
-        None in place of the second: none was closed.
+        The sum is None if none was closed.
         """
         before, known = self._state
         opened: list[E] = []
         closed = list(before)
         for one in known:
-            # Looked at once: another thread may close it, and it is in one of the two.
+            # Read once: another thread may close it, and it must be in exactly one of
+            # the two.
             if one.is_closed:
                 closed.append(self._read(one))
             else:
@@ -270,7 +271,7 @@ class Totals(Generic[E, S]):
         return tuple(opened), self._total_of(closed) if closed else None
 
     def total(self) -> S | None:
-        """Return the sum of all; None: there was none."""
+        """Return the sum of all, open and closed; None if there were none."""
         closed, known = self._state
         parts = [*closed, *map(self._read, known)]
         return self._total_of(parts) if parts else None

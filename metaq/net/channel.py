@@ -1,34 +1,35 @@
 """One connection's bytes: a non-blocking socket on the event loop.
 
-Theory of operation. The loop's readers and writers are used directly, because the
-unit that crosses this module is a group of commands and a group of replies:
+Theory of operation. The loop's readers and writers are used directly, because the unit
+that crosses this module is a group of commands and a group of replies:
 
-* a readable socket gives up to RECEIVE_BYTES in one call, or what a large frame under
-  way lacks, as one `bytes` object, and the owner gets it unchanged;
-* replies are queued by `send` and leave at the end of the loop's turn, joined: one
-  system call for a whole group; a single reply leaves at once (`send_now`);
-* a file range leaves by `sendfile`, its header before it with MSG_MORE, so header and
-  first bytes share a packet. A range whose file is not open, or that is not in the page
-  cache, is opened and warmed on a reader thread first; everything queued after it
-  waits, which keeps the order. A file that is found too short then is answered with an
-  error; one that is cut after its header was sent ends the connection.
+* one call receives up to RECEIVE_BYTES, or the missing bytes of a large frame, as one
+  `bytes` object, and the owner gets it unchanged;
+* replies are queued by `send` and sent, joined, at the end of the loop's turn: one
+  system call for a whole group; a single reply is sent at once (`send_now`);
+* a file range is sent by `sendfile`, its header before it with MSG_MORE, so header and
+  first bytes share a packet. If its file is not open, or the range is not in the page
+  cache, a reader thread first opens and warms it; everything queued after it waits,
+  which keeps the order. If the file then turns out to be too short, an error is sent
+  instead; a file truncated after its header was sent ends the connection.
 
-The owner bounds the queue: `queued_bytes` has not left yet, `on_room` is called when
-less than half of `room_bytes` is queued, or when all has left after `want_empty`, and
-`stalled_s` says for how long the peer has not read. `on_held` gets every change of the
-queue's bytes in memory, so that one bound can cover many channels.
+The owner bounds the queue: `queued_bytes` is the unsent size; `on_room` is called when
+a full queue falls below half of `room_bytes`, or when all is sent after `want_empty`;
+`stalled_s` is the time since the peer last read. `on_held` gets every change of the
+queue's size in memory, so that one bound can cover many channels.
 
-Where there is no memory to receive into, the bytes stay in the socket and the owner
-chooses a channel to close (`on_no_memory`); a queue that cannot be joined for want of
-memory ends the channel.
+If there is no memory to receive into, the bytes stay in the socket and the owner
+chooses a channel to close (`on_no_memory`). If there is no memory to join a queue, its
+channel is closed.
 
-It ends in one of three ways. `close_after_flush` sends what is queued, then FIN, then
-discards input until the peer closes or LINGER_S have passed: a close with unread input
-is an RST, which may destroy replies on their way. `hang_up` is FIN without a wait, when
-nothing is in flight. `abort` drops everything, as SO_LINGER 0 does in MetaQ: an RST.
+A channel ends in one of three ways. `close_after_flush` sends the queue, then FIN, then
+discards input until the peer closes or LINGER_S have passed: closing with unread input
+sends an RST, which may destroy replies in transit. `hang_up` sends FIN without waiting;
+use it when nothing is in flight. `abort` drops everything and sends an RST, as
+SO_LINGER 0 does in MetaQ.
 
-    Invariant: every range that was queued is released exactly once.
-    Invariant: after `on_closed` nothing is called back.
+    Invariant: every queued range is released exactly once.
+    Invariant: no callback runs after `on_closed`.
 
 Source: docs/metaq-1.4/broker.md 1.1.
 """
@@ -49,24 +50,24 @@ from metaq.net.file_range import Explain, FileRange, QueuedRange, ShortRangeErro
 from metaq.net.poller import Readers
 
 RECEIVE_BYTES: Final = 256 * 1024
-"""Most bytes taken from a socket at once; larger reads gain nothing."""
+"""Maximum number of bytes received at once; larger reads gain nothing."""
 
 RECEIVE_FRAME_BYTES: Final = 1024 * 1024
-"""The same where a frame under way lacks more: each read costs it turns of the loop.
-Little is received after the frame, as those bytes have to be copied."""
+"""Maximum while a larger frame is incomplete, because each read costs a turn of the
+loop. Few bytes are received beyond the frame, because those are copied."""
 
 RECEIVE_BYTES_MIN: Final = 16 * 1024
-"""Size of reads from a socket with little data: more memory would be taken from the
+"""Size of reads while little data arrives: a larger buffer would be taken from the
 system and returned at each read, which takes longer than a small put."""
 
 SEND_BYTES_MAX: Final = 1024 * 1024
-"""Most queued bytes joined for one send."""
+"""Maximum number of queued bytes joined for one send."""
 
 TURN_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Most bytes one channel sends before other channels get their turn."""
+"""Maximum number of bytes one channel sends before the others get their turn."""
 
 RANGE_HELD_BYTES: Final = 512
-"""Memory counted for a queued range, bytes: its header, and objects."""
+"""Memory counted for a queued range, in bytes: its header and objects."""
 
 LINGER_S: Final = 2.0
 """Time for discarding input after FIN before the socket is closed anyway."""
@@ -74,7 +75,7 @@ LINGER_S: Final = 2.0
 _RESET: Final = struct.pack("ii", 1, 0)
 
 _DISCARDED: Final = bytearray(RECEIVE_BYTES_MIN)
-"""Buffer for discarded input of all channels: to discard needs no memory."""
+"""Buffer for discarded input of all channels, so that it needs no memory."""
 
 
 def _ignore(*_args: object) -> None:
@@ -82,12 +83,12 @@ def _ignore(*_args: object) -> None:
 
 
 def _nothing() -> int:
-    """Return that no frame is under way."""
+    """Return 0: no frame is incomplete."""
     return 0
 
 
 class ChannelState(enum.Enum):
-    """Life of a channel; it only goes down this list."""
+    """State of a channel; it only moves down this list."""
 
     OPEN = "open"
     FLUSHING = "flushing"
@@ -96,7 +97,7 @@ class ChannelState(enum.Enum):
 
 
 class Channel:
-    """A connected socket; owned by one session, used on the loop's thread only."""
+    """A connected socket. Owned by one session, used on the loop's thread only."""
 
     def __init__(
         self,
@@ -108,16 +109,16 @@ class Channel:
         readers: Readers | None = None,
         linger_s: float = LINGER_S,
     ) -> None:
-        """Take over a connected socket; nothing is read before `start`.
+        """Take over a connected socket; nothing is read until `start`.
 
         Args:
             sock: owned from now on.
             loop: the loop whose thread calls everything here.
             clock: for idle times.
-            room_bytes: `on_room` is called when the queue was at least so long and
-                has fallen below half of it.
-            readers: call back when there is something to receive; None: `loop`.
-            linger_s: bound on the wait for the peer's close after ours.
+            room_bytes: size of a full queue; `on_room` is called when a full one has
+                fallen below half of it.
+            readers: where to register for readability; None: `loop`.
+            linger_s: longest wait for the peer's close after ours, in seconds.
         """
         sock.setblocking(False)
         self._sock = sock
@@ -137,9 +138,9 @@ class Channel:
         self._lacking: Callable[[], int] = _nothing
         self._queue: deque[bytes | memoryview | QueuedRange] = deque()
         self.queued_bytes = 0
-        """Bytes that the owner has sent and that have not left yet."""
+        """Number of bytes that the owner has queued and that are not sent yet."""
         self.held_bytes = 0
-        """Memory held by the queue, bytes: ranges stay in their files."""
+        """Memory held by the queue, in bytes; ranges stay in their files."""
         self._is_flush_due = False
         self._receive_bytes = RECEIVE_BYTES_MIN
         self._is_reading = False
@@ -155,7 +156,7 @@ class Channel:
         self._sent_s = now_s
         self.received_bytes = 0
         self.sent_bytes = 0
-        """Bytes given to the socket, ranges included."""
+        """Number of bytes given to the socket, ranges included."""
         self.peer = _name_of(sock)
         """`host:port` of the other side."""
 
@@ -173,20 +174,20 @@ class Channel:
         on_no_memory: Callable[[], object] | None = None,
         lacking: Callable[[], int] = _nothing,
     ) -> None:
-        """Begin to read.
+        """Begin to read, and set the callbacks.
 
         Args:
             on_data: gets received bytes, never empty.
-            on_end: the peer will send no more; it may still read.
-            on_room: see the class.
-            on_closed: the socket is closed, and why; called once.
-            reads_rest: when a send fails, hand out first the bytes that the peer sent
-                before it closed: these replies still count.
-            on_held: gets by how many bytes `held_bytes` has changed.
-            on_no_memory: there is no memory to receive into; it closes a channel, this
-                one or another that holds more. None: this one is closed.
-            lacking: returns how many bytes a frame under way lacks, if they may be
-                received at once.
+            on_end: called when the peer will send no more; it may still read.
+            on_room: see the module.
+            on_closed: gets the reason once the socket is closed; called once.
+            reads_rest: if a send fails, first pass the bytes that the peer sent before
+                it closed to `on_data`: these replies still count.
+            on_held: gets each change of `held_bytes`.
+            on_no_memory: called when there is no memory to receive into; it closes a
+                channel, this one or another that holds more. None: this one is closed.
+            lacking: returns the number of bytes missing from an incomplete frame, if
+                they may be received at once.
         """
         self._on_data = on_data
         self._on_end = on_end
@@ -200,27 +201,28 @@ class Channel:
         self.resume_reading()
 
     def send(self, data: bytes | memoryview) -> None:
-        """Queue bytes; they leave at the end of this turn of the loop."""
+        """Queue bytes; they are sent at the end of this turn of the loop."""
         self.queue(data)
         self.send_queued()
 
     def queue(self, data: bytes | memoryview) -> None:
-        """Queue bytes; they leave before the next that are sent, in one call."""
+        """Queue bytes without a flush; they are sent in one call with the next ones."""
         if self.state is ChannelState.OPEN and data:
             self._queue.append(data)
             self._grow(len(data), len(data))
 
     def send_queued(self) -> None:
-        """Have what is queued leave at the end of this turn of the loop."""
+        """Send the queue at the end of this turn of the loop."""
         if self._queue and self.state is ChannelState.OPEN:
             self._flush_soon()
 
     def send_now(self, data: bytes) -> None:
-        """Send bytes within this call, or `send` them if what is queued has to wait.
+        """Send bytes within this call, or `send` them if the queue has to wait.
 
-        For a reply that no other will join: the wait for the end of the turn would be a
-        tenth of the latency of a single put. What was queued leaves before it. Nothing
-        is called back from here: the flush handles the rest, and any socket error.
+        For a reply that no other will join: waiting for the end of the turn would be a
+        tenth of the latency of a single put. Queued bytes are sent before it. Apart
+        from `on_held`, no callback runs from here: the flush handles the rest and any
+        socket error.
         """
         if not data or self.state is not ChannelState.OPEN:
             self.send(data)
@@ -240,9 +242,9 @@ class Channel:
             self.send(memoryview(data)[sent:])
 
     def send_gathered(self, data: bytes, size_max: int) -> None:
-        """Send bytes as `send` does, or now with all that is queued if that is much.
+        """Send bytes as `send` does, or at once with the queue if the queue is large.
 
-        So the peer begins with the first of many requests before the last is made.
+        This lets the peer start on the first of many requests before the last is made.
         """
         if self.queued_bytes + len(data) < size_max:
             self.send(data)
@@ -255,15 +257,15 @@ class Channel:
     ) -> None:
         """Send a file range after its header.
 
-        It leaves within this call if nothing is queued before it, its file is open and
-        it is in the page cache. As with `send_now` nothing is called back.
+        It is sent within this call if the queue is empty, its file is open and it is in
+        the page cache. As in `send_now`, no callback but `on_held` runs from here.
 
         Args:
             head: bytes before the range.
-            file: released when it has left or the channel is closed.
+            file: released when it is sent or the channel is closed.
             explain: returns the bytes to send instead of both if the range cannot be
-                read and nothing of it has left yet; raises nothing.
-            is_fresh: written a moment ago, so it is in the page cache and not checked.
+                read and no byte of it was sent; raises nothing.
+            is_fresh: skip the check of the page cache, as it was just written.
         """
         if self.state is not ChannelState.OPEN:
             file.release()
@@ -280,17 +282,17 @@ class Channel:
             self._flush_soon()
 
     def want_empty(self) -> None:
-        """Have `on_room` called when everything that is queued now has left."""
+        """Have `on_room` called, at the latest when the queue is empty."""
         self._room_below = max(self._room_below, 1)
 
     def pause_reading(self) -> None:
-        """Stop reading: bytes stay in the socket, which slows the peer down."""
+        """Stop reading: bytes stay in the socket, which slows down the peer."""
         if self._is_reading:
             self._is_reading = False
             self._readers.remove_reader(self._fd)
 
     def resume_reading(self) -> None:
-        """Read again; does nothing when reading, after the peer's end, when closing."""
+        """Read again; does nothing if reading, if closing, or after the peer's end."""
         if self._is_reading or self._has_ended:
             return
         if self.state is ChannelState.OPEN:
@@ -298,7 +300,7 @@ class Channel:
             self._readers.add_reader(self._fd, self._on_readable)
 
     def close_after_flush(self, reason: str) -> None:
-        """Send the queue, then close; nothing more is read or accepted."""
+        """Send the queue, then close; nothing more is read or queued."""
         if self.state is not ChannelState.OPEN:
             return
         self.pause_reading()
@@ -317,11 +319,11 @@ class Channel:
             self.hang_up(reason)
 
     def idle_s(self, now_s: float) -> float:
-        """Return for how long nothing has moved in either direction."""
+        """Return the time since bytes last moved in either direction, in seconds."""
         return now_s - max(self._received_s, self._sent_s)
 
     def stalled_s(self, now_s: float) -> float:
-        """Return the seconds for which the peer has not read; 0: it reads."""
+        """Return the time for which the peer has not read, in seconds; 0: it reads."""
         return now_s - self._sent_s if self._queue and not self._warming else 0.0
 
     # -- reading ----------------------------------------------------------------------
@@ -354,9 +356,9 @@ class Channel:
         self._on_data(data)
 
     def _read_rest(self) -> None:
-        """Read the bytes that have arrived over a broken connection.
+        """Read the bytes that arrived before the connection broke.
 
-        Where memory runs out, the rest is lost.
+        If memory runs out, the rest is lost.
         """
         with contextlib.suppress(OSError, MemoryError):
             while self.state is not ChannelState.CLOSED:
@@ -380,13 +382,13 @@ class Channel:
 
     @property
     def _has_joinable(self) -> bool:
-        """Return whether the queue has only bytes, and waits only for the next ones."""
+        """Return whether the queue has only bytes, and no flush or `on_room` is due."""
         if self._is_flush_due or self._is_writing or self._room_below:
             return False
         return not any(isinstance(part, QueuedRange) for part in self._queue)
 
     def _take_queued(self) -> bytes:
-        """Take all bytes that are queued."""
+        """Remove and return all queued bytes."""
         data = b"".join(self._queue)  # type: ignore[arg-type]  # without ranges
         self._queue.clear()
         self.queued_bytes -= len(data)
@@ -433,7 +435,7 @@ class Channel:
             self._run_out()
             return
         else:
-            # The rest is for the next turn: a socket that is still writable calls
+            # Leave the rest for the next turn: a socket that is still writable calls
             # back at once, after the other channels.
             self._watch_writable(wanted=bool(self._queue))
             if not self._queue and self.state is ChannelState.FLUSHING:
@@ -444,7 +446,7 @@ class Channel:
             self._on_room()
 
     def _send_bytes(self) -> None:
-        """Send the bytes at the head of the queue, joined."""
+        """Send the bytes at the front of the queue, joined."""
         parts: list[bytes | memoryview] = []
         size_bytes, follower = 0, None
         for part in self._queue:
@@ -471,8 +473,8 @@ class Channel:
             sent = self._sock.send(item.head, socket.MSG_MORE)
             self._note_sent(sent)
             item.head = memoryview(item.head)[sent:]
-        # One call moves the whole range if the socket has space; it never raises for
-        # a part, so its result is exact.
+        # One call sends the whole range if the socket has space. It never raises after
+        # sending a part, so its result is exact.
         sent = os.sendfile(self._fd, item.file.fileno(), item.position, item.left_bytes)
         if not sent:
             # The owner finds the cause, which blocks, before the channel ends.
@@ -503,7 +505,7 @@ class Channel:
     # -- cold ranges ------------------------------------------------------------------
 
     def _prepare(self, item: QueuedRange) -> bool:
-        """Return whether a range may be sent now; else it is being warmed."""
+        """Return whether a range can be sent now; if not, start to warm it."""
         file = item.file
         if file.is_open and (
             item.is_warm or file.is_cached(item.position, item.left_bytes)
@@ -569,7 +571,7 @@ class Channel:
         self.abort("no memory")
 
     def hang_up(self, reason: str) -> None:
-        """Close at once, with nothing queued; the peer sees the end of the stream."""
+        """Close at once and drop the queue; the peer sees the end of the stream."""
         if self.state is ChannelState.CLOSED:
             return
         self.state = ChannelState.CLOSED
@@ -585,7 +587,7 @@ class Channel:
         self._on_closed(reason)
 
     def _release_queue(self) -> None:
-        """Release ranges; one that is being warmed is released when that is done."""
+        """Release ranges; a range being warmed is released when that is done."""
         for index, item in enumerate(self._queue):
             if isinstance(item, QueuedRange) and not (self._warming and not index):
                 item.file.release()

@@ -1,13 +1,13 @@
-"""The accept loop: incoming connections, and the bounds on them.
+"""The accept loop: accepts connections within limits.
 
-Connections are accepted in batches by the loop's reader. Two caps bound them: in all,
-and per remote address; one more is closed at once, which a client sees as a refused
-connection. When the process has no descriptors left (EMFILE) accepting pauses for
-PAUSE_S: connections in the kernel's backlog stay there, open ones go on, and the files
-of the log are not touched.
+The loop's reader accepts connections in batches. There are two limits, one in total and
+one per remote address; a connection above a limit is closed at once, which a client
+sees as a refused connection. When the process has no descriptors left (EMFILE),
+accepting pauses for PAUSE_S: connections stay in the kernel's backlog, open ones
+continue, and the files of the log are not affected.
 
-Accepted sockets get TCP_NODELAY and keep-alive. Their buffers are left to the kernel,
-which tunes them to the path; MetaQ's fixed 64 KiB would only slow a fast peer down.
+Accepted sockets get TCP_NODELAY and keep-alive. The kernel sizes their buffers to the
+path; MetaQ's fixed 64 KiB would only slow down a fast peer.
 
 Source: docs/metaq-1.4/broker.md 1.1.
 """
@@ -28,22 +28,22 @@ from metaq.stats import counter, gauge
 _log = logging.getLogger(__name__)
 
 BACKLOG: Final = 1000
-"""Connections that the kernel holds for us (docs/metaq-1.4/broker.md 1.1)."""
+"""Length of the kernel's accept queue (docs/metaq-1.4/broker.md 1.1)."""
 
 ACCEPT_BATCH_MAX: Final = 64
-"""Connections accepted before the others get their turn."""
+"""Maximum number of connections accepted before other events get their turn."""
 
 PAUSE_S: Final = 0.5
-"""Length of a pause in accepting when the process has no descriptors left."""
+"""Length of a pause in accepting when no descriptors are left, in seconds."""
 
 QUIET_S: Final = 60.0
-"""Time after such a pause was logged in which no other one is."""
+"""Shortest time between log lines about such pauses, in seconds."""
 
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class ListenError(MetaqError):
-    """The port cannot be listened on."""
+    """The listener cannot bind to its address and port."""
 
 
 @dataclass(slots=True)
@@ -63,11 +63,11 @@ class ListenerStatistics:
         "Pauses of accepting because the process had no descriptors left.",
     )
     problem: str = ""
-    """Why connections wait to be accepted; "" when they do not."""
+    """Reason why connections wait to be accepted; "" if none do."""
 
 
 class Listener:
-    """A listening socket. Owner: the broker; used on the loop's thread only."""
+    """A listening socket. Owned by the broker; used on the loop's thread only."""
 
     def __init__(
         self,
@@ -78,15 +78,15 @@ class Listener:
         connection_count_per_host_max: int,
         pause_s: float = PAUSE_S,
     ) -> None:
-        """Prepare a listener; `open` binds it.
+        """Create a listener; `open` binds it.
 
         Args:
             loop: the loop whose thread calls everything here.
-            on_connection: gets each accepted socket, its owner from now on, and the
-                host to hand to `forget` when the connection is closed.
-            connection_count_max: cap in all, 1 or more.
-            connection_count_per_host_max: cap per remote address; 0: no cap.
-            pause_s: seconds without accepting when descriptors or memory ran out.
+            on_connection: gets each accepted socket, which it then owns, and the host
+                to pass to `forget` when the connection is closed.
+            connection_count_max: limit in total, 1 or more.
+            connection_count_per_host_max: limit per remote address; 0: no limit.
+            pause_s: seconds without accepting after descriptors or memory ran out.
         """
         self._loop = loop
         self._on_connection = on_connection
@@ -97,19 +97,19 @@ class Listener:
         self._resume: asyncio.TimerHandle | None = None
         self._quiet_until_s = 0.0
         self._is_logged = False
-        """Whether the pause that lasts is in the log."""
+        """Whether the current pause was logged."""
         self._hosts: Counter[str] = Counter()
         self._counts = ListenerStatistics()
 
     def open(self, host: str, port: int) -> int:
-        """Bind and listen; connections are accepted from now on.
+        """Bind and listen; connections are accepted from then on.
 
         Args:
             host: address to bind; "" for every interface, IPv4 and IPv6.
             port: TCP port; 0 lets the system pick one.
 
         Returns:
-            The port.
+            The port that is bound.
 
         Raises:
             ListenError: the address is in use or not ours.
@@ -117,8 +117,8 @@ class Listener:
         try:
             sock = _bind(host, port)
         except OSError as error:
-            # The error of create_server names the address again; a name that cannot be
-            # resolved has a negative number of its own.
+            # The error of create_server repeats the address; the error of a failed name
+            # look-up has a negative number.
             number = error.errno or 0
             reason = os.strerror(number) if number > 0 else error.strerror
             where = f"{host or '*'}:{port}"
@@ -130,7 +130,7 @@ class Listener:
         return bound
 
     def close(self) -> None:
-        """Stop listening; open connections are not touched. Harmless twice."""
+        """Stop listening; connections stay open. A second call does nothing."""
         if self._resume is not None:
             self._resume.cancel()
             self._resume = None
@@ -165,13 +165,13 @@ class Listener:
             except MemoryError:
                 self._on_accept_error(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
                 return
-            # An IPv4 host counts as one host also over a socket of IPv6.
+            # An IPv4 host counts as one host, also when it uses an IPv6 socket.
             self._admit(sock, str(address[0]).removeprefix("::ffff:"))
             if self._resume is None:
                 self._note_accepting()
 
     def _note_accepting(self) -> None:
-        """Note that no connection waits for descriptors or memory."""
+        """Record that no connection waits for descriptors or memory."""
         self._counts.problem = ""
         if self._is_logged:
             self._is_logged = False
@@ -179,12 +179,12 @@ class Listener:
 
     def _on_accept_error(self, error: OSError) -> None:
         if error.errno not in _EXHAUSTED:
-            # Of a connection that ended in the backlog; the next may be fine.
+            # The connection ended in the backlog; the next one may be fine.
             _log.warning("accept failed: error=%s", error)
             return
         self._counts.exhausted_count += 1
         if not self._counts.problem and self._loop.time() >= self._quiet_until_s:
-            # It may last for hours, or come and go.
+            # A shortage may last for hours, or come and go.
             self._is_logged, self._quiet_until_s = True, self._loop.time() + QUIET_S
             _log.error(
                 "accept paused, no descriptors or memory left: error=%s open=%d"
@@ -240,9 +240,9 @@ class Listener:
 
 
 def limit_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
-    """Have asyncio's own servers log a lack of descriptors once in `QUIET_S`.
+    """Make asyncio's own servers log a lack of descriptors at most once in `QUIET_S`.
 
-    Without this they log a traceback for each place in their backlog, again and again.
+    By default they log a traceback for each connection in their backlog, repeatedly.
     Other errors of the loop are logged as before.
     """
     quiet_until_s = float("-inf")
@@ -262,7 +262,7 @@ def limit_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; every interface means both families in one."""
+    """Return a listening socket; "" binds IPv4 and IPv6 on all interfaces in one."""
     if not host and socket.has_dualstack_ipv6():
         try:
             return socket.create_server(

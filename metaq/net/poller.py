@@ -1,16 +1,16 @@
-"""Readiness of many sockets, checked together.
+"""Readiness of many sockets, checked in one call.
 
 Theory of operation. For a connection with one small command in flight, the event loop's
-call for a readable socket costs about as much as the command itself. So the sockets are
-registered with an epoll of our own, whose descriptor is the only one that the loop
-watches; when that is readable, all readable sockets get their callback in one flat
-loop. The cost of one socket alone stays the same.
+own handling of a readable socket costs about as much as the command itself. So the
+sockets are registered with our own epoll, whose descriptor is the only one that the
+loop watches. When it is readable, one flat loop runs the callbacks of all readable
+sockets. The cost for a single socket stays the same.
 
-Owners can be called at the end of a pass over the readable sockets: what came on many
-connections at once can be carried out together (`call_at_end`).
+Callbacks can register for the end of a pass over the readable sockets (`call_at_end`),
+so that commands received on many connections at once can be executed together.
 
-Level-triggered, as the loop's own readers: data that a callback leaves in its socket is
-reported in the next pass.
+Level-triggered, like the loop's own readers: data that a callback leaves in its socket
+is reported again in the next pass.
 """
 
 import asyncio
@@ -20,20 +20,20 @@ from typing import Protocol
 
 
 class Readers(Protocol):
-    """Calls back where descriptors are readable; an event loop is one too."""
+    """Runs callbacks when descriptors are readable; an event loop is one too."""
 
     def add_reader(self, fd: int, callback: Callable[[], None], /) -> object:
         """Call back in each turn in which `fd` is readable; it is not watched yet."""
 
     def remove_reader(self, fd: int, /) -> object:
-        """Call back no more; `fd` is still open."""
+        """Stop watching `fd`, which must still be open."""
 
 
 class Poller:
-    """Readers of one event loop. Used on its thread only."""
+    """Readers of one event loop; used on its thread only."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to watch for a loop, on its thread; nothing is registered yet."""
+        """Start watching on the loop's thread; no descriptor is registered yet."""
         self._loop = loop
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._at_end: list[Callable[[], None]] = []
@@ -42,31 +42,31 @@ class Poller:
         loop.add_reader(self._epoll.fileno(), self._make_pass)
 
     def close(self) -> None:
-        """Watch nothing any more; a second call does nothing."""
+        """Stop watching all descriptors; a second call does nothing."""
         if not self._epoll.closed:
             self._loop.remove_reader(self._epoll.fileno())
             self._epoll.close()
             self._callbacks.clear()
 
     def add_reader(self, fd: int, callback: Callable[[], None], /) -> None:
-        """Call back in each turn in which `fd` is readable; see `Readers`."""
+        """Run a callback in each turn in which `fd` is readable; see `Readers`."""
         self._callbacks[fd] = callback
         self._epoll.register(fd, select.EPOLLIN)
 
     def remove_reader(self, fd: int, /) -> None:
-        """Call back no more; also not in the pass that is under way."""
+        """Stop watching `fd`; not called back again, even in the current pass."""
         if self._callbacks.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
     def call_at_end(self, callback: Callable[[], None]) -> None:
-        """Call back once: at the end of this pass, or else in the next turn."""
+        """Call back once: at the end of the current pass, or else in the next turn."""
         if self._is_in_pass:
             self._at_end.append(callback)
         else:
             self._loop.call_soon(callback)
 
     def _make_pass(self) -> None:
-        """Call back for all sockets that are readable now, then at the end."""
+        """Run the callbacks of all readable sockets, then those for the end."""
         callbacks = self._callbacks
         readable = self._epoll.poll(0, len(callbacks) or 1)
         self._is_in_pass = True

@@ -1,1 +1,1 @@
-"""The way to a broker: connections, replies and raw bytes of logs; knows no client."""
+"""Access to a broker: connections, replies and raw bytes of logs; knows no client."""

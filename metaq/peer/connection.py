@@ -1,27 +1,27 @@
 """One connection to one broker, on the event loop: many requests in flight at once.
 
-Theory of operation. `submit` queues bytes and a callback; what one turn of the loop
-queues leaves in one `send` (see `net/channel.py`), unless it travels alone. Replies are
-paired by opaque alone, in any order, and each request's callback is called exactly
-once: with the reply, or with the error that says whether the outcome is known. Puts may
-be submitted as a run: their replies are read and paired in bulk, and nothing is made or
-called for each of them.
+Theory of operation. `submit` queues bytes and a callback; requests queued in one turn
+of the loop are sent together (see `net/channel.py`), unless one is sent alone. Replies
+are paired by opaque only, in any order. The callback of each request is called exactly
+once: with the reply, or with an error that shows whether the outcome is known. Puts may
+be submitted as a run: their replies are read and paired in bulk, with no object or call
+per put.
 
     RequestTimeoutError   its deadline passed; a later reply is dropped
-    ConnectionLostError   the connection ended; it may have been carried out
-    NotSentError          the connection ended before any byte of it left
+    ConnectionLostError   the connection ended; the request may have been executed
+    NotSentError          the connection ended before any byte of it was sent
 
-There is one timer per connection and no task. It is set to the earliest deadline, or to
-the next heartbeat. A broker counts as gone although its connection is open when
+There is one timer per connection and no task. It is set to the earliest deadline or the
+next heartbeat. A broker is considered gone, although its connection is open, if
 
-* nothing came for `heartbeat_s`, so it was asked for its version, and nothing moved in
-  either direction for `heartbeat_timeout_s` after that;
-* LATE_COUNT_MAX requests in a row passed their deadlines, and for
-  `heartbeat_timeout_s` nothing but heartbeats was answered;
+* nothing was received for `heartbeat_s`, so a heartbeat (`version`) was sent, and
+  nothing moved in either direction for `heartbeat_timeout_s` after that;
+* LATE_COUNT_MAX requests in a row passed their deadlines, and for `heartbeat_timeout_s`
+  only heartbeats got replies;
 * it breaks the rules of the wire.
 
-    Invariant: `_in_flight` has requests in the order of `submit`, and a request is
-    taken out before its callback is called. `_puts` has the puts of `_runs` likewise.
+    Invariant: `_in_flight` is in the order of `submit`, and a request is removed before
+    its callback is called. The same holds for `_puts`, the puts of `_runs`.
 
 Source: docs/metaq-1.4/client.md 2 and 16.
 """
@@ -62,45 +62,45 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 OnReply: TypeAlias = Callable[[Reply | MetaqError], None]
-"""Callback with the outcome of a request; on the loop, exactly once; must not wait."""
+"""Gets the outcome of a request; called on the loop, exactly once; must not block."""
 
 OPAQUE_MAX: Final = 999_999_999
-"""Opaques run from 1 to here and start again: short, and far below the i32 maximum."""
+"""Largest opaque; after it they restart at 1. Short, and far below the i32 maximum."""
 
 LATE_COUNT_MAX: Final = 3
-"""Deadlines missed in a row after which a broker without replies is left."""
+"""Consecutive missed deadlines after which a broker without replies is given up."""
 
 TIMER_STEP_S: Final = 0.005
-"""Least time between two checks of the deadlines: each check costs one pass over the
-requests in flight, and deadlines are kept to within it."""
+"""Shortest time between two checks of the deadlines, in seconds. Each check passes over
+all requests in flight; deadlines are kept to within this time."""
 
-# Callback, deadline, bytes submitted on this connection before it, its bytes. A plain
-# tuple: one is made for each request.
+# Callback, deadline, bytes submitted on this connection before it, its size in bytes. A
+# plain tuple, because one is made for each request.
 _Request: TypeAlias = tuple[OnReply, float, int, int]
 
 
 class PutListener(Protocol):
-    """Receives outcomes of puts, or of one `mput`; on the loop; must not wait."""
+    """Gets outcomes of puts, or of one `mput`; called on the loop; must not block."""
 
     def sizes(self) -> Sequence[int]:
-        """Return the bytes of each frame; asked when a connection ends."""
+        """Return the size of each frame; called when a connection ends."""
 
     def on_receipts(self, receipts: ReceiptColumns) -> None:
-        """Puts are stored; `receipts` are in order of opaques."""
+        """Called when puts are stored; `receipts` are in the order of opaques."""
 
     def on_outcome(self, opaques: Sequence[int], outcome: Reply | MetaqError) -> None:
-        """One put has this reply, or many, ascending, have this error."""
+        """Called with the reply to one put, or the error of many, opaques ascending."""
 
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Puts that were submitted together, and are not all answered."""
+    """Puts that were submitted together and that have some in flight."""
 
     listener: PutListener
     opaques: range
     deadline_s: float
     start: int
-    """Bytes submitted on this connection before it."""
+    """Number of bytes submitted on this connection before it."""
     size_bytes: int
     left: int
 
@@ -152,11 +152,11 @@ class ConnectionStatistics:
 
 
 class BrokerConnection:
-    """An open connection. Owner: the pool, or who opened it; used on the loop.
+    """An open connection. Owned by its pool or creator; used on the loop.
 
     Lifecycle: `open_connection`, use, `close`. It ends once, by `close` or by the
-    broker; then the callbacks of everything in flight are called in the order of
-    submission, and after them those of `on_closed`.
+    broker. Then the callbacks of all requests in flight are called in the order of
+    submission, and after them the callbacks of `on_closed`.
     """
 
     def __init__(
@@ -210,17 +210,17 @@ class BrokerConnection:
 
     @property
     def is_open(self) -> bool:
-        """It was neither closed nor lost."""
+        """Whether it was neither closed nor lost."""
         return self._reason is None
 
     @property
     def in_flight_count(self) -> int:
-        """Requests sent and not yet answered."""
+        """Number of requests sent and not yet answered."""
         return len(self._in_flight) + len(self._puts)
 
     @property
     def has_room(self) -> bool:
-        """One more request keeps `in_flight_bytes_max`; callers check it first."""
+        """Whether `in_flight_bytes_max` allows a request; callers check it first."""
         return self.in_flight_bytes < self._in_flight_bytes_max
 
     def statistics(self) -> ConnectionStatistics:
@@ -243,12 +243,12 @@ class BrokerConnection:
     # -- requests ---------------------------------------------------------------------
 
     def next_opaque(self) -> int:
-        """Return a number that no request in flight has."""
+        """Return an opaque that no request in flight has."""
         self._opaque = opaque = self._opaque % OPAQUE_MAX + 1
         return opaque
 
     def next_opaques(self, count: int) -> range:
-        """Return as many of them, ascending without a gap."""
+        """Return `count` such opaques, ascending, without a gap."""
         if self._opaque + count > OPAQUE_MAX:
             self._opaque = 0
         first = self._opaque + 1
@@ -269,12 +269,11 @@ class BrokerConnection:
 
         Args:
             frame: its bytes, or pieces of them in order.
-            opaque: from `next_opaque`, and in the frame.
-            on_reply: takes its outcome.
+            opaque: from `next_opaque`; also in the frame.
+            on_reply: gets its outcome.
             deadline_s: absolute; kept to within TIMER_STEP_S.
-            is_alone: it leaves within this call; for one that others seldom join.
-            gathers_bytes: it leaves at the end of the turn, or when so many bytes of
-                this one and others are to leave.
+            is_alone: send it within this call; for one that others seldom join.
+            gathers_bytes: send it once so much is queued, or at the end of the turn.
 
         Raises:
             ClosedError: the connection is closed; nothing was sent, and `on_reply` is
@@ -304,10 +303,10 @@ class BrokerConnection:
         """Send a run of puts, or one `mput`.
 
         Args:
-            frames: of all of them, back to back.
-            opaques: from `next_opaques`, and in the frames.
-            listener: takes the outcome of each.
-            deadline_s: of all of them; as in `submit`.
+            frames: frames of all puts, back to back.
+            opaques: from `next_opaques`; also in the frames.
+            listener: gets the outcome of each put.
+            deadline_s: of all puts; as in `submit`.
 
         Raises:
             ClosedError: as `submit`.
@@ -335,14 +334,14 @@ class BrokerConnection:
             self._wake_at(deadline_s)
 
     async def call(self, command: Command, *, deadline_s: float) -> Reply:
-        """Send a command, which carries an opaque of ours, and return its reply.
+        """Send a command, whose opaque is from `next_opaque`, and return its reply.
 
         Raises:
             ClosedError, NotSentError: it was not sent.
             RequestTimeoutError, ConnectionLostError: the outcome is unknown.
             LocalProtocolError: it cannot be encoded.
 
-        Cancellation: the request goes on, and its reply is dropped.
+        Cancellation: the request stays in flight, and its reply is dropped.
         """
         assert not isinstance(command, Quit), "a quit is not answered"
         answer: asyncio.Future[Reply] = self._loop.create_future()
@@ -353,7 +352,7 @@ class BrokerConnection:
     # -- the end ----------------------------------------------------------------------
 
     async def wait_answered(self, deadline_s: float) -> None:
-        """Wait until no request is in flight, the connection ends, or a deadline.
+        """Wait until no request is in flight, the connection ends, or time is over.
 
         Args:
             deadline_s: absolute.
@@ -364,10 +363,10 @@ class BrokerConnection:
             await wait_set(self._all_answered, left_s)
 
     def on_closed(self, callback: Callable[[str], None]) -> Callable[[], None]:
-        """Have `callback` called with the reason, once, when the connection ends.
+        """Call `callback` once, with the reason, when the connection ends.
 
-        At once when it has ended: the peer may have broken the rules right after the
-        awaited reply.
+        If it has ended already, the call is made at once: the peer may have broken the
+        rules right after the awaited reply.
 
         Returns:
             A function that removes the callback; may be called at any time.
@@ -380,7 +379,7 @@ class BrokerConnection:
         return lambda: ignore(self._listeners.pop(key, None))
 
     def close(self, reason: str) -> None:
-        """Close at once; requests in flight fail. Harmless twice."""
+        """Close at once; requests in flight fail. A second call does nothing."""
         if self.in_flight_count or self._late_count or self._channel.queued_bytes:
             self._channel.abort(reason)
         else:
@@ -391,7 +390,7 @@ class BrokerConnection:
         self.close(f"malformed reply: {error}")
 
     def _end(self, reason: str) -> None:
-        """Report the end to everyone: the channel is closed."""
+        """Report the end to all requests and listeners; the channel is closed."""
         self._reason = reason
         self._all_answered.set()
         if self._timer is not None:
@@ -409,7 +408,7 @@ class BrokerConnection:
                 left = bisect_left(list(starts), sent_bytes) + run.opaques.start
                 at = bisect_left(opaques, left)
             except MemoryError:
-                at = len(opaques)  # as if all had left: their outcome is unknown
+                at = len(opaques)  # as if all were sent: their outcome is unknown
             for some, has_left in ((opaques[:at], True), (opaques[at:], False)):
                 if some:
                     error = self._loss(reason, has_left=has_left)
@@ -441,7 +440,7 @@ class BrokerConnection:
                         self._on_receipts(receipts)
                     results = take_results(protocol.buffer)
                     if results and not protocol.buffer.unread_bytes:
-                        # Nearly always. Nothing after it: see `Delivery._on_reply`.
+                        # The usual case: return at once. See `Delivery._on_reply`.
                         self._on_replies(results)
                         return
                     self._on_replies(results)
@@ -465,7 +464,7 @@ class BrokerConnection:
         while first < len(rows):
             run = self._puts.get(opaques[first])
             if run is None:
-                # To a single request, or late.
+                # It belongs to a single request, or is late.
                 self._on_replies(_columns(rows[first : first + 1]).replies())
                 first += 1
                 continue
@@ -474,7 +473,7 @@ class BrokerConnection:
             first = end
 
     def _on_run(self, run: _Run, rows: Sequence[tuple[int, ...]]) -> None:
-        """Report receipts to their run."""
+        """Report receipts to the listener of their run."""
         taken = [self._puts.pop(row[0], None) for row in rows]
         if None in taken:
             rows = [row for row, of in zip(rows, taken, strict=True) if of is not None]
@@ -507,7 +506,7 @@ class BrokerConnection:
             if reply.opaque == self._heartbeat:
                 self._heartbeat = None
             else:
-                # A late reply also proves that the broker carries out requests.
+                # A late reply also proves that the broker executes requests.
                 self._late_count = 0
                 self._answered_s = self._received_s
             if request is None:
@@ -550,12 +549,12 @@ class BrokerConnection:
             self._expire(now_s)
             self._beat(now_s)
         finally:
-            # Also after a failure: nothing else checks deadlines and silence.
+            # Also after an exception: no other timer checks deadlines and silence.
             if self._reason is None:
                 self._wake_at(self._next_look_s(now_s))
 
     def _next_look_s(self, now_s: float) -> float:
-        """Return when the next deadline is due, or a heartbeat."""
+        """Return the time of the next deadline or heartbeat."""
         since_s = self._received_s if self._heartbeat is None else now_s
         wake_s = since_s + self._heartbeat_s
         for _on_reply, deadline_s, _start, _size_bytes in self._in_flight.values():
@@ -568,7 +567,7 @@ class BrokerConnection:
         return max(wake_s, now_s + TIMER_STEP_S)
 
     def _expire(self, now_s: float) -> None:
-        """Fail requests past their deadline; in the order of submission."""
+        """Fail requests past their deadline, in the order of submission."""
         late = [
             (opaque, request)
             for opaque, request in self._in_flight.items()
@@ -598,7 +597,7 @@ class BrokerConnection:
         )
 
     def _beat(self, now_s: float) -> None:
-        """Ask a silent broker for its version; close when it stays silent."""
+        """Send a heartbeat to a silent broker; close if it stays silent."""
         if self._reason is not None:
             return
         timeout_s = self._heartbeat_timeout_s
@@ -621,7 +620,7 @@ class BrokerConnection:
         if quiet_s >= timeout_s:
             self.close(f"no answer to a heartbeat within {timeout_s:g} s")
             return
-        # Large frames are on their way before it, or before its reply.
+        # Large frames may be in transit before it, or before its reply.
         deadline_s = now_s + timeout_s - quiet_s
         self._in_flight[self._heartbeat] = (on_reply, deadline_s, start, size_bytes)
 

@@ -1,18 +1,18 @@
-"""Search for the end of a gap in the log of a broker that cannot name damage. Pure.
+"""Search for the end of a gap in the log of a broker that cannot report damage. Pure.
 
-A MetaQ 1.4 broker cannot say that its log is damaged. Where a segment is cut short, or
-the disk does not read, it answers "nothing there" or refuses, for ever, although its
-log goes on. So it is asked for single bytes: for its log end, for the offset once more,
-then at growing distances after it, and finally in halves between the last offset
-without data and the first one with data.
+A MetaQ 1.4 broker cannot report that its log is damaged. Where a segment is truncated
+or the disk cannot be read, it always replies "nothing there" or refuses, although its
+log continues. The search therefore gets single bytes: at the log end, at the offset
+once more, then at growing distances after it, and finally by bisection between the last
+offset without data and the first one with data.
 
     offset          bad   probe   good                     end
       |--no data-----|------?------|--data-- ...            |
 
 Bytes that are not readable *yet* are at the end of a log, with nothing after them: then
-no gap is found, and nothing may be skipped. They may become readable during the search,
-in the order of their offsets; so where data was found the last byte before it, then the
-first one, are asked for once more.
+the search finds no gap, and nothing may be skipped. They may become readable during the
+search, in the order of their offsets. So, once data was found, the last byte before it
+and then the first byte are requested once more.
 
 Source: docs/metaq-1.4/broker.md 1.5 and 2.4.
 """
@@ -24,7 +24,7 @@ from metaq.protocol.commands import Reply
 
 
 def parse_probe(reply: Reply, asked: Offset) -> GetOutcome:
-    """Read the reply to a get of a search, as `parse_get`; a refusal is no data."""
+    """Parse the reply to a get of a search, as `parse_get`; a refusal is no data."""
     try:
         return parse_get(reply, asked)
     except ServerError:
@@ -34,18 +34,18 @@ def parse_probe(reply: Reply, asked: Offset) -> GetOutcome:
 class GapSearch:
     """Search for the next readable byte after an offset without data.
 
-    Owner: a reader; it asks at `fetch_offset` until `is_over`.
+    Owned by a reader, which gets the byte at `fetch_offset` until `is_over`.
     """
 
     def __init__(self, offset: Offset) -> None:
         """Start at an offset for which the broker gave no data."""
         self.fetch_offset = MAX_OFFSET
-        """Offset of the next get; any size will do."""
+        """Offset of the next get, of any size."""
         self.is_over = False
         self.found: Offset | None = None
-        """The first readable byte after a gap; None: there is no gap."""
+        """Offset of the first readable byte after the gap; None: there is no gap."""
         self.log_end: Offset | None = None
-        """The log end that the broker named; None: it knows no log, or none yet."""
+        """Log end that the broker reported; None: it has no log, or no reply came."""
         self._offset = offset
         self._end = offset
         self._bad = offset
@@ -54,11 +54,11 @@ class GapSearch:
 
     @property
     def flaw(self) -> str:
-        """Description of the gap that was found."""
+        """Description of the gap found."""
         return f"the broker gives no data before offset {self.found}"
 
     def on_reply(self, outcome: GetOutcome) -> None:
-        """Take the reply to a get at `fetch_offset`, as `parse_probe` reads it."""
+        """Handle the reply to a get at `fetch_offset`, parsed by `parse_probe`."""
         if self.fetch_offset == MAX_OFFSET:
             is_end = isinstance(outcome, MovedTo) and outcome.offset > self._offset
             self.is_over = not is_end
@@ -75,7 +75,7 @@ class GapSearch:
 
     def _on_data(self) -> None:
         if self.fetch_offset == self._offset or self._is_checking:
-            # It is readable again, or was put during the search.
+            # It is readable again, or was written during the search.
             self.is_over = True
             return
         self._good = self.fetch_offset

@@ -1,13 +1,13 @@
-"""The raw bytes of one partition's log, on an event loop, with gets pipelined.
+"""Reader of the raw bytes of one partition's log, with pipelined gets.
 
-Theory of operation: the log is read in adjacent pieces that ignore record boundaries,
-so the next get leaves before the last reply is decoded. A reply that is shorter than
-asked (a segment ends there) makes the gets after it useless; their replies are dropped,
-and nothing is asked ahead until a whole reply comes. Replies arrive while the caller
-works on the last piece.
+Theory of operation: the log is read in adjacent ranges that ignore record boundaries,
+so the next get is sent before the last reply is decoded. If a reply is shorter than
+requested (a segment ends there), the gets after it are useless: their replies are
+dropped, and no get is sent ahead until a reply is complete. Replies arrive while the
+caller processes the last range.
 
-After a broken connection or a missing answer the same offset is tried again, until
-`retry_timeout_s` without a byte of progress.
+After a lost connection or a time-out the same offset is retried, until
+`retry_timeout_s` have passed without progress.
 
 Source: docs/metaq-1.4/client.md 2.4.
 """
@@ -50,17 +50,17 @@ from metaq.protocol.encoding import encode
 from metaq.retry import retry
 
 GET_BYTES: Final = 1024 * 1024
-"""Size of one get, bytes: the largest slice that brokers give by default."""
+"""Size of one get, in bytes: the largest slice that brokers return by default."""
 AHEAD_MAX: Final = 2
-"""Gets in flight after the one that is waited for, while replies are whole."""
+"""Maximum number of gets ahead of the awaited one, while replies are complete."""
 
 T = TypeVar("T")
 
 
 class LogGets:
-    """Gets of one partition, some of them ahead of their caller.
+    """Gets from one partition, some of them sent ahead of the caller.
 
-    Owner: one task at a time, always on one loop.
+    Owned by one task at a time, always on one loop.
     """
 
     def __init__(
@@ -68,17 +68,17 @@ class LogGets:
         partition: TopicPartition,
         connect: Callable[[float], Awaitable[BrokerConnection]],
     ) -> None:
-        """Ask nothing yet; `connect` returns the connection before a deadline."""
+        """Send nothing yet; `connect` returns the connection, given a deadline."""
         self._partition = partition
         self._connect = connect
         self._connection: BrokerConnection | None = None
         self._asked: dict[tuple[Offset, int], asyncio.Future[Reply]] = {}
         self._where: str | None = None
-        """Filter of those in flight."""
+        """Filter of the gets in flight."""
 
     @property
     def names_damage(self) -> bool:
-        """The broker that was asked last names damage of its log."""
+        """Whether the broker asked last reports damage of its log."""
         return self._connection is not None and self._connection.capabilities.codes
 
     async def get(
@@ -89,17 +89,17 @@ class LogGets:
         deadline_s: float,
         where: str | None = None,
     ) -> GetOutcome:
-        """Return the meaning of the reply to the first get; leave the others in flight.
+        """Return the outcome of the first get; leave the others in flight.
 
         Args:
-            wanted: (offset, size in bytes) of gets; no other stays in flight.
-            parse: reads the reply.
-            deadline_s: bound on the connection, and on each get that leaves now.
-            where: filter of the gets, where the broker takes one.
+            wanted: (offset, size in bytes) of gets; others in flight are dropped.
+            parse: parses the reply.
+            deadline_s: deadline of the connection and of each get that is sent now.
+            where: filter of the gets; not sent if the broker does not support it.
 
         Raises:
             RemoteProtocolError: the reply is invalid; the connection is closed.
-            MetaqError: there is no connection or reply, a refusal passes (503, 504),
+            MetaqError: there is no connection or reply, the refusal is retriable (503),
                 or as `parse`.
         """
         connection = await self._connect(deadline_s)
@@ -132,18 +132,18 @@ class LogGets:
             raise
 
     def drop(self) -> None:
-        """Give up what is in flight; harmless twice."""
+        """Drop the gets in flight; a second call does nothing."""
         for reply in self._asked.values():
             if not reply.cancel():
-                # Several gets fail with one connection, and one error was raised.
+                # Several gets fail with one connection; only one error was raised.
                 reply.exception()
         self._asked.clear()
 
 
 class LogReader:
-    """Reads one partition from one broker, over a connection of its own.
+    """Reads one partition from one broker, over its own connection.
 
-    Owner: one task at a time, always on one loop. Lifecycle: made, used, `close`.
+    Owned by one task at a time, always on one loop. Lifecycle: create, use, `close`.
     """
 
     def __init__(
@@ -155,14 +155,14 @@ class LogReader:
         retry_timeout_s: float,
         clock: Clock | None = None,
     ) -> None:
-        """Prepare to read, on any thread; the connection is made when it is needed.
+        """Create a reader, on any thread; it connects when it is first used.
 
         Args:
             partition: the partition to read.
-            address: of a broker that has it.
-            timeout_s: how long one answer may take.
-            retry_timeout_s: how long all tries may take without progress.
-            clock: for deadlines; None is the machine's.
+            address: address of a broker that has it.
+            timeout_s: longest wait for one reply, in seconds.
+            retry_timeout_s: longest time for all attempts without progress, in seconds.
+            clock: for deadlines; None: the system's clock.
         """
         self._partition = partition
         self._address = address
@@ -177,24 +177,24 @@ class LogReader:
 
     @property
     def is_of_set(self) -> bool:
-        """The broker that has answered last is a replica: another one may lead now."""
+        """Whether the broker that replied last is a replica: another may lead now."""
         connection = self._connection
         return connection is not None and connection.capabilities.follow
 
     @property
     def can_filter(self) -> bool:
-        """The broker that has answered last takes filters."""
+        """Whether the broker that replied last supports filters."""
         return self._connection is not None and self._connection.capabilities.filters
 
     async def close(self) -> None:
-        """Close the connection; harmless twice."""
+        """Close the connection; a second call does nothing."""
         self._gets.drop()
         if self._connection is not None:
             self._connection.close("the reader was closed")
             self._connection = None
 
     def move(self, address: BrokerAddress) -> None:
-        """Read from another broker from now on; a read under way goes on there."""
+        """Read from another broker from now on; a running read continues there."""
         if address != self._address:
             self._address = address
             if self._opening is not None:
@@ -203,7 +203,7 @@ class LogReader:
                 self._connection.close("the log is read elsewhere")
 
     async def span(self) -> tuple[Offset, Offset] | None:
-        """Return (log start, log end) now; None where the broker has no such log.
+        """Return (log start, log end) now; None if the broker has no such log.
 
         Raises:
             NoBrokerError, RequestTimeoutError: as `read`.
@@ -212,37 +212,37 @@ class LogReader:
         return await self._retry(self._ask_span)
 
     async def read(self, position: Offset, end: Offset) -> bytes:
-        """Return the bytes at `position`, and leave gets for those after it in flight.
+        """Return the bytes at `position`, and leave gets for the next bytes in flight.
 
         Args:
-            position: the first byte; need not be a record boundary. Reading is fast
-                where it follows the bytes of the last call.
+            position: the first byte; need not be a record boundary. Reading is fast if
+                it follows the bytes of the last call.
             end: the byte after the last one wanted; the log must reach that far.
 
         Returns:
-            One byte to GET_BYTES.
+            1 to GET_BYTES bytes.
 
         Raises:
-            CorruptRecordError: the broker says that the next bytes are damaged, or
-                cannot say so (MetaQ 1.4), and has readable ones after them.
+            CorruptRecordError: the broker reports damage of the next bytes; or it
+                cannot report damage (MetaQ 1.4), and has readable bytes after them.
             OffsetOutOfRangeError: the log does not have the next bytes: retention has
-                removed them, or the log ends before.
-            NoDataError: the log should have them, and the broker returns nothing.
+                removed them, or the log ends before them.
+            NoDataError: the log should have them, but the broker returns nothing.
             NoBrokerError: the broker cannot be reached.
-            RequestTimeoutError: answers do not come.
+            RequestTimeoutError: replies do not arrive.
             WireError: the broker refused.
 
-        Cancellation: what is in flight is given up; read again.
+        Cancellation: the gets in flight are dropped; read again.
         """
         return await self._retry(partial(self._take, position, end))
 
     async def matches(
         self, position: Offset, end: Offset, where: str
     ) -> FetchedRuns | None:
-        """Return what matches a filter in the next bytes, from a record boundary on.
+        """Return the records in the next bytes that match; `position` is a boundary.
 
-        It may go on after `end`. None where the broker does not filter, at all or
-        there: `read` says what is there.
+        They may reach beyond `end`. None if the broker does not filter, or not there;
+        `read` then shows the bytes or the error.
 
         Raises:
             NoBrokerError, RequestTimeoutError: as `read`.
@@ -250,14 +250,14 @@ class LogReader:
         return await self._retry(partial(self._match, position, end, where))
 
     async def is_good(self, position: Offset, end: Offset) -> bool:
-        """Return whether the broker says that the bytes in a range are good.
+        """Return whether the broker reports that the bytes in a range are good.
 
-        A get shows them so then. False where it names damage, or cannot say anything.
-        A broker of a replica set is asked again until it has mended them, or cannot.
+        If so, a get returns them. False if it reports damage or cannot check. A broker
+        of a replica set is retried until it has repaired them or cannot.
 
         Raises:
             NoBrokerError, RequestTimeoutError: as `read`.
-            WireError: the broker cannot say for now, until all tries were used.
+            WireError: the broker cannot check for now, until all attempts were used.
         """
         return await self._retry(partial(self._check, position, end))
 
@@ -273,7 +273,7 @@ class LogReader:
             except BaseException as error:
                 await self.close()
                 if isinstance(error, RequestTimeoutError) and cause is not None:
-                    # The end of all tries cut this one short; one before knows why.
+                    # The final deadline cut it short; an earlier error shows why.
                     if self._clock.monotonic_s() >= self._give_up_s:
                         raise cause from error
                 elif isinstance(error, MetaqError):
@@ -372,7 +372,7 @@ class LogReader:
         return outcome if isinstance(outcome, FetchedRuns) else None
 
     async def _explain(self, position: Offset, end: Offset) -> MetaqError:
-        """Return the error for an offset at which there is no data."""
+        """Return the error for an offset without data."""
         start, log_end = await self._ask_span() or (Offset(0), Offset(0))
         if position < start or log_end < end:
             return OffsetOutOfRangeError(
@@ -384,7 +384,7 @@ class LogReader:
         )
 
     async def _find_gap(self, position: Offset) -> CorruptRecordError | None:
-        """Return the error of a gap that the broker cannot name; None for no gap."""
+        """Return the error of a gap that the broker cannot report; None for no gap."""
         search = GapSearch(position)
         while not search.is_over:
             if self._gets.names_damage:

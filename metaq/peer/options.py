@@ -1,4 +1,4 @@
-"""Options of a connection to a broker, and pauses of those who read over it."""
+"""Options of a connection to a broker, and the pauses of its readers."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -7,22 +7,22 @@ from metaq.retry import Backoff
 
 MIB: Final = 1024 * 1024
 READ_BACKOFF: Final = Backoff(first_s=0.1, max_s=2.0)
-"""Pauses of readers after errors: a broker that comes back is found within 2 s."""
+"""Pauses of readers after errors: a returning broker is found within 2 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
-    """Times and bounds of the connections to one broker."""
+    """Times and limits of the connections to one broker."""
 
     connect_timeout_s: float = 10.0
-    """Bound on one attempt to connect to a broker, its `version` reply included."""
+    """Longest attempt to connect to a broker, including its `version` reply."""
     heartbeat_s: float = 10.0
-    """A connection without traffic for so long is asked for its version."""
+    """Time without received data after which a heartbeat (`version`) is sent."""
     heartbeat_timeout_s: float = 5.0
-    """No answer to that for so long: the connection is lost."""
+    """Time without a reply to it after which the connection is lost."""
     reconnect_first_s: float = 0.05
     """Longest pause before the second attempt to connect; doubles from there."""
     reconnect_max_s: float = 2.0
-    """Longest pause between attempts to connect; there is no last attempt."""
+    """Longest pause between attempts to connect; their number is not limited."""
     in_flight_bytes_max: int = 16 * MIB
-    """Most bytes sent to one broker and not answered."""
+    """Maximum number of bytes in flight to one broker."""

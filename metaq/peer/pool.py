@@ -1,15 +1,15 @@
-"""Connections to brokers: one per address, retried for ever with pauses.
+"""Connections to brokers: one per address, retried with pauses, without a limit.
 
-Theory of operation. Connections are made on demand (`get`), and all callers for one
-address wait for the same attempt. Attempts to one address are separated by a pause that
-doubles up to `reconnect_max_s`, independent of the number of callers, so an absent
-broker costs a bounded number of attempts and is found soon after it comes back. There
-is no last attempt: callers have deadlines.
+Theory of operation. Connections are made on demand (`get`); all callers for one address
+wait for the same attempt. Attempts to one address are separated by a pause that doubles
+up to `reconnect_max_s`, regardless of the number of callers, so an absent broker costs
+a bounded number of attempts and is found soon after it returns. The number of attempts
+is not limited: callers have deadlines.
 
 A connection that ends within `reconnect_max_s` counts as a failed attempt. Otherwise a
-peer that accepts every connection and drops it would be called without a pause.
+peer that accepts every connection and drops it would be retried without a pause.
 
-    Invariant: an address has at most one attempt under way and one open connection.
+    Invariant: an address has at most one running attempt and one open connection.
 
 Source: docs/metaq-1.4/client.md 16.1, 16.2 and 21 (defects 7 to 9).
 """
@@ -36,11 +36,11 @@ from metaq.stats import counter, part
 _log = logging.getLogger(__name__)
 
 IDLE_ROUTE_COUNT_MAX: Final = 64
-"""Addresses remembered without a caller; cleared when there are more."""
+"""Maximum number of addresses kept without a caller; a full list is emptied."""
 
 LAST_REPLIES_S: Final = 2.0
-"""Seconds that `close` waits for replies of a broker without long polls: a MetaQ broker
-logs an error for each reply that it cannot write."""
+"""Longest wait of `close`, in seconds, for replies of a broker without long polls: a
+MetaQ broker logs an error for each reply that it cannot send."""
 
 CLOSED: Final = "the connection pool is closed"
 
@@ -67,7 +67,7 @@ class PoolStatistics:
 
 
 class _Waiter:
-    """A caller that waits for a connection, and is called back once."""
+    """A caller that waits for a connection; it is called back once."""
 
     def __init__(
         self, on_end: Callable[[MetaqError | None], None], since_s: float
@@ -92,7 +92,7 @@ class _Route:
 
     @property
     def usable(self) -> BrokerConnection | None:
-        # Requests on a lost connection are called back before the pool is.
+        # A lost connection fails its requests before it calls the pool back.
         connection = self.connection
         return connection if connection is not None and connection.is_open else None
 
@@ -102,9 +102,9 @@ class _Route:
 
 
 class ConnectionPool:
-    """The connections of one owner, who closes it; used on the loop.
+    """The connections of one owner, which closes the pool; used on the loop.
 
-    Lifecycle: made, used, closed once with `close`.
+    Lifecycle: create, use, `close` once.
     """
 
     def __init__(
@@ -127,27 +127,27 @@ class ConnectionPool:
         self._lost_count = 0
 
     def ready(self, address: BrokerAddress) -> BrokerConnection | None:
-        """Return the open connection to an address; None when there is none now."""
+        """Return the open connection to an address; None if there is none now."""
         route = self._routes.get(address)
         return None if route is None else route.usable
 
     async def get(
         self, address: BrokerAddress, *, deadline_s: float
     ) -> BrokerConnection:
-        """Return a connection to an address, made if there is none.
+        """Return a connection to an address, opening one if there is none.
 
-        Joins the attempt under way, or the pause before the next one.
+        Joins the running attempt, or the pause before the next one.
 
         Args:
             address: the broker.
-            deadline_s: absolute; how long to go on trying.
+            deadline_s: absolute; when to stop trying.
 
         Raises:
-            NoBrokerError: there was none before the deadline; names the address, the
-                last attempt's reason and how long this call tried.
-            ClosedError: the pool is closed, or was during the call.
+            NoBrokerError: there was none before the deadline; the text has the address,
+                the reason of the last failure and how long this call tried.
+            ClosedError: the pool is closed, or was closed during the call.
 
-        Cancellation: the attempt goes on for the others.
+        Cancellation: the attempt continues for the other callers.
         """
         while (connection := self.ready(address)) is None:
             ended: asyncio.Future[None] = self._loop.create_future()
@@ -165,15 +165,15 @@ class ConnectionPool:
         *,
         deadline_s: float,
     ) -> Callable[[], None]:
-        """Call back once: when there is a connection to an address, or an error.
+        """Call back once: when there is a connection to an address, or with an error.
 
         Args:
-            address: the broker; an attempt is begun if none is under way.
-            on_end: gets None, or the error of `get`; never called at once.
-            deadline_s: absolute; how long to go on trying.
+            address: the broker; an attempt is started if none is running.
+            on_end: gets None, or the error of `get`; never called within this call.
+            deadline_s: absolute; when to stop trying.
 
         Returns:
-            A function that ends the wait without a call; may be called at any time.
+            A function that cancels the callback; may be called at any time.
         """
         waiter = _Waiter(on_end, self._clock.monotonic_s())
         if self.is_closed:
@@ -198,7 +198,7 @@ class ConnectionPool:
         return forget
 
     def leave(self, address: BrokerAddress, reason: str) -> None:
-        """Close the connection to an address, and end the waits for one."""
+        """Close the connection to an address, and fail the callers waiting for one."""
         route = self._routes.get(address)
         if route is not None:
             error = NoBrokerError(f"no connection to {address} any more: {reason}")
@@ -210,8 +210,8 @@ class ConnectionPool:
         """Close every connection; requests still in flight on them fail.
 
         Args:
-            deadline_s: absolute; bound on the wait for replies, `LAST_REPLIES_S` at
-                most, and for attempts under way.
+            deadline_s: absolute; limits the wait for replies, which is at most
+                `LAST_REPLIES_S`, and for running attempts.
         """
         self.is_closed = True
         attempts = []
@@ -335,14 +335,14 @@ async def open_connection(
     """Return a connection to a broker with known capabilities.
 
     Args:
-        address: where the broker is; a name may have several addresses.
+        address: address of the broker; its host name may have several addresses.
         clock: for all deadlines of the connection.
-        deadline_s: absolute bound on connecting and on the `version` reply.
-        options: bounds and times of the connection.
+        deadline_s: absolute; for connecting and the `version` reply.
+        options: limits and times of the connection.
 
     Raises:
-        NoBrokerError: the connection was refused, or no answer came in time; names
-            address and reason. Nothing that matters was sent.
+        NoBrokerError: the connection was refused, or no reply came in time; the text
+            has the address and the reason. Only a `version` may have been sent.
 
     Cancellation: the connection is closed.
     """
@@ -356,7 +356,7 @@ async def open_connection(
             f"cannot connect to {address}: no connection within {left_s:.3g} s"
         ) from error
     except (OSError, UnicodeError) as error:
-        # A name that no resolver accepts is a UnicodeError.
+        # A name that no resolver accepts raises UnicodeError.
         reason = getattr(error, "strerror", None) or error
         raise NoBrokerError(f"cannot connect to {address}: {reason}") from error
     room_bytes = options.in_flight_bytes_max

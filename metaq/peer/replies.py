@@ -1,8 +1,8 @@
-"""Meaning of replies: values for success, errors for the rest. Pure.
+"""Interpretation of replies: values for success, errors for the rest. Pure.
 
-A peer is not believed: an impossible number, or one of another partition, is a
-BadReplyError. The owner of the connection closes it, as after a frame that breaks the
-rules.
+A peer is not trusted: an impossible number, or one of another partition, is a
+BadReplyError. The owner of the connection then closes it, as after a frame that breaks
+the rules.
 
 Source: docs/metaq-1.4/client.md 2.3, docs/metaq-1.4/broker.md 1.4 to 1.6 and 1.12.
 """
@@ -52,18 +52,18 @@ from metaq.protocol.texts import (
 )
 
 _NUMBER: Final = re.compile("[0-9]{1,19}")
-"""Counts and offsets of 64 bits."""
+"""A count or offset of 64 bits."""
 _RECEIPT: Final = re.compile(rb"(-?[0-9]{1,19}) ([0-9]{1,10}) ([0-9]{1,19})")
-"""Id, which is negative where a Java broker stamped it, partition and offset."""
+"""Id, which is negative if a Java broker stamped it, partition and offset."""
 _ROUTED: Final = re.compile(rb"([0-9]{1,19}) ([0-9]{1,10}) (-1) routed=([0-9]{1,10})")
-"""The same where an exchange has stored it, and in how many topics: no offset."""
+"""Receipt from an exchange: -1 instead of the offset; the number of topics."""
 _SCHEDULED: Final = re.compile(
     rb"([0-9]{1,19}) (-?[0-9]{1,10}) -1 ([0-9]) ([0-9]{1,19})"
 )
-"""Id and partition of a message with a time; tier and offset where it waits."""
+"""Id and partition of a message with a time; the tier and offset where it waits."""
 _ONE_OF_SEVERAL: Final = re.compile(r"[^ ]+ part [0-9]+(?= )|set [^ =]+(?==)")
 _STATS_FRAME: Final = frozenset({"STATS", "END"})
-"""Lines around the lines of a `stats` reply."""
+"""First and last line of a `stats` reply."""
 _KIND_OF_CODE: Final[dict[str, type[WireError]]] = {
     NO_ROOM: NoRoomError,
     IN_DOUBT: UnknownPutError,
@@ -75,21 +75,21 @@ _KIND_OF_CODE: Final[dict[str, type[WireError]]] = {
     NOT_LEADER: NotLeaderError,
     TOO_FEW_REPLICAS: TooFewReplicasError,
 }
-"""Errors by the code of a 500 or 503; the code of damage is read for gets only."""
+"""Error for the code of a 500 or 503. The code of damage is read for gets only."""
 
 
 @dataclass(frozen=True, slots=True)
 class PutReceipt:
-    """Receipt of a broker for a put that is on its disk."""
+    """Receipt for a put that is on the broker's disk."""
 
     id: MessageId
-    """Id of the message; of a batch, of its first one (`record.ids.id_after`)."""
+    """Id of the message; for a batch, of its first one (`record.ids.id_after`)."""
     partition: int
-    """The partition it went to, also when the broker chose."""
+    """The partition it went to, even if the broker chose it."""
     offset: Offset
-    """-1 of an exchange: each topic that took it has one."""
+    """Offset of the record; -1 from an exchange: each topic has its own."""
     copy_count: int = 1
-    """Topics that have it; 0: an exchange has dropped it."""
+    """Number of topics that stored it; 0: an exchange dropped it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +97,22 @@ class Fetched:
     """Bytes of the log; the last record may be cut short anywhere."""
 
     data: bytes
-    """At least one byte, from the offset asked for on."""
+    """At least one byte, starting at the requested offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedRuns:
-    """Records that match a filter; all others before the next offset do not."""
+    """Records that match a filter; the others before the next offset do not."""
 
     data: bytes
-    """Runs: see `record/runs.py`; empty where nothing matches."""
+    """Runs: see `record/runs.py`; empty if nothing matches."""
     next_offset: Offset
-    """Offset to go on at: after the one asked for."""
+    """Offset to continue at; above the requested one."""
 
 
 @dataclass(frozen=True, slots=True)
 class MovedTo:
-    """The offset is outside the log; read on at another one."""
+    """The offset is outside the log; continue at another one."""
 
     offset: Offset
     """The log start, or the log end."""
@@ -125,14 +125,13 @@ class NothingThere:
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """The broker names a range of its log that cannot be read."""
+    """The broker reports a range of its log that cannot be read."""
 
     start: Offset
     end: Offset | None
-    """Offset where reading can resume: the next good record, or the end of the log;
-    None: nowhere."""
+    """Offset of the next good record, or the log end; None: reading cannot resume."""
     path: str | None
-    """The damaged file on the broker's disk, if it is named."""
+    """Path of the damaged file on the broker's disk, if reported."""
     detail: str
 
     def covers(self, offset: Offset) -> bool:
@@ -148,15 +147,15 @@ GetOutcome: TypeAlias = Fetched | FetchedRuns | MovedTo | NothingThere | Damaged
 
 
 def parse_receipt(reply: Reply, partition: int | None = None) -> PutReceipt:
-    """Read the reply to a put or mput.
+    """Parse the reply to a put or mput.
 
     Args:
         reply: the broker's reply.
-        partition: where it went; None leaves the choice to the broker.
+        partition: the partition of the put; None: the broker chose it.
 
     Raises:
         WireError: the broker refused.
-        BadReplyError: a 200 that is no receipt for this partition.
+        BadReplyError: a 200 that is not a receipt for this partition.
     """
     result = require_ok(reply)
     found = _RECEIPT.fullmatch(result.body) or _ROUTED.fullmatch(result.body)
@@ -170,7 +169,7 @@ def parse_receipt(reply: Reply, partition: int | None = None) -> PutReceipt:
 
 
 def parse_scheduled(reply: Reply, partition: int) -> tuple[PutReceipt, int]:
-    """Read the reply to an mput with a time.
+    """Parse the reply to an mput with a time.
 
     Returns:
         The receipt, and the tier in which the message waits at its offset; -1: its time
@@ -178,7 +177,7 @@ def parse_scheduled(reply: Reply, partition: int) -> tuple[PutReceipt, int]:
 
     Raises:
         WireError: the broker refused.
-        BadReplyError: a 200 that is neither.
+        BadReplyError: a 200 that is neither of them.
     """
     result = require_ok(reply)
     found = _SCHEDULED.fullmatch(result.body)
@@ -193,17 +192,17 @@ def parse_scheduled(reply: Reply, partition: int) -> tuple[PutReceipt, int]:
 
 
 def parse_get(reply: Reply, asked: Offset, *, has_filter: bool = False) -> GetOutcome:
-    """Read the reply to a get at an offset.
+    """Parse the reply to a get at an offset.
 
     Args:
         reply: the broker's reply.
-        asked: the offset.
-        has_filter: whether the get has one, so that runs may come.
+        asked: the requested offset.
+        has_filter: whether the get has a filter, so that runs are possible.
 
     Raises:
         WireError: the broker refused.
-        BadReplyError: it names an impossible offset, or damage somewhere else.
-        UnexpectedReplyError: a reply that is none to a get.
+        BadReplyError: it has an impossible offset, or damage of another range.
+        UnexpectedReplyError: it is not a reply to a get.
     """
     match reply:
         case Value(next_offset=next_offset) if has_filter and next_offset != NO_NEXT:
@@ -232,11 +231,11 @@ def parse_get(reply: Reply, asked: Offset, *, has_filter: bool = False) -> GetOu
 
 
 def parse_check(reply: Reply, asked: Offset) -> Damaged | None:
-    """Read the reply to a check of the bytes at an offset; None where they are good.
+    """Parse the reply to a check of the bytes at an offset; None if they are good.
 
     Raises:
-        WireError: the broker cannot say.
-        BadReplyError: it names an impossible range, or one somewhere else.
+        WireError: the broker cannot check them.
+        BadReplyError: it has an impossible range, or one somewhere else.
     """
     damaged = damage_in(reply)
     if damaged is None:
@@ -257,10 +256,10 @@ def _elsewhere(word: str, asked: Offset, damaged: Damaged) -> BadReplyError:
 
 
 def damage_in(reply: Reply) -> Damaged | None:
-    """Return the damage that a refusal names; None for any other reply.
+    """Return the damage that a refusal reports; None for any other reply.
 
     Raises:
-        BadReplyError: it names an impossible range.
+        BadReplyError: it reports an impossible range.
     """
     if not isinstance(reply, Result) or reply.status != Status.SERVER_ERROR:
         return None
@@ -285,7 +284,7 @@ def damage_in(reply: Reply) -> Damaged | None:
 def damage_error(
     partition: TopicPartition, offset: Offset, damaged: Damaged
 ) -> CorruptRecordError:
-    """Return the error of a reader at `offset` of a damaged range."""
+    """Return a reader's error for an offset in a damaged range."""
     end = damaged.end
     rest = "nothing after it" if end is None else f"reading can go on at offset {end}"
     return CorruptRecordError(
@@ -315,12 +314,12 @@ def parse_stats(text: str) -> dict[str, str]:
 
 
 def require_ok(reply: Reply) -> Result:
-    """Return a reply that is a 200.
+    """Return the reply if it is a 200.
 
     Raises:
         WireError: the broker refused.
-        UnexpectedReplyError: it did with a status that no broker has.
-        BadReplyError: the reply is no result, so the outcome is unknown.
+        UnexpectedReplyError: it refused with an unknown status.
+        BadReplyError: the reply is not a result, so the outcome is unknown.
     """
     if isinstance(reply, Value):
         size_bytes = len(reply.payload)
@@ -331,7 +330,7 @@ def require_ok(reply: Reply) -> Result:
 
 
 def raise_passing(reply: Reply) -> None:
-    """Raise a refusal of a retriable class; the caller reads any other reply."""
+    """Raise the error of a retriable refusal; the caller handles any other reply."""
     if isinstance(reply, Result):
         kind = WireError.by_status.get(reply.status)
         if kind is not None and kind.retriable:
@@ -356,7 +355,7 @@ def _refusal(reply: Result) -> WireError | UnexpectedReplyError:
 
 
 def _kind_by_text(text: str) -> type[WireError]:
-    """Return the error of a put that a MetaQ 1.4 broker, without codes, refused."""
+    """Return the error class for a 500 of a MetaQ 1.4 broker, which has no codes."""
     if says_disk_failed(text):
         return DiskFailedError
     if says_unregistered(text):
@@ -368,7 +367,7 @@ def parse_offset(reply: Result) -> Offset:
     """Return the offset in a body.
 
     Raises:
-        BadReplyError: it is none of 0 to 2**63 - 1.
+        BadReplyError: it is not one number of 0 to 2**63 - 1.
     """
     offsets = _numbers(reply)
     if len(offsets) != 1 or offsets[0] > MAX_OFFSET:
@@ -377,12 +376,12 @@ def parse_offset(reply: Result) -> Offset:
 
 
 def parse_nearest(reply: Reply) -> Offset | None:
-    """Return the offset in the reply to a question; None without a log.
+    """Return the offset in the reply to an offset query; None without a log.
 
     Raises:
         WireError: the broker refused.
-        BadReplyError: it is none of 0 to 2**63 - 1.
-        UnexpectedReplyError: a reply that is none to a question.
+        BadReplyError: it is not one number of 0 to 2**63 - 1.
+        UnexpectedReplyError: it is not a reply to an offset query.
     """
     if isinstance(reply, Result) and reply.status == Status.NOT_FOUND:
         return None
@@ -394,7 +393,7 @@ def parse_count(reply: Reply) -> int:
 
     Raises:
         WireError: the broker refused.
-        BadReplyError: a 200 that is no number of 0 or more.
+        BadReplyError: a 200 that is not one number.
     """
     result = require_ok(reply)
     counts = _numbers(result)
@@ -404,11 +403,11 @@ def parse_count(reply: Reply) -> int:
 
 
 def parse_boundaries(reply: Reply) -> tuple[Offset, ...]:
-    """Return the offsets that divide a range, growing, at least one.
+    """Return the offsets that divide a range, ascending, at least one.
 
     Raises:
         WireError: the broker refused.
-        BadReplyError: a 200 that is no list of growing offsets.
+        BadReplyError: a 200 that is not a list of ascending offsets.
     """
     result = require_ok(reply)
     offsets = _numbers(result)
@@ -419,7 +418,7 @@ def parse_boundaries(reply: Reply) -> tuple[Offset, ...]:
 
 
 def _numbers(result: Result) -> list[int]:
-    """Return the numbers of a body; [] when there is anything else in it."""
+    """Return the numbers in a body; [] if it contains anything else."""
     found = [_NUMBER.fullmatch(word) for word in result.text.split(" ")]
     return [int(one[0]) for one in found if one] if all(found) else []
 
@@ -430,19 +429,19 @@ def _unreadable(result: Result, wanted: str) -> BadReplyError:
 
 # -- many at once ----------------------------------------------------------------------
 #
-# Replies to puts come by the hundred in one read. `take_receipts` reads a run of them
-# column by column; `take_results` reads any result, at a third of the cost of the
-# general path (`protocol/connection.py`). Both give the same as that path, and leave
-# anything but the plain case to it. Property tests compare them.
-
-# A result as brokers write it. Anything else is left to the general path.
+# Replies to puts come by the hundred in one read. `take_receipts` parses a run of them
+# column by column; `take_results` parses any result, at a third of the cost of the
+# general path (`protocol/connection.py`). Both return the same as that path, and leave
+# all but the plain case to it. Property tests compare them.
+#
+# A result as brokers write it.
 _RESULT_LINE: Final = re.compile(rb"result (\d{1,9}) (\d{1,9}) (-?\d{1,9})\r\n")
 
-# The same where the body is that of a put: id, partition and offset.
+# A result with the body of a put's reply: id, partition and offset.
 _RECEIPT_LINE: Final = re.compile(
     rb"result 200 (\d{1,9}) (-?\d{1,9})\r\n((-?\d{1,19}) (-?\d{1,9}) (\d{1,19}))(?!\d)"
 )
-# No possessive repeat: before CPython 3.11.5 one of a group is wrong.
+# No possessive repeat of a group: before CPython 3.11.5 it matches wrongly.
 _RECEIPTS: Final = re.compile(
     rb"(?:result 200 \d{1,9} -?\d{1,9}\r\n-?\d{1,19} -?\d{1,9} \d{1,19}(?!\d))+"
 )
@@ -459,7 +458,7 @@ class ReceiptColumns(NamedTuple):
     offsets: Sequence[int]
 
     def are_of(self, partition: int) -> bool:
-        """Return whether all are possible receipts of puts to a partition."""
+        """Return whether all can be receipts of puts to a partition."""
         return (
             self.partitions.count(partition) == len(self.partitions)
             and min(self.ids) >= -MAX_OFFSET
@@ -468,7 +467,7 @@ class ReceiptColumns(NamedTuple):
         )
 
     def replies(self) -> list[Result]:
-        """Return the same as replies."""
+        """Return the receipts as replies."""
         columns = zip(
             self.opaques, self.ids, self.partitions, self.offsets, strict=True
         )
@@ -479,10 +478,10 @@ class ReceiptColumns(NamedTuple):
 
 
 def take_receipts(buffer: ReceiveBuffer) -> ReceiptColumns | None:
-    """Take the ordinary replies to stored puts off the front of a buffer.
+    """Remove the plain replies to stored puts from the front of a buffer; return them.
 
-    The buffer is between two frames; its position moves after the bytes taken. None
-    when it does not begin with a whole one.
+    The buffer must be between two frames; its position moves after the removed bytes.
+    None if it does not begin with a complete one.
     """
     data, start = buffer.data, buffer.position
     run = _RECEIPTS.match(data, start)
@@ -492,7 +491,7 @@ def take_receipts(buffer: ReceiveBuffer) -> ReceiptColumns | None:
     lengths, opaques, bodies, ids, partitions, offsets = zip(*found, strict=True)
     sizes = tuple(map(len, bodies))
     if tuple(map(int, lengths)) != sizes:
-        # The last one is cut short, or one is longer than it looks.
+        # The last one is incomplete, or the length of one is not that of its match.
         count = next(
             at for at, length in enumerate(lengths) if int(length) != sizes[at]
         )
@@ -509,9 +508,9 @@ def take_receipts(buffer: ReceiveBuffer) -> ReceiptColumns | None:
 
 
 def take_results(buffer: ReceiveBuffer) -> list[Result]:
-    """Take every whole, ordinary result off the front of a buffer.
+    """Remove every complete, plain result from the front of a buffer; return them.
 
-    The buffer is between two frames; its position moves after the bytes taken.
+    The buffer must be between two frames; its position moves after the removed bytes.
     """
     data, position = buffer.data, buffer.position
     size, match = len(data), _RESULT_LINE.match

@@ -1,13 +1,14 @@
-"""One value per command and reply, the same in both directions, and the reply codes.
+"""One value class per command and reply, for both directions, and the reply codes.
 
-Names follow the grammar table in the README beside this file. Numbers are plain ints
+Names follow the grammar table in the README of this directory. Numbers are plain ints
 in the ranges of the wire (i32, or i64 for offsets, ids and sequences); the handlers
-interpret them. In all of them `opaque` pairs a reply with its command, `topic` is any
-text without space, CR and LF, `partition` is one on this broker (-1 in a put leaves the
-choice to the broker), a checksum may be NO_CHECKSUM, and the flag is stored as sent.
+interpret them. In all of them, `opaque` pairs a reply with its command, `topic` is any
+text without space, CR and LF, and `partition` is one on this broker (-1 in a put: the
+broker chooses). A checksum may be NO_CHECKSUM, and the flag is stored as sent.
 
-Those that are made for each message of a worker are not frozen: that takes three times
-as long, 1.0 µs in place of 0.4 for a `Take`. They are not changed all the same.
+Values that are made for each message of a worker are not frozen, because creating a
+frozen one takes almost three times as long: 1.0 µs instead of 0.4 for a `Take`. Do not
+modify them.
 """
 
 import enum
@@ -18,26 +19,26 @@ from metaq.model import TransactionId
 from metaq.protocol.decimals import I32_MAX, I64_MAX
 
 OPAQUE_MISSING: Final = I32_MAX
-"""Opaque of a `version` or `stats` that carries none."""
+"""Opaque of a `version` or `stats` that was sent without one."""
 
 NO_CHECKSUM: Final = -1
-"""The sender supplies no checksum; nothing is verified."""
+"""The sender sends no checksum; nothing is verified."""
 
 NO_SEQUENCE: Final = -1
 """Sequence of a batch without a producer."""
 
 OWN_TIMES: Final = -1
-"""Time of a batch whose records have one each, in the place of their ids."""
+"""Delivery time of a batch whose records each have their own, in their id fields."""
 
 NO_NEXT: Final = -1
-"""A `value` that names no offset to go on at."""
+"""Next offset of a `value` that names none."""
 
 NO_GROUP: Final = "metaq-browser"
-"""Group of gets and questions that belong to none."""
+"""Group of gets and questions without a consumer group."""
 
 
 class TransactionType(enum.Enum):
-    """Kind of a transaction command; the value is the token."""
+    """Kind of a transaction command; the value is its token on the wire."""
 
     BEGIN = "BEGIN"
     PREPARE = "PREPARE"
@@ -57,7 +58,7 @@ class Put:
     partition: int
     payload: bytes
     flag: int
-    """Stored as sent; bit 0 announces an attribute block."""
+    """Stored as sent; bit 0: the payload starts with an attribute block."""
     checksum: int
     opaque: int
     transaction: TransactionId | None = None
@@ -70,56 +71,57 @@ class Mput:
     topic: str
     partition: int
     count: int
-    """Records in the payload as announced, 0 or more."""
+    """Number of records announced for the payload, 0 or more."""
     checksum: int
     """Checksum of the whole payload as sent, or NO_CHECKSUM."""
     opaque: int
     payload: bytes
     """Records in segment format with id 0; the broker stamps the ids."""
     producer: str | None = None
-    """1..64 of [A-Za-z0-9._~-], but not a single '-'; None for none."""
+    """Name of the producer, 1..64 of [A-Za-z0-9._~-], but not a single '-'; or None."""
     sequence: int = NO_SEQUENCE
-    """Number of the first record among this producer's records for this partition, 0
-    or more; NO_SEQUENCE without a producer."""
+    """Number of the first record among this producer's records for this partition, 0 or
+    more; NO_SEQUENCE without a producer."""
     transaction: TransactionId | None = None
-    """The transaction it belongs to, then without a producer; None appends at once."""
+    """Transaction of the batch, which then has no producer; None: append at once."""
     deliver_ms: int | None = None
-    """When it is to be in its partition, milliseconds since 1970, 0 or more; None: at
-    once; OWN_TIMES: each record has its own, in the place of its id."""
+    """Time to deliver it, milliseconds since 1970, 0 or more; None: at once; OWN_TIMES:
+    each record has its own time, in its id field."""
     is_mandatory: bool | None = None
-    """Whether an exchange refuses it when a message matches no binding; None: unless
-    there is an alternate topic, and what it is put to need be no exchange."""
+    """Handling of messages that match no binding of the exchange. True: refuse the
+    batch. False: use the alternate topic, or else drop them (but refuse a batch with a
+    time). None: use the alternate topic, or else refuse; the target may be a topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Read bytes of the log from an offset on."""
+    """Read bytes of the log from an offset."""
 
     topic: str
     group: str
     partition: int
-    """Partition on this broker; -1 has no meaning here."""
+    """Partition on this broker; -1 is not valid."""
     offset: int
     max_size: int
     opaque: int
     wait_ms: int = 0
-    """Milliseconds for which the broker may hold the reply when there is no data yet;
-    0: none (our extension: the extra token `wait=`)."""
+    """Longest wait of the broker for data, in milliseconds; 0: none (our extension: the
+    extra token `wait=`)."""
     where: str | None = None
-    """Expression of a filter: only records that match are wanted; None: all (our
-    extension: the extra token `where=`)."""
+    """Filter expression: only matching records are wanted; None: all (our extension:
+    the extra token `where=`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeQuestion:
-    """Ask where to begin to see all that is as new as a time (our extension)."""
+    """Ask for the offset to begin at to see all as new as a time (our extension)."""
 
     time_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class CountQuestion:
-    """Ask how many records there are between two offsets (our extension)."""
+    """Ask for the number of records between two offsets (our extension)."""
 
     end: int
     """Offset after the last record, i64, 0 or more."""
@@ -127,12 +129,12 @@ class CountQuestion:
 
 @dataclass(frozen=True, slots=True)
 class SplitQuestion:
-    """Ask where a range can be divided into equal parts (our extension)."""
+    """Ask for offsets that divide a range into equal parts (our extension)."""
 
     end: int
     """Offset after the range, i64, 0 or more."""
     count_max: int
-    """Most offsets wanted, the two ends among them, 0 or more."""
+    """Maximum number of offsets, both ends included; 0 or more."""
 
 
 Question: TypeAlias = TimeQuestion | CountQuestion | SplitQuestion
@@ -148,9 +150,8 @@ class OffsetQuery:
     offset: int
     opaque: int
     question: Question | None = None
-    """Metadata query about the log from `offset` on, instead of the nearest
-    offset; None for none (our extension: the extra tokens `time=`, `count=` and
-    `boundaries=`)."""
+    """Question about the log from `offset` on, instead of the nearest offset; None: no
+    question (our extension: the extra tokens `time=`, `count=` and `boundaries=`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +161,9 @@ class Check:
     topic: str
     partition: int
     offset: int
-    """The first byte; need not be where a record starts."""
+    """Offset of the first byte; need not be the start of a record."""
     size: int
-    """Bytes from there on, less than 1 counts as 1; the broker may check fewer."""
+    """Number of bytes; less than 1 counts as 1; the broker may check fewer."""
     opaque: int
 
 
@@ -173,50 +174,50 @@ class Take:
     topic: str
     group: str
     partition: int
-    """Partition on this broker; -1: any one of it."""
+    """Partition on this broker; -1: any of them."""
     count: int
-    """Most messages wanted; the broker may give fewer. 0: none, and the takes of this
-    worker that wait end, so that what it gives back does not come to them."""
+    """Maximum number of messages; the broker may give fewer. 0: none, and waiting takes
+    of this worker end, so that they do not get the messages that it gives back."""
     max_size: int
-    """Most bytes of records wanted; the first message may be larger."""
+    """Maximum size of the records, in bytes; the first message may be larger."""
     opaque: int
     worker: str
-    """Name of the worker that gets them; the same one over all its connections."""
+    """Name of the worker that gets them, the same on all its connections."""
     lease_ms: int = 0
-    """Milliseconds for which they are the worker's; 0: as the group has it."""
+    """Lease of the messages, in milliseconds; 0: that of the group."""
     wait_ms: int = 0
-    """Milliseconds for which the broker may hold the reply when there are none."""
+    """Longest wait of the broker for messages, in milliseconds; 0: none."""
     generation: int | None = None
-    """Of the group: one that was deleted and made again is another; None: any."""
+    """Generation of the group, new each time that it is made again; None: any."""
 
 
 @dataclass(slots=True)
 class Settle:
-    """Say what became of deliveries of one partition (our extension)."""
+    """Settle deliveries of one partition (our extension)."""
 
     topic: str
     group: str
     partition: int
     count: int
-    """Deliveries in the payload, 1 or more."""
+    """Number of deliveries in the payload, 1 or more."""
     payload: bytes
     """See `queue_frames.py`."""
     opaque: int
     worker: str
     """Name of the worker that settles."""
     transaction: TransactionId | None = None
-    """A local one of this connection, which the acks count with; None: at once."""
+    """Local transaction of this connection that the acks are part of; None: at once."""
     generation: int | None = None
     """As in `Take`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Take back one message whose time has not come (our extension)."""
+    """Cancel one scheduled message (our extension)."""
 
     topic: str
     payload: bytes
-    """Its receipt: `tier offset due id`, in decimal."""
+    """Receipt of the message: `tier offset due id`, in decimal."""
     opaque: int
 
 
@@ -227,42 +228,42 @@ class Find:
     topic: str
     partition: int
     payload: bytes
-    """The key or header, as it is in the line of a record: `key=42`, `h.order-id=7`."""
+    """The key or header, as in the line of a record: `key=42`, `h.order-id=7`."""
     opaque: int
     limit: int
-    """Most records, 1 or more."""
+    """Maximum number of records, 1 or more."""
     below: int = I64_MAX
-    """Records begin below this offset."""
+    """Only records that begin below this offset."""
     since_ms: int = 0
-    """Records are stamped then or later, milliseconds since 1970."""
+    """Only records stamped at or after this time, milliseconds since 1970."""
     until_ms: int = I64_MAX
-    """Records are stamped then or before."""
+    """Only records stamped at or before this time, milliseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListScheduled:
-    """Ask what waits for its time (our extension)."""
+    """Ask for the scheduled messages that are not due yet (our extension)."""
 
     topic: str
-    """One topic, or `*`."""
+    """Name of one topic, or `*` for all."""
     limit: int
-    """Most records named one by one, 0 or more."""
+    """Maximum number of records listed one by one, 0 or more."""
     opaque: int
     from_ms: int = 0
-    """Of due times, milliseconds since 1970."""
+    """First due time, milliseconds since 1970."""
     to_ms: int = I64_MAX
-    """After the last one."""
+    """End of the due times, exclusive, milliseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Ask for what came to a mailbox, which is opened by that (our extension)."""
+    """Ask for the messages of a mailbox, and open it if needed (our extension)."""
 
     mailbox: str
-    """32 hexadecimal digits that no one else knows."""
+    """32 hexadecimal digits that only its owner and those it asks know."""
     opaque: int
     wait_ms: int = 0
-    """Milliseconds for which the broker may hold the reply when there is nothing."""
+    """Longest wait of the broker for messages, in milliseconds; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,9 +272,9 @@ class Answer:
 
     mailbox: str
     correlation: int
-    """Number of the request that it answers, 0 or more."""
+    """Number of the request that it replies to, 0 or more."""
     payload: bytes
-    """Its kind and its data, for the requester alone."""
+    """Kind and data of the reply, interpreted by the requester alone."""
     opaque: int
 
 
@@ -298,19 +299,19 @@ class Quit:
     """Close the connection; there is no reply."""
 
 
-# Not frozen: two of them are made for each transaction, in a fifth of the time so.
+# Not frozen: two are made for each transaction; this takes a fifth of the time.
 @dataclass(slots=True)
 class TransactionCommand:
     """Change the state of a transaction, or list the prepared ones."""
 
     transaction: TransactionId
-    """Key of the transaction; the null id with RECOVER."""
+    """Key of the transaction; the null id for RECOVER."""
     session_id: str
     type: TransactionType
-    """Kind of the command. END is never answered."""
+    """Kind of the command. END gets no reply."""
     opaque: int
     timeout_s: int = 0
-    """With BEGIN: seconds until it is rolled back unless prepared; 0 is never."""
+    """For BEGIN: seconds until it is rolled back unless prepared; 0: never."""
     qualifier: str | None = None
     """Unique qualifier of an XA transaction manager; None for none."""
 
@@ -323,7 +324,7 @@ class CommitTogether:
     count: int
     opaque: int
     payload: bytes
-    """Keys of the transactions, a CRLF after each."""
+    """Keys of the transactions, each followed by CRLF."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,10 +342,10 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """A message of one replica of a set to another (our extension)."""
+    """A message from one replica of a set to another (our extension)."""
 
     kind: str
-    """Word of the message: see `replication/messages.py`."""
+    """Word that names the message: see `replication/messages.py`."""
     payload: bytes
     opaque: int
 
@@ -362,10 +363,9 @@ class Status(enum.IntEnum):
     NOT_FOUND = 404
     """No such partition on this broker, or no data at that offset."""
     SERVER_ERROR = 500
-    """Everything else; the body has the reason."""
+    """Any other failure; the body has the reason."""
     UNAVAILABLE = 503
-    """The command has no handler, the broker is shutting down, or it cannot answer it
-    now."""
+    """No handler for the command, the broker is shutting down, or cannot reply now."""
 
 
 @dataclass(slots=True)
@@ -373,14 +373,14 @@ class Result:
     """A reply with a status and a text."""
 
     status: int
-    """Numeric code; `Status` has those of MetaQ, a peer may send others."""
+    """Status number; `Status` has those of MetaQ, a peer may send others."""
     body: bytes
     """UTF-8 text; empty for none."""
     opaque: int
 
     @property
     def text(self) -> str:
-        """Return the body as text; bytes that are no UTF-8 become U+FFFD."""
+        """Return the body as text; bytes that are not UTF-8 become U+FFFD."""
         return self.body.decode(errors="replace")
 
 
@@ -389,15 +389,15 @@ class Value:
     """A reply with bytes of the log."""
 
     payload: bytes
-    """Records; the first and last may be cut anywhere. Of a `take`, see
-    `queue_frames.py`; of a `find`, or a `get` with a filter and a next offset: runs
+    """Records of a `get`; the first and last may be cut anywhere. Of a `take`: see
+    `queue_frames.py`. Of a `find`, or a `get` with a filter and a next offset: runs
     (`record/runs.py`)."""
     opaque: int
     next_offset: int = NO_NEXT
-    """Offset to go on at, where the payload is no single range of the log; NO_NEXT:
-    right after it. Of a `find` it is the one to go on below."""
+    """Offset to continue at if the payload is not one range of the log; NO_NEXT: right
+    after the payload. Of a `find`: continue below this offset."""
     read_bytes: int = 0
-    """Of a `find`: bytes of the log that were looked through without an index."""
+    """Of a `find`: number of bytes of the log that were searched without an index."""
 
 
 Command: TypeAlias = (

@@ -2,14 +2,16 @@
 
 The owner feeds bytes from its socket (`receive_data`) and asks for events until it gets
 `NEED_DATA`. Server and client read the same grammar: a server gets commands and drops
-replies, as MetaQ does; for a client a command is a breach. The only state is the frame
-being read and whether the connection has ended (a quit, or a breach); sending has no
-state, see `encode`.
+replies, as MetaQ does; for a client, a command is a breach. The only state is the frame
+being read and whether the connection has ended (by a quit or a breach). Sending has no
+state; see `encode`.
 
-Memory: unread bytes of one piece, a partial line up to its cap and one payload up to
-its cap. A payload over its cap is announced as `Oversized` and dropped as it arrives,
-so that the connection stays in step and can be answered.
+Memory: the unread bytes of one piece, a partial line up to its cap and one payload up
+to its cap. A payload over its cap is reported as `Oversized` and dropped as it arrives,
+so that the connection stays in step and the owner can reply.
 
+The buffer of unread bytes does O(1) work per byte received. It has three modes, one at
+a time:
 The buffer of bytes that are received and not read yet costs O(1) work per byte. It has
 three modes, one at a time:
 
@@ -34,7 +36,7 @@ from metaq.protocol.decimals import I32_MAX
 from metaq.protocol.decoding import Frame, decode_frame, decode_line
 
 LINE_BYTES_MAX: Final = 8 * 1024
-"""Default cap of a line: two long names and an XA key fit, as in HTTP servers."""
+"""Default cap of a line, as in HTTP servers: two long names and an XA key fit."""
 
 PAYLOAD_BYTES_MAX: Final = 16 * 1024 * 1024
 """Default cap of a put's payload: eight times what Java consumers can decode."""
@@ -45,13 +47,13 @@ REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
 """Default cap of a reply's body: far above any maxTransferSize in use."""
 
 FOLLOW_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Default cap of a message of a replica: a join names all of its logs."""
+"""Default cap of a message between replicas: a join names all logs of a replica."""
 
 Piece: TypeAlias = bytes | bytearray | memoryview
-"""Part of a payload; a view keeps all bytes that were received with it."""
+"""Part of a payload; a view keeps all the bytes that were received with it."""
 
 PIECE_BYTES_MIN: Final = 4096
-"""Smaller pieces are merged: an object of its own would cost more than its bytes."""
+"""Smaller pieces are merged: a separate object would cost more than its bytes."""
 
 CRLF: Final = b"\r\n"
 
@@ -59,8 +61,8 @@ CRLF: Final = b"\r\n"
 class ReceiveBuffer:
     """Unread bytes of one connection. Owner: its `Connection`.
 
-    A hot loop may read `data` from `position` on and move `position` after the frames
-    that it has consumed, as long as `is_between_frames` holds; the general path goes on
+    A hot loop may read `data` from `position` on, and move `position` after the frames
+    that it has consumed, while `is_between_frames` is true; the general path continues
     at exactly that byte.
     """
 
@@ -71,28 +73,28 @@ class ReceiveBuffer:
 
     def __init__(self) -> None:
         self.data = b""
-        """The last piece received, after the unread rest of the one before."""
+        """The last piece received, preceded by the unread rest of the one before it."""
         self.position = 0
         self._searched = 0  # no line end starts in data before here
         self._pieces: list[Piece] = []
         self._is_collecting = False
         self._collected = 0  # bytes in the pieces
         self.missing_bytes = 0
-        """Bytes that the payload being collected lacks; 0: none is."""
+        """Bytes still missing from the payload being collected; 0: there is none."""
         self._skipping = 0  # bytes still to drop
 
     @property
     def is_between_frames(self) -> bool:
-        """The unread bytes start with the line of a new frame."""
+        """Whether the unread bytes start with the line of a new frame."""
         return not self._is_collecting and not self._skipping
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes held: unread lines, and the payload being collected."""
+        """Number of bytes held: unread lines, and the payload being collected."""
         return len(self.data) - self.position + self._collected
 
     def append(self, data: bytes) -> None:
-        """Add received bytes; takes ownership, copies at most a partial line."""
+        """Add received bytes; takes ownership. Copies at most a partial line."""
         if self._is_collecting:
             missing = self.missing_bytes
             if len(data) <= missing:
@@ -118,21 +120,21 @@ class ReceiveBuffer:
         """
         position = self.position
         end = self.data.find(CRLF, max(position, self._searched))
-        # Without an end, the last byte may be the CR of one.
+        # If there is no line end, the last byte may be the CR of one.
         if (end if end >= 0 else len(self.data) - 1) - position > bytes_max:
             raise RemoteProtocolError(f"line is longer than {bytes_max} bytes")
         if end >= 0:
             self.position = end + len(CRLF)
             return self.data[position:end]
-        # Keep the partial line alone, not the whole piece that it came in.
+        # Keep only the partial line, not the whole piece that it came in.
         self.data, self.position = self.data[position:], 0
         self._searched = max(0, len(self.data) - 1)
         return None
 
     def take(self, length: int) -> list[Piece] | None:
-        """Return the next `length` bytes as they came, or None while some are missing.
+        """Return the next `length` bytes as received, or None while some are missing.
 
-        Then call it again with the same length, and take nothing in between.
+        After None, call it again with the same length, with no other read in between.
         """
         if self._is_collecting:
             if self.missing_bytes:
@@ -152,13 +154,13 @@ class ReceiveBuffer:
         return None
 
     def skip(self, length: int) -> None:
-        """Drop the next `length` bytes, those yet to arrive included."""
+        """Drop the next `length` bytes, including those that have not arrived yet."""
         here = min(length, len(self.data) - self.position)
         self.position += here
         self._skipping = length - here
 
     def clear(self) -> None:
-        """Drop everything that was not read."""
+        """Drop all unread bytes."""
         self.data, self.position, self._searched = b"", 0, 0
         self._pieces, self._is_collecting = [], False
         self._collected = self.missing_bytes = self._skipping = 0
@@ -194,12 +196,12 @@ NEED_DATA: Final = NeedData.NEED_DATA
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
-    """Caps that MetaQ lacks; bytes."""
+    """Caps that MetaQ does not have; in bytes."""
 
     line_bytes_max: int = LINE_BYTES_MAX
     """Longest line without its CRLF; a longer one is a breach."""
     payload_bytes_max: int = PAYLOAD_BYTES_MAX
-    """Largest payload of a put or sync, and of keys of transactions."""
+    """Largest payload of all other commands."""
     batch_bytes_max: int = BATCH_BYTES_MAX
     """Largest payload of an mput."""
     follow_bytes_max: int = FOLLOW_BYTES_MAX
@@ -216,7 +218,7 @@ class Oversized:
     """A command whose payload exceeds its cap; the payload is being dropped."""
 
     word: str
-    """`put`, `sync`, `mput`, `settle`, `cancel`, `find`, `transactions` or `follow`."""
+    """Word of a command with a payload; see `decoding.Frame.word`."""
     opaque: int
     length: int
     limit: int
@@ -224,7 +226,7 @@ class Oversized:
 
 @dataclass(frozen=True, slots=True)
 class InPieces:
-    """A put or mput whose payload came in pieces that are too large to be joined."""
+    """A put or mput whose payload came in pieces and is too large to be joined."""
 
     command: Put | Mput
     """The command; its payload is empty."""
@@ -237,11 +239,11 @@ Event: TypeAlias = Command | Reply | Oversized | InPieces | Literal[NeedData.NEE
 
 
 class Connection:
-    """Reads one end of one connection. Owner: the task that reads the socket.
+    """Reads one end of one connection. Owned by the task that reads the socket.
 
-    After the first breach of the peer every later `next_event` raises the same error,
-    so the owner sends the replies to earlier commands and closes. After a quit nothing
-    more is read.
+    After the peer's first breach, every later `next_event` raises the same error; the
+    owner sends the replies to earlier commands and closes. After a quit, nothing more
+    is read.
     """
 
     __slots__ = ("_breach", "_frame", "_has_quit", "buffer", "limits", "role")
@@ -252,14 +254,14 @@ class Connection:
         self.limits = limits
         """May be replaced between two events (a reload)."""
         self.buffer = ReceiveBuffer()
-        """Unread bytes; see there for the rules of hot loops."""
+        """Unread bytes; see `ReceiveBuffer` for the rules of hot loops."""
         self._frame: Frame | None = None
         self._breach: str | None = None
         self._has_quit = False
 
     @property
     def is_between_frames(self) -> bool:
-        """A hot loop may read from `buffer` itself now."""
+        """Whether a hot loop may now read from `buffer` itself."""
         return (
             self.buffer.is_between_frames
             and self._frame is None
@@ -268,10 +270,10 @@ class Connection:
         )
 
     def receive_data(self, data: bytes) -> None:
-        """Take bytes of the socket, of any number; takes ownership.
+        """Add any number of bytes from the socket; takes ownership.
 
-        Ask `next_event` until `NEED_DATA` before feeding more: unread bytes are
-        copied together with the next piece.
+        First call `next_event` until it returns `NEED_DATA`: unread bytes would be
+        copied together with the new ones.
         """
         if self._breach is None and not self._has_quit:
             self.buffer.append(data)
@@ -311,13 +313,13 @@ class Connection:
         return NEED_DATA
 
     def _on_line(self, head: Command | Frame) -> Event | None:
-        """Return a whole command, or open the frame; None: go on reading."""
+        """Return a complete command or `Oversized`, or open a frame and return None."""
         if isinstance(head, Frame):
             is_reply = head.word in ("result", "value")
             if is_reply == (self.role is Role.CLIENT):
                 return self._open(head)
             if self.role is Role.SERVER:
-                # No request of ours waits for it. The line must still be valid.
+                # We have no request in flight for it. The line must still be valid.
                 decode_frame(head, b"")
                 self.buffer.skip(head.length)
                 return None

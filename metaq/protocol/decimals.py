@@ -1,9 +1,9 @@
 """Numbers in decimal, read as Java reads them. Pure.
 
-A number is an optional sign and decimal digits, of 32 or 64 bits: `+5`, `-0`
-and leading zeros are numbers; an empty token, a sign alone, spaces, underscores,
-hexadecimal and anything out of range are not. Java also accepts the decimal digits of
-other scripts, which no client has ever sent; only ASCII digits are accepted here.
+A number is an optional sign and decimal digits, of 32 or 64 bits. `+5`, `-0` and
+leading zeros are valid; an empty token, a sign alone, spaces, underscores, hexadecimal
+digits and numbers out of range are not. Java also accepts the decimal digits of other
+scripts, which no client has ever sent; this module accepts ASCII digits only.
 
 Source: docs/metaq-1.4/broker.md 1.2, rules 5 and 7.
 """
@@ -17,13 +17,13 @@ I32_MAX: Final = 2**31 - 1
 I64_MIN: Final = -(2**63)
 I64_MAX: Final = 2**63 - 1
 
-# Numbers of so many plain digits are in range, and nearly every token is one.
+# A number with so few plain digits is always in range, and nearly every token is one.
 _I32_PLAIN_MAX: Final = 9
 _I64_PLAIN_MAX: Final = 18
 
 DIGITS_MAX: Final = 4096
-"""Longest number that is parsed: Python's own limit for int() is just above, and a
-longer one is either out of range or only zeros, which no client sends."""
+"""Longest number that is parsed, in digits. Python's own limit for int() is just above;
+a longer number is either out of range or only zeros, which no client sends."""
 
 
 def parse_i32(token: bytes, what: str) -> int:
@@ -50,7 +50,7 @@ def parse_i64(token: bytes, what: str) -> int:
 
 def _parse(token: bytes, what: str, low: int, high: int) -> int:
     digits = token[1:] if token[:1] in (b"-", b"+") else token
-    # bytes.isdigit is ASCII only, and False for no bytes at all.
+    # bytes.isdigit accepts only ASCII, and returns False for b"".
     if not digits.isdigit() or len(digits) > DIGITS_MAX:
         raise RemoteProtocolError(f"{what}: expected a number, got {token[:40]!r}")
     number = int(token)
@@ -62,6 +62,6 @@ def _parse(token: bytes, what: str, low: int, high: int) -> int:
 
 
 def capped(digits: bytes) -> int:
-    """Return a number, or the largest one of 64 bits where it is larger."""
+    """Return the number, or the largest 64-bit number if it is larger."""
     # Nineteen digits are enough to reach the cap, and keep int() cheap.
     return I64_MAX if len(digits) > 19 else min(int(digits), I64_MAX)

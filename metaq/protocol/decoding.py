@@ -1,12 +1,12 @@
 """Bytes to commands and replies.
 
-`decode_line`, then `decode_frame` when there is a payload. A line is split on single
+`decode_line`, then `decode_frame` if there is a payload. A line is split at single
 spaces; trailing empty tokens are dropped, leading and inner ones kept. The first *byte*
-picks the decoder, which then compares the whole word, except that any word with v
-(other than `value`) is a version, and any with q a quit. A frame is a line with its
-payload: of a put or sync only the length is looked at before the payload is there, so a
-wrong count of tokens closes the connection only then, as MetaQ does. A breach of the
-rules raises `RemoteProtocolError`, and no other error is raised.
+picks the decoder, which then compares the whole word; but any word with v (other than
+`value`) is a version, and any with q is a quit. A frame is a line with its payload.
+Before the payload of a put or sync has arrived, only its length is checked, so a wrong
+number of tokens closes the connection only after the payload, as in MetaQ. A breach of
+the rules raises `RemoteProtocolError`; no other error is raised.
 
 Keep the table in README.md in step. Source: docs/metaq-1.4/broker.md 1.2 to 1.11, 11.1.
 """
@@ -86,13 +86,13 @@ _TYPES: Final = {kind.value.encode(): kind for kind in TransactionType}
 
 @dataclass(slots=True)  # as `Result`
 class Frame:
-    """A line whose payload is still to come."""
+    """A line whose payload has not been read yet."""
 
     word: str
     """`put`, `sync`, `mput`, `settle`, `cancel`, `find`, `answer`, `transactions`,
     `follow`, `result` or `value`."""
     length: int
-    """Bytes of payload right after the line, 0 or more."""
+    """Number of payload bytes right after the line, 0 or more."""
     tokens: Tokens
 
 
@@ -100,7 +100,7 @@ def decode_line(line: bytes) -> Command | Frame:
     """Decode one line without its CRLF.
 
     Returns:
-        A command without payload, or the frame that the line opens.
+        A command without payload, or the frame that the line starts.
 
     Raises:
         RemoteProtocolError: the line breaks the rules.
@@ -113,7 +113,7 @@ def decode_line(line: bytes) -> Command | Frame:
 
 
 def decode_frame(frame: Frame, payload: bytes) -> Command | Reply:
-    """Decode the frame `frame` with its whole payload.
+    """Decode a frame with its complete payload.
 
     Raises:
         RemoteProtocolError: the line breaks the rules.
@@ -127,7 +127,7 @@ def _bad_line(problem: str, tokens: Tokens) -> RemoteProtocolError:
 
 
 def _text(token: bytes) -> str:
-    # As Java: invalid UTF-8 is replaced, and the topic check then refuses the name
+    # As in Java: invalid UTF-8 is replaced; the topic check then refuses the name
     # without closing the connection.
     return token.decode(errors="replace")
 
@@ -156,7 +156,7 @@ def _decode_put(tokens: Tokens, payload: bytes) -> Put:
     count = len(tokens)
     if not 6 <= count <= 8:
         raise _bad_line(f"expected 6 to 8 tokens, got {count}", tokens)
-    # Slot 5 of seven is a checksum when it starts like a number, else a key.
+    # Slot 5 of seven is a checksum if it starts like a number, else a key.
     has_checksum = count == 8 or (count == 7 and _starts_like_number(tokens[5]))
     key = None
     if count == 8 or (count == 7 and not has_checksum):
@@ -209,7 +209,7 @@ def _decode_mput(tokens: Tokens, payload: bytes) -> Mput:
         deliver_ms = OWN_TIMES
     elif deliver is not None:
         if not deliver.isdigit():
-            # Ignored, it would be there at once.
+            # If it were ignored, the batch would be appended at once.
             raise _bad_line("expected deliver=MILLISECONDS or deliver=each", tokens)
         deliver_ms = capped(deliver)
     route = _extra(extra, _ROUTE)
@@ -330,7 +330,7 @@ def _decode_get(tokens: Tokens) -> Get:
 
 
 def _wait_ms(extra: Sequence[bytes]) -> int:
-    """Return the first valid wait; extra tokens are ignored, as in MetaQ."""
+    """Return the first valid wait, in ms; extra tokens are ignored, as in MetaQ."""
     for token in extra:
         number = token.removeprefix(_WAIT)
         if token.startswith(_WAIT) and number.isdigit():
@@ -340,7 +340,7 @@ def _wait_ms(extra: Sequence[bytes]) -> int:
 
 
 def _extra(extra: Sequence[bytes], name: bytes) -> bytes | None:
-    """Return the value of the first extra token of that name; None without one."""
+    """Return the value of the first extra token of that name; None if absent."""
     for token in extra:
         if token.startswith(name):
             return token[len(name) :]
@@ -353,16 +353,16 @@ def _number(extra: Sequence[bytes], name: bytes, otherwise: int) -> int:
 
 
 class _WorkerWords(NamedTuple):
-    """Words that a worker has in its takes and settles."""
+    """Extra tokens in the takes and settles of a worker."""
 
     worker: str | None
-    """Its name; None: there is none, or a wrong one."""
+    """Its name; None if it is missing or invalid."""
     lease_ms: int
     wait_ms: int
     generation: int | None
 
 
-# Nearly all that a worker sends has the same.
+# Cached, because nearly all commands of a worker have the same extra tokens.
 @lru_cache(WORDS_REMEMBERED_MAX)
 def _worker_words(extra: tuple[bytes, ...]) -> _WorkerWords:
     word = _extra(extra, _GENERATION)
@@ -533,7 +533,7 @@ _DECODERS: Final[dict[bytes, Callable[[Tokens], Command | Frame]]] = {
     b"q": _decode_q,
 }
 
-# Index of the length token, least number of tokens before the payload is awaited, and
+# Index of the length token, minimum number of tokens before the payload is awaited, and
 # the decoder of tokens and payload.
 _FRAMES: Final[
     dict[str, tuple[int, int, Callable[[Tokens, bytes], Command | Reply]]]

@@ -1,8 +1,8 @@
 """Commands and replies to bytes.
 
-`encode` gives the forms that MetaQ's own Java clients and brokers write. It checks its
-argument and raises `LocalProtocolError` where the peer would read something else: what
-it accepts is decoded to the same value (`decoding.py`).
+`encode` writes the same bytes as MetaQ's own Java clients and brokers. It checks its
+argument and raises `LocalProtocolError` if the peer would decode something else: what
+it accepts is decoded to an equal value (`decoding.py`).
 
 Keep the table in README.md in step. Source: docs/metaq-1.4/broker.md 1.2 to 1.11, 11.1.
 """
@@ -68,7 +68,7 @@ def encode(event: Command | Reply) -> bytes:
     """Return the bytes of a command or reply, payload included.
 
     Raises:
-        LocalProtocolError: a name has a space or line end or is empty, or a number
+        LocalProtocolError: a name is empty or contains a space or line end, or a number
             does not fit its field.
     """
     match event:
@@ -147,18 +147,18 @@ def encode_puts(
     opaques: range,
     transaction: TransactionId | None = None,
 ) -> bytes:
-    """Return puts to one partition, back to back, as `encode` writes each.
+    """Return puts to one partition, back to back, each as `encode` writes it.
 
-    All are made in one operation; one operation per put would cost ten times as much.
+    All are formatted in one operation; one per put would take ten times as long.
 
     Args:
-        topic: of all of them.
-        partition: of all of them.
+        topic: topic of all puts.
+        partition: partition of all puts.
         payloads: at least one.
-        flags: of each put; None when all are 0.
-        checksums: of each payload.
-        opaques: of each put.
-        transaction: that all of them belong to; None appends each at once.
+        flags: flag of each put; None if all are 0.
+        checksums: checksum of each payload.
+        opaques: opaque of each put.
+        transaction: transaction of all puts; None appends each at once.
 
     Raises:
         LocalProtocolError: as `encode`.
@@ -187,14 +187,14 @@ def encode_result(status: int, body: bytes, opaque: int) -> bytes:
 
 
 def encode_refusal(error: WireError, opaque: int) -> bytes:
-    """Return the bytes of the `result` that an error is on the wire."""
+    """Return the bytes of the `result` that reports an error."""
     return encode_result(error.status, str(error).encode(), opaque)
 
 
 def encode_value_line(
     length: int, opaque: int, next_offset: int = NO_NEXT, read_bytes: int = 0
 ) -> bytes:
-    """Return the line of a `value` whose `length` bytes the caller sends itself."""
+    """Return the line of a `value`; the caller sends its `length` bytes itself."""
     after = b"" if next_offset == NO_NEXT else b" next=%d" % next_offset
     read = b" read=%d" % read_bytes if read_bytes else b""
     return b"value %d %d%b%b\r\n" % (length, opaque, after, read)
@@ -264,7 +264,7 @@ def _encode_mput(mput: Mput) -> bytes:
     return line + mput.payload
 
 
-# Nearly all batches of a client are of one producer, to few partitions.
+# Cached, because nearly all batches of a client have one producer and few partitions.
 @lru_cache(WORDS_REMEMBERED_MAX)
 def _mput_words(topic: str, partition: int) -> bytes:
     return _words(["mput", topic, _i32(partition)])
@@ -349,7 +349,7 @@ def _extras(name: str, number: int, otherwise: int) -> list[str]:
 
 def _encode_stats(stats: Stats) -> bytes:
     if not stats.item:
-        # The one frame with an empty token in its middle: two spaces.
+        # The only frame with an empty token inside: two spaces.
         return b"stats  %d\r\n" % _in_range(stats.opaque, I32_MIN, I32_MAX)
     return _line(["stats", stats.item, _i32(stats.opaque)])
 

@@ -1,4 +1,4 @@
-"""Texts with any characters in a token: UTF-8, percent-encoded."""
+"""Any text as a token: UTF-8, percent-encoded."""
 
 from typing import Final
 from urllib.parse import quote, unquote_to_bytes
@@ -6,14 +6,14 @@ from urllib.parse import quote, unquote_to_bytes
 from metaq.errors import LocalProtocolError, RemoteProtocolError
 
 _PLAIN: Final = "/:@,()=<>'\"+"
-"""Not escaped, like letters, digits and `-._~`."""
+"""Not escaped; nor are letters, digits and `-._~`."""
 
 
 def escape(text: str) -> str:
-    """Return a text as a token.
+    """Return a text encoded as a token.
 
     Raises:
-        LocalProtocolError: it is no UTF-8 (half of a surrogate pair).
+        LocalProtocolError: UTF-8 cannot encode it (half of a surrogate pair).
     """
     try:
         return quote(text, safe=_PLAIN)
@@ -22,10 +22,10 @@ def escape(text: str) -> str:
 
 
 def unescape(token: bytes, name: str) -> str:
-    """Return the text of a token, which is that of `name`.
+    """Return the decoded text of a token; `name` names it in the error.
 
     Raises:
-        RemoteProtocolError: it is no UTF-8; replaced, it would be another text.
+        RemoteProtocolError: it is not UTF-8; replacing bytes would change the text.
     """
     try:
         return unquote_to_bytes(token).decode()

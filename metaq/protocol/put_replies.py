@@ -1,10 +1,10 @@
-"""Replies to many puts, made in one operation where they have one length."""
+"""Replies to many puts, formatted in one operation if their lengths are equal."""
 
 from collections.abc import Sequence
 from typing import Final
 
 _PUT_REPLY: Final = b"result 200 %d %%b\r\n%%d %d %%d"
-"""Length of the body and partition; then, of each put, opaque, id and offset."""
+"""Takes length of the body and partition; then, for each put, opaque, id and offset."""
 
 
 def encode_put_replies(
@@ -12,14 +12,14 @@ def encode_put_replies(
 ) -> bytes:
     """Return the 200 replies to a run of puts to one partition.
 
-    The replies are made in one operation as long as their bodies have one length; one
-    operation per reply would cost three times as much.
+    Replies whose bodies have the same length are formatted in one operation; one
+    operation per reply would take three times as long.
 
     Args:
-        partition: the partition that all of them went to.
-        opaques: of each put, in decimal as replies have it.
-        ids: of each put; 0 or more, and growing.
-        offsets: of each put; 0 or more, and growing.
+        partition: the partition of all puts.
+        opaques: opaque of each put, in decimal as in its reply.
+        ids: id of each put; 0 or more, ascending.
+        offsets: offset of each put; 0 or more, ascending.
 
     Returns:
         The replies in the same order; b"" for none.
@@ -36,7 +36,7 @@ def encode_put_replies(
         values: list[bytes | int] = [0] * (3 * count)
         values[0::3], values[1::3], values[2::3] = opaques, ids, offsets
         return reply * count % tuple(values)
-    # A number gains a digit on the way: halve until that reply is isolated.
+    # A number gains a digit inside the run: halve it until that reply is isolated.
     middle = count // 2
     return encode_put_replies(
         partition, opaques[:middle], ids[:middle], offsets[:middle]
@@ -46,7 +46,7 @@ def encode_put_replies(
 def encode_put_replies_apart(
     partition: int, opaques: Sequence[bytes], ids: Sequence[int], offsets: Sequence[int]
 ) -> list[bytes]:
-    """Return the replies of `encode_put_replies`, 1 or more, each by itself."""
+    """Return the replies of `encode_put_replies` as a list; 1 or more puts."""
     body_bytes = _put_body_bytes(partition, ids, offsets)
     if body_bytes:
         reply = _PUT_REPLY % (body_bytes, partition)
@@ -62,7 +62,7 @@ def encode_put_replies_apart(
 def _put_body_bytes(
     partition: int, ids: Sequence[int], offsets: Sequence[int]
 ) -> int | None:
-    """Return the length that the bodies of all replies have; None: they differ."""
+    """Return the length of every reply's body; None if lengths differ."""
     id_bytes, offset_bytes = len(str(ids[0])), len(str(offsets[0]))
     if id_bytes != len(str(ids[-1])) or offset_bytes != len(str(offsets[-1])):
         return None

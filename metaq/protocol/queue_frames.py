@@ -18,9 +18,8 @@ Payload of `settle`; the texts follow the last entry, in the order of their entr
     argument 0         delay, ms; -1: as 0          lease from now,  bytes of its
                        the group has it             ms, 1 or more    text, UTF-8
 
-The 200 has one word for each entry, with a space between: `ok`, `done` (the message was
-done before), `lost` (another delivery has it), `later` (its dead letter is not stored
-yet).
+The 200 has one word per entry, separated by spaces: `ok`, `done` (the message was done
+before), `lost` (another delivery has it), `later` (its dead letter is not stored yet).
 """
 
 import enum
@@ -37,7 +36,7 @@ _DELIVERY: Final = Struct(">qQH")
 _ENTRY: Final = Struct(">qQBq")
 
 SETTLE_COUNT_MAX: Final = 10_000
-"""Most entries of one `settle`."""
+"""Maximum number of entries in one `settle`."""
 REASON_BYTES_MAX: Final = 1024
 """Longest text of a reject, bytes."""
 GROUP_DELAY: Final = -1
@@ -50,13 +49,13 @@ class SettleVerb(enum.IntEnum):
     ACK = 1
     """Done."""
     NACK = 2
-    """Give it out again, after a delay; the delivery counts."""
+    """Deliver it again, after a delay; the delivery counts."""
     RELEASE = 3
-    """Give it out again: it was not begun, and does not count."""
+    """Deliver it again: it was not handled, and the delivery does not count."""
     EXTEND = 4
-    """The lease goes on."""
+    """Extend the lease."""
     REJECT = 5
-    """Never give it out again: to the dead letters, or dropped."""
+    """Never deliver it again: it goes to the dead letters or is dropped."""
 
 
 class Word(enum.StrEnum):
@@ -66,19 +65,19 @@ class Word(enum.StrEnum):
     DONE = "done"
     """The message was done before."""
     LOST = "lost"
-    """Another delivery has the message; nothing was changed."""
+    """Another delivery has the message; nothing changed."""
     LATER = "later"
-    """The message is given out no more; its dead letter is tried again."""
+    """The message is not delivered any more; storing its dead letter is retried."""
 
 
 class QueueDelivery(NamedTuple):
-    """One message that a worker was given."""
+    """One message delivered to a worker."""
 
     offset: Offset
     delivery: int
-    """Number of this delivery, u64: no other one of the queue has it."""
+    """Number of this delivery, u64; unique in the queue."""
     deliveries: int
-    """Times that the message was given out, this one included, 1 or more."""
+    """Number of deliveries of the message, including this one; 1 or more."""
 
 
 class Settlement(NamedTuple):
@@ -88,7 +87,7 @@ class Settlement(NamedTuple):
     delivery: int
     verb: SettleVerb
     argument: int = 0
-    """Milliseconds of a nack (GROUP_DELAY: the group's) or extend."""
+    """Milliseconds of a nack (GROUP_DELAY: the group's delay) or extend."""
     text: str = ""
     """Reason of a reject."""
 
@@ -98,9 +97,9 @@ class TakenReply(NamedTuple):
 
     partition: int
     lease_ms: int
-    """Milliseconds from the broker's answer on for which the messages are taken."""
+    """Lease of the messages, in milliseconds, from the broker's reply on."""
     deliveries: Sequence[QueueDelivery]
-    """In the order in which they are to be handled; none: there was nothing in time."""
+    """In the order in which to handle them; empty: no message came in time."""
     records_at: int
     """Position of the runs in the payload."""
 
@@ -108,16 +107,16 @@ class TakenReply(NamedTuple):
 def encode_taken(
     partition: int, lease_ms: int, deliveries: Sequence[tuple[Offset, int, int]]
 ) -> bytes:
-    """Return the payload of a reply up to the runs."""
+    """Return the part of a reply's payload before the runs."""
     head = _TAKEN.pack(partition, lease_ms, len(deliveries))
     return head + b"".join([_DELIVERY.pack(*each) for each in deliveries])
 
 
 def decode_taken(payload: bytes) -> TakenReply:
-    """Read the payload of a reply up to the runs.
+    """Decode the part of a reply's payload before the runs.
 
     Raises:
-        RemoteProtocolError: it is cut, or a number is out of range.
+        RemoteProtocolError: it is truncated, or a number is out of range.
     """
     found = list[QueueDelivery]()
     if len(payload) >= _TAKEN.size:
@@ -136,7 +135,7 @@ def decode_taken(payload: bytes) -> TakenReply:
 def encode_settlements(
     entries: Sequence[tuple[Offset, int, SettleVerb, int, str]],
 ) -> bytes:
-    """Return the payload of a `settle`; a reason is cut at REASON_BYTES_MAX.
+    """Return the payload of a `settle`; a reason is truncated to REASON_BYTES_MAX.
 
     Args:
         entries: each a `Settlement`, or a tuple of its fields.
@@ -145,7 +144,7 @@ def encode_settlements(
     for offset, delivery, verb, argument, text in entries:
         if verb is SettleVerb.REJECT:
             raw = text.encode(errors="replace")[:REASON_BYTES_MAX]
-            # A character that was cut is left out.
+            # Drop a character that was cut.
             texts.append(raw.decode(errors="ignore").encode())
             argument = len(texts[-1])
         heads.append(_ENTRY.pack(offset, delivery, verb, argument))
@@ -153,11 +152,11 @@ def encode_settlements(
 
 
 def decode_settlements(payload: bytes, count: int) -> list[Settlement]:
-    """Read the payload of a `settle` with `count` entries.
+    """Decode the payload of a `settle` with `count` entries.
 
     Raises:
-        RemoteProtocolError: it is cut or too long, there are too many entries, or one
-            makes no sense.
+        RemoteProtocolError: it is too short or too long, there are too many entries, or
+            one is invalid.
     """
     at = count * _ENTRY.size
     if not 1 <= count <= SETTLE_COUNT_MAX or len(payload) < at:
@@ -192,7 +191,7 @@ _VERBS: Final[dict[int, tuple[SettleVerb, int, int]]] = {
     4: (SettleVerb.EXTEND, 1, I64_MAX),
     5: (SettleVerb.REJECT, 0, REASON_BYTES_MAX),
 }
-"""Each verb by its number, with its least and greatest argument."""
+"""Number of a verb → the verb, and the range of its argument, inclusive."""
 _NO_VERB: Final = (SettleVerb.ACK, 0, -1)
 _WORDS: Final = {each.value: each for each in Word}
 
@@ -203,10 +202,10 @@ def encode_words(words: Sequence[Word]) -> bytes:
 
 
 def decode_words(body: str, count: int) -> list[Word]:
-    """Read the body of the 200 to a `settle` of `count` entries.
+    """Decode the body of the 200 to a `settle` of `count` entries.
 
     Raises:
-        RemoteProtocolError: it has another number of words, or an unknown one.
+        RemoteProtocolError: the number of words differs, or a word is unknown.
     """
     try:
         found = [_WORDS[each] for each in body.split(" ")]

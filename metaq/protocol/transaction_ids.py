@@ -1,13 +1,13 @@
-"""The keys of transaction ids: their text form, one token on the wire.
+"""Keys of transactions: their ids as text, one token on the wire.
 
     TX:<session>:<number>                                   local
     XID:<format>:<hex global>:<hex branch>:<qualifier>      XA
     null                                                    none (key of RECOVER)
 
-`parse_key` reads like MetaQ 1.4.6: trailing empty parts of a local key do not count,
-those of an XA key do, hexadecimal may be of either case, and the last half byte of an
-odd number of digits is dropped. So the key of a parsed id may differ from the text that
-was read. In tests/java the real broker reads keys.
+`parse_key` reads as MetaQ 1.4.6 does: trailing empty parts of a local key are ignored,
+those of an XA key are not; hexadecimal digits may be of either case, and the last half
+byte of an odd number of digits is dropped. So the key of a parsed id may differ from
+the text that was parsed. tests/java compares it with the real broker.
 
 Source: docs/metaq-1.4/broker.md 5.1.
 """
@@ -29,20 +29,20 @@ from metaq.model import (
 from metaq.protocol.decimals import parse_i32
 
 KEYS_REMEMBERED_MAX: Final = 1024
-"""Keys whose ids are cached, at most a line of the protocol each."""
+"""Number of keys whose ids are cached, each at most a line of the protocol."""
 
 LINE_END: Final = b"\r\n"
-"""After each of several keys."""
+"""Ends each key in a list of keys."""
 
 KEYS_MAX: Final = 50_000
-"""Keys of one command: as many as a write of Spark has tasks. A broker looks at all in
-one turn of its loop."""
+"""Maximum number of keys in one command: as many as a Spark write has tasks. A broker
+handles all of them in one turn of its loop."""
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]*")
 
 
 def format_key(transaction: TransactionId) -> str:
-    """Return the token of an id; hexadecimal in lower case."""
+    """Return the key of an id; hexadecimal digits in lower case."""
     match transaction:
         case LocalTransactionId():
             return f"TX:{transaction.session_id}:{transaction.number}"
@@ -55,7 +55,7 @@ def format_key(transaction: TransactionId) -> str:
 
 @lru_cache(KEYS_REMEMBERED_MAX)
 def parse_key(key: str) -> TransactionId:
-    """Return the id of a key; cached, as every command of a transaction needs it.
+    """Return the id of a key; cached, because every command of a transaction has it.
 
     Raises:
         RemoteProtocolError: any other text; MetaQ closes the connection.
@@ -79,12 +79,12 @@ def parse_key(key: str) -> TransactionId:
 
 
 def encode_keys(transactions: Iterable[TransactionId]) -> bytes:
-    """Return the keys of several, a line each."""
+    """Return the keys of several transactions, one a line."""
     return b"".join([format_key(each).encode() + LINE_END for each in transactions])
 
 
 def decode_keys(data: bytes, count: int) -> list[TransactionId]:
-    """Return the ids in what `encode_keys` made.
+    """Return the ids in the output of `encode_keys`.
 
     Raises:
         RemoteProtocolError: there are not `count` keys, or too many, or one is invalid.

@@ -1,12 +1,12 @@
-"""Capabilities of a broker, in the body of its `version` reply.
+"""Capabilities of a broker, as sent in the body of its `version` reply.
 
     metaq/<version>;mput;dedup;spans;codes;mput-tx;together;check;follow;queues
         ;filter;find;exchanges;mailbox;delay-each;wait=<ms>;delay=<ms>
         ;payload=<bytes>;batch=<bytes>,<records>                       (in one line)
 
-MetaQ clients ignore the body. The body of a MetaQ broker (`1.4.6.3-SNAPSHOT`) lists
-nothing, so a client uses no extension of ours there. Unknown names are skipped, and
-unreadable values count as not announced: a later broker may announce more.
+MetaQ's clients ignore the body. The body of a MetaQ broker (`1.4.6.3-SNAPSHOT`) lists
+nothing, so a client uses none of our extensions with it. Unknown names are ignored, and
+unreadable values count as not announced, so that later brokers may announce more.
 """
 
 from dataclasses import dataclass
@@ -38,48 +38,47 @@ _FIELDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Capabilities that a broker announced; by default none, as a MetaQ broker.
+    """Capabilities that a broker announced; by default none, as with a MetaQ broker.
 
-    A bound of None was not announced: MetaQ has no limit.
+    A limit of None was not announced: MetaQ has none.
     """
 
     version: str
-    """Server version; of a foreign broker the whole body."""
+    """Server version; for a foreign broker, the whole body."""
     has_mput: bool = False
     wait_ms_max: int = 0
-    """Longest wait of a get that the broker keeps, milliseconds; 0 is none."""
+    """Longest wait of a get that the broker accepts, in milliseconds; 0: none."""
     delay_ms_max: int = 0
-    """Longest delay of an `mput` that the broker delivers later, milliseconds; 0: it
-    delays none."""
+    """Longest delay of a delayed `mput`, in milliseconds; 0: the broker delays none."""
     payload_bytes_max: int | None = None
     batch_bytes_max: int | None = None
     batch_records_max: int | None = None
     dedup: bool = False
     """The broker recognises a batch that its producer sends again."""
     spans: bool = False
-    """The broker answers the questions that an `offset` may carry."""
+    """The broker answers the questions in an `offset`."""
     codes: bool = False
     """The broker sends codes with refusals (`texts.py`)."""
     mput_tx: bool = False
-    """The broker takes an `mput` that belongs to a transaction."""
+    """The broker accepts an `mput` in a transaction."""
     together: bool = False
-    """The broker commits several transactions by one command."""
+    """The broker commits several transactions in one command."""
     check: bool = False
-    """The broker compares stored bytes with their checksums when it is asked."""
+    """The broker compares stored bytes with their checksums on request: `check`."""
     follow: bool = False
-    """The broker is a replica of a set, and takes messages of the others."""
+    """The broker is a replica of a set, and accepts messages of the others."""
     queues: bool = False
     """The broker serves queue groups: `take` and `settle`."""
     filters: bool = False
-    """The broker takes a `get` with a filter."""
+    """The broker accepts a `get` with a filter."""
     find: bool = False
-    """The broker looks up keys and headers: `find`."""
+    """The broker finds records by key or header: `find`."""
     exchanges: bool = False
-    """The broker routes what is put to an exchange."""
+    """The broker routes puts to exchanges."""
     mailbox: bool = False
     """The broker has mailboxes for replies: `listen` and `answer`."""
     delay_each: bool = False
-    """The records of an `mput` may have different times."""
+    """The records of an `mput` may have different delivery times."""
 
 
 def encode_version_body(capabilities: Capabilities) -> str:
@@ -120,5 +119,5 @@ def decode_version_body(body: str) -> Capabilities:
 
 def _number(text: str) -> int | None:
     """Return a small non-negative number, or None."""
-    # 18 digits fit into 64 bits, and keep a hostile body from costing time.
+    # 18 digits fit into 64 bits, and bound the time that a hostile body can take.
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None

@@ -1,1 +1,1 @@
-"""Replica sets as pure rules: who leads, what is committed, where copies part."""
+"""Replica sets: elections, streams from a leader to its followers, and their rules."""

@@ -1,4 +1,4 @@
-"""Answers of one replica to another: each `follow` gets one, now or later."""
+"""Replies to other replicas: each `follow` gets one, at once or later."""
 
 import asyncio
 import logging
@@ -35,39 +35,39 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 ANSWERS_MAX: Final = 16
-"""Questions of other replicas that are answered at a time."""
+"""Maximum number of questions of other replicas that are handled concurrently."""
 
 
 class AnswersOwner(Protocol):
-    """Interface of the node."""
+    """Interface of the node that `Answers` needs."""
 
     @property
     def streams(self) -> LeadingStreams | None:
-        """Return the streams of a leader; None where it is none."""
+        """Return the streams of the term; None if this replica does not lead."""
 
     def refusal(self) -> UnavailableError:
-        """Return why it does not lead."""
+        """Return the error for requests that only a leader accepts."""
 
     async def answer_tables(self, asked: TablesRequest) -> TablesReply:
-        """Follow no older epoch from now on, and return what is here.
+        """Follow no older epoch from now on, and return the facts of the own copies.
 
         Raises:
-            UnavailableError: it may lack bytes itself, or has another epoch.
+            UnavailableError: this replica may lack bytes itself, or has another epoch.
         """
 
 
 class Answers:
-    """Owner: the node; on the loop's thread."""
+    """Dispatches messages of other replicas. Owned by the node; used on the loop."""
 
     def __init__(self, owner: AnswersOwner, store: ReplicaStore) -> None:
-        """Answer for a node about its logs."""
+        """Create the dispatcher of a node for its logs."""
         self._owner = owner
         self.store: Final = store
-        """The logs, and their epochs."""
+        """The logs and their epochs."""
         self._tasks = set[asyncio.Task[None]]()
 
     def handle(self, command: Follow, session: object, answer: Answer) -> None:
-        """Answer a message, now or later, exactly once."""
+        """Reply to a message, at once or later, exactly once."""
         try:
             self._dispatch(command, session, answer)
         except WireError as error:
@@ -104,7 +104,7 @@ class Answers:
         work: Callable[[Q], Awaitable[A]],
         answer: Answer,
     ) -> None:
-        """Have a question answered by a task."""
+        """Start a task that replies to a question."""
         asked = question.decode(payload)
         if len(self._tasks) >= ANSWERS_MAX:
             raise UnavailableError(f"follow: {ANSWERS_MAX} others are answered now")
@@ -125,7 +125,7 @@ class Answers:
         task.add_done_callback(self._tasks.discard)
 
     async def end(self) -> None:
-        """Call off what is not answered."""
+        """Cancel the unfinished replies."""
         for task in tuple(self._tasks):
             task.cancel()
         if self._tasks:

@@ -1,6 +1,6 @@
-"""A replica's way to a term: it claims, merges what others have, and leads.
+"""Claims of a replica: it claims an epoch, merges other members' data, and leads.
 
-Owner: the node, which calls while there is no leader, and while the own claim is open.
+Owned by the node, which calls it while there is no leader or its own claim is open.
 """
 
 import asyncio
@@ -28,34 +28,34 @@ from metaq.replication.store import ReplicaStore
 _log = logging.getLogger(__name__)
 
 MERGE_TIMEOUT_S: Final = 5.0
-"""A member that does not answer a claimer for so long is asked after the others."""
+"""Longest wait for one member in a merge; the other members are then asked first."""
 ASK_AGAIN_S: Final = 0.1
-"""Pause before those are asked again that have not answered."""
+"""Pause before members that have not replied are asked again, in seconds."""
 TERM_TRIES_S: Final = 15.0
-"""A claimer that may not lead after so long gives up."""
+"""Time after which a claimer that may not lead gives up, in seconds."""
 NONCE_BYTES: Final = 8
-"""Size of the text that no other claim has."""
+"""Size of the nonce of a claim, in bytes."""
 LAST_IN_RANK_S: Final = 10.0
-"""So long it leaves the next claim to others."""
+"""Time for which a claimer that gave up leaves the next claim to others, in seconds."""
 
 KNOWN: Final = frozenset(
     {ReplicaRole.LEADING, ReplicaRole.DRAINING, ReplicaRole.FROZEN}
 )
-"""Roles in which a replica leads, or an alarm says why it has no part."""
+"""Roles in which this replica leads, or an alarm shows why it takes no part."""
 
 
 class ClaimNode(FollowNode, Protocol):
-    """Interface of the node."""
+    """Interface of the node that `Claims` needs."""
 
     async def read(self) -> View:
         """Read ZooKeeper after a sync."""
 
     async def forget_former_life(self) -> None:
-        """Delete a `leader` node of an earlier process."""
+        """Delete a `leader` node that an earlier process of this replica left."""
 
 
 class Claims:
-    """On the loop's thread."""
+    """The claims of one replica. Used on the loop's thread."""
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class Claims:
         """Prepare to claim.
 
         Args:
-            node: of the replica.
+            node: the node of the replica.
             store: its logs.
-            clock: time.
-            draw: returns a random text of so many bytes.
+            clock: for waits and deadlines.
+            draw: returns a random text of the given number of bytes.
         """
         self._draw = draw
         self._node = node
@@ -79,26 +79,28 @@ class Claims:
         self._clock = clock
         self._idle_s = self._claimed_s = clock.monotonic_s()
         self._claim: tuple[Epoch | None, float] = (None, self._idle_s)
-        """The epoch that was claimed last and is not given up, and since when."""
+        """Epoch of the `leader` node when last read, None without one; since when."""
         self._is_led, self._led_s = True, self._idle_s
-        """At the last look, and when that was so."""
+        """Whether a replica led at the last look; the last time at which one led."""
         self._not_before_s = 0.0
         self._merging: asyncio.Task[None] | None = None
 
     def note_role(self) -> None:
-        """Note a new role: if no replica leads, it is so since now at the earliest."""
+        """Restart the time without a leader, because the role has changed."""
         self._idle_s = self._clock.monotonic_s()
 
     @property
     def idle_s(self) -> float:
-        """Return for how long no replica was seen to lead, seconds."""
+        """Return the time for which no `leader` node was seen, in seconds."""
         return self._clock.monotonic_s() - self._idle_s
 
     def note_leader(self, view: View) -> None:
-        """Note whether a replica leads, as far as this one can know.
+        """Record whether a replica leads, as far as this one can know.
 
-        A claim is no proof: its replica may reach no other, and give up, again and
-        again. One that it would have given up by now is, and so is a join.
+        A claim is no proof, because the claimer may fail to reach the others and give
+        up, repeatedly. It counts as leading once its claim is older than the time in
+        which it would have given up, or once this replica has completed a join of that
+        epoch.
         """
         own, seen, now_s = self._node.replica, view.leader, self._clock.monotonic_s()
         epoch = None if seen is None else seen.epoch
@@ -112,15 +114,15 @@ class Claims:
 
     @property
     def leaderless_s(self) -> float:
-        """Return for how long no replica has led, seconds; 0: one leads."""
+        """Return the time for which no replica has led, in seconds; 0: one leads."""
         return 0.0 if self._is_led else self._clock.monotonic_s() - self._led_s
 
     def wait(self, seconds: float) -> None:
-        """Leave the next claim to others for so long."""
+        """Leave the next claim to others for some seconds."""
         self._not_before_s = self._clock.monotonic_s() + seconds
 
     async def claim_if_due(self, view: View) -> None:
-        """Claim, when no replica leads and the better ranks have had their time."""
+        """Claim if no replica leads and those of better rank have had their time."""
         record, now_s, own = view.record, self._clock.monotonic_s(), self._node.replica
         if record is None:
             return
@@ -140,21 +142,21 @@ class Claims:
             await self._node.take(moved)
 
     def begin_merge(self, members: Collection[int], epoch: Epoch) -> None:
-        """Ask members what they have, under an epoch that was claimed."""
+        """Start to merge what members have, under an epoch that was claimed."""
         self._claimed_s = self._clock.monotonic_s()
         self._merging = self._node.spawn(self._merge(members, epoch), name="merge")
 
     async def end(self) -> None:
-        """Call off what is under way: a merge has no part in another role."""
+        """Cancel a running merge: it belongs to the role that ends."""
         merging, self._merging = self._merging, None
         if merging is not None:
             merging.cancel()
             await asyncio.wait({merging})
 
     async def _merge(self, members: Collection[int], epoch: Epoch) -> None:
-        """Take over what members have, each as far as it answers, until all have.
+        """Merge what each member has; retry those that do not reply, until all have.
 
-        One that was claiming itself refuses at first, and one may only be starting.
+        A member that was claiming itself refuses at first, and another may be starting.
         """
         causes: dict[int, str] = {}
         waiting = sorted(members)
@@ -174,7 +176,7 @@ class Claims:
             await asyncio.sleep(ASK_AGAIN_S)
 
     async def _take_note(self, member: int, found: Merged) -> bool:
-        """Note what a member had; False: the own copy lacks what is acknowledged."""
+        """Record a merged member; return False if the own copy lacks bytes."""
         async with self._node.lock:
             own = self._node.replica
             self._node.note_last_id(found.last_id)
@@ -194,7 +196,7 @@ class Claims:
             return await merging.merge_with(connection)
 
     async def lead_if_merged(self, view: View) -> None:
-        """Lead when enough members have answered; give up after `TERM_TRIES_S`."""
+        """Lead once enough members have replied; give up after `TERM_TRIES_S`."""
         own, waited_s = self._node.replica, self._clock.monotonic_s() - self._claimed_s
         is_short = own.file.flag is Flag.INCOMPLETE
         moved = None if is_short else lead(own, waited_ms=int(waited_s * 1000))

@@ -1,11 +1,11 @@
-"""Sealed segments, compared with those of another replica by their checksums.
+"""Comparison of sealed segments with those of another replica, by checksum.
 
-Two copies that both agree with their own index may still differ: the bytes of one were
-changed in memory, between its check of what came and the disk. An index has the
-checksum of each span, and those of neighbours make that of a segment, so one number
-compares a segment and no byte of it is read. Where it differs both replicas verify
-their bytes: damage is mended (`mending.py`). Where both find none, an operator has to
-look, and an alarm says so.
+Two copies that each agree with their own index may still differ: the bytes of one may
+have changed in memory between the check on arrival and the write. An index has the
+checksum of each span, and adjacent ones combine to that of a segment, so one number
+compares a segment without reading its bytes. If the numbers differ, both replicas
+verify their bytes: damage is repaired (`mending.py`). If neither finds damage, an alarm
+asks an operator to look.
 """
 
 import logging
@@ -28,9 +28,9 @@ from metaq.storage.segment import Segment
 _log = logging.getLogger(__name__)
 
 LOGS_MAX: Final = 200
-"""Logs that are passed over in one turn, in search of a sealed segment."""
+"""Maximum number of logs examined in one turn in search of a sealed segment."""
 SUM_S: Final = 10.0
-"""Longest wait for an answer: the other replica may have to read its segment."""
+"""Longest wait for a reply, in seconds; the peer may have to read a segment."""
 
 
 async def answer_sum(
@@ -38,10 +38,10 @@ async def answer_sum(
 ) -> SumReply:
     """Compare a segment of another replica with the own bytes.
 
-    Where they differ, the own ones are verified before the answer.
+    If they differ, the own bytes are verified before the reply.
 
     Raises:
-        StorageError: the disk does not give them.
+        StorageError: the disk cannot read them.
     """
     number = asked.copy.number
     log = find_log(logs, number)
@@ -60,10 +60,10 @@ async def answer_sum(
 
 
 async def verify(log: PartitionLog, start: Offset, end: Offset) -> None:
-    """Look for damage in a range of a sealed segment, and report it to the log.
+    """Search a range of a sealed segment for damage, and report it to the log.
 
     Raises:
-        StorageError: the disk does not give the bytes.
+        StorageError: the disk cannot read the bytes.
     """
     part = log.read_unchecked(start, end)
     for each in await part.run(partial(part.damage, end)):
@@ -81,9 +81,9 @@ async def _checksum(log: PartitionLog, start: Offset, end: Offset) -> int | None
 def _sealed_in(
     logs: Mapping[LogId, PartitionLog],
 ) -> Iterator[tuple[PartitionLog, Segment] | None]:
-    """Yield the sealed segments of all logs that are there when their turn comes.
+    """Yield the sealed segments of all logs; each log is read when its turn comes.
 
-    Also None after every `LOGS_MAX` logs: thousands may have none.
+    Yields None after every `LOGS_MAX` logs: thousands may have no sealed segment.
     """
     for count, log_id in enumerate(tuple(logs), 1):
         if not count % LOGS_MAX:
@@ -103,26 +103,26 @@ def _holds(log: PartitionLog, segment: Segment) -> bool:
 
 
 class Comparison:
-    """Goes through all sealed segments, one after another. Owner: the mender."""
+    """Iterates over all sealed segments, one after another. Owned by the mender."""
 
     def __init__(self, *, clock: Clock) -> None:
-        """Begin with the first segment of the first log."""
+        """Start with the first segment of the first log."""
         self._clock = clock
         self._pass: Iterator[tuple[PartitionLog, Segment] | None] = iter(())
-        """The segments that are to come."""
+        """The segments not yet compared in this pass."""
         self.differing = ""
-        """Copies that differ though none is damaged; "" for none."""
+        """Names of two copies that differ although neither is damaged; "" for none."""
         self._pair: tuple[PartitionLog, Segment, int] | None = None
-        """The own one of them, and the replica that has the other one."""
+        """Log and segment of the differing own copy, and the replica of the other."""
 
     def next_segment(
         self, logs: Mapping[LogId, PartitionLog], others: Collection[int]
     ) -> tuple[PartitionLog, Segment] | None:
-        """Return the sealed segment after the last one; None: not found this time.
+        """Return the sealed segment after the last one; None: none found in this turn.
 
         Args:
-            logs: the own ones.
-            others: the other replicas of the set, also those that are not there.
+            logs: the own logs.
+            others: the other replicas of the set, including absent ones.
         """
         if self._pair and self._pair[2] not in others:
             self._end()
@@ -158,7 +158,7 @@ class Comparison:
             if not reply.is_known:
                 return
             if reply.is_equal:
-                # It may have begun again with nothing, and on another machine.
+                # The other replica may have started again, empty or on another machine.
                 if self._pair == (log, segment, replica):
                     self._end()
                 return
@@ -171,5 +171,5 @@ class Comparison:
             _log.warning("not compared: file=%s error=%s", segment.path, error)
 
     def _end(self) -> None:
-        """Note that there is nothing any more that differs."""
+        """Record that no copies differ any more."""
         self.differing, self._pair = "", None

@@ -1,23 +1,25 @@
-"""Elections of a set: claiming the next epoch, and merging what its members have.
+"""Elections of a set: claims of the next epoch, and merges of its members' data.
 
-Any complete member of the in-sync set may claim: it has every byte that was
-acknowledged. So a rank saves work and decides nothing. A claimer has stopped pulling
-from the old leader before it proposes; it was in each set that this leader waits for,
-so nothing can be acknowledged any more that the claimer lacks. No clock is needed.
+Any complete member of the in-sync set may claim, because it has every acknowledged
+byte. So ranks only save work; safety does not depend on them. A claimer has stopped
+pulling from the old leader before it proposes. It was in every set that this leader
+waits for, so nothing that the claimer lacks can be acknowledged any more. No clock is
+needed.
 
-Then it asks the other complete members of the old in-sync set what they have, and takes
-from each the tail that it lacks itself ("merging"). There is no longest of 5,000 logs,
-and none is needed: it is decided for each log. One whose recovery cut a torn tail
-(`cut`) may lack bytes, and leads only after `min` members have answered, itself
-counted, and another one where there is one. Without enough answers one claims and leads
-alone, after it has waited, if it is sure that its directories are no older state of
-themselves (`Replica.is_sure`): who knows of later promises might be among the others.
+Then the claimer asks the other complete members of the old in-sync set for their
+copies, and takes from each the tail that it lacks itself ("merging"). No member need
+have the longest copy of all 5,000 logs: merging decides for each log. A claimer whose
+recovery cut a torn tail (`cut`) may lack bytes: it leads only after `min` members have
+replied, counting itself, and at least one other if there is one. If too few reply, a
+claimer that is sure that its directories are not an older state of themselves
+(`Replica.is_sure`) claims and leads alone after a wait; another must not, because
+members with later promises may be among the absent.
 
 Invariants:
 
-* a replica that is `incomplete` never claims, and its answer counts for nothing;
-* merging cuts at the parting point, never below the own high watermark;
-* the high watermark of a new leader is the highest that it heard of: all are true.
+* a replica that is `incomplete` never claims, and its reply does not count;
+* merging truncates at the parting point, never below the own high watermark;
+* the high watermark of a new leader is the highest that it learned of: all are true.
 """
 
 import enum
@@ -30,27 +32,27 @@ from metaq.replication.epochs import CopyFacts, parting_point
 from metaq.replication.record import NO_REPLICA, SetRecord
 
 CLAIM_WAIT_MS: Final = 10_000
-"""After so long a member that is sure of its bytes claims without the others."""
+"""Wait before a member that is sure of its bytes claims without the others."""
 TARGET_WAIT_MS: Final = 2_000
-"""So long a leader's chosen successor has the first claim."""
+"""Time for which only the successor chosen by a leader may claim."""
 RANK_STEP_MS: Final = 50
-"""Pause before a claim, for each replica of a better rank."""
+"""Pause before a claim, for each replica of better rank."""
 MERGE_WAIT_MS: Final = 10_000
-"""After so long a claimer that is sure of its bytes leads with what it has."""
+"""Wait before a claimer that is sure of its bytes leads with what it has merged."""
 
 
 class Flag(enum.StrEnum):
-    """Mark of a replica that may lack bytes which it promised."""
+    """Mark of a replica that may lack bytes that it promised."""
 
     NONE = ""
     CUT = "cut"
-    """Recovery cut a torn tail: it may lack bytes that it promised."""
+    """Recovery cut a torn tail: the replica may lack bytes that it promised."""
     INCOMPLETE = "incomplete"
-    """It lacks bytes that it promised, or cannot know."""
+    """The replica lacks bytes that it promised, or cannot know whether it does."""
 
 
 class PresenceState(enum.StrEnum):
-    """State of a replica, as others see it in ZooKeeper."""
+    """State of a replica, as shown in ZooKeeper."""
 
     RECOVERING = "recovering"
     READY = "ready"
@@ -61,28 +63,28 @@ class PresenceState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """One replica's node `present/K`: there while its session is."""
+    """Contents of a replica's node `present/K`, which exists while its session does."""
 
     replica: int
     incarnation: int
-    """Its holdings version at its start."""
+    """Holdings version of the replica when it started."""
     state: PresenceState
     revision: int
-    """Of its own copy of the record."""
+    """Revision of the replica's copy of the record."""
     epoch: int
-    """Number of the epoch of that copy."""
+    """Number of the epoch in that copy."""
     flag: Flag = Flag.NONE
     damaged: int = 0
-    """Number of damaged ranges: they cost rank, never membership."""
+    """Number of damaged ranges; they lower the rank, but never end membership."""
 
     @property
     def may_count(self) -> bool:
-        """Whether it is ready and complete: a possible answer of a merge."""
+        """Whether it is ready and complete, so that its reply to a merge can count."""
         return self.state is PresenceState.READY and self.flag is not Flag.INCOMPLETE
 
 
 def counted(presences: Iterable[Presence]) -> frozenset[int]:
-    """Return the replicas that are ready and complete; some may have cut a tail."""
+    """Return the replicas that are ready and complete, even if they cut a tail."""
     return frozenset(each.replica for each in presences if each.may_count)
 
 
@@ -94,9 +96,9 @@ def unflagged(presences: Iterable[Presence]) -> frozenset[int]:
 
 
 def newer_copy(record: SetRecord, presences: Iterable[Presence]) -> Presence | None:
-    """Return a replica whose copy has what ZooKeeper's record does not follow from.
+    """Return a replica whose copy of the record is not an ancestor of ZooKeeper's.
 
-    ZooKeeper was set back then: no replica may claim or lead before an operator has
+    Then ZooKeeper was set back: no replica may claim or lead until an operator has
     restored the record.
     """
     for each in presences:
@@ -110,23 +112,24 @@ def newer_copy(record: SetRecord, presences: Iterable[Presence]) -> Presence | N
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A replica that would claim, and what it knows of itself."""
+    """A replica that may claim, and its knowledge of itself."""
 
     replica: int
     flag: Flag
     waited_ms: int
-    """Since it saw that no replica leads."""
+    """Time since it saw that no replica leads, in milliseconds."""
     is_sure: bool
-    """Whether its directories cannot be an older state (`Replica.is_sure`)."""
+    """Whether its directories cannot be an older state of themselves
+    (`Replica.is_sure`)."""
 
 
 def may_claim(own: Candidate, record: SetRecord, presences: Iterable[Presence]) -> bool:
-    """Return whether a replica may claim now; the pause of its rank comes after.
+    """Return whether a replica may claim now, apart from the pause of its rank.
 
     Args:
         own: the candidate.
         record: as read; there is no `leader` node.
-        presences: of all replicas, its own among them.
+        presences: presences of all replicas, including its own.
     """
     seen = tuple(presences)
     if own.replica not in record.in_sync or own.flag is Flag.INCOMPLETE:
@@ -146,10 +149,10 @@ def may_claim(own: Candidate, record: SetRecord, presences: Iterable[Presence]) 
 
 
 def claim_delay_ms(own: int, record: SetRecord, presences: Iterable[Presence]) -> int:
-    """Return the pause before a claim: the better the rank, the shorter.
+    """Return the pause before a claim, in ms: the better the rank, the shorter.
 
-    First the last leader, then those without damage, then those that cut no tail; of
-    equals the lowest number.
+    The order is: the last leader, then replicas without damage, then those that cut no
+    tail; among equals, the lowest number.
     """
     others = [p for p in presences if p.replica in record.in_sync and p.may_count]
     order = sorted(
@@ -162,25 +165,25 @@ def claim_delay_ms(own: int, record: SetRecord, presences: Iterable[Presence]) -
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """A claimer's way from its claim to leading."""
+    """State of a claimer between its claim and leading."""
 
     in_sync: frozenset[int]
-    """The in-sync set before the claim: who of it answers may have what is missing."""
+    """The in-sync set before the claim; its members may have the missing bytes."""
     min: int
     answered: frozenset[int]
-    """Members whose answers are merged; the claimer among them."""
+    """Members whose replies are merged, including the claimer."""
 
     def may_lead(self, flag: Flag, *, waited_ms: int, is_sure: bool) -> bool:
-        """Return whether the claimer may begin to lead.
+        """Return whether the claimer may start to lead.
 
         Args:
-            flag: of the claimer.
-            waited_ms: since its claim landed.
+            flag: flag of the claimer.
+            waited_ms: time since its claim was written, in milliseconds.
             is_sure: as in `Candidate`.
         """
         if flag is Flag.INCOMPLETE:
             return False
-        # One that may lack bytes is no witness for itself, also where one is enough.
+        # A claimer that may lack bytes needs another member, even if `min` is 1.
         needed = max(self.min, 2) if flag is Flag.CUT else self.min
         if len(self.answered & self.in_sync) >= min(needed, len(self.in_sync)):
             return True
@@ -193,21 +196,21 @@ def begin_merge(record: SetRecord, claimer: int) -> Merge:
 
 
 def tail_from(own: CopyFacts, other: CopyFacts) -> Offset | None:
-    """Return where the claimer cuts and goes on as another member's copy.
+    """Return the offset from which the claimer takes over another member's copy.
 
-    None where its own copy has as much. A parting point below the own high watermark
-    would contradict the invariants of the set: nothing is taken then either, and
-    `merged_watermark` says what is missing.
+    None if its own copy has as much. A parting point below the own high watermark would
+    contradict the invariants of the set: then it also takes nothing, and
+    `merged_watermark` shows what is missing.
     """
     if other.rank <= own.rank:
         return None
     if other.number != own.number:
-        # A later leader made it, or it was never heard of here; it is not committed.
+        # It is from a later leader, or unknown here, and not committed.
         return other.start if own.hw <= own.start else None
     point = parting_point(own, other)
     return point if point >= own.hw else None
 
 
 def merged_watermark(own: CopyFacts, heard: Iterable[Offset]) -> Offset:
-    """Return the highest high watermark that is known; above the end, bytes miss."""
+    """Return the highest known high watermark; if above the end, bytes are missing."""
     return max(own.hw, *heard)

@@ -1,21 +1,20 @@
-"""The journal of a data directory's logs in a replica set: their numbers and epochs.
+"""Journal of the numbers and epochs of the logs in a data directory of a replica set.
 
     <dataPath>/epochs     a file of frames (`fs/frame_file.py`), magic MQ-EPOCH
 
-    frame of kind 1: a JSON array of entries that hold together, all or none after a
-    crash; the number of a frame is 0
+    frame of kind 1: a JSON array of entries that are atomic: after a crash, all or none
+    are there; the number of a frame is 0
     ["born", log number, topic, partition, start, epoch, nonce]
     ["begun", epoch, nonce, [[log number, start], ...]]
     ["cut", log number, offset]
     ["gone", log number]
 
-One file for all logs of a directory: an epoch that begins in 5,000 of them costs one
-sync.
+One file serves all logs of a directory: an epoch that begins in 5,000 costs one sync.
 
-A *log number* is the identity of a log. `born` and `begun` are synced before the first
-byte of the log, or of the epoch in it. `cut` drops the epochs of a table from an offset
-on, and `begun` does where it begins. `gone` stays for good, 30 bytes each: a log is
-deleted on another replica because its number is gone, never because it is missing.
+A *log number* identifies a log. `born` and `begun` are synced before the first byte of
+the log, or of the epoch in it. `cut` drops the epochs of a table from an offset on; so
+does `begun`, from its own start on. `gone` stays for ever, 30 bytes each: another
+replica deletes its copy because the number is gone, never because a log is missing.
 """
 
 import json
@@ -29,23 +28,23 @@ from metaq.model import LogId, Offset
 from metaq.replication.epochs import Epoch, EpochStart, EpochTable, begin_epoch
 
 EPOCHS_FILE: Final = "epochs"
-"""Name of the file: without a dash, so no partition."""
+"""Name of the file; it has no dash, so no partition directory can have it."""
 
 MAGIC: Final = b"MQ-EPOCH"
 ENTRIES: Final = 1
-"""Kind of the frames that there are."""
+"""The only kind of frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class Born:
-    """A log began, or began again, with this number."""
+    """A log was created, or created again, with this number."""
 
     number: int
     log_id: LogId
     start: Offset
     """Its first offset."""
     epoch: Epoch
-    """Of the leader that made it, or of the first bytes."""
+    """Epoch of the leader that created it, or of its first bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A log has no epoch any more that begins here or later."""
+    """Epochs of a log that begin at or after this offset are dropped."""
 
     number: int
     offset: Offset
@@ -77,17 +76,17 @@ Entry: TypeAlias = Born | Begun | Cut | Gone
 
 @dataclass(slots=True)
 class EpochJournal:
-    """Contents of a journal. Owner: the caller."""
+    """Contents of a journal. Owned by the caller."""
 
     births: dict[int, Born] = field(default_factory=dict)
-    """Living logs by number."""
+    """Number → entry of each existing log."""
     tables: dict[int, EpochTable] = field(default_factory=dict)
-    """Their epochs."""
+    """Number → epochs of each existing log."""
     gone: dict[int, LogId | None] = field(default_factory=dict)
-    """Numbers of deleted logs, with their names as long as these are known."""
+    """Numbers of deleted logs → their names; None if unknown."""
 
     def apply(self, entries: Iterable[Entry]) -> None:
-        """Take note of entries, in their order; those of unknown logs say nothing."""
+        """Apply entries, in order; `begun` and `cut` of unknown logs are ignored."""
         for entry in entries:
             number = entry.number
             match entry:
@@ -109,7 +108,7 @@ class EpochJournal:
                     )
 
     def entries(self) -> Iterator[Entry]:
-        """Yield entries that say the same, as few as there can be."""
+        """Yield the fewest entries that give the same contents."""
         yield from map(Gone, self.gone)
         yield from self.births.values()
         begun = []
@@ -120,7 +119,7 @@ class EpochJournal:
             else:
                 yield Cut(number, birth.start)
             begun += [(index, Begun(number, *each)) for index, each in enumerate(table)]
-        # Those of one epoch together: it has begun in many logs.
+        # Group the entries by epoch, because an epoch begins in many logs.
         begun.sort(key=lambda each: (each[0], each[1].epoch))
         for _, entry in begun:
             yield entry
@@ -158,7 +157,7 @@ def decode_entries(body: bytes) -> list[Entry]:
     """Return the entries of a frame.
 
     Raises:
-        CorruptRecordError: its bytes are no entries of this version.
+        CorruptRecordError: its bytes are not entries of this version.
     """
     try:
         return [entry for fields in json.loads(body) for entry in _decode(*fields)]

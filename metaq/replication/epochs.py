@@ -1,18 +1,19 @@
 """Epochs of a replica set, and the offset at which two copies of a log part.
 
-An epoch is the term of one leader: a number and the nonce of its claim. A number alone
-would not do: it may be used twice after ZooKeeper was set back. A log has a table with
-the offset at which each epoch begins. Copies that agree on an epoch and an offset have
-the same bytes before it, so two tables say how far two copies are equal:
+An epoch is the term of one leader: a number and the nonce of its claim. The number
+alone is not unique: it may be used again after ZooKeeper was set back. A log has a
+table with the offset at which each epoch begins. Copies that agree on an epoch and an
+offset have the same bytes before it, so two tables show up to which offset two copies
+are equal:
 
     own     1 at 0    2 at 40          end 90       equal up to 60: epoch 2 ends
-    other   1 at 0    2 at 40   4 at 60             there, or goes on elsewhere
+    other   1 at 0    2 at 40   4 at 60             there in the other copy
 
-Invariants, for logs of one number:
+Invariants, for logs with the same number:
 
-* the same epoch and offset name the same byte, on every replica and for ever;
-* a copy is cut at the parting point and nowhere else, never below a high watermark
-  that it knows, but for a set that was forced;
+* an epoch and an offset identify the same byte on every replica, for ever;
+* a copy is truncated only at the parting point, and never below a high watermark that
+  it knows, except in a forced set;
 * an entry is synced before the first byte of its epoch.
 """
 
@@ -25,20 +26,20 @@ from metaq.replication.json_values import LogNumber
 
 
 class Epoch(NamedTuple):
-    """The term of one leader; later ones are greater."""
+    """The term of one leader; a later epoch compares greater."""
 
     number: int
-    """Its number, 1 or more; 0 before the first leader."""
+    """Number of the epoch, 1 or more; 0 before the first leader."""
     nonce: str
-    """A text that no other claim has."""
+    """Random text, unique to the claim."""
 
 
 NO_EPOCH: Final = Epoch(0, "")
-"""Before the first leader of a set."""
+"""Epoch before the first leader of a set."""
 
 
 class EpochStart(NamedTuple):
-    """An entry of a table: the first offset that was written in an epoch."""
+    """An entry of a table: an epoch, and the first offset written in it."""
 
     epoch: Epoch
     start: Offset
@@ -50,28 +51,28 @@ EpochTable: TypeAlias = tuple[EpochStart, ...]
 
 @dataclass(frozen=True, slots=True)
 class CopyFacts:
-    """One replica's copy of a log, as its join or its answer says it."""
+    """Facts of one replica's copy of a log, as sent in its join or reply."""
 
     number: LogNumber
-    """Number of the log: of two that had one name, each has its own."""
+    """Number of the log; differs for each log that is created under a name."""
     start: Offset
     """Log start."""
     end: Offset
     """Synced end."""
     hw: Offset
-    """Highest high watermark that the replica knows; never above the true one."""
+    """Highest high watermark known to the replica; never above the true one."""
     table: EpochTable
 
     @property
     def rank(self) -> tuple[Epoch, Offset]:
-        """Epoch of its last byte, and its end: which of two copies has more."""
+        """Epoch of the last byte, and the end: the greater of two ranks has more."""
         kept = entries_within(self.table, self.start, self.end)
         return (kept[-1].epoch if kept else NO_EPOCH), self.end
 
     def fault(self) -> str | None:
-        """Return how it contradicts itself, as read from a message; None if not.
+        """Return the contradiction in facts read from a message; None for none.
 
-        A watermark above the end is said as it is: then bytes are missing there.
+        A high watermark above the end is not one: it means that bytes are missing.
         """
         if self.start <= self.end:
             return None
@@ -83,14 +84,14 @@ def entries_within(
 ) -> EpochTable:
     """Return the entries of a table that have bytes in a range.
 
-    Epochs without a byte are left out: with them equal copies would look different.
-    An entry that begins before the range begins with it.
+    Epochs without bytes are left out, because they would make equal copies look
+    different. An entry that begins before the range begins with it.
 
     Args:
         table: entries, oldest first.
         start: first offset of the range.
-        end: the offset after it; recovery or a crash may have left less than the
-            table knows.
+        end: end of the range, exclusive; after recovery or a crash it may be below
+            entries of the table.
     """
     kept = []
     for index, entry in enumerate(table):
@@ -104,8 +105,8 @@ def entries_within(
 def parting_point(one: CopyFacts, other: CopyFacts) -> Offset:
     """Return the offset up to which two copies are known to be equal.
 
-    It is the end of the last entry that both have, the smaller of two; the greater of
-    the log starts if they have none in common there. It is above no end.
+    It is the smaller end of the last common entry; without a common entry, the greater
+    of the two log starts. Never above either log end.
     """
     low = max(one.start, other.start)
     ends = one.end, other.end
@@ -125,12 +126,12 @@ def parting_point(one: CopyFacts, other: CopyFacts) -> Offset:
 
 
 def adopt_table(own: EpochTable, other: CopyFacts, point: Offset) -> EpochTable:
-    """Return the table of a copy that is cut at a point and goes on as another.
+    """Return the table of a copy that is truncated and continued as another copy.
 
     Args:
         own: entries of the copy.
-        other: the copy that it follows from there.
-        point: the parting point, or the other's log start.
+        other: the copy that it continues.
+        point: where it is truncated: the parting point, or the other's log start.
     """
     kept = [entry for entry in own if entry.start < point]
     for entry in entries_within(other.table, point, other.end):
@@ -140,7 +141,7 @@ def adopt_table(own: EpochTable, other: CopyFacts, point: Offset) -> EpochTable:
 
 
 def begin_epoch(table: EpochTable, epoch: Epoch, end: Offset) -> EpochTable:
-    """Return the table of a log whose leader begins an epoch at its end."""
+    """Return the table of a log whose leader starts an epoch at the log's end."""
     kept = tuple(entry for entry in table if entry.start < end)
     return (*kept, EpochStart(epoch, end))
 
@@ -148,10 +149,10 @@ def begin_epoch(table: EpochTable, epoch: Epoch, end: Offset) -> EpochTable:
 def load_table(
     entries: Iterable[EpochStart], *, start: Offset, end: Offset
 ) -> EpochTable:
-    """Return what a start believes of a table on disk.
+    """Return the valid entries of a table read from disk at the start.
 
-    Entries at the end or above it are from before a crash or a cut, and those whose
-    last byte was deleted say nothing any more.
+    Entries at or above the end are from before a crash or truncation; entries whose
+    bytes were all deleted are obsolete.
     """
     table = tuple(entries)
     with_bytes = {entry.epoch for entry in entries_within(table, start, end)}

@@ -1,7 +1,7 @@
-"""Facts of a replica, as it describes itself: to its health, its metrics, and others.
+"""Facts that a replica reports about itself: for health, metrics and other replicas.
 
-`stats replica` has `ReplicaFacts` as JSON, in any role: also a frozen replica shows its
-copy of the record and the ends of its logs, which `restore` and `elect` need.
+`stats replica` returns `ReplicaFacts` as JSON, in any role: even a frozen replica shows
+its copy of the record and the ends of its logs, which `restore` and `elect` need.
 """
 
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ from metaq.stats import counter, gauge, part
 from metaq.storage.partition_log import PartitionLog
 
 ITEM: Final = "replica"
-"""Of `stats`: the facts of a replica."""
+"""Item of `stats` for the facts of a replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerLag:
-    """Distance of a follower from its leader, for status."""
+    """Lag of a follower, for status output."""
 
     replica: int
     state: str
@@ -37,7 +37,7 @@ class FollowerLag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaStatus:
-    """This broker as one replica of a set."""
+    """Status of this broker as one replica of a set."""
 
     replica: int
     epoch: int = gauge(
@@ -67,19 +67,19 @@ class ReplicaStatus:
         default=0,
     )
     differing: str = ""
-    """Copies that differ though none is damaged; "" for none."""
+    """Names of two copies that differ although neither is damaged; "" for none."""
     frozen_cause: str = ""
-    """Why it has no part in its set; "" while it has."""
+    """Reason why it takes no part in its set; "" if it does."""
     lack_of_space: str = ""
-    """Why it waits for space, and lags; "" while it does not."""
+    """Reason why it waits for disk space, and lags; "" if it does not."""
     is_incomplete: bool = False
-    """It may lack bytes that were acknowledged."""
+    """Whether it may lack bytes that were acknowledged."""
     refusal: str = ""
-    """Why it leads and takes no puts; "" while it does."""
+    """Reason why it leads but refuses puts; "" if it does not."""
     followers: tuple[FollowerLag, ...] = part(
         default=(), labels=("replica",), label=lambda each: (str(each.replica),)
     )
-    """Of a leader."""
+    """Lags of its followers, on a leader."""
 
 
 class HeldLog(NamedTuple):
@@ -91,26 +91,26 @@ class HeldLog(NamedTuple):
     end: int
     """Synced end."""
     hw: int
-    """High watermark, as far as the replica knows."""
+    """High watermark, as known to the replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFacts:
-    """A replica, as it describes itself."""
+    """Facts of a replica, reported by itself."""
 
     replica: int
     role: str
     reason: str
-    """Why it is frozen, or what went wrong last; "" for nothing."""
+    """Reason why it is frozen, or the last error; "" for none."""
     completed: int
-    """Number of the epoch in which it last led or completed a join."""
+    """Number of the last epoch in which it led or completed a join."""
     record: SetRecord | None
-    """Copy in its `set` file."""
+    """Copy of the record in its `set` file."""
     lag: tuple[FollowerLag, ...] = ()
-    """Of a leader: its followers."""
+    """Lags of its followers, on a leader."""
     logs: tuple[HeldLog, ...] = ()
     mended: int = 0
-    """Damaged ranges that were mended from other replicas since its start."""
+    """Number of damaged ranges repaired from other replicas since it started."""
 
 
 def encode_facts(facts: ReplicaFacts) -> str:
@@ -119,17 +119,16 @@ def encode_facts(facts: ReplicaFacts) -> str:
 
 
 def decode_facts(text: str) -> ReplicaFacts:
-    """Read the body of a reply to `stats replica`.
+    """Decode the body of a reply to `stats replica`.
 
     Raises:
-        ReplicaSetError: it has no facts of a replica: the broker is none, or an older
-            one.
+        ReplicaSetError: it has none: the broker is not a replica, or is older.
     """
     return decode(ReplicaFacts, parse_stats(text).get(ITEM, "").encode(), "stats")
 
 
 def logs_of(logs: Mapping[LogId, PartitionLog]) -> tuple[HeldLog, ...]:
-    """Return the facts of the logs that have a number, in the order of their names."""
+    """Return the facts of the logs that have a number, in order of their ids."""
     return tuple(
         HeldLog(
             str(log_id),

@@ -1,7 +1,7 @@
-"""A replica's way to its leader: connects, follows, and connects again.
+"""A follower's connection to its leader: connects, follows, and reconnects.
 
-Owner: the node, from a `Join` to the next change of its role. What the stream learns is
-taken in by the node's core, under its lock.
+Owned by the node, from a `Join` to the next change of its role. Results of the stream
+are applied by the node's core, under its lock.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ _log = logging.getLogger(__name__)
 CONNECTION: Final = ConnectionOptions(
     connect_timeout_s=3.0, heartbeat_s=2.0, heartbeat_timeout_s=2.0
 )
-"""Replicas notice soon that another one is gone: a leader sends twice a second."""
+"""Short, to notice a lost replica soon; a leader sends twice a second."""
 LASTED_S: Final = 2.0
-"""A stream that lasted so long was one; the next pause is the first again."""
+"""Duration of a stream that counts as a success and resets the back-off, in seconds."""
 
 
 async def connect(address: BrokerAddress, clock: Clock) -> BrokerConnection:
@@ -58,7 +58,7 @@ async def connect(address: BrokerAddress, clock: Clock) -> BrokerConnection:
 async def connected(
     address: BrokerAddress, clock: Clock
 ) -> AsyncIterator[BrokerConnection]:
-    """Hold a connection to another replica for some questions.
+    """Open a connection to another replica for some questions, and close it afterwards.
 
     Raises:
         NoBrokerError: it cannot be reached.
@@ -71,46 +71,46 @@ async def connected(
 
 
 class FollowNode(Protocol):
-    """Interface of the node."""
+    """Interface of the node that `FollowTask` needs."""
 
     @property
     def replica(self) -> Replica:
-        """Return its state."""
+        """Return the state of the replica."""
 
     @property
     def lock(self) -> asyncio.Lock:
-        """Return the lock under which a step of the core and its actions are one."""
+        """Return the lock that makes a step of the core and its actions atomic."""
 
     @property
     def token(self) -> str:
         """Return the token in its node `present/K`."""
 
     async def take(self, moved: Moved | None) -> bool:
-        """Take a step of the core, and carry out its actions."""
+        """Apply a step of the core, and carry out its actions; False for None."""
 
     def take_note(self, replica: Replica) -> None:
-        """Take over a state that needs no action."""
+        """Replace the state by one that needs no action."""
 
     def wake(self) -> None:
-        """Look soon at what is due."""
+        """Make the node check soon what is due."""
 
     def spawn(
         self, work: Coroutine[Any, Any, None], *, name: str
     ) -> asyncio.Task[None]:
-        """Run a task; one that fails ends the replica."""
+        """Run a task; an exception in it ends the replica."""
 
     def address_of(self, replica: int) -> BrokerAddress | None:
-        """Return the address that a replica shows; None: it shows none."""
+        """Return the address that a replica advertises; None if it advertises none."""
 
     def note_last_id(self, last_id: MessageId) -> None:
-        """Records with ids up to this one exist."""
+        """Note that records with ids up to this one exist."""
 
     def make_log(self, log_id: LogId, start: Offset, number: int) -> PartitionLog:
-        """Make a log that follows, as another replica has it."""
+        """Create a log that follows, with another replica's start and number."""
 
 
 class FollowTask:
-    """One leader, followed until `end`. On the loop's thread."""
+    """Follows one leader until `end`. Used on the loop's thread."""
 
     def __init__(
         self,
@@ -121,32 +121,32 @@ class FollowTask:
         *,
         clock: Clock,
     ) -> None:
-        """Begin to follow.
+        """Start to follow.
 
         Args:
-            node: of the replica.
+            node: the node of the replica.
             store: its logs.
             leader: number of the leader.
-            epoch: that it leads.
-            clock: time.
+            epoch: epoch of the leader.
+            clock: for waits and deadlines.
         """
         self._node = node
         self._store = store
         self.leader: Final = leader, epoch
         """Number and epoch of the leader."""
         self.lack_of_space = ""
-        """Why the copy waits for space; "" while it does not."""
+        """Reason why the copy waits for disk space; "" if it does not."""
         self._clock = clock
         self._follower: Follower | None = None
         self._task = node.spawn(self._run(), name="follow")
 
     def join_again(self) -> None:
-        """End the stream, and join with the logs as they are now."""
+        """End the stream, and join again with the present logs."""
         if self._follower is not None:
             self._follower.fail(ClosedError("a log was opened again"))
 
     async def end(self) -> None:
-        """Pull no more; what was handed to the storage threads is written."""
+        """Stop pulling; what the storage threads already have is still written."""
         self._task.cancel()
         await asyncio.wait({self._task})
 
@@ -197,41 +197,41 @@ class FollowTask:
     async def refuse(self, log_id: LogId, own: CopyFacts, answer: JoinAnswer) -> None:
         """Freeze: the leader's log parts from the own below its high watermark."""
         async with self._node.lock:
-            # This stream is what the actions would end.
+            # The actions would end this stream, which ends anyway.
             frozen, _actions = refuse(self.replica, log_id, own, answer)
             self._node.take_note(frozen)
         _log.error("replica %d is frozen: %s", frozen.id, frozen.reason)
 
     async def on_joined(self, epoch: Epoch) -> None:
-        """All cuts and tables of a join are on disk."""
+        """Called when all truncations and tables of a join are on disk."""
         async with self._node.lock:
             await self._node.take(joined(self.replica, epoch))
 
     async def on_caught_up(self) -> None:
-        """All logs are at the targets of the flag."""
+        """Called when all logs have reached their targets, to clear the flag."""
         async with self._node.lock:
             await self._node.take(caught_up(self.replica))
         self._node.wake()
         self._store.remove_aside()
 
     def on_sure(self) -> None:
-        """All logs are at their targets: nothing is to be saved, or waited for."""
+        """Called when all logs have reached their targets and there was no flag."""
         self._node.take_note(replace(self.replica, is_sure=True))
 
     async def on_lost(self) -> None:
-        """The leader knows of bytes that this replica promised and lacks."""
+        """Called when the leader knows of promised bytes that this replica lacks."""
         async with self._node.lock:
-            # This stream has ended, which is the other action.
+            # The other action would end this stream, which has ended.
             incomplete, _actions = declare_incomplete(self.replica)
             await self._store.save(incomplete.file)
             self._node.take_note(incomplete)
         self._node.wake()
 
     def note_last_id(self, last_id: MessageId) -> None:
-        """Records with ids up to this one exist: some were appended."""
+        """Note that records with ids up to this one exist, and that appends succeed."""
         self.lack_of_space = ""
         self._node.note_last_id(last_id)
 
     def make_log(self, log_id: LogId, start: Offset, number: int) -> PartitionLog:
-        """Make a log that follows, as the leader has it."""
+        """Create a log that follows, with the leader's start and number."""
         return self._node.make_log(log_id, start, number)

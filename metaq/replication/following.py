@@ -1,24 +1,23 @@
 """A follower's stream: join, then pull, append, sync and acknowledge, until it ends.
 
-    join     what is here           ->   parting points of all logs
-             asides, cuts, tables, the `set` file: only then a high watermark
-    pull     what is synced here    ->   data: chunks, high watermarks, new logs
+    join     facts of the own copies ->   parting points of all logs
+             asides, truncations, tables, the `set` file: only then a high watermark
+    pull     synced ends             ->   data: chunks, high watermarks, new logs
 
-`PULLS` pulls are always on their way or being worked on: the leader sends the next data
-while these are synced. A message is taken where it arrives, and nothing is done for a
-record in it. One that makes logs, or deletes them, waits for the disk, and those after
-it wait for it.
+`PULLS` pulls are always in flight or being processed: the leader sends the next data
+while these are synced. A message is applied when it arrives, with no work per record. A
+message that creates or deletes logs waits for the disk, and later messages wait for it.
 
-Any fault ends the stream, and its owner joins again: what is appended stays, and the
-join finds how much of it counts. There is no other way back.
+Any error ends the stream, and its owner joins again: appended bytes stay, and the join
+determines how many of them count. There is no other error handling.
 
 Invariants:
 
-* nothing is cut before every log is known to part at its high watermark or above;
+* nothing is truncated before every log is known to part at or above its high watermark;
 * a log is deleted because its number is gone, never because the leader lacks it;
-* no high watermark of the leader counts before all cuts and tables are durable;
-* an acknowledgement says what is synced; the last one of a flag's targets comes after
-  the flag is off.
+* no high watermark of the leader is used before all truncations and tables are durable;
+* an acknowledgement reports synced bytes; the one that completes the targets of a flag
+  is sent after the flag is cleared.
 """
 
 import asyncio
@@ -68,61 +67,62 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 PULLS: Final = 3
-"""Pulls on their way, or whose data is not synced yet."""
+"""Number of pulls that are in flight or have data not synced yet."""
 CREDIT_BYTES: Final = 4 << 20
-"""Bytes of records in the answer to one pull."""
+"""Size of the records in the reply to one pull, in bytes."""
 ASK_S: Final = 10.0
-"""Longest wait for the answer to a message that is no pull."""
+"""Longest wait for the reply to a message other than a pull, in seconds."""
 PULL_S: Final = 5.0
-"""Longest wait for the answer to a pull. A leader without bytes answers one of `PULLS`
-each half second: this is more than three times what the last of them waits then."""
+"""Longest wait for the reply to a pull, in seconds. A leader without new bytes replies
+to one of `PULLS` pulls every half second; this is more than three times the longest
+such wait."""
 DRAIN_S: Final = 10.0
-"""Longest wait for the storage threads to end what they have of an earlier stream."""
+"""Longest wait for the storage threads to finish the work of an earlier stream."""
 DRAIN_STEP_S: Final = 0.005
 
 
 class FollowerOwner(Protocol):
-    """The replica that follows."""
+    """Interface of the replica that follows."""
 
     @property
     def replica(self) -> Replica:
-        """Its state."""
+        """State of the replica."""
 
     async def refuse(self, log_id: LogId, own: CopyFacts, answer: JoinAnswer) -> None:
-        """A log of the leader contradicts the own copy: `joins.refuse`."""
+        """Called when a log of the leader contradicts the own copy: `joins.refuse`."""
 
     async def on_joined(self, epoch: Epoch) -> None:
-        """All cuts and tables are durable: `replica.joined`; returns when saved."""
+        """Called when all truncations and tables are durable; returns when saved."""
 
     async def on_caught_up(self) -> None:
-        """All logs are at the targets of a flag: `caught_up`; returns when saved."""
+        """Called when all logs have reached a flag's targets; returns when saved."""
 
     def on_sure(self) -> None:
-        """All logs are at their targets, and there was no flag: it is sure."""
+        """Called when all logs have reached their targets and there was no flag."""
 
     async def on_lost(self) -> None:
-        """The copy lacks bytes that it promised: `declare_incomplete`."""
+        """Called when the copy lacks promised bytes: `declare_incomplete`."""
 
     def note_last_id(self, last_id: MessageId) -> None:
-        """No id of the own may be this one or lower."""
+        """Note an id of the leader; own ids must be above it."""
 
     def make_log(self, log_id: LogId, start: Offset, number: int) -> PartitionLog:
-        """Return a new log, with the settings of its topic (`get_or_create`)."""
+        """Create and return a log, with the settings of its topic (`get_or_create`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Join:
-    """Steps of a join, decided before anything is done."""
+    """Steps of a join, planned before any is carried out."""
 
     plans: Mapping[LogId, LogPlan]
-    """Of logs that go on, cut or not."""
+    """Plans of the logs that continue, truncated or not."""
     begun: Mapping[LogId, tuple[CopyFacts, EpochTable]]
-    """Of logs that are made, in the place of others where there are any."""
+    """Logs to create, replacing existing ones with the same name."""
     gone: tuple[LogId, ...]
 
 
 class Follower:
-    """One stream from one leader. Owner: the replica; used on the loop."""
+    """One stream from one leader. Owned by the replica; used on the loop."""
 
     def __init__(
         self,
@@ -134,15 +134,15 @@ class Follower:
         epoch: Epoch,
         token: str,
     ) -> None:
-        """Prepare to follow; `run` does.
+        """Create a stream; `run` follows.
 
         Args:
-            connection: to the leader; closed with the stream.
-            store: all of its logs follow; nothing else appends to them.
+            connection: connection to the leader; closed with the stream.
+            store: its logs, which all follow; no other object appends to them.
             owner: the replica.
             clock: for deadlines.
-            epoch: of the leader.
-            token: text of this life, as `present/K` has it.
+            epoch: epoch of the leader.
+            token: token of this process, as in `present/K`.
         """
         self._connection = connection
         self._store = store
@@ -155,7 +155,7 @@ class Follower:
         self._by_number: dict[int, PartitionLog] = {}
         self._acks: dict[int, Offset] = {}
         self._targets: dict[int, Offset] = {}
-        """Logs that are not where the replica is complete, and sure of it."""
+        """Log number → offset that it must reach before the replica is complete."""
         self._is_unsure = False
         self._held_pulls = 0
         self._inbox: deque[Data] = deque()
@@ -163,12 +163,12 @@ class Follower:
         self._error: MetaqError | None = None
 
     async def run(self) -> None:
-        """Follow until cancelled; return where the leader's answer forbids to.
+        """Follow until cancelled; return if the leader's reply forbids to follow.
 
         Raises:
-            MetaqError: the stream ended for this; to be joined again, a little later.
+            MetaqError: the error that ended the stream; join again a little later.
 
-        Cancellation: the connection is closed; what is appended stays.
+        Cancellation: the connection is closed; appended bytes stay.
         """
         stop = self._connection.on_closed(
             lambda reason: self.fail(ClosedError(f"the stream is over: {reason}"))
@@ -191,7 +191,7 @@ class Follower:
     # -- the join ---------------------------------------------------------------------
 
     async def _join(self) -> bool:
-        """Join the leader; False where its answer forbids to follow."""
+        """Join the leader; return False if its reply forbids to follow."""
         replica, logs = self._owner.replica, self._logs.logs()
         request = JoinRequest(
             replica.file.set_id,
@@ -219,7 +219,7 @@ class Follower:
         return join is not None
 
     async def _planned(self, reply: JoinReply) -> _Join | None:
-        """Return what a join does; None where a log contradicts the own copy."""
+        """Return the steps of a join; None if a log contradicts the own copy."""
         replica, logs = self._owner.replica, self._logs.logs()
         plans: dict[LogId, LogPlan] = {}
         begun: dict[LogId, tuple[CopyFacts, EpochTable]] = {}
@@ -251,7 +251,7 @@ class Follower:
         return _Join(plans, begun, tuple(gone))
 
     async def _carry_out(self, reply: JoinReply, join: _Join) -> None:
-        """Do what a join asks for; every step is durable before the next."""
+        """Carry out the steps of a join; each is durable before the next."""
         logs = self._logs.logs()
         await self._tables.bury(reply.gone)
         await self._set_aside(join.gone)
@@ -281,7 +281,7 @@ class Follower:
             self._go_on(logs[log_id], answer)
 
     def _go_on(self, log: PartitionLog, answer: JoinAnswer) -> None:
-        """Follow a log from now on: its high watermark is the leader's."""
+        """Start to follow a log; from now on its high watermark is the leader's."""
         number = answer.copy.number
         self._by_number[number] = log
         self._acks[number] = log.synced_end
@@ -292,7 +292,7 @@ class Follower:
             self._targets[number] = answer.target
 
     async def _set_aside(self, log_ids: Collection[LogId]) -> None:
-        """Move logs aside whose deletion is in the journal of epochs."""
+        """Move logs aside whose deletion is already in the journal of epochs."""
         if log_ids:
             await carry_out(partial(self._logs.set_logs_aside, log_ids))
 
@@ -322,7 +322,7 @@ class Follower:
             return
         if self._is_unsure and not self._targets:
             if self._owner.replica.file.flag:
-                # It is complete once that is saved, and says so after.
+                # It is complete once that is saved, and acknowledges afterwards.
                 self._held_pulls += 1
                 self._wake.set()
                 return
@@ -363,7 +363,7 @@ class Follower:
             self.fail(error)
 
     async def _apply_slowly(self, data: Data) -> None:
-        """Make and delete logs, then take the data."""
+        """Create and delete logs, then apply the data."""
         by_number = self._by_number
         gone = [by_number.pop(number) for number in data.gone if number in by_number]
         await self._tables.bury(data.gone)
@@ -381,11 +381,11 @@ class Follower:
             raise ClosedError(f"data of epoch {data.epoch.number} is not followed")
 
     def _apply(self, data: Data) -> None:
-        """Append chunks, then take high watermarks; the hot call.
+        """Append chunks, then apply high watermarks; the hot call.
 
         Raises:
-            StorageError: a chunk cannot be appended; those before it are.
-            ClosedError: a log follows no more.
+            StorageError: a chunk cannot be appended; those before it were.
+            ClosedError: a log does not follow any more.
         """
         if not data.chunks:
             self._pull_next()
@@ -405,7 +405,7 @@ class Follower:
                 f"leader sends bytes of log {chunk.number}, unknown here"
             )
         if log.state is LogState.STOPPED:
-            # Damaged: the others go on, and the leader sees that this one does not.
+            # Damaged: the others continue, and the leader sees that this one does not.
             synced.on_stored()
             return
         if chunk.segment == chunk.offset:
@@ -415,7 +415,7 @@ class Follower:
         synced.last_id = max(synced.last_id, chunk.last_id)
 
     def on_synced(self, ends: Mapping[int, Offset], last_id: MessageId) -> None:
-        """Acknowledge what one message has brought."""
+        """Acknowledge the synced chunks of one message."""
         self._owner.note_last_id(last_id)
         self._acks.update(ends)
         for number, end in ends.items() if self._targets else ():
@@ -425,13 +425,13 @@ class Follower:
         self._pull_next()
 
     def fail(self, error: MetaqError) -> None:
-        """End the stream for an error, the first one."""
+        """End the stream with an error; the first one is kept."""
         self._error = self._error or error
         self._wake.set()
 
 
 class _Synced:
-    """Ticket of all chunks of one message."""
+    """Ticket for all chunks of one message."""
 
     __slots__ = ("_follower", "_left", "ends", "last_id")
 
@@ -442,18 +442,18 @@ class _Synced:
         self.last_id = NO_ID
 
     def on_stored(self) -> None:
-        """One chunk is synced, or passed over."""
+        """Called when one chunk is synced or skipped."""
         self._left -= 1
         if not self._left:
             self._follower.on_synced(self.ends, self.last_id)
 
     def on_failed(self, error: StorageError) -> None:
-        """Nothing more is known of one."""
+        """Called when the outcome of one chunk is unknown."""
         self._follower.fail(error)
 
 
 def _with_epoch(table: EpochTable, copy: CopyFacts) -> EpochTable:
-    """Return a table with the leader's epoch too: its first byte may come now."""
+    """Return a table with the leader's epoch, whose first byte may come next."""
     last = copy.table[-1:]
     if not last or (table and table[-1].epoch == last[0].epoch):
         return table
@@ -461,7 +461,7 @@ def _with_epoch(table: EpochTable, copy: CopyFacts) -> EpochTable:
 
 
 def _whole(copy: CopyFacts) -> tuple[CopyFacts, EpochTable]:
-    """Return a leader's copy that is made here from its log start on."""
+    """Return a leader's copy and the table for a new copy from its log start on."""
     return copy, _with_epoch(adopt_table((), copy, copy.start), copy)
 
 
@@ -471,16 +471,16 @@ async def begin_logs(
     make_log: Callable[[LogId, Offset, int], PartitionLog],
     begun: Mapping[LogId, tuple[CopyFacts, EpochTable]],
 ) -> None:
-    """Make logs as another replica has them; others of these names go aside.
+    """Create logs as another replica has them; existing ones of that name go aside.
 
     Args:
-        logs: of this replica; they follow.
+        logs: the logs of this replica, which follow.
         tables: their epochs.
-        make_log: makes one where there is none of that name.
-        begun: partition → the other's copy, and the table with which it begins here.
+        make_log: creates a log if there is none of that name.
+        begun: partition → the other's copy, and the initial table of the new one.
 
     Raises:
-        StorageError: a step failed; all of it is to be repeated.
+        StorageError: a step failed; repeat the call.
         ClosedError: the logs are closed.
     """
     there = logs.logs()
@@ -502,7 +502,7 @@ async def begin_logs(
 
 
 async def drained(logs: LogManager, clock: Clock) -> None:
-    """Wait until everything that was given to the logs is synced: their ends are fixed.
+    """Wait until all bytes given to the logs are synced, so that their ends are fixed.
 
     Raises:
         StorageError: a disk takes longer than `DRAIN_S`.
@@ -512,7 +512,7 @@ async def drained(logs: LogManager, clock: Clock) -> None:
         busy = [
             each
             for each in logs.logs().values()
-            # One that is being cut has an end that counts no more.
+            # The end of a log that is being truncated does not count.
             if each.state is LogState.REOPENING
             or (each.state is LogState.FOLLOWING and each.synced_end < each.next_offset)
         ]
@@ -534,11 +534,11 @@ async def ask(
     clock: Clock,
     timeout_s: float,
 ) -> A:
-    """Send a message to another replica, and return its answer.
+    """Send a message to another replica, and return its reply.
 
     Raises:
-        WireError: it was refused.
-        ClientError: there is no answer, or none that can be read.
+        WireError: the message was refused.
+        ClientError: there is no reply, or it cannot be decoded.
     """
     deadline_s = clock.monotonic_s() + timeout_s
     opaque = connection.next_opaque()
@@ -548,7 +548,7 @@ async def ask(
 
 
 def payload_of(reply: Reply | MetaqError) -> bytes:
-    """Return the payload of an answer, or raise what it says."""
+    """Return the payload of a reply, or raise the error in it."""
     if isinstance(reply, Value):
         return reply.payload
     if isinstance(reply, MetaqError):

@@ -1,9 +1,11 @@
-"""A follower's side of a join: each log is cut, made or kept, before it pulls.
+"""A follower's side of a join: truncates, creates or keeps each log before it pulls.
 
 Invariants:
 
-* nothing is cut below a high watermark that the follower knows, but for a forced set;
-* a copy that is not known to equal the leader's below its log start begins there.
+* nothing is truncated below a high watermark that the follower knows, except in a
+  forced set;
+* a copy that is not known to equal the leader's below the leader's log start is created
+  again at that start.
 """
 
 from dataclasses import dataclass, replace
@@ -18,30 +20,30 @@ from metaq.replication.replica import Moved, Replica, freeze
 
 @dataclass(frozen=True, slots=True)
 class LogPlan:
-    """One log of a follower before it pulls: first the cut, then the table."""
+    """Changes to one log of a follower before it pulls: truncation, then table."""
 
     end: Offset
-    """It is cut here, or begins here."""
+    """Offset at which it is truncated, or at which the new copy begins."""
     hw: Offset
     table: EpochTable
     is_restart: bool = False
-    """Whether the copy is moved aside, and begins at the leader's log start."""
+    """Whether the copy is moved aside and created again at the leader's log start."""
 
 
 def plan_log(replica: Replica, own: CopyFacts, answer: JoinAnswer) -> LogPlan | None:
-    """Return how a follower's log goes on as its leader's.
+    """Return how a follower's log continues as its leader's.
 
-    None: the leader's log parts below the own high watermark, so one of the two is not
-    what the set believes; nothing is cut then (`refuse`).
+    None: the leader's log parts below the own high watermark, so one of the two copies
+    is not what the set assumes, and nothing may be truncated (`refuse`).
 
     Args:
         replica: the follower.
         own: its copy.
-        answer: the leader's answer about this log.
+        answer: the leader's reply about this log.
     """
     begin = answer.copy.start
     is_other = own.number != answer.copy.number
-    # Nothing in common above the log start: what is below it is not known to be equal.
+    # Sharing nothing above the log start, they may differ below it, too.
     is_foreign = answer.point <= begin and own.hw < begin
     if replica.file.flag is Flag.INCOMPLETE or is_other or is_foreign:
         table = adopt_table((), answer.copy, begin)
@@ -56,7 +58,7 @@ def plan_log(replica: Replica, own: CopyFacts, answer: JoinAnswer) -> LogPlan | 
 def refuse(
     replica: Replica, log_id: object, own: CopyFacts, answer: JoinAnswer
 ) -> Moved:
-    """Return the replica frozen: a leader's log contradicts what it knows."""
+    """Return the replica frozen, because a leader's log contradicts its own."""
     reason = (
         f"partition {log_id}: expected equal bytes up to {own.hw}, got {answer.point}:"
         f" {own.table} against {answer.copy.table}"
@@ -71,13 +73,13 @@ def check_newcomer(
     """Return the record of a set that a directory without a `set` file may join.
 
     Args:
-        record: of the set; None: there is none.
-        broker_id: of the set.
-        replica: number of the replica that would begin.
-        log_count: logs in its directories.
+        record: record of the set; None: there is no set.
+        broker_id: broker id of the set.
+        replica: number of the replica that would start.
+        log_count: number of logs in its directories.
 
     Raises:
-        ReplicaSetError: the text names the command to run.
+        ReplicaSetError: it may not join; the text names the command to run.
     """
     if record is None:
         raise ReplicaSetError(

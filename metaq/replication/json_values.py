@@ -1,19 +1,19 @@
-"""Values of the replicas in JSON: the class of a value is the description of it. Pure.
+"""JSON of the replicas' values; the class of a value describes its JSON. Pure.
 
 | class | JSON |
 |---|---|
-| dataclass | an object with its fields; without one that has a default, it has that |
-| named tuple, tuple of some items | an array of so many items |
+| dataclass | an object with its fields; a missing field gets its default, if any |
+| named tuple, tuple of some items | an array with as many items |
 | tuple of any length, frozenset | an array |
 | mapping | an object |
 | enum | its text |
-| `int`, or a `NewType` of it | a number from 0 to 2^63 - 1, but for message ids |
+| `int`, or a `NewType` of it | a number from 0 to 2^63 - 1; message ids: negative too |
 | optional | null, or no property, for None |
-| `Annotated[..., reader]` | what the reader takes |
+| `Annotated[..., reader]` | a value that the reader accepts |
 
-What came from outside is read with every check: kinds, sizes, ranges, and where a
-class has a method `fault`, what contradicts itself. Properties that are not known are
-skipped: a set has replicas of two versions while it is updated.
+Input is fully checked: types, sizes, ranges and, if a class has a method `fault`,
+contradictions. Unknown properties are ignored, because a set has replicas of two
+versions while it is updated.
 """
 
 import json
@@ -38,28 +38,28 @@ from metaq.protocol.decimals import I32_MAX, I64_MAX, I64_MIN
 
 T = TypeVar("T")
 Reader: TypeAlias = Callable[[Any, str], Any]
-"""Takes a value and its name; returns what it says, or raises FieldError."""
+"""Takes a JSON value and its name; returns the decoded value, or raises FieldError."""
 
 
 class FieldError(ValueError):
-    """A value is not of the kind, size or range that was expected; it is named."""
+    """A value does not have the expected type, size or range; the text names it."""
 
 
 def to_json(value: object) -> bytes:
-    """Return the JSON of a value, without spaces: one text for one value."""
+    """Return the JSON of a value, without spaces; equal values give equal texts."""
     return _JSON.encode(value).encode()
 
 
 def from_json(kind: Callable[..., T], data: bytes, name: str) -> T:
-    """Return the value of a class that a text describes.
+    """Decode a value of a class from JSON.
 
     Args:
         kind: the class.
-        data: its JSON.
-        name: what it is, for the error.
+        data: the JSON.
+        name: name of the value, for the error.
 
     Raises:
-        FieldError: it is none.
+        FieldError: it is not a value of this class.
     """
     try:
         value = json.loads(data)
@@ -110,7 +110,7 @@ def reader_of(kind: Any) -> Reader:
 
 
 def number(low: int = 0, high: int = I64_MAX) -> Reader:
-    """Return a reader of the whole numbers of a range."""
+    """Return a reader of integers in a range, inclusive."""
 
     def read(value: Any, name: str) -> int:
         if type(value) is not int or not low <= value <= high:
@@ -219,4 +219,4 @@ _READERS: Final[dict[Any, Reader]] = {
     LogId: _object(LogId, {"topic": _text, "partition": number(0, I32_MAX)}),
 }
 LogNumber: TypeAlias = Annotated[int, number(0, 2**64 - 1)]
-"""Number of a log, as it was drawn."""
+"""Number of a log, drawn at random."""

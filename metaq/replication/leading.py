@@ -1,32 +1,35 @@
-"""The leader's streams: what it has written goes to each follower that has asked.
+"""The leader's streams: each follower that has joined gets what the leader writes.
 
     a group is written here    -> `_on_moved` of each log  -> one turn later `_flush`:
     a follower's pull waits    -> one data message with all that it lacks
-    its next pull acknowledges -> match -> bound -> high watermark -> producers answered
+    its next pull acknowledges -> match -> bound -> high watermark -> replies to puts
 
-A small group is sent while it is synced here, a large one once it is. The leader's own
-sync counts as that of any other, so a follower may have what a power cut takes from the
-leader: that was not acknowledged, and is cut when a later epoch has other bytes there.
-A group that found no room is never sent: its offsets are given again in this epoch.
+A small group is sent while it is synced here, a large one after its sync. The leader's
+own sync counts like that of any other replica, so a follower may have bytes that the
+leader loses in a power cut. They were not acknowledged, and are truncated when a later
+epoch has other bytes there. A group that did not fit on the disk is never sent, because
+its offsets are used again in this epoch.
 
-Nothing is done for a put, and nothing on a timer for a quiet log: a follower has lists
-of the logs that have something for it.
+No work is done per put, or by a timer for an idle log: a follower has lists of the logs
+that have something for it.
 
-    ready     bytes are in memory, or may be
-    cold      they have to be read from the file, one log after another
-    marks     the high watermark has moved: goes with the next data, or at the next tick
+    ready     has bytes in memory, or may have
+    cold      has bytes to read from the file, one log after another
+    marks     the high watermark has moved: sent with the next data, or at the next tick
     missing   not caught up since the join (`LogProgress.joined`)
-    lacking   bytes that it lacks: up to where, and since when
+    lacking   has bytes that the follower lacks: up to where, and since when
 
-Time for lag is counted in ticks, of which each is TICK_S_MAX at most: a leader that
-slept does not believe that all others did.
+Lag is measured in ticks, each counted as at most TICK_S_MAX, so that a leader that was
+suspended does not conclude that all others were late.
 
 Invariants:
 
-* an acknowledgement counts in the life that joined, over its connection;
-* nothing is sent twice over one stream, and none ever acknowledges what was not sent;
-* a join is answered with what is written here: a follower that is ahead lost nothing;
-* what the followers allow is `LogProgress.bound`, of the quorum of now, in each log.
+* an acknowledgement counts only for the process that joined, over its connection;
+* nothing is sent twice over one stream, and unsent bytes are never acknowledged;
+* the reply to a join has the written end: a follower ahead of the synced end has lost
+  nothing;
+* the high watermark that followers allow is `LogProgress.bound` of each log, for the
+  current quorum.
 """
 
 import asyncio
@@ -75,36 +78,36 @@ from metaq.storage.segment import DamagedSegmentError
 _log = logging.getLogger(__name__)
 
 Answer: TypeAlias = Callable[[bytes | WireError], None]
-"""Takes the answer to one message, once, now or later."""
+"""Gets the reply to one message, once, at once or later."""
 
 PULLS_MAX: Final = 3
-"""Pulls of one follower that wait."""
+"""Maximum number of waiting pulls of one follower."""
 IDLE_S: Final = 0.5
-"""After so long a follower gets an empty message."""
+"""Time without data after which a follower gets an empty message, in seconds."""
 LOADED_BYTES_MAX: Final = 4 << 20
-"""Bytes of one follower that are read from files ahead of its pulls."""
+"""Maximum size of chunks read from files ahead of one follower's pulls, in bytes."""
 TICK_S_MAX: Final = 1.0
-"""Longest time that a tick counts for."""
+"""Longest time that one tick counts for, in seconds."""
 GONE_S: Final = 1.0
-"""After so long without its connection a follower counts as stalled."""
+"""Time without a connection after which a follower counts as stalled, in seconds."""
 JOIN_STEP: Final = 100
-"""Logs of a join that are answered in one turn of the loop: some milliseconds."""
+"""Number of logs of a join handled in one turn of the loop: some milliseconds."""
 
 
 class TermOwner(Protocol):
-    """The replica that leads."""
+    """Interface of the replica that leads."""
 
     def on_join(self, replica: int, incarnation: int, revision: int) -> None:
-        """A follower joined: has `set_term` called with its life."""
+        """Called when a follower joined; must call `set_term` with its incarnation."""
 
     def on_saved(self, replica: int, revision: int) -> None:
-        """A follower has saved this revision of the record: likewise."""
+        """Called when a follower has saved this revision; as `on_join`."""
 
     def on_caught_up(self, replica: int) -> None:
-        """A follower has caught up in all logs: it may be taken in."""
+        """Called when a follower has caught up in all logs: it may become in-sync."""
 
     def on_lost(self, replica: int) -> None:
-        """A member of the in-sync set lacks bytes that it promised."""
+        """Called when a member of the in-sync set lacks bytes that it promised."""
 
     def knows(self, replica: int, token: str) -> bool:
         """Return whether the node `present/K` has this token."""
@@ -116,17 +119,17 @@ class _Follower:
 
     replica: int
     owner: object
-    """Its connection."""
+    """Connection of the follower."""
     revision: int
     sent: dict[int, Offset] = field(default_factory=dict)
     ready: dict[int, None] = field(default_factory=dict)
     cold: dict[int, None] = field(default_factory=dict)
     damaged: set[int] = field(default_factory=set)
-    """Logs with bytes for it that are to be mended first."""
+    """Logs with unsent bytes that must be repaired first."""
     marks: dict[int, None] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
     lacking: dict[int, tuple[Offset, float]] = field(default_factory=dict)
-    """Oldest first."""
+    """Log number → end of the oldest missing bytes, and since when; oldest first."""
     births: list[LogAnswer] = field(default_factory=list)
     gone: list[int] = field(default_factory=list)
     pulls: deque[tuple[Pull, Answer]] = field(default_factory=deque)
@@ -134,16 +137,16 @@ class _Follower:
     loading: "asyncio.Task[None] | None" = None
     sent_s: float = 0.0
     has_left: bool = False
-    """Its logs are to be looked at again: it was taken out."""
+    """Whether it left the in-sync set, so that its logs must be examined again."""
 
     @property
     def has_more(self) -> bool:
-        """Whether a pull may be answered now; one that only acknowledges is not."""
+        """Whether there is something to send; if not, a pull waits."""
         has_bytes = self.ready or self.cold or self.loaded
         return bool(has_bytes or self.marks or self.births or self.gone)
 
     def forget(self, number: int) -> None:
-        """Drop a log that is deleted."""
+        """Drop a deleted log."""
         for each in (self.ready, self.cold, self.marks, self.lacking, self.sent):
             each.pop(number, None)
         self.missing.discard(number)
@@ -153,7 +156,7 @@ class _Follower:
 
 
 class LeadingStreams:
-    """All followers of one term. Owner: the replica; used on the loop."""
+    """Streams to all followers in a term. Owned by the replica; used on the loop."""
 
     def __init__(
         self,
@@ -165,15 +168,15 @@ class LeadingStreams:
         set_id: str,
         lag_s: float,
     ) -> None:
-        """Prepare a term; `begin` begins it.
+        """Create the streams of a term; `begin` starts it.
 
         Args:
             logs: all logs, a live view.
             tables: their epochs; that of this term has begun in each log.
             owner: the replica.
-            term: as it begins.
-            set_id: name of the set.
-            lag_s: after so long a follower that is silent or late counts as stalled.
+            term: its initial state.
+            set_id: id of the set.
+            lag_s: seconds after which a silent or late follower counts as stalled.
         """
         self._loop = asyncio.get_running_loop()
         self._logs = logs
@@ -186,13 +189,13 @@ class LeadingStreams:
         self._progress: dict[int, LogProgress] = {}
         self._followers: dict[int, _Follower] = {}
         self._joining: dict[int, tuple[Iterator[None], object]] = {}
-        """Steps of a join, and its connection."""
+        """Replica → steps of its join, and its connection."""
         self._contacts: dict[int, tuple[float, bool]] = {}
-        """When a replica was heard last, and whether its connection is there."""
+        """Replica → when it was last heard, and whether its connection is open."""
         self._shared: dict[tuple[int, Offset], Chunk] = {}
-        """Chunks of this flush: all followers get the same."""
+        """Chunks of this flush, shared by all followers."""
         self._encoded: tuple[Data, bytes] | None = None
-        """The last message of this flush: the next follower mostly gets it too."""
+        """Last message of this flush; the next follower mostly gets the same."""
         self._is_flush_due = False
         self._now_s = 0.0
         self._ticked_s: float | None = None
@@ -201,7 +204,7 @@ class LeadingStreams:
     # -- the term ---------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Lead every log; the first high watermark of each is the epoch start."""
+        """Lead every log; its first high watermark is the start of the epoch."""
         for log in tuple(self._logs.values()):
             if self._tables.is_living(log.number) and log.state in {
                 LogState.FOLLOWING,
@@ -210,7 +213,7 @@ class LeadingStreams:
                 self._lead(log)
 
     def add_log(self, log: PartitionLog) -> None:
-        """Lead a log that was just made; followers make it before its bytes come."""
+        """Lead a new log; followers create it before they get its bytes."""
         self._lead(log)
         assert log.number is not None
         progress, copy = self._progress[log.number], facts_of(log, self._tables)
@@ -222,7 +225,7 @@ class LeadingStreams:
         self._flush_soon()
 
     def lead_again(self, log: PartitionLog) -> None:
-        """Lead a log that was opened again: it has the end that it had."""
+        """Lead a log that was opened again, with the same end."""
         if log.number in self._by_number:
             log.lead()
             self._set_bound(log.number)
@@ -230,7 +233,7 @@ class LeadingStreams:
             self._lead(log)
 
     def remove_log(self, number: int) -> None:
-        """Follow the deletion of a log, which is in the journal of epochs already."""
+        """Drop a deleted log, whose deletion is already in the journal of epochs."""
         log = self._by_number.pop(number, None)
         self._progress.pop(number, None)
         if log is not None:
@@ -242,7 +245,7 @@ class LeadingStreams:
         self._flush_soon()
 
     def set_term(self, term: Leadership) -> None:
-        """Count with another quorum from now on."""
+        """Use another quorum from now on."""
         before, self._term = self._term, term
         if before.quorum == term.quorum:
             return
@@ -253,10 +256,10 @@ class LeadingStreams:
             self._set_bound(each)
 
     def close(self, error: WireError | None = None) -> None:
-        """End the term: every message that waits is answered, no log moves us more.
+        """End the term: reply to every waiting message, and detach from all logs.
 
         Args:
-            error: the answer; None: this replica does not lead.
+            error: the reply; None: this replica does not lead any more.
         """
         self._is_closed = True
         for log in self._by_number.values():
@@ -267,12 +270,12 @@ class LeadingStreams:
     # -- messages ---------------------------------------------------------------------
 
     def join(self, request: JoinRequest, owner: object, answer: Answer) -> None:
-        """Take a follower: what it had in a former life counts no more.
+        """Add a follower, replacing its earlier stream.
 
         Args:
-            request: what it has.
-            owner: its connection (`drop`).
-            answer: takes a `JoinReply`.
+            request: facts of its copies.
+            owner: its connection, as in `drop`.
+            answer: gets a `JoinReply`.
         """
         if error := self._fault_of(request):
             answer(error)
@@ -302,7 +305,7 @@ class LeadingStreams:
         return refusal(text, STALE_EPOCH, epoch=epoch)
 
     def _step(self, replica: int, steps: Iterator[None], answer: Answer) -> None:
-        """Go on with a join, unless it was replaced or the term is over."""
+        """Continue a join, unless it was replaced or the term is over."""
         if self._is_closed or self._joining.get(replica, ("",))[0] is not steps:
             answer(refusal(f"The join of replica {replica} was called off."))
         elif next(steps, self) is self:
@@ -313,9 +316,9 @@ class LeadingStreams:
     def _join(
         self, request: JoinRequest, owner: object, answer: Answer
     ) -> Iterator[None]:
-        """Answer each log; match is what both copies share, and no more."""
+        """Compare each log; a follower's match is the part that both copies share."""
         replica, quorum = request.replica, self._term.quorum
-        # The copies of one that lost its bytes are moved aside: they count as nothing.
+        # The copies of a replica that lost bytes are moved aside, so they do not count.
         is_nothing = request.flag is Flag.INCOMPLETE
         copies = {} if is_nothing else {e.copy.number: e.copy for e in request.logs}
         follower = _Follower(replica, owner, request.revision)
@@ -348,7 +351,7 @@ class LeadingStreams:
         self, follower: _Follower, answers: Mapping[int, LogAnswer]
     ) -> None:
         self._followers[follower.replica] = follower
-        # Its first pull says that it has joined, also where there is no log.
+        # Its first pull confirms the join, even if there are no logs.
         follower.has_left = True
         follower.sent_s = self._now_s
         follower.missing.update(self._by_number)
@@ -361,12 +364,12 @@ class LeadingStreams:
                 follower.marks[number] = None
 
     def pull(self, pull: Pull, owner: object, answer: Answer) -> None:
-        """Take acknowledgements, and answer when there is something: the hot call.
+        """Apply acknowledgements, and reply once there is data: the hot call.
 
         Args:
-            pull: of a follower that joined over the same connection.
+            pull: from a follower that joined over the same connection.
             owner: the connection.
-            answer: takes `Data`.
+            answer: gets `Data`.
         """
         follower = self._followers.get(pull.replica)
         if pull.epoch != self._term.epoch:
@@ -402,7 +405,7 @@ class LeadingStreams:
             self._flush_soon()
 
     def drop(self, owner: object) -> None:
-        """End the stream of a connection that is gone."""
+        """End the streams and joins of a closed connection."""
         for each in [f for f in self._followers.values() if f.owner is owner]:
             self._end(each, refusal("The connection is gone."))
         for replica in [k for k, (_, o) in self._joining.items() if o is owner]:
@@ -431,20 +434,20 @@ class LeadingStreams:
     def has_caught_up(self, replica: int) -> bool:
         """Return whether a follower has caught up in all logs, and still pulls.
 
-        One that was taken out has not, before its next pull.
+        False for one that left the in-sync set, until its next pull.
         """
         follower = self._followers.get(replica)
         return follower is not None and not follower.missing and not follower.has_left
 
     def _look_again(self, follower: _Follower) -> None:
-        """Wait for a follower again that was taken out, in logs where it has all."""
+        """Wait again, in logs where it has all bytes, for a follower that had left."""
         follower.has_left = False
         for number, progress in tuple(self._progress.items()):
             self._acknowledge(follower, number, progress.match_of(follower.replica))
         self._note_joined(follower)
 
     def _leave(self, replica: int) -> None:
-        """Wait no more for a follower that is out."""
+        """Stop waiting for a follower that left the in-sync set."""
         for number, progress in self._progress.items():
             if replica in progress.joined:
                 self._progress[number] = progress.leave(replica)
@@ -470,7 +473,7 @@ class LeadingStreams:
         log.set_bound(log.high_watermark if bound is None else bound)
 
     def _on_moved(self, log: PartitionLog) -> None:
-        """Take note of a sync, or of another high watermark; the hot call."""
+        """Handle a sync or a change of the high watermark; the hot call."""
         number, end = log.number, log.log_end
         assert number is not None
         progress = self._progress[number]
@@ -504,7 +507,7 @@ class LeadingStreams:
         self._encoded = None
 
     def _send(self, follower: _Follower, *, is_due: bool = False) -> bool:
-        """Answer one pull if there is something to say; return whether it was."""
+        """Reply to one pull if there is data or `is_due`; return whether it did."""
         pull, answer = follower.pulls[0]
         chunks = self._gather(follower, pull.credit_bytes)
         has_data = chunks or follower.births or follower.gone
@@ -529,7 +532,7 @@ class LeadingStreams:
         return True
 
     def _gather(self, follower: _Follower, credit_bytes: int) -> list[Chunk]:
-        """Return chunks for one message; each log that has more gets its turn."""
+        """Return chunks for one message; logs with more bytes take turns."""
         chunks, left = _take(follower.loaded, credit_bytes)
         for number in tuple(follower.ready):
             if left <= 0:
@@ -542,7 +545,7 @@ class LeadingStreams:
             if chunk is None:
                 requests = log.tail(offset, min(left, CHUNK_BYTES_MAX))
                 if not requests:
-                    # In the file copies have what is synced.
+                    # From its file, a log gives only synced bytes.
                     if offset < log.synced_end:
                         follower.cold[number] = None
                     continue
@@ -560,7 +563,7 @@ class LeadingStreams:
             follower.ready[chunk.number] = None
 
     async def _load(self, follower: _Follower) -> None:
-        """Read chunks of cold logs ahead of the pulls, while there is room."""
+        """Read chunks of cold logs ahead of the pulls, up to LOADED_BYTES_MAX."""
         try:
             while follower.cold and _size_of(follower.loaded) < LOADED_BYTES_MAX:
                 number = next(iter(follower.cold))
@@ -569,14 +572,14 @@ class LeadingStreams:
                     chunk = await read_chunk(log, offset, CHUNK_BYTES_MAX)
                 except (StorageError, ClosedError, RuntimeError) as error:
                     if number not in follower.cold:
-                        continue  # deleted since
+                        continue  # deleted in between
                     report(log, error)
                     if isinstance(error, DamagedSegmentError):
-                        # It lacks this log, which is seen, and has all others.
+                        # The follower gets all other logs; `stalled` shows this one.
                         del follower.cold[number]
                         follower.damaged.add(number)
                         continue
-                    # Below the log start by now, or the disk does not give it.
+                    # Below the log start by now, or the disk cannot read it.
                     self._end(follower, refusal(f"{log.log_id}: {error}"))
                     return
                 if number in follower.cold:
@@ -588,10 +591,10 @@ class LeadingStreams:
             follower.loading = None
 
     def _end(self, follower: _Follower, error: WireError) -> None:
-        """End a stream: its follower joins again, over a connection of its choice."""
+        """End a stream; its follower joins again."""
         if self._followers.get(follower.replica) is not follower:
             return
-        # One that was silent for too long before is no better without a connection.
+        # One that was silent for too long stays stalled without a connection.
         late_s = GONE_S if self._is_stalled(follower.replica) else 0.0
         self._contacts[follower.replica] = self._now_s - late_s, False
         del self._followers[follower.replica]
@@ -605,10 +608,10 @@ class LeadingStreams:
     # -- time -------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
-        """Send marks alone, and empty messages; to be called some times a second.
+        """Send marks without data, and empty messages; call several times a second.
 
         Args:
-            now_s: the boot clock.
+            now_s: time of the boot clock, in seconds.
         """
         if self._ticked_s is not None:
             self._now_s += min(TICK_S_MAX, max(0.0, now_s - self._ticked_s))
@@ -623,7 +626,7 @@ class LeadingStreams:
                 self._leave(each.replica)
 
     def _look_at_mended(self, follower: _Follower) -> None:
-        """Send what could not be read, once it was mended."""
+        """Send the logs that were repaired since their bytes could not be read."""
         for number in tuple(follower.damaged):
             offset, damage = follower.sent[number], self._by_number[number].damage
             if not any(each.covers(offset) for each in damage):
@@ -632,25 +635,25 @@ class LeadingStreams:
                 self._flush_soon()
 
     def stalled(self) -> frozenset[int]:
-        """Return who is waited for, and silent or late by the lag time.
+        """Return the replicas that the quorum waits for and that are silent or late.
 
-        Or whose connection is gone for `GONE_S`. Before its first join a replica counts
-        as heard when the term began.
+        Silent or late for `lag_s`, or without a connection for `GONE_S`. A replica that
+        has not joined yet counts as heard at the beginning of the term.
         """
         return frozenset(filter(self._is_stalled, self._term.quorum.others))
 
     def hears_all(self) -> bool:
-        """Return whether all who are waited for pull: until then no other has claimed.
+        """Return whether all replicas of the quorum pull, so that none has claimed.
 
-        A claimer has ended its stream before. One that is cut off may claim within
-        `GONE_S`.
+        A claimer has ended its stream before it claims; a replica that is cut off may
+        claim within `GONE_S`.
         """
         never, others = (-GONE_S, False), self._term.quorum.others
         heard = [self._contacts.get(replica, never) for replica in others]
         return all(is_there and self._now_s - s < GONE_S for s, is_there in heard)
 
     def _is_stalled(self, replica: int) -> bool:
-        """Return whether a high watermark may have waited for it for too long."""
+        """Return whether a high watermark may have waited too long for this replica."""
         heard_s, is_connected = self._contacts.get(replica, (0.0, True))
         silent_s = self._now_s - heard_s
         if silent_s >= (self._lag_s if is_connected else GONE_S):
@@ -658,7 +661,7 @@ class LeadingStreams:
         follower = self._followers.get(replica)
         if follower is None:
             return False
-        # Without a place in the set it is waited for in logs where it caught up alone.
+        # Outside the in-sync set, only logs in which it has caught up wait for it.
         is_waited = replica in self._term.quorum.waited
         excused = frozenset() if is_waited else follower.missing
         late_s = self._now_s - self._lag_s
@@ -666,7 +669,7 @@ class LeadingStreams:
         return any(s <= late_s and n not in excused for n, (_end, s) in lacking)
 
     def lag(self) -> tuple[FollowerLag, ...]:
-        """Return how far each replica is that joined, or is waited for."""
+        """Return the lag of each replica that joined or that the quorum waits for."""
         quorum = self._term.quorum
         rows = []
         for replica in sorted(quorum.others | {*self._followers}):
@@ -691,9 +694,10 @@ class LeadingStreams:
 
 
 def _take(loaded: list[Chunk], credit_bytes: int) -> tuple[list[Chunk], int]:
-    """Take chunks for one message; return them, and the credit that is left.
+    """Take chunks for one message; return them, and the remaining credit.
 
-    It is none while others wait: what comes after them in their logs is not sent now.
+    The credit is 0 while chunks remain, because later bytes of their logs must not be
+    sent first.
     """
     chunks: list[Chunk] = []
     while loaded and (not chunks or loaded[0].size_bytes <= credit_bytes):

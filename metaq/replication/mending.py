@@ -1,15 +1,18 @@
-"""Damaged ranges of this replica, mended from the copies of the others.
+"""Repair of this replica's damaged ranges from the copies of the other replicas.
 
-    damage found    by the scrub, a start, a get, `check`, or another replica that asks
-    ask             each other replica, until one has the range: it compares both
-                    copies' epochs, and its own bytes with its span index first
-    write           in place, synced, and checked by the own index (`storage/mend.py`)
-    go on           a log that was stopped is opened again
+    damage found    by the scrub, at the start, by a get, by `check`, or by a replica
+                    that compares
+    ask             each other replica, until one has the range: it first compares both
+                    copies' epochs, and its own bytes with its span index
+    write           in place, synced, and checked against the own index
+                    (`storage/mend.py`)
+    go on           a stopped log is opened again
 
-It needs no leader. Where all have a range damaged, most of them may still agree in each
-bit of it, and the own index says whether that is right. Else it is lost: gets are
-answered with the damage from then on. Where some are away it is asked for again. Damage
-without an end is no range: such a log lacks bytes, and its replica with it (`lack`).
+No leader is needed. If the range is damaged on all replicas, a majority may still agree
+in each bit, and the own index shows whether the result is right. If not, the range is
+lost: from then on, gets report the damage. If some replicas are absent, the range is
+asked for again. Damage without an end is not a range: such a log lacks bytes, and so
+does its replica (`lack`).
 """
 
 import asyncio
@@ -39,50 +42,50 @@ from metaq.storage.segment import Damage
 _log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
-"""Interval of looks at all logs where one is damaged, or may be."""
+"""Interval of checks of all logs while one is or may be damaged, in seconds."""
 VOTES: Final = 3
-"""Copies that are compared where none is good."""
+"""Number of copies that are compared if none is good."""
 COMPARE_S: Final = 10.0
-"""A sealed segment is compared so often: a tebibyte of them in three hours. Each log is
-looked at for damage then, too."""
+"""Interval in seconds at which one sealed segment is compared, a tebibyte in three
+hours, and at which all logs are checked for damage."""
 AGAIN_S: Final = 5.0
-"""Pause before a range is asked for again that no replica could give."""
+"""Pause before a range that no replica could give is asked for again, in seconds."""
 ANSWER_S: Final = 5.0
-"""Longest wait for a piece of a copy."""
+"""Longest wait for a piece of a copy, in seconds."""
 
 
 MENDS: Final = frozenset(
     {ReplicaRole.IDLE, ReplicaRole.FOLLOWING, ReplicaRole.LEADING, ReplicaRole.DRAINING}
 )
-"""Roles in which damage is mended: in others ends are fixed for a claim."""
+"""Roles in which damage is repaired; in others, ends must not change, for a claim."""
 
 
 class MendNode(Protocol):
-    """Interface of the node."""
+    """Interface of the node that `Mender` needs."""
 
     @property
     def replica(self) -> Replica:
-        """Return its state."""
+        """Return the state of the replica."""
 
     seen: SetView | None
-    """The set, as it was read last."""
+    """The set, as last read."""
 
     @property
     def lock(self) -> asyncio.Lock:
-        """Return the lock under which its role does not change."""
+        """Return the lock under which the role does not change."""
 
     def on_reopened(self, log: PartitionLog) -> None:
-        """Take a log that follows again: lead it, or join with it; under `lock`."""
+        """Lead or join with a log that follows again; called under `lock`."""
 
 
 class Mender:
-    """Owner: the node; on the loop's thread."""
+    """Repairs damage of one replica. Owned by the node; used on the loop's thread."""
 
     def __init__(self, node: MendNode, store: ReplicaStore, *, clock: Clock) -> None:
-        """Mend nothing yet.
+        """Create a mender that is not running.
 
         Args:
-            node: of the replica.
+            node: the node of the replica.
             store: its logs.
             clock: for deadlines.
         """
@@ -91,22 +94,22 @@ class Mender:
         self._clock = clock
         self._not_before_s: dict[Damage, float] = {}
         self._written: set[Damage] = set()
-        """Ranges of stopped logs that are good and not believed yet."""
+        """Repaired ranges of stopped logs, until the log is opened again."""
         self.comparison: Final = Comparison(clock=clock)
-        """Of the own copies with those of others."""
+        """Comparison of the own copies with those of others."""
         self._turn = 0
         self._due = asyncio.Event()
         self._looked_s = clock.monotonic_s()
         self.damaged_count = 0
-        """Damaged ranges at the last look."""
+        """Number of damaged ranges at the last check."""
         self.lack = ""
-        """Why bytes are missing here that no range names; "" where none are."""
+        """Reason why bytes outside of damaged ranges are missing; "" if none are."""
         self.mended_count = 0
-        """Ranges mended in this life."""
+        """Number of ranges repaired since the start."""
         self.mended_bytes = 0
 
     async def run(self) -> None:
-        """Mend what is damaged, until cancelled."""
+        """Repair damage until cancelled."""
         compared_s = self._clock.monotonic_s()
         while True:
             await self._due.wait()
@@ -128,9 +131,10 @@ class Mender:
             self._due.clear()
 
     def look(self) -> None:
-        """Have all logs looked at, if one may be damaged; called by the node.
+        """Start a check of all logs if one may be damaged; called by the node.
 
-        Most never are, and there may be thousands: else they wait for a comparison.
+        Otherwise the check waits for the next comparison, because there may be
+        thousands of logs and most are never damaged.
         """
         directories = self._store.logs.directories()
         is_new = any(each.is_damage_new for each in directories)
@@ -139,7 +143,7 @@ class Mender:
             self._due.set()
 
     async def _compare(self) -> None:
-        """Compare one sealed segment with another replica that is there."""
+        """Compare one sealed segment with another replica that is present."""
         sources = self._sources()
         there = [(replica, each) for replica, each in sources.items() if each]
         found = self.comparison.next_segment(self._store.logs.logs(), sources)
@@ -154,9 +158,9 @@ class Mender:
             await self.comparison.compare(log, segment, other, set_id, copy)
 
     def note_lack(self) -> Moved | None:
-        """Return the replica that joins again with nothing, where it lacks bytes.
+        """Return the step to join again with nothing if this replica lacks bytes.
 
-        That is where bytes are missing that no range names; a leader gives up first.
+        That is, bytes that are not in a damaged range; a leader gives up first.
         """
         own = self._node.replica
         joins = own.role in {ReplicaRole.IDLE, ReplicaRole.FOLLOWING}
@@ -167,11 +171,11 @@ class Mender:
 
     @property
     def _may_mend(self) -> bool:
-        """Whether the logs are those of the set, and no claim is under way."""
+        """Whether the logs are those of the set, and no claim is open."""
         return self._node.replica.role in MENDS
 
     def _sources(self) -> dict[int, BrokerAddress | None]:
-        """Return the other replicas; None for one that has no proven copy now."""
+        """Return the other replicas; None for one without a proven copy now."""
         own, seen = self._node.replica, self._node.seen
         shown = {} if seen is None else seen.shown
         ready = unflagged(each.presence for each in shown.values())
@@ -201,7 +205,7 @@ class Mender:
             _log.warning("not mended: partition=%s error=%s", log.log_id, error)
 
     async def _mend(self, log: PartitionLog, damage: Damage) -> None:
-        """Have one range written, if it is due and another replica has it."""
+        """Repair one range, if it is due and another replica has it."""
         end, now_s = damage.next_good_offset, self._clock.monotonic_s()
         is_due = now_s >= self._not_before_s.get(damage, now_s)
         is_known = end is not None and end <= log.high_watermark
@@ -228,10 +232,10 @@ class Mender:
     async def _vote(
         self, addresses: Sequence[BrokerAddress], log: PartitionLog, damage: Damage
     ) -> None:
-        """Try what most copies have, bit by bit, of a range that is damaged on all.
+        """Repair a range that is damaged on all replicas by a majority of each bit.
 
-        A bit in the header of a record damages its span, and so three bits at three
-        places may damage the same range on three replicas.
+        A bit in the header of a record damages its whole span, so three bits at three
+        positions may damage the same range on three replicas.
         """
         try:
             flaw = f"expected {VOTES} copies to compare, got {len(addresses) + 1}"
@@ -249,12 +253,12 @@ class Mender:
     async def _copy(
         self, addresses: Sequence[BrokerAddress], log: PartitionLog, damage: Damage
     ) -> str:
-        """Write a range as another replica has it, or as most of them do; check it.
+        """Write a range from one replica, or from a majority of copies, and check it.
 
-        Returns why these copies are not good there; "" when the range is written.
+        Returns the reason why these copies are not good; "" when the range is written.
 
         Raises:
-            MetaqError: that is not known; perhaps half of the range is written.
+            MetaqError: that is unknown; the range may be partly written.
         """
         offset = damage.offset
         async with AsyncExitStack() as stack:
@@ -289,7 +293,7 @@ class Mender:
         offset: Offset,
         size: int,
     ) -> bytes | None:
-        """Return bytes of one copy that are good there, or what most copies have."""
+        """Return the good bytes of one copy, or the majority of three copies."""
         if len(connections) == 1:
             return await self._ask(connections[0], log, offset, size)
         copies = [await read_unchecked(log, offset, size)]
@@ -310,10 +314,10 @@ class Mender:
         *,
         is_unchecked: bool = False,
     ) -> bytes | None:
-        """Ask one replica; None: the bytes are damaged there.
+        """Request bytes from one replica; None: they are damaged there.
 
         Raises:
-            MetaqError: it does not have them, or does not answer.
+            MetaqError: it does not have them, or does not reply.
         """
         replica = self._node.replica
         assert log.number is not None
@@ -348,12 +352,12 @@ def _not_mended(replica: int, log: PartitionLog, damage: Damage, why: str) -> No
 
 
 def _ranges(damage: Iterable[Damage]) -> set[Damage]:
-    """Return the damage that has to be mended before a log is opened again."""
+    """Return the damage to repair before a log is opened again."""
     return {each for each in damage if not each.is_empty}
 
 
 def _lack_of(log: PartitionLog) -> str:
-    """Return why a log lacks bytes without an end; "" for a range."""
+    """Return the reason why a log lacks bytes without an end; "" for a range."""
     end = log.damage[-1].next_good_offset
     is_open = log.state is LogState.STOPPED and (end is None or end > log.synced_end)
     return f"partition {log.log_id} is stopped: {log.damage[-1]}" if is_open else ""

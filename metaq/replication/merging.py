@@ -1,18 +1,18 @@
-"""A claimer takes over, log by log, what a member of the old in-sync set has more.
+"""Merge of members into a claimer's logs: it takes the bytes that it lacks itself.
 
-    tables   what the member has; from then on it follows no older epoch
-    cuts     each log at its parting point, where the member has more than the claimer
-    epochs   the tables of these logs, one sync, before the first byte after the points
-    tail     the bytes from there on, log after log
+    tables   facts of the member's copies; from then on it follows no older epoch
+    cuts     truncates, at its parting point, each log of which the member has more
+    epochs   tables of these logs, in one sync, before the first byte after the points
+    tail     bytes from the points on, log by log
 
-One member is merged after the other. No log is longest in all respects, and none need
-be: a log of the claimer that has as much as the member's stays as it is.
+Members are merged one after another. No member has the longest copy of every log, and
+none needs to: a log of which the claimer has as much as the member is not changed.
 
 Invariants:
 
-* nothing is cut below the own high watermark;
-* the high watermarks that were heard are all true; one above the own end means that
-  bytes are missing here which were acknowledged.
+* nothing is truncated below the own high watermark;
+* all reported high watermarks are true; one above the own end means that acknowledged
+  bytes are missing here.
 """
 
 from dataclasses import dataclass
@@ -42,9 +42,9 @@ from metaq.storage.log_removal import carry_out
 from metaq.storage.log_state import LogState
 
 ANSWER_S: Final = 5.0
-"""Longest wait for one answer of a member."""
+"""Longest wait for one reply of a member, in seconds."""
 AHEAD_BYTES_MAX: Final = 8 << 20
-"""Bytes of one log that wait for its disk."""
+"""Maximum number of bytes of one log that wait for its disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ class Merged:
     """Outcome of a merge with one member."""
 
     last_id: MessageId
-    """Greatest id that the member knows."""
+    """Greatest id known to the member."""
     is_short: bool
-    """A high watermark is above the own end: acknowledged bytes are missing here."""
+    """Whether acknowledged bytes are missing: a high watermark is above the end."""
 
 
 class Merging:
-    """Merges members into the copies of a claimer. Owner: the replica; on the loop."""
+    """Merges members into a claimer's copies. Owned by the replica; on the loop."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class Merging:
         *,
         clock: Clock,
     ) -> None:
-        """Prepare; every log follows, and nothing is on its way to one.
+        """Prepare to merge; every log must follow and have no unfinished appends.
 
         Args:
-            node: of the claimer.
+            node: the node of the claimer.
             store: its logs.
-            epoch: of the claim.
+            epoch: epoch of the claim.
             clock: for deadlines.
         """
         self._node = node
@@ -84,18 +84,18 @@ class Merging:
         self._clock = clock
 
     async def merge_with(self, connection: BrokerConnection) -> Merged:
-        """Take what a member has more, and its high watermarks.
+        """Take the bytes that a member has more, and its high watermarks.
 
         Args:
-            connection: to the member; it stays open.
+            connection: connection to the member; it stays open.
 
         Raises:
-            WireError: the member refuses: it has promised a later epoch, for example.
-            ClientError: it does not answer within `ANSWER_S`, or breaks the rules.
-            StorageError: bytes of it could not be appended here.
+            WireError: the member refuses, for example after a later promise.
+            ClientError: it does not reply within `ANSWER_S`, or breaks the rules.
+            StorageError: some of its bytes could not be appended here.
             ClosedError: the logs or the connection are closed.
 
-        Cancellation: what is appended stays; to be merged again, with any member.
+        Cancellation: appended bytes stay; merge again, with any member.
         """
         if not connection.capabilities.follow:
             raise UnexpectedReplyError(f"{connection.address} is no replica of a set")
@@ -109,7 +109,7 @@ class Merging:
         return Merged(reply.last_id, self._raise_watermarks(reply))
 
     async def _cut(self, reply: TablesReply) -> dict[LogId, tuple[Offset, CopyFacts]]:
-        """Cut every log of which the member has more; return where its bytes go on."""
+        """Truncate the logs of which the member has more; return its bytes' starts."""
         points: dict[LogId, tuple[Offset, CopyFacts]] = {}
         begun: dict[LogId, tuple[CopyFacts, EpochTable]] = {}
         cuts: dict[LogId, Offset] = {}
@@ -119,7 +119,7 @@ class Merging:
             log = logs.get(log_id)
             own = None
             if log is not None and log.state is LogState.STOPPED:
-                continue  # damaged, and what is acknowledged is in it all the same
+                continue  # damaged, but it still contains what is acknowledged
             if log is not None and self._tables.is_living(log.number):
                 own = facts_of(log, self._tables)
             point = other.start if own is None else tail_from(own, other)
@@ -177,7 +177,7 @@ class Merging:
             )
 
     def _raise_watermarks(self, reply: TablesReply) -> bool:
-        """Take the high watermarks; return whether one is above the own end."""
+        """Raise the high watermarks; return whether one is above the own end."""
         is_short = False
         by_number = {each.number: each for each in self._logs.logs().values()}
         for each in reply.copies:

@@ -1,6 +1,6 @@
-"""Messages of the replicas of a set to each other: the payloads of `follow`. Pure.
+"""Messages between the replicas of a set: the payloads of `follow`. Pure.
 
-    payload of a message, or of the `value` that answers it
+    payload of a message, or of the `value` that replies to it
 
     byte  0             4                 4 + length
           +-------------+-----------------+---------------------------------------+
@@ -8,7 +8,7 @@
           | u32         | JSON, an object | 104 bytes for each note, then records |
           +-------------+-----------------+---------------------------------------+
 
-    payload of a pull, and of the data that answers it: a put waits for two of each
+    payload of a pull, and of the data that replies to it: a put waits for two of each
 
     byte  0        4             8        12     12 + length
           +--------+-------------+--------+------+---------------------------------+
@@ -33,20 +33,20 @@
           mark: number u64, high watermark u64, log start u64
           row:  number u64, offset u64, size u32, records u32, last id i64,
                 CRC-32 u32, segment u64, notes u32, CRC-32 of the notes u32
-          JSON: births and gone, where there are any
+          JSON: births and gone, if there are any
 
-| kind | asked by | answered by | to |
+| kind | sent by | reply by | purpose |
 |---|---|---|---|
-| `join` | a follower: what it has | its leader | cut its logs where they part |
-| `pull` | a follower: what it has synced | its leader, when there is more | go on |
-| `tables` | a claimer | a member of the in-sync set | learn what it has |
-| `tail` | a claimer | the same | take over what it lacks itself |
-| | one with damage | any with a good copy | mend it, where both copies are the same |
+| `join` | a follower: its copies | its leader | truncate its logs where they part |
+| `pull` | a follower: its synced ends | its leader, once there is more | continue |
+| `tables` | a claimer | a member of the in-sync set | learn the facts of its copies |
+| `tail` | a claimer | the same | take over bytes that it lacks itself |
+| | a replica with damage | any with a good copy | repair it, where both copies agree |
 | `sum` | any | any | compare a sealed segment by its checksum |
 
-A head in JSON is its message as `json_values.py` has it, with a row for each chunk.
-What a peer sends is checked here once: kinds, ranges and sizes, and the checksum of the
-bytes of each chunk.
+A JSON head is the message in the format of `json_values.py`, with a row for each chunk.
+Input from a peer is checked here once: types, ranges and sizes, and the checksum of
+each chunk's bytes.
 """
 
 import json
@@ -80,7 +80,7 @@ from metaq.storage.producers import StoredBatch
 
 PULL: Final = "pull"
 STALE_EPOCH: Final = "stale-epoch"
-"""Code of a refusal: the message is of an epoch that is over; `epoch` is the later."""
+"""Code of a refusal: the epoch of the message is over; `epoch` is the later one."""
 
 _HEAD: Final = struct.Struct(">I")
 _START: Final = struct.Struct(">4sII")
@@ -99,7 +99,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True)
 class JoinLog:
-    """One log of a follower that joins."""
+    """One log in a follower's join."""
 
     log_id: LogId
     copy: CopyFacts
@@ -107,23 +107,23 @@ class JoinLog:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """A follower would follow: it says what it has."""
+    """Request of a follower to follow, with the facts of its copies."""
 
     set_id: str
     epoch: Epoch
     replica: int
     incarnation: int
     token: str
-    """Text of this life, as its node `present/K` has it."""
+    """Token of this process, as in its node `present/K`."""
     revision: int
-    """Of the record in its `set` file."""
+    """Revision of the record in its `set` file."""
     flag: Flag
     logs: tuple[JoinLog, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LogAnswer:
-    """The leader's answer about one of its logs."""
+    """The leader's reply about one of its logs."""
 
     log_id: LogId
     answer: JoinAnswer
@@ -131,33 +131,33 @@ class LogAnswer:
 
 @dataclass(frozen=True, slots=True)
 class JoinReply:
-    """All logs of the leader, for a follower that joins."""
+    """The leader's reply to a join, with all its logs."""
 
     epoch: Epoch
     logs: tuple[LogAnswer, ...]
     gone: tuple[LogNumber, ...]
     """Numbers of the follower's logs that were deleted."""
     is_lost: bool
-    """The follower lacks bytes that it promised; it cuts nothing before it knows."""
+    """Whether the follower lacks promised bytes; if so, it truncates nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A follower says what it has synced, and has room for one data message."""
+    """Acknowledgement of a follower, and its request for one data message."""
 
     epoch: Epoch
     replica: int
     incarnation: int
     revision: int
     acks: tuple[tuple[LogNumber, Offset], ...]
-    """Number of a log and its synced end, of those that changed."""
+    """Number and synced end of each log whose end has changed."""
     credit_bytes: int
-    """Most bytes of records in the answer; one append may be larger."""
+    """Maximum size of the records in the reply, in bytes; one append may be larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Whole appends of one log and one segment, back to back."""
+    """Complete appends of one log and one segment, back to back."""
 
     number: int
     offset: Offset
@@ -173,7 +173,7 @@ class Chunk:
     batches: tuple[StoredBatch, ...]
     """Notes of the batches that begin in it."""
     body: Sequence[Buffer] = field(repr=False)
-    """Its bytes, in pieces."""
+    """Bytes of the chunk, in pieces."""
 
     @property
     def end_offset(self) -> Offset:
@@ -181,7 +181,7 @@ class Chunk:
         return Offset(self.offset + self.size_bytes)
 
     def appends(self) -> CopiedAppends:
-        """Return what a log that follows appends."""
+        """Return the appends for a log that follows."""
         return CopiedAppends(
             self.offset,
             self.body,
@@ -194,21 +194,21 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The answer to a pull."""
+    """The reply to a pull."""
 
     epoch: Epoch
     marks: tuple[tuple[LogNumber, Offset, Offset], ...] = ()
-    """Number, high watermark and log start, of logs of which one has moved."""
+    """Number, high watermark and log start of each log where one of these moved."""
     chunks: tuple[Chunk, ...] = ()
     births: tuple[LogAnswer, ...] = ()
-    """Logs that the leader has made since."""
+    """Logs created by the leader since the last message."""
     gone: tuple[LogNumber, ...] = ()
-    """Numbers of logs that it has deleted since."""
+    """Numbers of logs that it has deleted since the last message."""
 
 
 @dataclass(frozen=True, slots=True)
 class TablesRequest:
-    """A claimer asks a member what it has; the member follows no older epoch then."""
+    """Request of a claimer for a member's facts; it then follows no older epoch."""
 
     set_id: str
     epoch: Epoch
@@ -217,7 +217,7 @@ class TablesRequest:
 
 @dataclass(frozen=True, slots=True)
 class TablesReply:
-    """All that a member has."""
+    """Facts of all copies of a member."""
 
     copies: tuple[JoinLog, ...]
     last_id: MessageId
@@ -226,7 +226,7 @@ class TablesReply:
 
 @dataclass(frozen=True, slots=True)
 class TailRequest:
-    """A claimer asks a member for bytes that it lacks itself."""
+    """Request of a claimer for bytes that it lacks, or of a replica with damage."""
 
     set_id: str
     epoch: Epoch
@@ -234,32 +234,32 @@ class TailRequest:
     offset: Offset
     max_bytes: int
     is_unchecked: bool = False
-    """Send them as they are on the disk: no replica has a good copy of all."""
+    """Send the bytes unchecked, because no replica has a good copy of them all."""
     copy: CopyFacts | None = None
-    """The asker's copy of the log: the answer has only bytes that are the same in both.
-    None: of a claimer."""
+    """The requester's copy of the log: the reply has only bytes that are equal in both.
+    None: the requester is a claimer."""
 
 
 @dataclass(frozen=True, slots=True)
 class TailReply:
-    """Bytes from the offset on; None where the member has none."""
+    """Bytes from the requested offset on; None if the replica has none."""
 
     chunk: Chunk | None
     is_damaged: bool = False
-    """They are damaged there, too."""
+    """Whether the bytes are damaged there, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class SumRequest:
-    """A replica compares bytes of a log with those of another."""
+    """Request to compare bytes of a log with those of another replica."""
 
     set_id: str
     copy: CopyFacts
-    """The asker's copy of the log."""
+    """The requester's copy of the log."""
     start: Offset
     end: Offset
     checksum: _U32
-    """CRC-32 of the asker's bytes, as its span index has it."""
+    """CRC-32 of the requester's bytes, from its span index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class SumReply:
     """Result of a comparison."""
 
     is_known: bool
-    """Whether the other one can compare, by its span index."""
+    """Whether the other replica can compare, by its span index."""
     is_equal: bool
 
 
@@ -287,7 +287,7 @@ class _ChunkRow(NamedTuple):
 
 
 class _Rest(NamedTuple):
-    """Parts that data seldom has."""
+    """Rare parts of data."""
 
     births: tuple[LogAnswer, ...] = ()
     gone: tuple[LogNumber, ...] = ()
@@ -300,7 +300,7 @@ _read_rest: Final = reader_of(_Rest)
 
 
 def _codec(kind: Callable[..., T]) -> tuple[Callable[[T], bytes], Callable[[bytes], T]]:
-    """Return what writes the messages of a class, and what reads them."""
+    """Return the encoder and the decoder of a message class."""
     read = reader_of(kind)
 
     def encode(message: T) -> bytes:
@@ -329,10 +329,10 @@ def _apart(chunks: Iterable[Chunk]) -> tuple[list[tuple[int, ...]], list[Buffer]
 
 
 def _decode(payload: bytes, read: Reader) -> Any:
-    """Return what a reader says of a head, with its chunks in the place of their rows.
+    """Return the message in a payload, read by `read`, with its decoded chunks.
 
     Raises:
-        RemoteProtocolError: it is not as it is written here.
+        RemoteProtocolError: it does not have the format above.
     """
     try:
         (length,) = _HEAD.unpack_from(payload)
@@ -352,7 +352,7 @@ def _decode(payload: bytes, read: Reader) -> Any:
 
 
 def _decode_chunks(rows: Iterable[_ChunkRow], rest: memoryview) -> tuple[Chunk, ...]:
-    """Return the chunks, which fill the rest of a message exactly."""
+    """Return the chunks, which must fill the rest of a message exactly."""
     chunks = []
     for row in rows:
         chunk, size = _decode_chunk(row, rest)
@@ -364,7 +364,7 @@ def _decode_chunks(rows: Iterable[_ChunkRow], rest: memoryview) -> tuple[Chunk, 
 
 
 def _decode_chunk(row: _ChunkRow, rest: memoryview) -> tuple[Chunk, int]:
-    """Return a chunk, and the number of bytes that are its own."""
+    """Return a chunk, and the number of its bytes in the message."""
     offset, note_bytes = row.offset, row.notes * ENTRY_BYTES
     size = note_bytes + row.size_bytes
     if size > len(rest) or offset + row.size_bytes > I64_MAX:
@@ -402,9 +402,9 @@ def _tail_reply(head: dict[str, Any], _: str) -> TailReply:
 
 @dataclass(frozen=True, slots=True)
 class Question(Generic[Q, A]):
-    """One kind of message with a head in JSON, and of the answers to it.
+    """One kind of message with a head in JSON, and its replies.
 
-    What reads raises RemoteProtocolError for what the other does not write.
+    The decoders raise RemoteProtocolError for bytes that the encoders do not write.
     """
 
     kind: str
@@ -444,7 +444,7 @@ def encode_pull(pull: Pull) -> bytes:
 
 
 def decode_pull(payload: bytes) -> Pull:
-    """Read it.
+    """Decode a pull.
 
     Raises:
         RemoteProtocolError: it is not as `encode_pull` writes it.
@@ -477,7 +477,7 @@ def encode_data(data: Data) -> bytes:
 
 
 def decode_data(payload: bytes) -> Data:
-    """Read it.
+    """Decode data.
 
     Raises:
         RemoteProtocolError: it is not as `encode_data` writes it.
@@ -507,7 +507,7 @@ def _sealed(mark: bytes, head: bytes, bodies: Iterable[Buffer] = ()) -> bytes:
 
 
 def _opened(payload: bytes, mark: bytes) -> tuple[bytes, memoryview]:
-    """Return the head of a message of the stream, and what comes after it."""
+    """Return the head of a stream message, and the bytes after it."""
     if payload[: len(mark)] != mark:
         raise RemoteProtocolError(
             f"message: expected {mark!r} at its begin, got {payload[:80]!r}: the"
@@ -526,7 +526,7 @@ def _opened(payload: bytes, mark: bytes) -> tuple[bytes, memoryview]:
 
 
 def _nonce_at(head: bytes, at: int, size: int) -> tuple[str, int]:
-    """Return the nonce of an epoch, and where it ends."""
+    """Return the nonce of an epoch, and the position of its end."""
     return head[at : at + size].decode(), at + size
 
 
@@ -536,6 +536,6 @@ def _check_range(name: str, *numbers: int) -> None:
 
 
 def _unread(name: str, error: Exception) -> RemoteProtocolError:
-    """Return the error for a head that cannot be read."""
+    """Return the error for a head that cannot be decoded."""
     is_named = isinstance(error, FieldError)
     return RemoteProtocolError(str(error) if is_named else f"{name}: {error}")

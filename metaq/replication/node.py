@@ -1,19 +1,19 @@
-"""One replica of a set at work: reads ZooKeeper, and carries out what the core decides.
+"""One replica of a set at work: reads ZooKeeper, and carries out the core's decisions.
 
 Theory of operation. `replica.py` decides; this module is its shell. One task reads
-ZooKeeper when a watch fires, after a change without an answer, and every
-`READ_INTERVAL_S`; passes what it read to the core; and carries out the actions one by
-one, so that each is done, and durable where it says so, before the next begins. What
-streams and other replicas report is taken in under the same lock, or on the loop
-without a wait in between.
+ZooKeeper when a watch fires, after a change without a reply, and every
+`READ_INTERVAL_S`. It passes the result to the core and carries out the actions one by
+one, so that each is done, and durable where required, before the next begins. Reports
+of streams and other replicas are handled under the same lock, or on the loop without a
+wait in between.
 
     ZooKeeper --View--> replica.py --actions--> store.py        set file, journals
     followers --join, pull--> term.py           leading.py      high watermarks
     leader    <--join, pull-- follow_task.py    following.py    appends of this copy
     claimer   --tables, tail--> answers.py      serving.py
 
-A leader goes on while ZooKeeper is away, for as long as all replicas that count go on
-pulling: no other can have taken the next epoch then (docs/replication.md).
+A leader continues while ZooKeeper is away, as long as all replicas of the quorum keep
+pulling: then no other replica can have taken the next epoch (docs/replication.md).
 """
 
 import asyncio
@@ -98,25 +98,25 @@ from metaq.zk.session import SessionState
 _log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.25
-"""Longest interval of looks at times: idle followers, lags, puts that wait."""
+"""Longest interval of checks by time: idle followers, lags, waiting puts; seconds."""
 LOOKS: Final = 12
-"""Looks within the lag time, at least."""
+"""Minimum number of such checks within the lag time."""
 CLAIM_LOOK_S: Final = 0.05
-"""Interval of looks where no leader is known: claims come so much one after another."""
+"""Interval of checks while no leader is known; separates claims; in seconds."""
 READ_INTERVAL_S: Final = 5.0
-"""ZooKeeper is read so often also when no watch fires."""
+"""Interval of reads of ZooKeeper while no watch fires, in seconds."""
 FAILED_FIRST_S: Final = 60.0
-"""So long a leader that gave up leaves the next claim to others."""
+"""Time for which a leader that gave up leaves claims to others, in seconds."""
 HAND_OVER_S: Final = 4.0
-"""Longest time that a stop takes to hand over."""
+"""Longest time that a stop takes to hand over, in seconds."""
 DRAIN_S: Final = 2.0
-"""Of it the wait for followers."""
+"""Part of it for which followers may still sync, in seconds."""
 SETTLED: Final = frozenset(
     {ReplicaRole.LEADING, ReplicaRole.FOLLOWING, ReplicaRole.FROZEN}
 )
-"""Roles that may last: the looks are seldom there."""
+"""Roles that may last, in which checks are less frequent."""
 NO_PART: Final = frozenset({ReplicaRole.STARTING, ReplicaRole.FROZEN})
-"""Roles in which nothing is written of the own directories."""
+"""Roles in which the own directories are not written."""
 
 
 class Served(Protocol):
@@ -130,20 +130,20 @@ class Served(Protocol):
         """Return the settings of a topic."""
 
     def refuse_puts(self, error: UnavailableError | None) -> None:
-        """Refuse puts with this error before they are appended; None: take them."""
+        """Refuse puts with this error before they are appended; None: accept them."""
 
     def begin_term(self, last_id: MessageId) -> None:
-        """Give out ids above this one, and be the broker that clients see."""
+        """Stamp only ids above this one, and register as the broker for clients."""
 
     def end_term(self) -> None:
-        """Be seen by clients no more."""
+        """Withdraw the registration for clients."""
 
     def on_look(self) -> None:
-        """Take note that this process runs; called twice a second at least."""
+        """Note that this process runs; called at least twice a second."""
 
 
 class ReplicaNode(Service):
-    """One replica. Owner: the broker; everything on the loop's thread."""
+    """One replica. Owned by the broker; used on the loop's thread only."""
 
     def __init__(
         self,
@@ -155,15 +155,15 @@ class ReplicaNode(Service):
         facts: StartFacts,
         served: Served,
     ) -> None:
-        """Describe a replica whose logs are open and follow.
+        """Create a replica whose logs are open and follow.
 
         Args:
             config: has a section `[replication]`.
-            nodes: of this replica in ZooKeeper; their session is started and stopped
-                by its owner.
+            nodes: nodes of this replica in ZooKeeper; their session is started and
+                stopped by its owner.
             fs: the disk.
             logs: opened with the numbers of the tables in `facts`.
-            facts: from the start.
+            facts: facts from the start.
             served: the broker.
         """
         assert config.replication is not None, "a member of a set"
@@ -181,25 +181,25 @@ class ReplicaNode(Service):
         self._facts = facts
         self._served = served
         self.token: Final = token_of(fs, secrets.token_hex(16))
-        """Text of this life in `present/K`, which a leader compares."""
+        """Random text of this process in `present/K`, which a leader compares."""
         self.lock: Final = asyncio.Lock()
-        """Held while a step of the core and its actions are carried out."""
+        """Held during a step of the core and its actions."""
         self.answers: Final = Answers(self, self._store)
-        """Answers to other replicas."""
+        """Replies to other replicas."""
         self._is_due = asyncio.Event()
         self._has_moved = asyncio.Event()
-        """Its role is another one: a claim does not wait for a seldom look."""
+        """Set when the role changes, so that a claim does not wait for a rare check."""
         self._read_due_s = 0.0
-        """When ZooKeeper is to be read again; 0.0: at the next look."""
+        """Time of the next read of ZooKeeper; 0.0: at the next check."""
         self.seen: SetView | None = None
-        """The set, as it was read last."""
+        """The set, as last read."""
         self._session_version = 0
         self._shown: Shown | None = None
         self._replica: Replica | None = None
         self._term: Term | None = None
         self._following: FollowTask | None = None
         self.mender: Final = Mender(self, self._store, clock=clock)
-        """Mends damage from the copies of others."""
+        """Repairs damage from the copies of others."""
         self._claims = Claims(self, self._store, clock=clock, draw=secrets.token_hex)
         self._tried_revision = 0
         self._last_id = logs.last_message_id()
@@ -208,26 +208,26 @@ class ReplicaNode(Service):
 
     @property
     def replica(self) -> Replica:
-        """Return the state, once ZooKeeper was read."""
+        """Return the state; ZooKeeper must have been read."""
         assert self._replica is not None, f"replica {self.id} has read nothing yet"
         return self._replica
 
     @property
     def streams(self) -> LeadingStreams | None:
-        """Return the streams of a leader; None where it is none."""
+        """Return the streams of the term; None if this replica does not lead."""
         return None if self._term is None else self._term.streams
 
     @property
     def epoch(self) -> int:
-        """Return the number of its own epoch; 0 while it does not lead."""
+        """Return the number of its epoch as a leader; 0 if it does not lead."""
         return 0 if self._term is None else self.replica.epoch.number
 
     async def on_start(self) -> None:
-        """Begin to take part; a directory without a `set` file has to be a new one.
+        """Start to take part; a directory without a `set` file must be new.
 
         Raises:
-            ReplicaSetError: there is no such set, or this directory has the logs of
-                none, or is another replica's.
+            ReplicaSetError: there is no such set, this directory has logs that are not
+                of the set, or it is another replica's.
         """
         self._store.begin()
         self.on_way_down("writer", self._store.end)
@@ -259,12 +259,12 @@ class ReplicaNode(Service):
     # -- the task ---------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Look soon at what is due, in ZooKeeper too."""
+        """Check soon what is due, and read ZooKeeper."""
         self._read_due_s = 0.0
         self._is_due.set()
 
     async def _tick(self) -> None:
-        """Look at what is due by time, some times a second."""
+        """Check what is due by time, several times a second."""
         look_s = max(CLAIM_LOOK_S, min(LOOK_S, self._lag_s / LOOKS))
         while True:
             self._look()
@@ -283,14 +283,14 @@ class ReplicaNode(Service):
                     await self._step()
                 self._error = ""
             except (CoordinationError, StorageError, ClosedError) as error:
-                # What was not done is due again: by the record, or by a failed disk.
+                # Unfinished actions are due again, by the record or as a disk failure.
                 self._read_due_s = 0.0
                 if str(error) != self._error:
                     _log.warning("replica %d: %s", self.id, error)
                 self._error = str(error)
 
     def _look(self) -> None:
-        """Look at the times of a term, also while ZooKeeper or a disk is waited for."""
+        """Check the times of a term, even while ZooKeeper or a disk is waited for."""
         self._served.on_look()
         self.mender.look()
         term = self._term
@@ -299,7 +299,7 @@ class ReplicaNode(Service):
             self._open_or_refuse(term)
 
     async def _step(self) -> None:
-        """Read what has changed, and do what is due."""
+        """Read changes, and do what is due."""
         if self._is_leaving:
             return
         now_s = self._clock.monotonic_s()
@@ -347,7 +347,7 @@ class ReplicaNode(Service):
             self._served.refuse_puts(self.refusal())
 
     async def _register_again(self, seen: SetView) -> None:
-        """Write `members/K` where ZooKeeper came back with none, or an old one."""
+        """Write `members/K` if ZooKeeper came back without it, or with an old one."""
         record, own = seen.view.record, self.replica
         known = seen.members.get(self.id)
         is_known = known is not None and known.incarnation >= own.incarnation
@@ -363,13 +363,13 @@ class ReplicaNode(Service):
             await self._nodes.propose(change, member=member)
 
     async def _begin(self, seen: SetView) -> None:
-        """Register in the set, or freeze; nothing is written for a number in use."""
+        """Register in the set, or freeze; writes nothing if the number is in use."""
         there = seen.shown.get(self.id)
         if there is not None:
             require_former_life(there, address=self._served.address, token=self.token)
         before = self._replica
         if before is not None and before.role is ReplicaRole.STARTING:
-            # Refused, or without an answer: all of it again, from what was read now.
+            # Refused, or without a reply: start again from what was read now.
             self._facts = replace(self._facts, file=before.file)
         record, file = seen.view.record, self._facts.file
         if file is None:
@@ -381,8 +381,8 @@ class ReplicaNode(Service):
         member = seen.members.get(self.id)
         own = set(self._logs.identities().values())
         proofs = Proofs(
-            # ZooKeeper forgets the node with the record: whose copy of that is
-            # believed, an operator has decided then.
+            # ZooKeeper loses this node with the record; then an operator has decided
+            # which copy of the record is valid.
             is_known=member is None or own <= set(member.directories),
             holdings_version=self._logs.holdings_version,
             member_version=member.version if member else 0,
@@ -403,7 +403,7 @@ class ReplicaNode(Service):
             _log.info(text, self.id, *facts, begun.reason)
 
     async def _show(self) -> None:
-        """Keep `present/K` as this replica is."""
+        """Keep `present/K` equal to the state of this replica."""
         shown = self._to_show()
         if shown != self._shown:
             await self._nodes.show(shown)
@@ -418,9 +418,9 @@ class ReplicaNode(Service):
         return Shown(presence, self._served.address, self.token)
 
     async def _note_holdings(self, now_s: float) -> None:
-        """Let the version of the directories grow while bytes are synced.
+        """Raise the version of the directories while bytes are synced.
 
-        A backup of a directory is then older than what ZooKeeper has of it.
+        A backup of a directory then has a lower version than ZooKeeper.
         """
         if self.replica.role in NO_PART or self._store.failure:
             return
@@ -438,7 +438,7 @@ class ReplicaNode(Service):
     # -- actions ----------------------------------------------------------------------
 
     async def take(self, moved: Moved | None) -> bool:
-        """Take a step of the core, and carry out its actions; False: there is none.
+        """Take a step of the core, and carry out its actions; False if there is none.
 
         The caller holds `lock`.
         """
@@ -448,14 +448,14 @@ class ReplicaNode(Service):
         self.take_note(replica)
         merging = ReplicaRole.MERGING
         if before and before.role is merging and replica.role is not merging:
-            # What it would still cut or append is no business of another role.
+            # Its remaining truncations and appends must not reach another role.
             await self._claims.end()
             await self._store.finish_writing()
         await self._perform(actions)
         return True
 
     def take_note(self, replica: Replica) -> None:
-        """Take over a state that needs no action."""
+        """Replace the state by one that needs no action."""
         before, self._replica = self._replica, replica
         if before is not None and before.role is not replica.role:
             text = "role changed: replica=%d role=%s epoch=%d"
@@ -466,7 +466,7 @@ class ReplicaNode(Service):
             if replica.term is not None:
                 self._term.streams.set_term(replica.term)
             else:
-                # From here on no acknowledgement counts.
+                # From here on, acknowledgements do not count.
                 self._term.streams.close()
 
     async def _perform(self, actions: Sequence[Action]) -> None:
@@ -474,7 +474,7 @@ class ReplicaNode(Service):
             try:
                 await self._carry_out(action)
             except StorageError:
-                # A term that is over ends, also where a disk refuses to note why.
+                # A term that is over must end, even if the disk fails to record why.
                 for later in actions[number:]:
                     if later in STEP_DOWN:
                         await self._carry_out(later)
@@ -498,7 +498,7 @@ class ReplicaNode(Service):
                 await self._stop_following()
                 await self._store.finish_writing()
             case Act.STOP_WRITER:
-                # A term ends also where a disk hangs; a join waits for it.
+                # A term ends even if a disk hangs; a later join waits for the disk.
                 with suppress(StorageError):
                     await self._store.finish_writing()
             case Act.LOWER_WATERMARKS:
@@ -515,7 +515,7 @@ class ReplicaNode(Service):
                     await self._nodes.withdraw()
 
     async def _propose(self, change: Change) -> None:
-        """Send a change; without an answer it is read back."""
+        """Send a change; if there is no reply, the result is read back."""
         own, set_id = change.member, self.replica.file.set_id
         leader = LeaderData(self.id, change.record.epoch, self._served.address)
         outcome = await self._nodes.propose(
@@ -533,7 +533,7 @@ class ReplicaNode(Service):
             await self.take(on_landed(self.replica))
 
     async def _follow(self, leader: int, epoch: Epoch) -> None:
-        """Follow a leader, unless this is being done."""
+        """Follow a leader, unless it is being followed already."""
         following = self._following
         if following is None or following.leader != (leader, epoch):
             await self._stop_following()
@@ -570,7 +570,7 @@ class ReplicaNode(Service):
             self._served.end_term()
 
     def _open_or_refuse(self, term: Term) -> None:
-        """Refuse puts of which it is seen that they would not be acknowledged."""
+        """Refuse puts if it is known that they would not be acknowledged."""
         is_leading = self.replica.role is ReplicaRole.LEADING
         self._served.refuse_puts(
             term.refusal(self._presences) if is_leading else self.refusal()
@@ -581,28 +581,28 @@ class ReplicaNode(Service):
         return self.seen.view.presences if self.seen else ()
 
     def refusal(self) -> NotLeaderError:
-        """Return why it takes no puts, and where the leader is."""
+        """Return the error for puts, with the address of the leader if known."""
         leader = self.seen.leader_address if self.seen else ""
         if leader == self._served.address:
-            leader = ""  # it leads no more, or not yet
+            leader = ""  # this replica does not lead any more, or not yet
         where = f"the leader is {leader}" if leader else "there is no leader now"
         return NotLeaderError(f"replica {self.id} does not lead its set: {where}")
 
     async def _while_away(self, state: SessionState) -> None:
-        """Step down where the session is over, and the followers are gone, too."""
+        """Step down if the session is over and the followers are gone, too."""
         is_over = state is SessionState.LOST
         if is_over and self._term is not None and self._term.streams.stalled():
             _log.warning("replica %d steps down: no session, and no followers", self.id)
             await self.take(step_down(self.replica))
 
     async def _keep_set(self, view: View, now_s: float) -> None:
-        """Take replicas in and out; hand over where the leader cannot go on."""
+        """Change the in-sync set if due; hand over if this leader cannot continue."""
         term = self._term
         if self.replica.pending is not None:
             return
         failure = self._store.failure or self.mender.lack
         if failure or term is None or term.is_alone(view.presences, now_s):
-            # Without a term its begin has failed.
+            # Without a term, the start of the term has failed.
             cause = failure or self._error or "no follower is reached"
             _log.error("replica %d gives up: %s", self.id, cause)
             self._claims.wait(FAILED_FIRST_S)
@@ -612,7 +612,7 @@ class ReplicaNode(Service):
             await self._transfer_if_asked(view)
 
     async def _transfer_if_asked(self, view: View) -> None:
-        """Hand over to the replica that an operator has named, once for each wish."""
+        """Hand over to the replica named by an operator, once for each request."""
         record = self.replica.record
         is_asked = record.target not in {NO_REPLICA, self.id}
         if is_asked and record.revision != self._tried_revision:
@@ -624,7 +624,7 @@ class ReplicaNode(Service):
     # -- of streams and terms ---------------------------------------------------------
 
     def knows(self, replica: int, token: str) -> bool:
-        """Return whether a token is that of `present/K`; else read it soon."""
+        """Return whether a token is that of `present/K`; if not, read the node soon."""
         shown = self.seen.shown.get(replica) if self.seen else None
         if shown is not None and shown.token == token:
             return True
@@ -632,12 +632,12 @@ class ReplicaNode(Service):
         return False
 
     def address_of(self, replica: int) -> BrokerAddress | None:
-        """Return the address that a replica shows; None: it shows none."""
+        """Return the address that a replica advertises; None if it advertises none."""
         shown = self.seen.shown.get(replica) if self.seen else None
         return None if shown is None else parse_broker_address(shown.address)
 
     def on_reopened(self, log: PartitionLog) -> None:
-        """Take a log that follows again: lead it, or join with it; under `lock`."""
+        """Lead or join with a log that follows again; called under `lock`."""
         if self._term is not None:
             self._term.streams.lead_again(log)
         elif self._following is not None:
@@ -649,25 +649,25 @@ class ReplicaNode(Service):
         return self.seen.view
 
     async def forget_former_life(self) -> None:
-        """Delete a `leader` node of an earlier process, of which this has the lock."""
+        """Delete a `leader` node of an earlier process, whose lock this one has."""
         await self._nodes.withdraw()
 
     def note_last_id(self, last_id: MessageId) -> None:
-        """Records with ids up to this one exist."""
+        """Note that records with ids up to this one exist."""
         self._last_id = max(self._last_id, last_id)
 
     def make_log(self, log_id: LogId, start: Offset, number: int) -> PartitionLog:
-        """Make a log that follows, as another replica has it."""
+        """Create a log that follows, with another replica's start and number."""
         settings = self._served.settings_of(log_id.topic)
         return self._logs.get_or_create(
             log_id, settings, start_offset=start, number=number
         )
 
     async def answer_tables(self, asked: TablesRequest) -> TablesReply:
-        """Follow no older epoch from now on, and return what is here.
+        """Follow no older epoch from now on, and return the facts of the own copies.
 
         Raises:
-            UnavailableError: it may lack bytes itself, or has another epoch.
+            UnavailableError: this replica may lack bytes itself, or has another epoch.
         """
         async with self.lock:
             if self._replica is None or self._replica.role in TERM_ROLES:
@@ -691,7 +691,7 @@ class ReplicaNode(Service):
         return TablesReply(copies, self._last_id)
 
     def drop(self, session: object) -> None:
-        """Forget what a connection had asked for: it has ended."""
+        """Drop the requests of a connection that has ended."""
         if self._term is not None:
             self._term.streams.drop(session)
 
@@ -715,15 +715,15 @@ class ReplicaNode(Service):
         if self._replica.role is ReplicaRole.LEADING and not self._replica.pending:
             target = successor(self._replica, self.seen.view.presences)
             await self._hand_over(target, is_sure=True)
-        # Last, so that nothing is late for it; the seal of the logs comes after it.
+        # Last, so that no write comes after it but the seal of the logs.
         if self._replica.is_sure and await self._raise_version():
             await self.take(leave_sure(self._replica, self._logs.holdings_version))
 
     async def _hand_over(self, target: int, *, is_sure: bool) -> None:
         """Refuse puts, wait for the followers, and end the own term.
 
-        Where they have not synced all within `DRAIN_S` it leads on, unless that is sure
-        to end: what is in flight ends in doubt then.
+        If they have not synced all within `DRAIN_S`, this replica leads on, unless
+        `is_sure`: then the term ends, and puts in flight end in doubt.
         """
         await self.take(drain(self.replica))
         until_s = self._clock.monotonic_s() + DRAIN_S
@@ -741,7 +741,7 @@ class ReplicaNode(Service):
     # -- for the operator -------------------------------------------------------------
 
     def status(self) -> ReplicaStatus:
-        """Return what monitoring is to know; zeros before ZooKeeper was read."""
+        """Return the status for monitoring; zeros before ZooKeeper was read."""
         own, term = self._replica, self._term
         if own is None:
             return ReplicaStatus(replica=self.id)
@@ -763,7 +763,7 @@ class ReplicaNode(Service):
         )
 
     def facts(self) -> ReplicaFacts:
-        """Return the replica as it describes itself."""
+        """Return the facts that this replica reports about itself."""
         replica, streams = self._replica, self.streams
         return ReplicaFacts(
             replica=self.id,
@@ -778,7 +778,7 @@ class ReplicaNode(Service):
 
 
 def _removal(replica: int, replicas: AbstractSet[int]) -> str:
-    """Return what to do with a replica that was taken out of its set."""
+    """Return advice for a replica that was removed from its set; "" for others."""
     if replica in replicas:
         return ""
     return (

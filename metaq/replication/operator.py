@@ -1,11 +1,12 @@
-"""Acts of an operator on a set, and what its replicas say of themselves.
+"""Commands of an operator on a set, and the facts that its replicas report.
 
-A command has no part in a set: it reads the nodes in ZooKeeper, proposes one change of
-the record, and watches what becomes of it. An answer that got lost is looked up after a
-sync, and a change that others were faster than is planned again from what is there.
+A command is not a member of the set: it reads the nodes in ZooKeeper, proposes one
+change of the record, and watches the result. If a reply is lost, the result is read
+after a sync. If other changes were faster, the change is planned again from the new
+record.
 
-Facts of a replica come by `stats replica`, in any role: also a frozen one shows its
-copy of the record and the ends of its logs, which `restore` and `elect` need.
+The facts of a replica come from `stats replica`, in any role: even a frozen replica
+shows its copy of the record and the ends of its logs, which `restore` and `elect` need.
 """
 
 import asyncio
@@ -57,20 +58,20 @@ from metaq.zk.offsets import GroupOffsets
 from metaq.zk.znodes import decode_address
 
 TRIES: Final = 10
-"""Changes of others that a command yields to."""
+"""Number of changes by others after which a command gives up."""
 POLL_S: Final = 0.1
-"""Interval of looks at what becomes of a change."""
+"""Interval of reads while waiting for the result of a change, in seconds."""
 NO_MEMBERS: Final[Mapping[int, Member]] = MappingProxyType({})
 NO_MESSAGE: Final = MessageId(-1)
-"""Written by MetaQ's clients as the id when no message was read yet."""
+"""Id written by MetaQ's clients if no message was read yet."""
 NUMBER_BYTES: Final = 8
-"""Size of a log number, drawn at random."""
+"""Size of a log number, in bytes; drawn at random."""
 
 
 async def ask_replicas(
     view: SetView, clock: Clock, *, timeout_s: float
 ) -> tuple[dict[int, ReplicaFacts], dict[int, MetaqError]]:
-    """Return the facts of the replicas that are there, and why others gave none."""
+    """Return the facts of the present replicas, and the errors of those without."""
     deadline_s = clock.monotonic_s() + timeout_s
     facts, errors = dict[int, ReplicaFacts](), dict[int, MetaqError]()
 
@@ -96,25 +97,25 @@ async def ask_replicas(
 
 
 class LogLoss(NamedTuple):
-    """Bytes of a log that some replica has, and the chosen one lacks."""
+    """Bytes of a log that another replica has and the chosen one lacks."""
 
     name: str
     end: int
-    """Of the chosen replica; 0 where it has no such log."""
+    """Log end on the chosen replica; 0 if it has no such log."""
     other_end: int
-    """Greatest end of the others."""
+    """Greatest log end on the others."""
     hw: int
-    """Greatest high watermark known: what is below it was acknowledged."""
+    """Greatest known high watermark: bytes below it were acknowledged."""
     replicas: tuple[int, ...]
-    """Those that have more."""
+    """Replicas that have more."""
 
 
 def find_losses(facts: Mapping[int, ReplicaFacts], chosen: int) -> list[LogLoss]:
-    """Return what would be lost if one replica's logs were all that there is. Pure.
+    """Return the losses if only one replica's logs remained. Pure.
 
     Args:
-        facts: of the replicas that are there, the chosen one among them.
-        chosen: that replica.
+        facts: facts of the present replicas, including the chosen one.
+        chosen: the replica whose logs would remain.
     """
     own = {log.name: log for log in facts[chosen].logs}
     ends: dict[str, dict[int, HeldLog]] = {}
@@ -124,7 +125,7 @@ def find_losses(facts: Mapping[int, ReplicaFacts], chosen: int) -> list[LogLoss]
     found = []
     for name, logs in sorted(ends.items()):
         mine = own.get(name)
-        # Of two logs with one name the other one is another log.
+        # A log with the same name and another number is another log.
         more = {
             replica: log
             for replica, log in logs.items()
@@ -144,13 +145,13 @@ def follows_from_all(
     copies: Mapping[int, SetRecord],
     presences: Iterable[Presence],
 ) -> bool:
-    """Return whether no replica that is there has a reason to freeze. Pure."""
+    """Return whether no present replica has a reason to freeze. Pure."""
     foreign = any(foreign_reason(copy, record) for copy in copies.values())
     return not foreign and newer_copy(record, presences) is None
 
 
 class OffsetAbove(NamedTuple):
-    """Offset of a group above the end that a log has after an election by force."""
+    """A group's offset above the end that a log has after a forced election."""
 
     group: str
     partition: TopicPartition
@@ -163,16 +164,16 @@ async def find_offsets_above(
 ) -> list[OffsetAbove]:
     """Return the committed offsets in partitions of a set that are above its log ends.
 
-    Left alone, their groups would pass over what is put there next, or begin at the log
-    start if they come before that.
+    If they are not lowered, their groups skip the next puts, or start at the log start
+    if they read before that.
 
     Args:
-        nodes: of a command.
-        ends: log → end, of the replica that has what is left; others have no log.
+        nodes: nodes of the set, for a command.
+        ends: log → end, from the replica with the remaining data; 0 for others.
         deadline_s: when to give up.
 
     Raises:
-        CoordinationError: ZooKeeper does not answer.
+        CoordinationError: ZooKeeper does not reply.
     """
     coordinator, paths, found = nodes.coordinator, nodes.paths, []
     for group in await list_groups(coordinator, paths, deadline_s=deadline_s):
@@ -182,7 +183,7 @@ async def find_offsets_above(
                 if each.broker_id != nodes.broker_id:
                     continue
                 end = Offset(ends.get(str(LogId(topic, each.partition)), 0))
-                with suppress(PayloadError):  # no group goes on there
+                with suppress(PayloadError):  # no group can use it
                     stored = await offsets.read_offset(each, deadline_s=deadline_s)
                     if stored is not None and stored.offset > end:
                         found.append(OffsetAbove(group, each, stored.offset, end))
@@ -192,10 +193,10 @@ async def find_offsets_above(
 async def lower_offsets(
     nodes: SetNodes, above: Iterable[OffsetAbove], *, deadline_s: float
 ) -> None:
-    """Have groups go on at the ends of the logs; may be repeated.
+    """Set the offsets of groups to the ends of the logs; may be repeated.
 
     Raises:
-        CoordinationError: ZooKeeper does not answer.
+        CoordinationError: ZooKeeper does not reply.
     """
     for each in above:
         offsets = GroupOffsets(nodes.coordinator, nodes.paths, group=each.group)
@@ -206,7 +207,7 @@ async def lower_offsets(
 # -- changes of the record ------------------------------------------------------------
 
 Plan = Callable[[SetView, SetRecord], Change | None]
-"""Return the change of what was read; None where nothing is to be done any more."""
+"""Return the change of the record as read; None if no change is needed any more."""
 
 
 async def change_set(
@@ -216,17 +217,17 @@ async def change_set(
     first: SetRecord | None = None,
     members: Mapping[int, Member] = NO_MEMBERS,
 ) -> SetRecord:
-    """Carry out a change of the record, and return the record after it.
+    """Change the record, and return the record after the change.
 
     Args:
-        nodes: of a command.
-        plan: called again where others were faster, or an answer got lost.
-        first: the record that is made where there is none. None: that is an error.
-        members: replicas whose data is known; they are made with the first record.
+        nodes: nodes of the set, for a command.
+        plan: called again if others were faster or a reply was lost.
+        first: the record to create if there is none; None: that is an error.
+        members: replicas whose data is known; their nodes are created with `first`.
 
     Raises:
         ReplicaSetError: there is no set, or as `plan`.
-        CoordinationError: ZooKeeper does not answer, or others are always faster.
+        CoordinationError: ZooKeeper does not reply, or others are always faster.
     """
     for _ in range(TRIES):
         view = await nodes.read(synced=True)
@@ -251,7 +252,7 @@ async def change_set(
 
 
 async def wait_until_leads(nodes: SetNodes, replica: int, *, timeout_s: float) -> bool:
-    """Return whether a replica leads within a time."""
+    """Wait until a replica leads; return whether it does within the time-out."""
     until_s = nodes.clock.monotonic_s() + timeout_s
     while True:
         view = await nodes.read(synced=False)
@@ -276,24 +277,24 @@ def begin_set(
     found: SetRecord | None,
     draw: Callable[[int], bytes],
 ) -> tuple[SetRecord, Member]:
-    """Make the directories those of a set's first replica. Blocks; may be repeated.
+    """Make data directories those of a set's first replica. Blocks; repeatable.
 
     Args:
         fs: the disk.
-        paths: all data directories, that of the `set` file first; locked.
-        record: of a new set.
-        replica: which of its replicas this is.
+        paths: all data directories, the one of the `set` file first; locked.
+        record: record of a new set.
+        replica: number of this replica.
         now_ms: wall clock.
         found: the record in ZooKeeper.
-        draw: returns so many random bytes, never the same.
+        draw: returns the given number of random bytes, never the same.
 
     Returns:
-        The record of the set, of an earlier try if there was one; and the replica's
-        node.
+        The record of the set, from an earlier attempt if there was one; and the payload
+        of the replica's node.
 
     Raises:
-        ReplicaSetError: there is another set, or this one has begun already.
-        StorageError: the disk refuses; the next try goes on.
+        ReplicaSetError: there is another set, or this one has already started.
+        StorageError: the disk failed; a repeated call continues.
     """
     file = read_set_file(fs, paths[0])
     begun = file.record if file else None
@@ -325,13 +326,13 @@ def begin_set(
 def _write_births(
     fs: FileSystem, path: Path, epoch: Epoch, draw: Callable[[int], bytes]
 ) -> None:
-    """Give each log of a data directory a number, and an epoch from its start on."""
+    """Give each log of a data directory a number, and an epoch from its log start."""
     births = []
     for name, log_id in find_logs(fs, path).items():
         files = fs.list_directory(path / name)
         bases = [int(each[:-5]) for each in files if each.endswith(META_SUFFIX)]
         if not bases:
-            # What is known and has no segment would count as lost.
+            # A known log without a segment would count as lost.
             first = path / name / segment_file_name(Offset(0))
             fs.open_append(first, create=True).close()
         start = Offset(min(bases, default=0))
@@ -342,12 +343,12 @@ def _write_births(
 
 
 def leave_set(fs: FileSystem, paths: Sequence[Path], now_ms: Millis) -> int:
-    """Move the logs of data directories aside, and forget what they belonged to.
+    """Move the logs of data directories aside, and delete the files of their set.
 
-    Blocks; may be repeated. The next start finds nothing there, and joins.
+    Blocks; may be repeated. The next start finds empty directories, and joins.
 
     Returns:
-        The number of logs that were moved.
+        The number of moved logs.
     """
     count = 0
     for path in paths:

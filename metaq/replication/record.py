@@ -1,21 +1,22 @@
 """The record of a set in ZooKeeper, and every change that may be proposed to it.
 
-A change is one request, all or nothing: the record over the version that was read,
-with the `leader` node and a replica's own node (`members/K`) where the change is about
-them. Functions here return the change, or None where a rule forbids it. Their callers
-send it, and learn that it landed, that it did not, or neither.
+A change is one request, all or nothing: it writes the record over the version that was
+read, together with the `leader` node and a replica's own node (`members/K`) if it
+concerns them. Functions here return the change, or None if a rule forbids it. Their
+callers send it, and learn that it took effect, that it did not, or that the outcome is
+unknown.
 
-Rule S: the in-sync set never gets smaller than the minimum. A member goes only while as
-many others remain. At the minimum it stays, and the high watermark waits: so every put
-that was acknowledged was synced by `min` replicas, and each complete member has it. Two
-changes of an operator begin below the minimum, `init` and `elect --force`: from there
-the set grows, and nothing is acknowledged until it has `min` members.
+Rule S: the in-sync set never shrinks below the minimum. A member leaves only if at
+least `min` others remain. At the minimum it stays, and the high watermark waits, so
+every acknowledged put was synced by `min` replicas, and each complete member has it.
+Two changes of an operator start below the minimum, `init` and `elect --force`: from
+there the set grows, and nothing is acknowledged until it has `min` members.
 
 Invariants of the record:
 
-* the revision grows by one with each change, epochs grow strictly;
-* every epoch that it had is among its claims, of which the last `CLAIMS_KEPT` are kept;
-* one leader for an epoch: the `leader` node is created in the request of its claim.
+* the revision grows by one with each change; epochs grow strictly;
+* every epoch of a record is among its claims, of which the last `CLAIMS_KEPT` are kept;
+* an epoch has one leader: the `leader` node is created in the request of its claim.
 """
 
 import enum
@@ -31,38 +32,38 @@ from metaq.replication.json_values import FieldError, from_json, to_json
 T = TypeVar("T")
 
 SET_FILE: Final = "set"
-"""Name of the file with a replica's copy: without a dash, so no partition."""
+"""Name of the file with a replica's copy; it has no dash, so no partition has it."""
 CLAIMS_KEPT: Final = 64
-"""Claims that a record keeps; a copy that is older than all of them is not believed."""
+"""Number of claims in a record; a copy older than all of them is not trusted."""
 RESTORE_STEP: Final = 1_000_000
-"""Added to revision and epoch when a record is written from the replicas' copies."""
+"""Added to revision and epoch when a record is rebuilt from the replicas' copies."""
 REPLICA_MAX: Final = 9
 """Highest number of a replica; the lowest is 1."""
 NO_REPLICA: Final = 0
-"""In the place of a leader or a target: there is none."""
+"""Value of a leader or target if there is none."""
 
 
 class EpochClaim(NamedTuple):
-    """An epoch that began, and the revision with which it did."""
+    """An epoch, and the revision at which it began."""
 
     epoch: Epoch
     revision: int
 
 
 class ReplicaSetError(CoordinationError):
-    """A replica set is not as it must be for what was asked; nothing was changed."""
+    """The state of a replica set does not allow the request; nothing was changed."""
 
     retriable = False
 
 
 @dataclass(frozen=True, slots=True)
 class SetRecord:
-    """A set as ZooKeeper knows it, and each replica by the copy in its `set` file."""
+    """A set, as in ZooKeeper, and in the copy in each replica's `set` file."""
 
     set_id: str
-    """Name of the set, drawn when it was made."""
+    """Id of the set, drawn at random when it was created."""
     revision: int
-    """Number of changes; unlike a node's version it is not reset with the node."""
+    """Number of changes; unlike a node's version, it survives the node."""
     epoch: Epoch
     leader: int
     """Leader of this epoch; NO_REPLICA after it gave up."""
@@ -72,16 +73,16 @@ class SetRecord:
     replicas: frozenset[int]
     """All replicas of the set."""
     min: int
-    """So many replicas must have synced a put before it is acknowledged."""
+    """Number of replicas that must have synced a put before it is acknowledged."""
     forced: tuple[int, ...] = ()
     """Epochs in which an operator let a replica lead that may lack bytes."""
     claims: tuple[EpochClaim, ...] = ()
     """The last epochs, oldest first."""
     target: int = NO_REPLICA
-    """The one that is to claim next: a leader hands over to it."""
+    """Replica that should claim next: a leader hands over to it."""
 
     def at(self, number: int, nonce: str, **changes: Any) -> "SetRecord":
-        """Return the record that follows with a new epoch and other changes."""
+        """Return the next record, with a new epoch and other changes."""
         epoch = Epoch(number, nonce)
         revision = changes.pop("revision", self.revision + 1)
         claims = (*self.claims, EpochClaim(epoch, revision))[-CLAIMS_KEPT:]
@@ -89,11 +90,11 @@ class SetRecord:
         return replace(self, revision=revision, epoch=epoch, claims=claims, **fields)
 
     def then(self, **changes: Any) -> "SetRecord":
-        """Return the record that follows with some changes."""
+        """Return the next record, with some changes."""
         return replace(self, revision=self.revision + 1, **changes)
 
     def fault(self) -> str | None:
-        """Return how it contradicts itself; None if it does not."""
+        """Return the contradiction in the record; None for none."""
         known = self.replicas | {NO_REPLICA}
         if not self.replicas or not self.replicas <= set(range(1, REPLICA_MAX + 1)):
             named = sorted(self.replicas)
@@ -116,19 +117,19 @@ def encode_record(record: SetRecord) -> bytes:
 
 
 def decode_record(data: bytes) -> SetRecord:
-    """Read a record.
+    """Decode a record.
 
     Raises:
-        ReplicaSetError: it is none, or contradicts itself.
+        ReplicaSetError: it is not a record, or contradicts itself.
     """
     return decode(SetRecord, data, "record")
 
 
 def decode(kind: Callable[..., T], data: bytes, name: str) -> T:
-    """Read a value that a replica or ZooKeeper has of a set: `from_json`.
+    """Decode a value of a set from a replica or ZooKeeper, as `from_json`.
 
     Raises:
-        ReplicaSetError: it is none.
+        ReplicaSetError: it is not a value of this class.
     """
     try:
         return from_json(kind, data, name)
@@ -137,12 +138,12 @@ def decode(kind: Callable[..., T], data: bytes, name: str) -> T:
 
 
 def foreign_reason(copy: SetRecord, record: SetRecord) -> str:
-    """Return why a record does not follow from a copy of it; "" where it may.
+    """Return the reason why a record does not follow from a copy; "" if it may.
 
-    ZooKeeper may have been set back, and have had other changes since. Numbers alone do
+    ZooKeeper may have been set back, and then have had other changes. Numbers alone do
     not show that: the record soon has a greater revision than the copy, and an epoch
-    number comes again. So claims have their nonces, and the revision with which they
-    began: the change that a copy has after that point was never made there.
+    number is used again. So claims have nonces, and the revision at which they began: a
+    later change in the copy was never made in the history of this record.
     """
     if record.set_id != copy.set_id:
         return f"expected set {copy.set_id}, got {record.set_id}"
@@ -166,7 +167,7 @@ def foreign_reason(copy: SetRecord, record: SetRecord) -> str:
 
 
 class Purpose(enum.Enum):
-    """Why a change is proposed."""
+    """Reason of a change."""
 
     REGISTER = "register"
     CLAIM = "claim"
@@ -179,7 +180,7 @@ class Purpose(enum.Enum):
 
 
 class LeaderNode(enum.Enum):
-    """The part of the `leader` node in a change."""
+    """Effect of a change on the `leader` node."""
 
     LEFT = "left alone"
     CREATED = "created: refused where it is there"
@@ -189,24 +190,24 @@ class LeaderNode(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One request to ZooKeeper: all of it lands, or nothing."""
+    """One request to ZooKeeper: all of it takes effect, or nothing."""
 
     purpose: Purpose
     record: SetRecord
-    """The record after it; the one that was read where it is only checked."""
+    """The record after the change; if it is only checked, the record as read."""
     version: int
     """Version of the record's node over which it is written or checked."""
     leader_node: LeaderNode = LeaderNode.LEFT
     member: tuple[int, int] | None = None
-    """Replica and holdings version: its own node is set to it."""
+    """Replica and holdings version to write into its own node."""
     member_check: tuple[int, int] | None = None
-    """Replica and holdings version: refused where its own node has another one."""
+    """Replica and holdings version: refused if its own node has another version."""
     is_check: bool = False
     """Whether the record is only checked, not written."""
 
 
 def may_leave(record: SetRecord, leaving: int, ready: AbstractSet[int]) -> bool:
-    """Return whether a member may go from the in-sync set: rule S.
+    """Return whether a member may leave the in-sync set: rule S.
 
     Args:
         record: the confirmed record.
@@ -217,7 +218,7 @@ def may_leave(record: SetRecord, leaving: int, ready: AbstractSet[int]) -> bool:
 
 
 def without(record: SetRecord, leaving: int, ready: AbstractSet[int]) -> frozenset[int]:
-    """Return the in-sync set without a member where rule S allows it, else as it is."""
+    """Return the in-sync set without a member if rule S allows it, else unchanged."""
     is_out = may_leave(record, leaving, ready)
     return record.in_sync - {leaving} if is_out else record.in_sync
 
@@ -228,13 +229,14 @@ def plan_register(
     member: tuple[int, int],
     ready: AbstractSet[int] | None,
 ) -> Change:
-    """Return the change with which a replica that starts makes its directory known.
+    """Return the change by which a starting replica registers its directories.
 
     Args:
         record: as read.
-        version: of its node.
+        version: version of its node.
         member: the replica, and its new holdings version.
-        ready: of a replica that is incomplete: it leaves by rule S. None of others.
+        ready: for an incomplete replica, which leaves by rule S: the replicas that are
+            present, ready and without a flag. None for others.
     """
     left = without(record, member[0], ready) if ready is not None else record.in_sync
     is_same = left == record.in_sync
@@ -247,14 +249,14 @@ def plan_claim(
 ) -> Change | None:
     """Return the change by which a member of the in-sync set takes the next epoch.
 
-    Members that are away leave at once where enough complete ones are there. Else all
-    stay: one that is away may have what the others lack.
+    Members that are absent leave at once if enough complete ones are present. Otherwise
+    all stay, because an absent one may have bytes that the others lack.
 
     Args:
         record: as read.
-        version: of its node.
-        claimer: who is to lead.
-        nonce: a text that no other claim has.
+        version: version of its node.
+        claimer: the replica that will lead.
+        nonce: random text, unique to the claim.
         ready: replicas that are present, ready and without a flag.
     """
     if claimer not in record.in_sync:
@@ -268,7 +270,7 @@ def plan_claim(
 def plan_take_out(
     record: SetRecord, version: int, leaving: int, ready: AbstractSet[int]
 ) -> Change | None:
-    """Return the leader's change that takes a member out; None where rule S forbids."""
+    """Return the leader's change that removes a member; None if rule S forbids it."""
     if leaving not in record.in_sync or leaving == record.leader:
         return None
     if not may_leave(record, leaving, ready | {record.leader}):
@@ -280,11 +282,11 @@ def plan_take_out(
 def plan_take_in(
     record: SetRecord, version: int, joining: tuple[int, int]
 ) -> Change | None:
-    """Return the leader's change that takes a replica in that has caught up.
+    """Return the leader's change that adds a replica that has caught up.
 
     Args:
         record: as read.
-        version: of its node.
+        version: version of its node.
         joining: the replica, and the holdings version with which it joined: another
             directory under its number, or an older state of it, is refused.
     """
@@ -308,14 +310,14 @@ def plan_give_up(
     *,
     target: int = NO_REPLICA,
 ) -> Change:
-    """Return the change with which a leader, or a claimer, ends its term.
+    """Return the change by which a leader, or a claimer, ends its term.
 
     Args:
         record: as confirmed.
-        version: of its node.
-        ready: of a leader that lacks bytes or a disk: it leaves by rule S. None of
-            others.
-        target: who is to claim next.
+        version: version of its node.
+        ready: for a leader that lacks bytes or a disk, which leaves by rule S: the
+            replicas that are present, ready and without a flag. None for others.
+        target: the replica that should claim next.
     """
     kept = without(record, record.leader, ready) if ready is not None else None
     in_sync = kept or record.in_sync
@@ -396,12 +398,12 @@ def plan_transfer(record: SetRecord, version: int, target: int) -> Change:
 
 
 def plan_force(record: SetRecord, version: int, forced: int, nonce: str) -> Change:
-    """Return the change that lets one replica claim alone, with what it has.
+    """Return the change that lets one replica claim alone, with the bytes that it has.
 
-    Bytes that were acknowledged may be cut by it, and by nothing else.
+    It may truncate acknowledged bytes; no other change does.
 
     Raises:
-        ReplicaSetError: it is no replica of the set.
+        ReplicaSetError: it is not a replica of the set.
     """
     if forced not in record.replicas:
         raise ReplicaSetError(
@@ -427,28 +429,28 @@ def restored_record(
     missing: AbstractSet[int],
     nonce: str,
 ) -> SetRecord:
-    """Return the record that follows from the replicas' copies.
+    """Return a record rebuilt from the replicas' copies.
 
-    It takes the place of one that is missing in ZooKeeper, or was set back. A leader
-    that knows nothing later than what was set back may have gone on there, and what it
-    acknowledged is at the in-sync set of that record. In sync are then the members of
-    both sets, unless there is none.
+    It replaces a record that is missing in ZooKeeper, or was set back. A leader that
+    knows nothing later than a set-back record may have continued from it; bytes that it
+    acknowledged are on the in-sync set of that record. So the in-sync set is then the
+    intersection of both sets, unless that is empty.
 
-    A replica may have claimed there before it saw what others know. Where no replica
-    has led by that claim it is void: it comes last among the claims of the record, so
-    that those who know of it go on, and only members of its in-sync set stay members.
+    In the set-back ZooKeeper, a replica may also have claimed before it saw what others
+    know. If no replica has led by that claim, it is void: it becomes one of the last
+    claims of the new record, so that replicas that know of it can continue, and only
+    members of its in-sync set stay members.
 
     Args:
         copies: replica → the copy in its `set` file.
-        found: what ZooKeeper has, older than some copy; None where it has nothing.
-        completed: replica → the number of the epoch in which it last led, or completed
-            a join; of those that have no flag.
-        missing: replicas that the operator goes on without.
-        nonce: a text that no claim has.
+        found: the record in ZooKeeper, older than some copy; None if there is none.
+        completed: replica → number of the epoch in which it last led or completed a
+            join; only for replicas without a flag.
+        missing: replicas that the operator continues without.
+        nonce: random text, unique to the claim.
 
     Raises:
-        ReplicaSetError: copies contradict each other, or a replica has not shown its
-            copy.
+        ReplicaSetError: copies contradict each other, or one is missing.
     """
     if not copies:
         raise ReplicaSetError("expected the copy of one replica or more, got none")
@@ -517,10 +519,10 @@ def _is_void(
     copies: Mapping[int, SetRecord],
     completed: Mapping[int, int],
 ) -> bool:
-    """Return whether a copy has nothing but claims beyond another one, and none led.
+    """Return whether a copy differs from the newest one only by claims that never led.
 
-    A leader has its claim in its copy, and the epoch as completed before it takes a
-    put. So the word of all replicas is needed, and of one with a flag it is none.
+    A leader saves its claim in its copy, and the epoch as completed, before it accepts
+    a put. So the copies of all replicas are needed, and one with a flag proves nothing.
     """
     known = {claim.epoch for claim in newest.claims}
     trunk = [claim for claim in copy.claims if claim.epoch in known]

@@ -1,4 +1,4 @@
-"""One replica of a set: its role, and what each event makes it do, in order.
+"""One replica of a set: its role, and the actions that each event causes. Pure.
 
     STARTING --registered--> IDLE --leader seen--> FOLLOWING --leader gone--> IDLE
                               |
@@ -9,18 +9,20 @@
     any --the record contradicts the own copy--> FROZEN
 
 Functions take the state of the replica and an event, and return the next state and the
-actions that its owner carries out one by one. A `SaveSet` is durable before what comes
-after it; a crash may come between any two. Nothing here waits, and nothing is believed
-of ZooKeeper that was not read or answered: a change whose answer got lost is read back
-after a sync, in the same session or a later one, and never repeated.
+actions, which the owner carries out one by one. A `SaveSet` is durable before the next
+action; a crash may come between any two actions. Nothing here waits. Only what was read
+from ZooKeeper, or confirmed by it, counts: if the reply to a change is lost, the result
+is read after a sync, in the same session or a later one, and the change is never
+repeated.
 
 Invariants:
 
-* puts are open in LEADING alone;
-* the `set` file has an epoch and a revision before the first pull, put or answer in it;
-* `incomplete` is in the `set` file before the replica shows itself or cuts;
-* a flag ends by leading after a merge, by following up to the target, or by force;
-* a step-down answers what is in flight before anything else may raise a high watermark.
+* puts are accepted only in LEADING;
+* the `set` file has an epoch and a revision before the first pull, put or reply in it;
+* `incomplete` is in the `set` file before the replica shows itself or truncates;
+* a flag is cleared by leading after a merge, by following up to the target, or by
+  force;
+* a step-down replies to puts in flight before a high watermark can rise again.
 """
 
 import enum
@@ -56,20 +58,20 @@ from metaq.replication.record import (
 
 
 class ReplicaRole(enum.StrEnum):
-    """Part of a replica in its set."""
+    """Role of a replica in its set."""
 
     STARTING = "starting"
-    """Its directory is not known to the set yet."""
+    """Its directory is not registered in the set yet."""
     IDLE = "idle"
-    """No leader is known; a stream of the last one may go on."""
+    """No leader is known; the stream of the last leader may continue."""
     CLAIMING = "claiming"
     MERGING = "merging"
     LEADING = "leading"
     DRAINING = "draining"
-    """Leads, and refuses puts until it has handed over."""
+    """Leads, but refuses puts until it has handed over."""
     FOLLOWING = "following"
     FROZEN = "frozen"
-    """Gets alone: an operator has to decide."""
+    """Serves only gets; an operator must decide."""
 
 
 class RoleEvent(enum.StrEnum):
@@ -115,7 +117,7 @@ def next_role(role: ReplicaRole, event: RoleEvent) -> ReplicaRole:
     """Return the role after an event.
 
     Raises:
-        AssertionError: the event cannot happen in this role.
+        AssertionError: the event is not possible in this role.
     """
     after = TRANSITIONS.get((role, event))
     assert after is not None, f"replica is {role}, got {event}"
@@ -127,48 +129,49 @@ def next_role(role: ReplicaRole, event: RoleEvent) -> ReplicaRole:
 
 @dataclass(frozen=True, slots=True)
 class SetFile:
-    """The replica's `set` file: all that it must not forget."""
+    """The replica's `set` file: state that must survive a restart."""
 
     set_id: str
     replica: int
     record: SetRecord | None = None
-    """Copy of the newest record that it saw."""
+    """Copy of the newest record that it has seen."""
     epoch: int = 0
-    """Highest number that it led, followed, claimed or promised."""
+    """Highest number of an epoch that it led, followed, claimed or promised."""
     completed: int = 0
-    """Number of the epoch in which it last completed a join, or led."""
+    """Number of the last epoch in which it completed a join, or led."""
     flag: Flag = Flag.NONE
     clean: int = 0
-    """Holdings version with which it stopped last, sure of its directories."""
+    """Holdings version of its last stop while it was sure of its directories."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proofs:
-    """Findings of a start in the directories, beside those that ZooKeeper knows."""
+    """Findings in the directories at the start, compared with ZooKeeper's."""
 
     is_known: bool
-    """Whether the identities are those of `members/K`, or there is no such node."""
+    """Whether the identities are those in `members/K`, or there is no such node."""
     holdings_version: int
-    """Of the directories."""
+    """Holdings version of the directories."""
     member_version: int
-    """Of `members/K`."""
+    """Holdings version in `members/K`."""
     is_short: bool = False
     """Whether logs are missing, end below their high watermark, or have no epochs."""
     is_cut: bool = False
-    """Whether recovery is about to cut a torn tail."""
+    """Whether recovery will cut a torn tail."""
     is_sealed: bool = False
-    """Whether a clean stop has closed all directories, and nothing began since."""
+    """Whether a clean stop closed all directories, which are unused since."""
 
     def is_sure(self, clean: int) -> bool:
-        """Return whether the directories are as a replica left them that was sure.
+        """Return whether the directories are as a sure replica left them.
 
-        The seal is of the last moment of that life, and of no backup before. A life
-        after it has given ZooKeeper a greater version; a lower one there was set back.
+        The seal shows the end of that process, so this is no earlier backup. A later
+        process would have written a greater version to ZooKeeper; a lower one there was
+        set back.
         """
         return self.is_sealed and clean == self.holdings_version == self.member_version
 
     def flag(self, kept: Flag) -> Flag:
-        """Return the flag of a start, from the one in the `set` file."""
+        """Return the flag at the start, given the flag in the `set` file."""
         is_proven = self.is_known and self.holdings_version >= self.member_version
         if kept is Flag.INCOMPLETE or not is_proven or self.is_short:
             return Flag.INCOMPLETE
@@ -177,67 +180,67 @@ class Proofs:
 
 @dataclass(frozen=True, slots=True)
 class LeaderSeen:
-    """The `leader` node as it was read."""
+    """The `leader` node as read."""
 
     replica: int
     epoch: Epoch
     is_own: bool
-    """Whether it is of the reader's present session."""
+    """Whether the node is of the reader's current session."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """ZooKeeper as a replica read it: presences first, then the record."""
+    """ZooKeeper as read by a replica: first the presences, then the record."""
 
     record: SetRecord | None
     version: int
     leader: LeaderSeen | None
     presences: tuple[Presence, ...]
     is_synced: bool
-    """Whether it was read after a sync: else the server may lag."""
+    """Whether it was read after a sync; otherwise it may be out of date."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """State of one replica. Owner: the shell that runs it, on the loop."""
+    """State of one replica. Owned by the shell that runs it, on the loop."""
 
     role: ReplicaRole
     file: SetFile
-    """As it is on disk, once the actions are carried out."""
+    """The `set` file, as it is on disk after the actions."""
     version: int
-    """Version of the record's node, as read or confirmed last."""
+    """Version of the record's node, as last read or confirmed."""
     incarnation: int = 0
-    """Holdings version of this life; 0 before it is registered."""
+    """Holdings version of this process; 0 until it is registered."""
     epoch: Epoch = NO_EPOCH
-    """The one that it leads, or claims."""
+    """Epoch that it leads or claims."""
     stream: Epoch = NO_EPOCH
-    """The one of the leader from which it pulls."""
+    """Epoch of the leader from which it pulls."""
     pending: Change | None = None
-    """A change on its way; at most one."""
+    """The unfinished change; at most one."""
     merge: Merge | None = None
     term: Leadership | None = None
-    """While it leads."""
+    """Its term while it leads."""
     refused: Epoch = NO_EPOCH
     """Epoch of a leader whose log contradicts the own high watermark."""
     reason: str = ""
-    """Why it is frozen."""
+    """Reason why it is frozen."""
     is_sure: bool = False
-    """Whether its directories cannot be an older state of themselves: as such they were
-    left by a clean stop, or it has led or caught up with a leader since."""
+    """Whether its directories cannot be an older state of themselves, because a clean
+    stop left them so, or it has since led or caught up with a leader."""
 
     @property
     def id(self) -> int:
-        """Its number."""
+        """Number of the replica."""
         return self.file.replica
 
     @property
     def record(self) -> SetRecord:
-        """The record as read or confirmed last; of a frozen replica its own copy."""
+        """The record as last read or confirmed; if frozen, the own copy."""
         assert self.file.record is not None, f"replica {self.id} has read no record"
         return self.file.record
 
     def presence(self) -> Presence:
-        """Return what the others see of it."""
+        """Return its presence, as shown to the others."""
         states = {R.STARTING: PresenceState.RECOVERING, R.FROZEN: PresenceState.FROZEN}
         state = states.get(self.role, PresenceState.READY)
         seen = self.record.revision, self.record.epoch.number
@@ -256,14 +259,14 @@ class SaveSet:
 
 @dataclass(frozen=True, slots=True)
 class SaveHoldings:
-    """Write the version of the directories, synced; a new identity where not proven."""
+    """Write the version of the directories, synced; with new identities if unproven."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Send a change to ZooKeeper, and pass on the answer."""
+    """Send a change to ZooKeeper, and report the result."""
 
     change: Change
 
@@ -278,7 +281,7 @@ class AskTables:
 
 @dataclass(frozen=True, slots=True)
 class BeginEpoch:
-    """Write the begin of an epoch at the end of every log, synced."""
+    """Write the start of an epoch at the end of every log, synced."""
 
     epoch: Epoch
 
@@ -307,7 +310,7 @@ Action: TypeAlias = (
     SaveSet | SaveHoldings | Propose | AskTables | BeginEpoch | Join | Act
 )
 Moved: TypeAlias = tuple[Replica, tuple[Action, ...]]
-"""The next state, and actions in order."""
+"""The next state, and the actions in order."""
 
 STEP_DOWN: Final = (
     Act.REFUSE_PUTS,
@@ -315,19 +318,19 @@ STEP_DOWN: Final = (
     Act.STOP_WRITER,
     Act.WITHDRAW,
 )
-"""In this order: what is still in flight when this copy follows would be answered by
-the high watermark of another leader."""
+"""In this order, because puts still in flight when this copy follows would be
+acknowledged by the high watermark of another leader."""
 
 
 # -- starting, and reading ZooKeeper --------------------------------------------------
 
 
 def start(file: SetFile, proofs: Proofs, view: View) -> Moved:
-    """Return a replica that starts: registered in ZooKeeper, or frozen.
+    """Return a starting replica, which registers in ZooKeeper or is frozen.
 
     Args:
         file: its `set` file.
-        proofs: what the start found.
+        proofs: findings of the start.
         view: read after a sync.
     """
     record = view.record or file.record
@@ -352,9 +355,9 @@ def start(file: SetFile, proofs: Proofs, view: View) -> Moved:
 
 
 def contradiction(file: SetFile, view: View) -> str:
-    """Return why the record cannot be the successor of the own copy; "" if it can.
+    """Return the reason why the record cannot follow from the own copy; "" if it can.
 
-    A record that only looks older, on a server that may lag, is none.
+    A record that looks older is no contradiction if it may be out of date.
     """
     copy = file.record
     if copy is None:
@@ -374,25 +377,25 @@ def contradiction(file: SetFile, view: View) -> str:
 
 
 def on_view(replica: Replica, view: View) -> Moved:
-    """Return what follows from a read of ZooKeeper: a watch, a timer, a read-back."""
+    """Return the step after a read of ZooKeeper, caused by a watch, timer or change."""
     if replica.role is R.STARTING or replica.incarnation == 0:
         return replica, ()  # the shell starts it again
     if reason := contradiction(replica.file, view):
         return freeze(replica, reason)
     copy = replica.file.record
     if view.record is None or (copy and view.record.revision < copy.revision):
-        return replica, ()  # the server lags
+        return replica, ()  # the view is out of date
     if replica.pending is None:
         return _see(replica, view)
     if not view.is_synced:
-        return replica, ()  # it says nothing about the change on its way
+        return replica, ()  # it does not show the outcome of the change
     moved, actions = _read_back(replica, replica.pending, view)
     after, others = _see(moved, view)
     return after, (*actions, *others)
 
 
 def _read_back(replica: Replica, change: Change, view: View) -> Moved:
-    """Learn whether a change landed that got no answer, or was refused."""
+    """Find out whether an unconfirmed or refused change took effect."""
     assert view.record is not None
     is_claim = change.purpose is Purpose.CLAIM
     replica = replace(replica, pending=None)
@@ -405,13 +408,13 @@ def _read_back(replica: Replica, change: Change, view: View) -> Moved:
 
 
 def _see(replica: Replica, view: View) -> Moved:
-    """Take over a record that is not older than the own copy."""
+    """Adopt a record that is not older than the own copy."""
     record = view.record
     assert record is not None
     replica, actions = _know(replica, record, view.version)
     if replica.role in TERM_ROLES:
         if record.epoch != replica.epoch or record.leader != replica.id:
-            # First, and so also where the disk does not take the record any more.
+            # First, so that it also happens if the disk cannot save the record.
             replica, stopped = step_down(replica)
             return replica, (*stopped, *actions)
         return _settle(replica, record), actions
@@ -431,7 +434,7 @@ def _see(replica: Replica, view: View) -> Moved:
         replica, forced = _obey_force(replica, record)
         return replica, (*actions, *forced)
     if leader.replica == replica.id or leader.epoch.number < replica.file.epoch:
-        return replica, actions  # of a former life, or before a promise
+        return replica, actions  # of an earlier process, or before a promise
     replica, followed = _follow(replica, leader)
     return replica, (*actions, *followed)
 
@@ -445,7 +448,7 @@ def _know(replica: Replica, record: SetRecord, version: int) -> Moved:
 
 
 def _settle(replica: Replica, record: SetRecord) -> Replica:
-    """Count with a record that is known to be ZooKeeper's, with no change under way."""
+    """Use a record that is known to be ZooKeeper's, with no unfinished change."""
     if replica.term is None:
         return replica
     quorum = replica.term.quorum.settle(record.in_sync, min_in_sync=record.min)
@@ -453,7 +456,7 @@ def _settle(replica: Replica, record: SetRecord) -> Replica:
 
 
 def _obey_force(replica: Replica, record: SetRecord) -> Moved:
-    """Trust what is here, where an operator has chosen it to be all there is."""
+    """Trust the own data if an operator has chosen it as the only data."""
     is_forced = record.forced[-1:] == (record.epoch.number,)
     is_chosen = record.in_sync == {replica.id} and is_forced
     if not is_chosen or replica.file.completed >= record.epoch.number:
@@ -463,9 +466,9 @@ def _obey_force(replica: Replica, record: SetRecord) -> Moved:
 
 
 def on_landed(replica: Replica) -> Moved:
-    """Return what follows when ZooKeeper has answered that the change landed.
+    """Return the step after ZooKeeper has confirmed that the change took effect.
 
-    After a refusal, and without an answer, a view is read after a sync (`on_view`).
+    After a refusal, or without a reply, a view is read after a sync (`on_view`).
     """
     change = replica.pending
     assert change is not None, f"replica {replica.id} has proposed nothing"
@@ -493,7 +496,7 @@ def _landed(replica: Replica, change: Change, version: int) -> Moved:
 
 
 def freeze(replica: Replica, reason: str) -> Moved:
-    """Return the replica without a part in the set, until an operator has acted."""
+    """Return the replica, frozen until an operator has acted."""
     stopped: tuple[Action, ...] = ()
     if replica.role in TERM_ROLES:
         replica, stopped = step_down(replica)
@@ -508,13 +511,13 @@ def freeze(replica: Replica, reason: str) -> Moved:
 
 
 def claim(replica: Replica, view: View, nonce: str, *, waited_ms: int) -> Moved | None:
-    """Return the claim of an idle replica; None where it may not claim yet.
+    """Return the claim of an idle replica; None if it may not claim yet.
 
     Args:
-        replica: as it is.
+        replica: the current state.
         view: read after a sync.
-        nonce: a text that no other claim has.
-        waited_ms: since it saw that no replica leads.
+        nonce: random text, unique to the claim.
+        waited_ms: time since it saw that no replica leads, in milliseconds.
     """
     record = view.record
     if replica.role is not R.IDLE or view.leader is not None or record is None:
@@ -529,14 +532,14 @@ def claim(replica: Replica, view: View, nonce: str, *, waited_ms: int) -> Moved 
     replica, known = _know(replica, record, view.version)
     role = next_role(replica.role, E.CLAIM)
     after = replace(replica, role=role, pending=change, stream=NO_EPOCH)
-    # The stream ends first: from here on the old leader waits for this replica.
+    # End the stream first: from here on, the old leader waits for this replica.
     return after, (Act.STOP_PULLING, *known, Propose(change))
 
 
 def promise(replica: Replica, epoch: Epoch) -> Moved | None:
-    """Return the replica that answers a claimer, and follows no older epoch after it.
+    """Return the replica after its promise to a claimer to follow no older epoch.
 
-    None: it may lack bytes itself, or has a newer promise, or a part in a term.
+    None: it may lack bytes itself, has a newer promise, or takes part in a term.
     """
     newest = max(replica.file.epoch, replica.record.epoch.number)
     if replica.role not in {R.IDLE, R.FOLLOWING} or epoch.number < newest:
@@ -549,16 +552,16 @@ def promise(replica: Replica, epoch: Epoch) -> Moved | None:
 
 
 def merged(replica: Replica, member: int) -> Replica:
-    """Return a claimer that has all that a member had."""
+    """Return the claimer after it has merged all bytes of a member."""
     assert replica.merge is not None, f"replica {replica.id} is {replica.role}"
     answered = replica.merge.answered | {member}
     return replace(replica, merge=replace(replica.merge, answered=answered))
 
 
 def lead(replica: Replica, *, waited_ms: int) -> Moved | None:
-    """Return the claimer as leader; None where it may not lead (yet).
+    """Return the claimer as leader; None if it may not lead (yet).
 
-    `LogProgress` of every log begins with it (`begin_progress`).
+    The progress of every log starts then (`begin_progress`).
     """
     merge = replica.merge
     if replica.role is not R.MERGING or merge is None or replica.pending is not None:
@@ -589,7 +592,7 @@ def lead(replica: Replica, *, waited_ms: int) -> Moved | None:
 
 
 def _propose(replica: Replica, change: Change | None) -> Moved | None:
-    """Send a change of the in-sync set: the high watermarks wait for both sets."""
+    """Propose a change of the in-sync set; high watermarks wait for both sets."""
     if change is None or replica.pending is not None or replica.term is None:
         return None
     quorum = replica.term.quorum.propose(change.record.in_sync)
@@ -600,9 +603,10 @@ def _propose(replica: Replica, change: Change | None) -> Moved | None:
 def take_out(
     replica: Replica, leaving: int, presences: tuple[Presence, ...]
 ) -> Moved | None:
-    """Return the leader's proposal to take a member out; None where rule S forbids it.
+    """Return the leader's proposal to remove a member; None if rule S forbids it.
 
-    When it has landed, the logs forget that the member joined (`LogProgress.leave`).
+    Once it took effect, the logs forget that the member had joined
+    (`LogProgress.leave`).
     """
     ready = unflagged(presences)
     change = plan_take_out(replica.record, replica.version, leaving, ready)
@@ -610,7 +614,7 @@ def take_out(
 
 
 def take_in(replica: Replica, joining: int) -> Moved | None:
-    """Return the leader's proposal to take in a replica that has joined all logs."""
+    """Return the leader's proposal to add a replica that has joined all logs."""
     life = dict(replica.term.lives).get(joining) if replica.term else None
     if life is None:
         return None
@@ -619,16 +623,16 @@ def take_in(replica: Replica, joining: int) -> Moved | None:
 
 
 def note_join(replica: Replica, follower: int, incarnation: int) -> Replica:
-    """Return the leader that knows the life in which a follower has joined."""
+    """Return the leader that knows the incarnation with which a follower has joined."""
     if replica.term is None:
         return replica
     return replace(replica, term=replica.term.join(follower, incarnation))
 
 
 def saved_by(replica: Replica, follower: int, revision: int) -> Replica:
-    """Return the leader that knows which record a follower has saved.
+    """Return the leader that knows the record that a follower has saved.
 
-    Joins and pulls say it. Members that went are waited for until all others know.
+    Once all others have saved it, members that left are no longer waited for.
     """
     if replica.term is None:
         return replica
@@ -638,7 +642,7 @@ def saved_by(replica: Replica, follower: int, revision: int) -> Replica:
 
 
 def renew(replica: Replica) -> Moved | None:
-    """Return the leader's proposal to go on in a new session of the same process."""
+    """Return the leader's proposal to continue in a new session of the same process."""
     if replica.role not in TERM_ROLES or replica.pending is not None:
         return None
     change = plan_renew(replica.record, replica.version)
@@ -652,7 +656,7 @@ def drain(replica: Replica) -> Moved:
 
 
 def lead_on(replica: Replica) -> Moved:
-    """Return the leader whose hand-over came to nothing."""
+    """Return the leader after a hand-over that failed."""
     after = replace(replica, role=next_role(replica.role, E.LEAD_ON))
     return after, (Act.OPEN_PUTS,)
 
@@ -664,13 +668,13 @@ def give_up(
     is_short: bool = False,
     target: int = NO_REPLICA,
 ) -> Moved | None:
-    """Return the proposal to end the own term; the step-down follows when it landed.
+    """Return the proposal to end the own term; it steps down once that took effect.
 
     Args:
         replica: leads, or merges.
-        presences: of all replicas.
-        is_short: whether it lacks bytes, or a disk: it leaves the set by rule S.
-        target: who is to claim next: ready, complete and in sync.
+        presences: presences of all replicas.
+        is_short: whether it lacks bytes or a disk, and so leaves the set by rule S.
+        target: replica that should claim next: ready, complete and in sync.
     """
     is_term = replica.role in TERM_ROLES - {R.CLAIMING}
     if not is_term or replica.pending is not None:
@@ -695,9 +699,9 @@ def step_down(replica: Replica) -> Moved:
 
 
 def declare_incomplete(replica: Replica) -> Moved:
-    """Return a replica that has learned that it lacks bytes which it promised.
+    """Return a replica that has learned that it lacks promised bytes.
 
-    It joins again as one that has nothing: its logs are moved aside then.
+    It joins again with nothing: the join moves its logs aside.
     """
     saved = replace(replica.file, flag=Flag.INCOMPLETE)
     after = replace(replica, file=saved, stream=NO_EPOCH, is_sure=False)
@@ -717,7 +721,7 @@ def _follow(replica: Replica, leader: LeaderSeen) -> Moved:
 
 
 def joined(replica: Replica, epoch: Epoch) -> Moved:
-    """Return the follower after all cuts and tables of a join: it may pull."""
+    """Return the follower after all truncations and tables of a join; it may pull."""
     completed = replica.file.completed
     if not replica.file.flag:
         completed = epoch.number
@@ -726,9 +730,9 @@ def joined(replica: Replica, epoch: Epoch) -> Moved:
 
 
 def caught_up(replica: Replica) -> Moved:
-    """Return the follower whose logs are all at their targets: it is complete.
+    """Return the follower whose logs have all reached their targets: it is complete.
 
-    Saved before the acknowledgement that says so.
+    Saved before the acknowledgement that reports it.
     """
     number = replica.stream.number
     saved = replace(replica.file, flag=Flag.NONE, completed=number)
@@ -736,13 +740,13 @@ def caught_up(replica: Replica) -> Moved:
 
 
 def leave_sure(replica: Replica, version: int) -> Moved | None:
-    """Return the replica that stops, and may believe its directories at its next start.
+    """Return the stopping replica, which may trust its directories at its next start.
 
-    None where it does not believe them itself: a stop makes no older state a good one.
+    None if it does not trust them itself: a stop does not make an older state good.
 
     Args:
-        replica: as it stops.
-        version: of its directories, written to them and ZooKeeper for this stop.
+        replica: the state at the stop.
+        version: version written to its directories and ZooKeeper for this stop.
     """
     if not replica.is_sure:
         return None
@@ -751,5 +755,5 @@ def leave_sure(replica: Replica, version: int) -> Moved | None:
 
 
 def takes_data(replica: Replica, epoch: Epoch) -> bool:
-    """Return whether bytes of a leader are appended: it follows, or did until now."""
+    """Return whether to append bytes of a leader: it follows, or did until now."""
     return replica.stream == epoch and replica.role in {R.FOLLOWING, R.IDLE}

@@ -1,8 +1,9 @@
-"""One replica's copy as another gets it: chunks, from memory or from a file.
+"""Reads of a replica's copy for another replica: chunks, from memory or from a file.
 
-Bytes from a file are walked before they are sent, and each record's checksum is
-compared: with a fresh checksum on them damage would spread. What is damaged is reported
-and not sent. Bytes of appends in flight are in memory and were never on a disk.
+Bytes from a file are scanned before they are sent, and each record's checksum is
+compared, because sending damage with a fresh checksum would spread it. Damaged bytes
+are reported and not sent. Bytes of appends in flight are in memory, and were never on a
+disk.
 """
 
 import logging
@@ -33,16 +34,16 @@ from metaq.storage.span_index import NO_ID
 _log = logging.getLogger(__name__)
 
 CHUNK_BYTES_MAX: Final = 1 << 20
-"""Largest chunk, unless one append is larger."""
+"""Largest chunk, in bytes, unless one append is larger."""
 
 
 def refusal(text: str, word: str = "", **values: object) -> UnavailableError:
-    """Return the answer to a message that is not taken now, with its code."""
+    """Return the error for a message that is refused for now, with its code."""
     return UnavailableError(texts.with_code(text, word, values) if word else text)
 
 
 def facts_of(log: PartitionLog, tables: EpochTables) -> CopyFacts:
-    """Return a replica's copy of a log, which has a number, as it is now."""
+    """Return the current facts of a replica's copy of a log, which has a number."""
     assert log.number is not None, f"{log.log_id} has no number"
     return CopyFacts(
         log.number,
@@ -56,10 +57,10 @@ def facts_of(log: PartitionLog, tables: EpochTables) -> CopyFacts:
 def copies_of(
     logs: Mapping[LogId, PartitionLog], tables: EpochTables
 ) -> tuple[JoinLog, ...]:
-    """Return all copies of a replica.
+    """Return the facts of all copies of a replica.
 
-    A join that was called off may have left a log that is buried, or has no epochs yet:
-    it counts as nothing, and is set aside.
+    A cancelled join may have left a log that is buried or has no epochs yet: it does
+    not count, and is set aside.
     """
     return tuple(
         JoinLog(log_id, facts_of(log, tables))
@@ -69,14 +70,14 @@ def copies_of(
 
 
 def find_log(logs: Mapping[LogId, PartitionLog], number: int) -> PartitionLog | None:
-    """Return the log of a number; None where it is not here."""
+    """Return the log with a number; None if it is not here."""
     return next((each for each in logs.values() if each.number == number), None)
 
 
 async def answer_tail(
     logs: Mapping[LogId, PartitionLog], tables: EpochTables, request: TailRequest
 ) -> TailReply:
-    """Return bytes of the own copy, for a claimer or for what is damaged elsewhere.
+    """Return bytes of the own copy, for a claimer or for a replica with damage.
 
     Raises:
         UnavailableError: they cannot be read.
@@ -105,7 +106,7 @@ async def answer_tail(
 
 
 def report(log: PartitionLog, error: Exception) -> None:
-    """Stop a log in which damage was found, or log why it could not be read."""
+    """Stop a log with damage, or log the error of a failed read."""
     if isinstance(error, DamagedSegmentError):
         log.on_damage(error.damage)
     else:
@@ -116,7 +117,7 @@ def chunk_of(log: PartitionLog, requests: Sequence[AppendRequest]) -> Chunk:
     """Return appends that are in memory as one chunk.
 
     Args:
-        log: of them; it has a number.
+        log: their log, which has a number.
         requests: from `PartitionLog.tail`, 1 or more.
     """
     body = b"".join([part for each in requests for part in each.chunks])
@@ -131,23 +132,23 @@ def chunk_of(log: PartitionLog, requests: Sequence[AppendRequest]) -> Chunk:
 
 
 async def read_chunk(log: PartitionLog, offset: Offset, max_bytes: int) -> Chunk:
-    """Return whole records from an offset on, read from the file.
+    """Return complete records from an offset on, read from the file.
 
     Args:
         log: has a number; read on the threads of its directory.
-        offset: where a record starts, below the synced end.
-        max_bytes: 1 or more; one record, or one batch, may be larger.
+        offset: start of a record, below the synced end.
+        max_bytes: 1 or more; one record or batch may be larger.
 
     Raises:
         DamagedSegmentError: a record is damaged.
-        StorageError: the bytes are not there, or the disk does not give them.
+        StorageError: the bytes do not exist, or the disk cannot read them.
         ClosedError: the log is closed.
     """
     while True:
         end, is_whole = log.copy_end(offset, max_bytes)
         batches = list(log.batches_in(offset, end))
         if batches and batches[-1].end_offset > end:
-            # Half of a batch would be believed to be all of it.
+            # A part of a batch would be taken for the whole batch.
             last = batches[-1]
             is_first = last.offset <= offset
             end, is_whole = last.end_offset if is_first else last.offset, True
@@ -168,10 +169,10 @@ async def read_chunk(log: PartitionLog, offset: Offset, max_bytes: int) -> Chunk
 
 
 async def read_unchecked(log: PartitionLog, offset: Offset, size: int) -> bytes:
-    """Return bytes as they are on the disk, at most so many, of one segment.
+    """Return bytes of one segment as they are on disk, at most `size`.
 
     Raises:
-        StorageError: the disk does not give them.
+        StorageError: the disk cannot read them.
     """
     end = min(Offset(offset + size), log.synced_end)
     part = log.read_unchecked(offset, end)
@@ -204,16 +205,16 @@ def _chunk(
 def _verified(
     part: Slice, until: Offset, *, is_whole: bool
 ) -> tuple[bytes, int, MessageId] | Incomplete:
-    """Return the whole records of a slice, their number and last id; blocks.
+    """Return the complete records of a slice, their number and greatest id; blocks.
 
-    Incomplete: the first one is larger than the slice.
+    Incomplete: the first record is larger than the slice.
     """
     data = part.read()
     found = scan_records(data)
     is_cut = isinstance(found, Incomplete) and not is_whole
     if isinstance(found, Incomplete) and is_cut and not found.position:
         return found
-    # Checksums of records do not cover their headers, those of spans do.
+    # Checksums of records do not cover their headers; those of spans do.
     is_flawed = not isinstance(found, CleanEnd) and not is_cut
     for damage in part.damage(until, walks=is_flawed):
         raise DamagedSegmentError(damage)

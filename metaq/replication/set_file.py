@@ -1,4 +1,4 @@
-"""The `set` file of a replica: what it must not forget over a restart.
+"""The `set` file of a replica: state that must survive a restart.
 
     <dataPath>/set      in the first data directory of a broker that is a replica
 
@@ -6,10 +6,9 @@
     {"set_id":"4be1…","replica":2,"record":{…},"epoch":7,"completed":6,"flag":"",
      "clean":9}
 
-It is replaced as a whole, synced, before the replica does what it says. `record` is the
-copy of the newest record that it saw, as ZooKeeper has it (`record.py`), or null. A
-file that is damaged keeps the replica from starting: without it there is no knowing
-what this replica has promised.
+It is replaced as a whole and synced before the replica acts on it. `record` is its copy
+of the newest record that it has seen, as in ZooKeeper (`record.py`), or null. A replica
+with a damaged file does not start, because it cannot know what it has promised.
 """
 
 from pathlib import Path
@@ -24,7 +23,7 @@ from metaq.replication.record import SET_FILE
 from metaq.replication.replica import SetFile
 
 SET_BYTES_MAX: Final = SizeBytes(1 << 20)
-"""A larger file is not ours: a record has some kilobytes."""
+"""Largest valid file, in bytes; a record takes some kilobytes."""
 
 _MAGIC: Final = b"metaq-set 1 "
 
@@ -35,10 +34,10 @@ def encode_set_file(file: SetFile) -> bytes:
 
 
 def decode_set_file(data: bytes) -> SetFile:
-    """Return what a file says; properties that are not known are left out.
+    """Decode the content of a file; unknown properties are ignored.
 
     Raises:
-        StorageError: it is damaged, or a property is missing or of another kind.
+        StorageError: it is damaged, or a property is missing or has another type.
     """
     body = body_after_crc_line(_MAGIC, data)
     try:
@@ -50,10 +49,10 @@ def decode_set_file(data: bytes) -> SetFile:
 
 
 def read_set_file(fs: FileSystem, directory: Path) -> SetFile | None:
-    """Return what the file of a data directory says; None where there is none. Blocks.
+    """Read and decode the file of a data directory; None if there is none. Blocks.
 
     Raises:
-        StorageError: it is damaged, or the disk refused; nothing is known then.
+        StorageError: it is damaged, or the disk failed; its state is unknown then.
     """
     path = directory / SET_FILE
     try:
@@ -73,6 +72,6 @@ def write_set_file(fs: FileSystem, directory: Path, file: SetFile) -> None:
     """Replace the file; synced on return. Blocks.
 
     Raises:
-        StorageError: the old file is there still, or the new one.
+        StorageError: the write failed; either the old or the new file is there.
     """
     fs.write_atomically(directory / SET_FILE, encode_set_file(file))

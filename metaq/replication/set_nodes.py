@@ -1,4 +1,4 @@
-"""The nodes of a set in ZooKeeper: what a replica reads of them, and what it writes.
+"""The nodes of a set in ZooKeeper: reads, and writes of a replica or a command.
 
     /replicas/N             the record (`record.py`)
     /replicas/N/leader      ephemeral: {"replica":2,"epoch":[7,"9f"],"address":..}
@@ -6,25 +6,24 @@
                             "incarnation":5}
     /replicas/N/present/K   ephemeral: state, flag and copy of the record of replica K
 
-Reads take the presences first and the record after them: one that shows a newer copy
-than the record has then proves that ZooKeeper was set back. A change of the record is
-one request, and there are three answers to it:
+Reads take the presences first and the record after them: a presence with a newer copy
+than the record then proves that ZooKeeper was set back. A change of the record is one
+request, with three possible outcomes:
 
-    LANDED    it was carried out
-    REFUSED   it was not, and will not be: something else is there than was read
-    UNKNOWN   the answer got lost; it may have been carried out, or still be
+    LANDED    it was executed
+    REFUSED   it was not, and will not be: the nodes have changed since they were read
+    UNKNOWN   the reply was lost; it may have been executed, or may still be
 
-After the last two the nodes are read again after a sync, and nothing is repeated
-blindly.
+After the last two, the nodes are read again after a sync; no change is simply repeated.
 
 Invariants:
 
-* only `create_record` makes a record: an empty replica that starts first creates no
-  node of a set, and a frozen one no more than the way to its `present/K`;
-* versions are compared in the session that read them, in which they never come twice;
-* a node of another process is never deleted: nodes of the own replica from an earlier
-  session are, with those who claimed in between excluded by the record's version, and
-  a `present/K` of another address or machine.
+* only `create_record` creates a record: an empty replica that starts first creates no
+  node of a set, and a frozen one only the parents of its `present/K`;
+* versions are compared only in the session that read them, in which they are unique;
+* a node of another process is never deleted. Exceptions are the nodes of the own
+  replica from an earlier session: a `leader` node, while the record's version excludes
+  claims in between, and a `present/K` of the same address and machine.
 """
 
 import asyncio
@@ -78,18 +77,18 @@ from metaq.zk.znodes import Node
 _log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S: Final = 5.0
-"""So long ZooKeeper may take for an answer."""
+"""Longest wait for a reply of ZooKeeper, in seconds."""
 FIRST_BACKOFF: Final = Backoff(first_s=0.05, max_s=0.5)
-"""Pauses between tries of the first read."""
+"""Pauses between attempts of the first read."""
 TRIES: Final = 3
-"""A node that is to be deleted goes by itself with its session, and may do so between a
-read and the request; this often is no coincidence any more."""
+"""Attempts to replace a node. A node to be deleted may disappear with its session
+between the read and the request; that is not a coincidence so many times."""
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-"""A number that Linux draws at its start."""
+"""File with a random id of the current boot, on Linux."""
 REPLICAS: Final = range(1, REPLICA_MAX + 1)
 UNANSWERED: Final = (SessionSuspendedError, SessionLostError, CoordinationTimeoutError)
-"""Errors after which a request may have been carried out, or may still be."""
+"""Errors after which a request may have been executed, or may still be."""
 
 T = TypeVar("T")
 
@@ -99,29 +98,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A replica's node `members/K`: what it has registered of its data."""
+    """Payload of `members/K`: the registered data of a replica."""
 
     set_id: str
     directories: Mapping[str, int]
-    """Identity of each data directory, and its holdings version."""
+    """Identity of each data directory → its holdings version."""
     incarnation: int
-    """Holdings version with which this life of the replica began."""
+    """Holdings version with which this process of the replica started."""
 
     @property
     def version(self) -> int:
-        """The holdings version; one directory may have been late to hear of it."""
+        """The holdings version; a directory may have got it late."""
         return max(self.directories.values(), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A replica's node `present/K`: there while its session is."""
+    """Payload of `present/K`, which exists while the session of the replica does."""
 
     presence: Presence
     address: str
     """`meta://host:port` of its broker."""
     token: str
-    """Text of this life, which it shows when it joins a leader; from `token_of`."""
+    """Text of this process, which it also sends when it joins; from `token_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +134,16 @@ class LeaderData:
 
 
 def decode_member(data: bytes) -> Member:
-    """Read `members/K`.
+    """Decode `members/K`.
 
     Raises:
-        ReplicaSetError: it is none; likewise below.
+        ReplicaSetError: the payload is invalid; also in the functions below.
     """
     return decode(Member, data, "member")
 
 
 def decode_present(replica: int, data: bytes) -> Shown:
-    """Read `present/K`.
+    """Decode `present/K`.
 
     Args:
         replica: K.
@@ -157,15 +156,14 @@ def decode_present(replica: int, data: bytes) -> Shown:
 
 
 def decode_leader(data: bytes) -> LeaderData:
-    """Read the `leader` node."""
+    """Decode the `leader` node."""
     return decode(LeaderData, data, "leader")
 
 
 def token_of(fs: FileSystem, digits: str) -> str:
-    """Return the text of a new life: the machine, a dash, and random digits.
+    """Return the token of a new process: the machine, a dash, and random digits.
 
-    The machine is its name, which another may have by mistake, and the number that
-    Linux drew when it was booted.
+    The machine is its host name, which may not be unique, and Linux's boot id.
     """
     boot = b""
     with suppress(StorageError):  # another system
@@ -174,17 +172,17 @@ def token_of(fs: FileSystem, digits: str) -> str:
 
 
 def require_former_life(there: Shown, *, address: str, token: str) -> None:
-    """Refuse to take the place of one that may run: of this machine it would not.
+    """Refuse to replace a replica that may be running, unless it is on this machine.
 
-    Its port would be taken there, and its data locked.
+    On this machine it cannot run: its port would be in use, and its data locked.
 
     Args:
-        there: what `present/K` says.
-        address: of the process that is to be shown there.
-        token: likewise.
+        there: the present payload of `present/K`.
+        address: address of the process that will be shown.
+        token: its token.
 
     Raises:
-        ReplicaSetError: it has another address, or is on another machine.
+        ReplicaSetError: the other has another address, or is on another machine.
     """
     machine, other = (each.rpartition("-")[0] for each in (token, there.token))
     if (there.address, other) != (address, machine):
@@ -198,7 +196,7 @@ def require_former_life(there: Shown, *, address: str, token: str) -> None:
 
 
 def _read(path: str, decode: Callable[[bytes], T], data: bytes) -> T:
-    """Read a payload, and name its node where it cannot be read."""
+    """Decode a payload; an error names its node."""
     try:
         return decode(data)
     except ReplicaSetError as error:
@@ -209,7 +207,7 @@ def _read(path: str, decode: Callable[[bytes], T], data: bytes) -> T:
 
 
 class Outcome(enum.Enum):
-    """Answer to a change; see the top of this file."""
+    """Outcome of a change; see the top of this file."""
 
     LANDED = "landed"
     REFUSED = "refused"
@@ -218,22 +216,22 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SetView:
-    """All nodes of a set, as one read found them."""
+    """All nodes of a set, as read together."""
 
     view: View
     shown: Mapping[int, Shown]
-    """Replicas that are there."""
+    """Replicas that are present."""
     members: Mapping[int, Member]
     """Replicas that have registered their data."""
     leader_address: str
-    """`meta://host:port` of the leader; "" while there is none."""
+    """`meta://host:port` of the leader; "" if there is none."""
 
 
 class SetNodes:
-    """The nodes of one set, for one replica of it, or for a command of an operator.
+    """The nodes of one set, for one of its replicas or for an operator's command.
 
-    Owner: the event loop of the coordinator; one call at a time, but for `read`. Calls
-    raise `CoordinationError`s as `Coordinator` does.
+    Used on the coordinator's event loop, one call at a time, except `read`. Calls raise
+    the `CoordinationError`s of `Coordinator`.
     """
 
     def __init__(
@@ -245,12 +243,12 @@ class SetNodes:
         *,
         clock: Clock,
     ) -> None:
-        """Prepare; nothing is asked yet.
+        """Create access to the nodes; sends nothing.
 
         Args:
             coordinator: started and stopped by its creator.
-            paths: of the tree.
-            broker_id: the broker that the set is.
+            paths: paths of the tree.
+            broker_id: broker id of the set.
             replica: our number, from 1 to 9; `NO_REPLICA` for a command.
             clock: the coordinator's.
         """
@@ -259,10 +257,10 @@ class SetNodes:
         self.paths: Final = paths
         """Paths of its nodes."""
         self.broker_id: Final = broker_id
-        """The broker that the set is."""
+        """Broker id of the set."""
         self._replica = replica
         self.clock: Final = clock
-        """The coordinator's."""
+        """The coordinator's clock."""
         self._record = paths.replica_set(broker_id)
         self._leader = paths.set_leader(broker_id)
         self._members = paths.set_members(broker_id)
@@ -289,14 +287,14 @@ class SetNodes:
     # -- reading ----------------------------------------------------------------------
 
     async def read(self, *, synced: bool) -> SetView:
-        """Read all nodes of the set; where there is no record, the view has none.
+        """Read all nodes of the set; without a record, the view has none.
 
         Args:
-            synced: read what is there now, not what a server has that may lag.
+            synced: read after a sync, so that the result is not out of date.
 
         Raises:
-            ReplicaSetError: a node cannot be read; its path is named.
-            SessionLostError: also when another session began in between.
+            ReplicaSetError: a payload is invalid; the text has its path.
+            SessionLostError: there is no session, or another one began during the read.
         """
         session_version = self.coordinator.status.session_version
         if synced:
@@ -308,7 +306,7 @@ class SetNodes:
         if self.coordinator.status.session_version != session_version:
             raise SessionLostError(f"read {self._record}: the session ended in between")
         record = leader = seen = None
-        # Without a payload it is the parent of frozen replicas that show themselves.
+        # A node without payload is the parent of frozen replicas that show themselves.
         if node is not None and node.data:
             record = _read(self._record, decode_record, node.data)
         if led is not None:
@@ -321,11 +319,11 @@ class SetNodes:
         return SetView(view, shown, members, leader.address if leader else "")
 
     async def read_first(self, timeout_s: float) -> SetView:
-        """Read all nodes, for the first time: the session may still begin.
+        """Read all nodes for the first time; the session may not have started yet.
 
         Raises:
             ReplicaSetError: as `read`.
-            CoordinationError: ZooKeeper did not answer within so many seconds.
+            CoordinationError: ZooKeeper did not reply within `timeout_s`.
         """
         return await retry(
             partial(self.read, synced=True),
@@ -337,7 +335,7 @@ class SetNodes:
     async def _each(
         self, parent: str, decode: Callable[[int, bytes], T]
     ) -> dict[int, T]:
-        """Return what the node of each replica below a node says."""
+        """Return the decoded node of each replica below a parent."""
         deadline_s = self._deadline_s()
         names = await self.coordinator.children(parent, deadline_s=deadline_s)
         there = [replica for replica in REPLICAS if str(replica) in names]
@@ -356,7 +354,7 @@ class SetNodes:
         return frozenset(int(one) for one in names if parse_broker_id(one) is not None)
 
     async def _member(self, replica: int) -> tuple[str, Member | None, int | None]:
-        """Return the path of `members/K`, what it says now, and its version."""
+        """Read `members/K`; return its path, payload and version."""
         path = f"{self._members}/{replica}"
         node = await self._get(path)
         if node is None:
@@ -364,12 +362,12 @@ class SetNodes:
         return path, _read(path, decode_member, node.data), node.version
 
     def watch(self, on_change: Callable[[], None]) -> Cancel:
-        """Call `on_change` now and when a node or the session changes; then `read`.
+        """Call `on_change` now and when a node or the session changes; `read` then.
 
-        Watched are the record, the leader, and which replicas are there in which state.
+        Watches the record, the leader and the presences of all replicas.
 
         Returns:
-            A function that ends it.
+            A function that ends the watches.
         """
         paths = [self._record, self._leader]
         paths += [f"{self._presences}/{replica}" for replica in REPLICAS]
@@ -393,25 +391,25 @@ class SetNodes:
         leader: LeaderData | None = None,
         shown: Shown | None = None,
     ) -> Outcome:
-        """Send a change, which lands as a whole or not at all.
+        """Send a change, which takes effect as a whole or not at all.
 
-        It is refused unsent when the session is another than that of the last `read`:
-        versions of nodes may come twice, in a ZooKeeper that was set back.
+        It is refused without being sent if the session is not that of the last `read`,
+        because versions of nodes may repeat in a ZooKeeper that was set back.
 
-        A `leader` node of an earlier session of this replica does not stop the change
-        that creates one, it is deleted with it. The own `members/K` is written over the
+        A `leader` node of an earlier session of this replica does not prevent a change
+        that creates one; the change deletes it. The own `members/K` is written over the
         version that `read` found.
 
         Args:
-            change: planned from what the last `read` found.
-            member: payload of the own `members/K`; None where the change has none.
-            leader: payload of the `leader` node; None where the change has none.
-            shown: of a start: to be shown with it, so that of two processes of one
-                number only one registers.
+            change: planned from the last `read`.
+            member: payload of the own `members/K`; None if the change has none.
+            leader: payload of the `leader` node; None if the change has none.
+            shown: for a start: payload of `present/K`, written in the same request, so
+                that of two processes with one number only one registers.
 
         Raises:
             ReplicaSetError: as `show`.
-            CoordinationError: ZooKeeper refuses for another reason (rights, quota).
+            CoordinationError: ZooKeeper refused for another reason (rights, quota).
         """
         return await self._carry_out(self._steps(change, member, leader, shown))
 
@@ -451,7 +449,7 @@ class SetNodes:
     async def _leader_steps(
         self, part: LeaderNode, leader: LeaderData | None
     ) -> Sequence[Operation]:
-        """Return the steps of a change at the `leader` node."""
+        """Return the operations of a change on the `leader` node."""
         path = self._leader
         if part is LeaderNode.LEFT:
             return ()
@@ -468,11 +466,11 @@ class SetNodes:
         return created
 
     def _is_ours(self, leader: Node) -> bool:
-        """Return whether this replica made a `leader` node, in whichever session."""
+        """Return whether this replica created a `leader` node, in any session."""
         return _read(self._leader, decode_leader, leader.data).replica == self._replica
 
     async def _carry_out(self, steps: Awaitable[Sequence[Operation]]) -> Outcome:
-        """Work out a request, and send it."""
+        """Build a request, and send it."""
         is_sent = False
         try:
             request = await steps
@@ -489,10 +487,10 @@ class SetNodes:
     async def create_record(
         self, record: SetRecord, members: Mapping[int, Member]
     ) -> Outcome:
-        """Make the nodes of a set, for `init`, or for `restore` where all are gone.
+        """Create the nodes of a set, for `init`, or for `restore` if all are gone.
 
         Args:
-            record: its record; refused where there is one.
+            record: its record; refused if there is one.
             members: replicas whose data is known; others join with none.
         """
         for parent in (self._members, self._presences):
@@ -518,7 +516,7 @@ class SetNodes:
     async def write_member(self, member: Member) -> Outcome:
         """Write the own `members/K`, with newer versions of the directories.
 
-        Refused where there is none, or another life of this replica has registered.
+        Refused if it does not exist, or another process of this replica has registered.
         """
         return await self._carry_out(self._member_steps(member))
 
@@ -529,11 +527,11 @@ class SetNodes:
         return (WriteNode(path, to_json(member), version),)
 
     async def show(self, shown: Shown) -> None:
-        """Create the own `present/K`, or write it where it differs.
+        """Create the own `present/K`, or write it if it differs.
 
-        One that an earlier session of this replica left is replaced; call it again in
-        each new session. The nodes above are made for a frozen replica alone, which an
-        operator has to find also where ZooKeeper has lost the set.
+        Replaces a node that an earlier session of this replica left; call it again in
+        each new session. Parents are created only for a frozen replica, which an
+        operator must find even if ZooKeeper has lost the set.
 
         Raises:
             ReplicaSetError: another broker shows this replica, or there is no set.
@@ -561,7 +559,7 @@ class SetNodes:
         return DeleteNode(path, node.version), CreateEphemeral(path, data)
 
     async def withdraw(self) -> None:
-        """Delete the `leader` node if this replica made it, in whichever session."""
+        """Delete the `leader` node if this replica created it, in any session."""
         await self._insist(self._withdrawal)
 
     async def _withdrawal(self) -> Sequence[Operation]:
@@ -569,14 +567,14 @@ class SetNodes:
         node = await self._get(self._leader)
         if record is None or node is None or not self._is_ours(node):
             return ()
-        # Another one that claims in between changes the record.
+        # A claim of another replica in between changes the record.
         check = CheckNode(self._record, record.version)
         return check, DeleteNode(self._leader, node.version)
 
     async def _insist(
         self, steps: Callable[[], Awaitable[Sequence[Operation]]]
     ) -> None:
-        """Look what is to be done, and do it; again where others were faster."""
+        """Build and send a request; repeat if others were faster."""
         for _ in range(TRIES):
             with suppress(NodeChangedError):
                 await self._transact(await steps())

@@ -1,8 +1,8 @@
 """The disk of a replica, as actions that its node awaits one by one.
 
-The `set` file is written by a thread of its own: a directory whose storage thread hangs
-must not keep a leader from giving up. Everything else goes through the storage threads
-of the data directories, in the order of their appends.
+The `set` file is written by a separate thread, so that a directory with a hung storage
+thread cannot keep a leader from giving up. All other writes go through the storage
+threads of the data directories, in order with their appends.
 """
 
 import asyncio
@@ -32,20 +32,20 @@ from metaq.storage.log_state import LogState
 _log = logging.getLogger(__name__)
 
 COMMIT_POLL_S: Final = 0.01
-"""Interval of looks at high watermarks before a hand-over, and at what is written."""
+"""Interval of checks of high watermarks and of unfinished writes, in seconds."""
 SILENCE_POLL_S: Final = 0.1
-"""Interval of looks at whether a disk still answers."""
+"""Interval of checks whether a disk still responds, in seconds."""
 WRITE_PAUSE_S: Final = 1.0
-"""Pause before a file that found no space is written again."""
+"""Pause before the `set` file is written again after a lack of space, in seconds."""
 HOLDINGS_INTERVAL_S: Final = 10.0
-"""Bytes that were synced for so long show in the version of the directories."""
+"""Interval at which the version of the directories is raised for synced bytes."""
 WRITE_S: Final = 10.0
-"""A file that is not written within so long is of a disk that hangs."""
+"""Time after which an unfinished write of the `set` file counts as a hung disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartFacts:
-    """Findings in the data directories, before ZooKeeper was asked."""
+    """Findings in the data directories, before ZooKeeper is read."""
 
     tables: EpochTables
     """Epochs of the logs."""
@@ -60,7 +60,7 @@ class StartFacts:
 
 
 class ReplicaStore:
-    """Owner: the node; on the loop's thread."""
+    """The disk of one replica. Owned by the node; used on the loop's thread."""
 
     def __init__(
         self,
@@ -71,13 +71,13 @@ class ReplicaStore:
         *,
         clock: Clock,
     ) -> None:
-        """Take over what is open.
+        """Take over open logs.
 
         Args:
             fs: the disk.
-            path: the first data directory, where the `set` file is.
+            path: the first data directory, which has the `set` file.
             clock: for the wait for followers.
-            logs: that follow.
+            logs: logs that follow.
             tables: epochs of the logs.
         """
         self.fs: Final = fs
@@ -88,24 +88,24 @@ class ReplicaStore:
         self._writer = HelperThreads(1, "metaq-set")
         self._saved: SetFile | None = None
         self.revision = 0
-        """Revision of the copy of the record that was saved last."""
+        """Revision of the record in the `set` file saved last."""
         self.lack_of_space = ""
-        """Why the `set` file waits for space; "" while it does not."""
+        """Reason why the `set` file waits for disk space; "" if it does not."""
         self._error: StorageError | None = None
         self._holdings_s = clock.monotonic_s()
         self._synced_ends = 0
 
     def begin(self) -> None:
-        """Begin the thread now: later there may be no memory for it."""
+        """Start the thread now, because there may be no memory for it later."""
         self._writer.begin()
 
     async def end(self) -> None:
-        """End the thread after what it was given."""
+        """End the thread after its queued work."""
         await self._writer.end()
 
     @property
     def failure(self) -> str:
-        """Return why this disk can have no part in a term; "" while it can."""
+        """Return the reason why this disk cannot take part in a term; "" if it can."""
         for each in self.logs.directories():
             if each.state is not DirState.ONLINE:
                 return f"{each.path} is offline: {each.offline_cause}"
@@ -114,20 +114,20 @@ class ReplicaStore:
         return "" if self._error is None else str(self._error)
 
     async def save(self, file: SetFile) -> None:
-        """Write the `set` file, synced; without space again and again.
+        """Write the `set` file, synced; retried for ever while there is no space.
 
-        Nothing that comes after it may be done before.
+        Later actions must wait for it.
 
         Raises:
-            StorageError: the disk refuses, or does not answer; `failure` says so until
-                a later write succeeds.
+            StorageError: the disk failed or does not respond; `failure` reports it
+                until a later write succeeds.
         """
         write = partial(write_set_file, self.fs, self._path, file)
         while file != self._saved:
             self._saved = None  # unknown until the write is known to have succeeded
             writing = asyncio.wrap_future(self._writer.submit(write))
             try:
-                # What is called off here is written before what comes later.
+                # A write cancelled here still finishes before any later one.
                 await asyncio.wait_for(asyncio.shield(writing), WRITE_S)
             except NoSpaceError as error:
                 if not self.lack_of_space:
@@ -153,12 +153,12 @@ class ReplicaStore:
             _log.warning("replica has space again: path=%s", self._path)
 
     def remove_aside(self) -> None:
-        """Have logs removed that were kept until this copy was complete again."""
+        """Delete logs that were set aside until this copy was complete again."""
         removing = self._writer.submit(self.logs.remove_aside)
         removing.add_done_callback(_report)
 
     def has_grown(self, now_s: float) -> bool:
-        """Return whether bytes were synced since the last look, if one is due again."""
+        """Return whether bytes were synced since the last check, if one is due."""
         if now_s - self._holdings_s < HOLDINGS_INTERVAL_S:
             return False
         before, self._holdings_s = self._synced_ends, now_s
@@ -169,33 +169,33 @@ class ReplicaStore:
         """Write the version of the data directories, synced.
 
         Raises:
-            StorageError: a directory is offline, or does not answer.
+            StorageError: a directory is offline, or does not respond.
         """
         await self._answered(
             carry_out(partial(self.logs.set_holdings_version, version))
         )
 
     def member(self, set_id: str, version: int, incarnation: int) -> Member:
-        """Return what `members/K` is to have of the data directories."""
+        """Return the payload of `members/K` for the data directories."""
         directories = dict.fromkeys(self.logs.identities().values(), version)
         return Member(set_id, directories, incarnation)
 
     async def finish_deletions(self) -> None:
-        """Move logs aside that a former life has buried, and no more.
+        """Move logs aside that an earlier process has buried but not moved.
 
         Raises:
-            StorageError: it failed, and is to be repeated.
+            StorageError: it failed; call it again.
         """
         left = self.tables.buried & self.logs.logs().keys()
         if left:
             await self._answered(carry_out(partial(self.logs.set_logs_aside, left)))
 
     async def begin_epoch(self, epoch: Epoch) -> None:
-        """Write the begin of an epoch at the end of every log, synced.
+        """Write the start of an epoch at the end of every log, synced.
 
         Raises:
-            StorageError: a directory is offline, or does not answer: then it may be
-                written later, before what comes after `finish_writing`.
+            StorageError: a directory is offline, or does not respond; in that case it
+                may be written later, but before `finish_writing` returns.
         """
         ends = {
             log.number: log.next_offset
@@ -205,10 +205,10 @@ class ReplicaStore:
         await self._answered(self.tables.begin_epoch(epoch, ends))
 
     async def lower_watermarks(self) -> None:
-        """Believe no high watermark above the end of its log, durably.
+        """Lower high watermarks that are above the end of their log, durably.
 
         Raises:
-            StorageError: a directory is offline, or does not answer.
+            StorageError: a directory is offline, or does not respond.
         """
         above = {
             log_id: log.next_offset
@@ -221,10 +221,10 @@ class ReplicaStore:
             )
 
     async def _answered(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for the storage threads, as long as they answer.
+        """Wait for the storage threads, as long as they respond.
 
-        The caller holds the lock of the node: while it waited for a disk that hangs,
-        its replica could not give up.
+        The caller holds the node's lock: while it waited for a hung disk, its replica
+        could not give up.
         """
         waiting = asyncio.ensure_future(work)
         waiting.add_done_callback(_retrieve)
@@ -235,13 +235,13 @@ class ReplicaStore:
         waiting.result()
 
     def stop_leading(self) -> None:
-        """Answer puts in flight as in doubt; their bytes and notes stay."""
+        """End puts in flight in doubt; their bytes and notes stay."""
         for log in self.logs.logs().values():
             if log.state in {LogState.OPEN, LogState.STOPPED}:
                 log.follow()
 
     async def wait_committed(self, deadline_s: float) -> bool:
-        """Return whether all followers have everything before the deadline."""
+        """Wait until all followers have all bytes; False: the deadline passed first."""
         logs = self.logs.logs()
         while True:
             if all(log.high_watermark == log.next_offset for log in logs.values()):
@@ -251,10 +251,10 @@ class ReplicaStore:
             await asyncio.sleep(COMMIT_POLL_S)
 
     async def finish_writing(self) -> None:
-        """Wait until what was queued is written, or dropped: all ends are fixed.
+        """Wait until queued appends are written or dropped, so that all ends are fixed.
 
         Raises:
-            StorageError: a directory does not answer.
+            StorageError: a directory does not respond.
         """
         loop = asyncio.get_running_loop()
         waits: dict[LogDir, asyncio.Event] = {}
@@ -287,12 +287,12 @@ def _require_answers(directory: LogDir) -> None:
 
 
 def _retrieve(done: asyncio.Future[None]) -> None:
-    """Take the error of a write that is waited for no longer: `failure` names it."""
+    """Retrieve the error of an abandoned write; `failure` reports it."""
     if not done.cancelled():
         done.exception()
 
 
 def _report(done: Future[None]) -> None:
-    """Log what kept files from being removed; they are removed at another time."""
+    """Log a failure to delete files; they are deleted later."""
     if not done.cancelled() and (error := done.exception()) is not None:
         _log.warning("logs that were set aside are not removed: %s", error)

@@ -1,14 +1,14 @@
 """The epoch tables and numbers of a replica's logs, in memory and in its journals.
 
-One journal for each data directory (`epoch_journal.py`). The loop's thread has the
-tables, and queues what becomes of them; the storage thread of the directory writes it,
-between the appends that were queued before and those after. So what is queued for a log
-is synced before any later byte of it. What is queued together is one frame and one
-sync. A write that fails, also for want of space, takes the directory offline: without
-its epochs no byte of a log can be believed.
+There is one journal for each data directory (`epoch_journal.py`). The loop's thread
+owns the tables and queues their changes; the storage thread of the directory writes
+them, in order with the appends. So a change that is queued for a log is synced before
+any later byte of it. Changes that are queued together are one frame and one sync. A
+failed write, even for lack of space, takes the directory offline: without its epochs no
+byte of a log can be trusted.
 
-A journal that cannot be believed is moved aside by the first write; what it knew of
-numbers and epochs is gone, and the replica is incomplete (`is_damaged`).
+A damaged journal is moved aside by the first write. Its numbers and epochs are lost,
+and the replica is incomplete (`is_damaged`).
 """
 
 import asyncio
@@ -44,16 +44,16 @@ from metaq.storage.log_manager import LogManager
 from metaq.storage.log_removal import OnDone, outcome_of
 
 NUMBER_BITS: Final = 64
-"""Size of a log number, drawn at random."""
+"""Size of a log number, in bits; drawn at random."""
 
 COMPACT_BYTES: Final = 1 << 20
-"""A journal is written again when it is larger by this than twice what it says."""
+"""A journal is compacted when it exceeds twice the size of its contents by this."""
 
 _log = logging.getLogger(__name__)
 
 
 class EpochTables:
-    """Epochs of the logs of one replica. Owner: the event loop's thread."""
+    """Epochs of the logs of one replica. Owned by the event loop's thread."""
 
     def __init__(
         self,
@@ -61,22 +61,22 @@ class EpochTables:
         paths: Iterable[Path],
         draw: Callable[[], int] = lambda: secrets.randbits(NUMBER_BITS),
     ) -> None:
-        """Read the journals of data directories, and change nothing; blocks.
+        """Read the journals of data directories without changing them; blocks.
 
         Args:
             fs: the disk.
-            paths: of all data directories; they may be missing.
-            draw: returns a number of 64 bits that was not used before.
+            paths: all data directories; they may be missing.
+            draw: returns a 64-bit number that was not used before.
 
         Raises:
-            StorageError: a disk refuses.
+            StorageError: a disk failed.
         """
         self._files = {path: _JournalFile(fs, path) for path in paths}
         self._draw = draw
         self._directories: Mapping[Path, LogDir] = {}
         self._known = EpochJournal()
         self._paths: dict[int, Path] = {}
-        """Data directory of each living log."""
+        """Number of each existing log → its data directory."""
         for path, file in self._files.items():
             self._known.births.update(file.known.births)
             self._known.tables.update(file.known.tables)
@@ -88,17 +88,17 @@ class EpochTables:
         self.numbers: Final[dict[LogId, int]] = {
             each.log_id: number for number, each in self._known.births.items()
         }
-        """Living logs."""
+        """Existing logs → their numbers."""
         self._under_way: Final = set[asyncio.Future[None]]()
-        """Writes that may still be done, also when their callers wait no longer."""
+        """Unfinished writes, including those whose callers do not wait any more."""
         self.on_gone: Callable[[int], None] | None = None
-        """Called when a living log is buried, before anyone sees that."""
+        """Called when an existing log is buried, before other code can see it."""
 
     def attach(self, logs: LogManager) -> None:
-        """Write to the data directories of logs that are open now.
+        """Write to the data directories of logs that are now open.
 
-        Entries at the end of a log, or after it, are from before a crash or a cut, and
-        those of deleted bytes say nothing any more: both are dropped.
+        Drops entries at or after the end of a log, which are from before a crash or
+        truncation, and entries of deleted bytes.
         """
         self._directories = {each.path: each for each in logs.directories()}
         tables = self._known.tables
@@ -110,7 +110,7 @@ class EpochTables:
 
     @property
     def is_damaged(self) -> bool:
-        """Return whether a journal cannot be believed: nothing is known of its logs."""
+        """Return whether a journal is damaged, so that nothing is known of its logs."""
         return any(file.is_damaged for file in self._files.values())
 
     @property
@@ -120,12 +120,12 @@ class EpochTables:
 
     @property
     def starts(self) -> dict[LogId, Offset]:
-        """Return where the living logs began."""
+        """Return the first offset of each existing log."""
         return {each.log_id: each.start for each in self._known.births.values()}
 
     @property
     def buried(self) -> AbstractSet[LogId]:
-        """Return deleted logs by name whose files may be there yet."""
+        """Return the names of deleted logs whose files may still exist."""
         names = self._known.gone.values()
         return {name for name in names if name is not None} - self.numbers.keys()
 
@@ -134,23 +134,23 @@ class EpochTables:
         return number in self._known.births
 
     def table(self, number: int) -> EpochTable:
-        """Return the epochs of a living log."""
+        """Return the epochs of an existing log."""
         return self._known.tables[number]
 
-    # -- logs that come and go
+    # -- creation and deletion of logs
 
     def begin_log(
         self, log_id: LogId, directory: LogDir, start: Offset, epoch: Epoch
     ) -> int:
-        """Draw the number of a new log of a leader; never blocks.
+        """Draw the number of a leader's new log; never blocks.
 
-        It is on the disk before anything that is appended later.
+        It is on disk before anything that is appended later.
 
         Args:
-            log_id: which partition.
+            log_id: the partition.
             directory: its data directory.
             start: its first offset.
-            epoch: of the leader.
+            epoch: epoch of the leader.
         """
         number = self._draw()
         while number in self._paths or number in self._known.gone:
@@ -161,14 +161,14 @@ class EpochTables:
     def adopt_log(
         self, log_id: LogId, number: int, directory: LogDir, start: Offset, epoch: Epoch
     ) -> None:
-        """Take a log of the leader, new here or begun again; likewise.
+        """Record a log of the leader, new here or created again; never blocks.
 
         Args:
-            log_id: which partition; another log of this name was buried.
-            number: given by the leader.
+            log_id: the partition; another log with this name must have been buried.
+            number: number given by the leader.
             directory: its data directory.
             start: the first offset here.
-            epoch: of the byte there.
+            epoch: epoch of the byte there.
         """
         known = self.numbers.get(log_id, number)
         assert known == number, f"{log_id}: {known} is not buried, and {number} begins"
@@ -187,48 +187,47 @@ class EpochTables:
         directory.submit(work, joins=True)
 
     async def bury(self, numbers: Collection[int]) -> None:
-        """Note for good that logs are deleted, synced on return.
+        """Record permanently that logs are deleted, synced on return.
 
         Args:
-            numbers: also of logs that this replica never had: others may have them.
+            numbers: may include logs that this replica never had, because others may.
 
         Raises:
-            StorageError: a directory is offline, or is now.
-            ClosedError: it is closed.
+            StorageError: a directory is offline, or goes offline now.
+            ClosedError: a directory is closed.
         """
         await self._write([Gone(each) for each in numbers if each not in self.gone])
 
     async def bury_topic(self, topic: str) -> None:
-        """Note that the logs of a topic are deleted, likewise; followers hear of it."""
+        """Record that the logs of a topic are deleted, as `bury`, also to followers."""
         await self.bury([n for each, n in self.numbers.items() if each.topic == topic])
 
     # -- epochs
 
     async def begin_epoch(self, epoch: Epoch, ends: Mapping[int, Offset]) -> None:
-        """Begin an epoch in logs that lead now: one sync for each data directory.
+        """Start an epoch in logs that now lead: one sync for each data directory.
 
         Args:
-            epoch: the leader's.
+            epoch: epoch of the leader.
             ends: log number → its end.
 
         Raises:
-            StorageError: a directory is offline, or is now.
-            ClosedError: it is closed.
+            StorageError: a directory is offline, or goes offline now.
+            ClosedError: a directory is closed.
         """
         await self._write([Begun(number, epoch, end) for number, end in ends.items()])
 
     async def adopt(self, tables: Mapping[int, EpochTable]) -> None:
-        """Take the tables with which logs go on that were cut; likewise.
+        """Replace the tables of logs that were truncated or continue, synced on return.
 
         Args:
-            tables: log number → its whole table. Nothing is written of those that are
-                as before.
+            tables: log number → its whole table. Unchanged tables are not written.
 
         Raises:
-            StorageError: a directory is offline, or is now.
-            ClosedError: it is closed.
+            StorageError: a directory is offline, or goes offline now.
+            ClosedError: a directory is closed.
         """
-        # An epoch that a former term was not sure to have begun may show up first.
+        # An epoch whose write an earlier term did not await may be written first.
         while self._under_way:
             await asyncio.wait(self._under_way)
         entries: list[Entry] = []
@@ -270,7 +269,7 @@ class EpochTables:
         directory.submit(partial(carry_out, file.write, done, is_vital=True))
 
     def _take(self, entries: Sequence[Entry]) -> None:
-        """Have entries in memory that are on disk."""
+        """Apply entries to memory that are on disk."""
         births = self._known.births
         for entry in entries:
             if isinstance(entry, Gone) and entry.number in births:
@@ -281,13 +280,13 @@ class EpochTables:
         self._known.apply(entries)
 
     def close(self) -> None:
-        """Close the journals, when the logs are closed; never raises."""
+        """Close the journals, after the logs are closed; never raises."""
         for file in self._files.values():
             file.close()
 
 
 def _changes(number: int, old: EpochTable, new: EpochTable) -> Iterable[Entry]:
-    """Return the entries that make one table of another."""
+    """Return the entries that turn one table into another."""
     same = 0
     while same < min(len(old), len(new)) and old[same] == new[same]:
         same += 1
@@ -298,16 +297,16 @@ def _changes(number: int, old: EpochTable, new: EpochTable) -> Iterable[Entry]:
 
 
 class _JournalFile:
-    """The journal of one data directory. Owner: its storage thread, once it runs."""
+    """The journal of one data directory. Owned by its storage thread once that runs."""
 
     def __init__(self, fs: FileSystem, path: Path) -> None:
         """Read the journal of a data directory; there may be none."""
         self.known: Final = EpochJournal()
         """Its contents as written."""
         self.is_damaged = False
-        """It was read, and cannot be believed."""
+        """Whether its file was damaged when it was read."""
         self.pending: Final = deque[Entry]()
-        """Entries that the next `write` takes; any thread adds to them."""
+        """Entries for the next `write`; any thread may add to them."""
         self._fs = fs
         self._path = path / EPOCHS_FILE
         self._file: FrameFile | None = None
@@ -319,13 +318,13 @@ class _JournalFile:
             _log.error("epochs not believed: %s", error)
             self.is_damaged = True
         except MissingFileError:
-            pass  # of a new directory
+            pass  # a new directory
 
     def write(self) -> None:
-        """Write and sync what is pending, as one frame, and drop what says nothing.
+        """Write and sync the pending entries as one frame; compact the file if due.
 
         Raises:
-            StorageError: nothing is known about the file any more, or there is no room.
+            StorageError: the state of the file is unknown, or there is no space.
         """
         entries = [self.pending.popleft() for _ in range(len(self.pending))]
         if not entries:
@@ -369,7 +368,7 @@ def _entries_of(frames: Iterable[StoredFrame]) -> Iterable[Entry]:
     """Yield the entries of all frames.
 
     Raises:
-        CorruptRecordError: a frame is of no kind that is known.
+        CorruptRecordError: a frame has an unknown kind.
     """
     for frame in frames:
         if frame.kind != ENTRIES:

@@ -1,6 +1,6 @@
-"""One term of a leader: its streams, and what it keeps an eye on while it leads.
+"""One term of a leader: its streams, and the checks that it makes while it leads.
 
-Owner: the node, from the moment its puts are open to its step-down.
+Owned by the node, from when puts are accepted until it steps down.
 """
 
 from typing import Final, Protocol
@@ -19,36 +19,36 @@ from metaq.replication.upkeep import (
 )
 
 ALONE_S: Final = 10.0
-"""A leader that no follower has reached for so long hands over, where others can."""
+"""Time without any follower after which a leader hands over, if others can lead."""
 
 
 class TermNode(Protocol):
-    """Interface of the node."""
+    """Interface of the node that `Term` needs."""
 
     @property
     def replica(self) -> Replica:
-        """Return its state."""
+        """Return the state of the replica."""
 
     def take_note(self, replica: Replica) -> None:
-        """Take over a state that needs no action."""
+        """Replace the state by one that needs no action."""
 
     def wake(self) -> None:
-        """Look soon at what is due."""
+        """Make the node check soon what is due."""
 
     def knows(self, replica: int, token: str) -> bool:
-        """Return whether a token is that of `present/K`; else read it soon."""
+        """Return whether a token is that of `present/K`; if not, read the node soon."""
 
 
 class Term:
-    """On the loop's thread."""
+    """The term of a leader. Used on the loop's thread."""
 
     def __init__(self, node: TermNode, store: ReplicaStore, *, lag_s: float) -> None:
-        """Prepare; the logs follow until `begin`.
+        """Create a term; the logs follow until `begin`.
 
         Args:
-            node: it leads.
+            node: the node of the leader.
             store: its logs, in which the epoch has begun.
-            lag_s: so long a follower may be late, seconds.
+            lag_s: time that a follower may be late, in seconds.
         """
         self._node = node
         self._logs = store.logs
@@ -68,7 +68,7 @@ class Term:
     # -- what is due ------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
-        """Look at the clock: idle followers, puts that wait; some times a second."""
+        """Check idle followers and waiting puts; call several times a second."""
         self.streams.tick(now_s)
         self._waiting.check(self._logs.logs(), now_s)
         others = self.term.quorum.confirmed - {self._node.replica.id}
@@ -76,7 +76,7 @@ class Term:
             self._contact_s = now_s
 
     def refusal(self, presences: tuple[Presence, ...]) -> TooFewReplicasError | None:
-        """Return why a put is seen not to be acknowledged; None: it may well be."""
+        """Return the reason why puts cannot be acknowledged; None if they may be."""
         own = self._node.replica
         if not refuses_puts(own, presences, self.streams.stalled()):
             return None
@@ -86,7 +86,7 @@ class Term:
         )
 
     def next_change(self, presences: tuple[Presence, ...]) -> Moved | None:
-        """Return the change of the in-sync set that is due, or None."""
+        """Return the next change of the in-sync set, or None."""
         own, streams = self._node.replica, self.streams
         return change_set(
             own,
@@ -97,7 +97,7 @@ class Term:
         )
 
     def is_alone(self, presences: tuple[Presence, ...], now_s: float) -> bool:
-        """Return whether it reaches no follower, and others can lead."""
+        """Return whether it reaches no follower although others can lead."""
         return (
             self._contact_s is not None
             and now_s - self._contact_s > ALONE_S
@@ -108,27 +108,27 @@ class Term:
 
     @property
     def term(self) -> Leadership:
-        """Return the term as the core has it."""
+        """Return the term of the core's state."""
         term = self._node.replica.term
         assert term is not None, f"replica {self._node.replica.id} does not lead"
         return term
 
     def on_join(self, replica: int, incarnation: int, revision: int) -> None:
-        """A follower has joined: its former life counts no more."""
+        """Called when a follower has joined; its earlier process no longer counts."""
         self._lost.discard(replica)
         self._node.take_note(note_join(self._node.replica, replica, incarnation))
         self.on_saved(replica, revision)
 
     def on_saved(self, replica: int, revision: int) -> None:
-        """A follower has a copy of the record with this revision."""
+        """Called when a follower has saved this revision of the record."""
         self._node.take_note(saved_by(self._node.replica, replica, revision))
 
     def on_caught_up(self, replica: int) -> None:
-        """A follower has all logs up to where it counts; `next_change` looks."""
+        """Called when a follower has caught up in all logs; `next_change` decides."""
         self._node.wake()
 
     def on_lost(self, replica: int) -> None:
-        """A member of the in-sync set lacks bytes that it promised."""
+        """Called when a member of the in-sync set lacks bytes that it promised."""
         self._lost.add(replica)
         self._node.wake()
 

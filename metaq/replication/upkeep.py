@@ -1,8 +1,7 @@
-"""A leader's upkeep of its set: who goes, who comes, what is refused or in doubt. Pure.
+"""A leader's upkeep of its set: who leaves, who joins, and which puts fail. Pure.
 
-Its owner asks some times a second. Nothing here is needed for safety: a leader that
-never asks acknowledges nothing that it must not, it only waits for replicas that are
-gone.
+Its owner calls several times a second. Safety does not depend on it: a leader without
+upkeep acknowledges nothing wrongly, it only waits for replicas that are gone.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,11 +16,11 @@ from metaq.replication.replica import Moved, Replica, take_in, take_out
 from metaq.storage.partition_log import PartitionLog
 
 CHECKS: Final = 4
-"""Looks at puts in flight within the lag time: so much later at most they end."""
+"""Number of checks of waiting puts per lag time; bounds how much later they end."""
 
 
 def incomplete(presences: Iterable[Presence]) -> frozenset[int]:
-    """Return the replicas that show that they lack bytes, or cannot know."""
+    """Return the replicas that report that they lack bytes, or may lack them."""
     return frozenset(p.replica for p in presences if p.flag is Flag.INCOMPLETE)
 
 
@@ -33,17 +32,17 @@ def change_set(
     lost: AbstractSet[int],
     caught_up: AbstractSet[int],
 ) -> Moved | None:
-    """Return the next change of the in-sync set that is due; None: none is, or may be.
+    """Return the next change of the in-sync set; None if none is due or allowed.
 
-    Members that lack bytes go first, then those that are late or away; a replica that
-    has caught up comes in when none of these may go.
+    Members that lack bytes leave first, then those that are late or away. A replica
+    that has caught up joins if no member can leave.
 
     Args:
-        replica: the leader, with no change on its way.
-        presences: of all replicas.
+        replica: the leader, with no unfinished change.
+        presences: presences of all replicas.
         stalled: followers that are silent, or late by the lag time.
-        lost: members that were found to lack bytes.
-        caught_up: followers that have joined all logs.
+        lost: members found to lack bytes.
+        caught_up: followers that have caught up in all logs.
     """
     leaves = PresenceState.STOPPING
     present = {each.replica for each in presences if each.state is not leaves}
@@ -62,7 +61,7 @@ def change_set(
 def refuses_puts(
     replica: Replica, presences: tuple[Presence, ...], stalled: AbstractSet[int]
 ) -> bool:
-    """Return whether a put is seen not to be acknowledged: it is not appended then."""
+    """Return whether a put could not be acknowledged, and so is not appended."""
     return replica.term is None or not may_put(
         replica.term.quorum,
         stalled=stalled,
@@ -72,42 +71,42 @@ def refuses_puts(
 
 
 def can_others_lead(replica: Replica, presences: tuple[Presence, ...]) -> bool:
-    """Return whether the set has a leader and its minimum without this replica."""
+    """Return whether the set has a possible leader and its minimum without this one."""
     others = unflagged(presences) - {replica.id}
     return len(others) >= replica.record.min and bool(others & replica.record.in_sync)
 
 
 def successor(replica: Replica, presences: tuple[Presence, ...]) -> int:
-    """Return who is to claim next; NO_REPLICA: any may."""
+    """Return the replica that should claim next; NO_REPLICA: any may."""
     ready = unflagged(presences) & replica.record.in_sync
     return min(ready - {replica.id}, default=NO_REPLICA)
 
 
 class WaitingPuts:
-    """Puts in flight at a leader, and since when: they must not wait for ever."""
+    """Puts in flight at a leader, and since when; bounds their wait."""
 
     def __init__(self, lag_s: float) -> None:
         """Watch no put yet.
 
         Args:
-            lag_s: so long a put may wait for the other replicas, seconds.
+            lag_s: longest wait of a put for the other replicas, in seconds.
         """
         self._lag_s = lag_s
         self._since: dict[LogId, tuple[Offset, float]] = {}
         self._checked_s = float("-inf")
 
     def check(self, logs: Mapping[LogId, PartitionLog], now_s: float) -> None:
-        """End in doubt what has waited for the lag time; cheap between two looks.
+        """End puts in doubt that have waited for the lag time; cheap if called often.
 
         Args:
-            logs: that lead.
-            now_s: the monotonic clock.
+            logs: logs that lead.
+            now_s: time of the monotonic clock, in seconds.
         """
         if now_s - self._checked_s < self._lag_s / CHECKS:
             return
         self._checked_s = now_s
         before, self._since = self._since, {}
-        # Most logs are at rest, and there may be thousands.
+        # Most logs are idle, and there may be thousands.
         moving = [x for x in logs.values() if x.next_offset > x.high_watermark]
         for log in moving:
             until, since_s = before.get(log.log_id, (Offset(0), now_s))

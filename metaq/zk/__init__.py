@@ -1,4 +1,4 @@
 """ZooKeeper coordination.
 
-kazoo, its encoding, is seen in `coordinator.py`, `_connection.py` and `servers.py`.
+Only `coordinator.py`, `_connection.py` and `servers.py` import kazoo, for its encoding.
 """

@@ -1,13 +1,13 @@
-"""The children of a node with their payloads: read at once, or watched for good.
+"""The children of a node with their payloads: read once, or watched.
 
-Theory of operation: ZooKeeper watches a list of names and a payload, never a list of
-payloads. `ValuesWatch` puts one watch on the list and one on each child that matters,
-so that a payload that is replaced in place, or by deleting and creating the child, is
-seen as well as a child that comes or goes. Changes made together arrive in pieces;
-`Settler` waits until the pieces have settled and every named child was read.
+Theory of operation: ZooKeeper can watch a list of names and a payload, but not a list
+of payloads. `ValuesWatch` puts one watch on the list and one on each wanted child, so
+that it sees a payload that is replaced, in place or by deleting and creating the child,
+as well as a child that is created or deleted. Changes made together arrive one by one;
+`Settler` waits for a moment and until every wanted child was read.
 
-Children that vanish between the list and the read are left out, and so are those with
-an unreadable payload; the latter are logged, once for each payload.
+Children that disappear between the list and the read are left out. So are children with
+an unreadable payload, which are logged, once for each payload.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ _log = logging.getLogger(__name__)
 
 READS_AT_ONCE: Final = 64
 SETTLE_S: Final = 0.02
-"""Quiet time after a change, for changes that come together."""
+"""Delay after the first change of a burst, to collect the others, in seconds."""
 INCOMPLETE_S_MAX: Final = 5.0
-"""Seconds after which partial results are used: a node may be unreadable for good."""
+"""Time after which partial results are used: a node may never become readable."""
 
 T = TypeVar("T")
 
@@ -40,10 +40,10 @@ async def read_values(
 ) -> dict[str, T]:
     """Return name → value of a node's children, names ascending; {} without the node.
 
-    `decode` raises PayloadError; the deadline is for all reads together.
+    `decode` may raise PayloadError; the deadline is for all reads together.
 
     Raises:
-        CoordinationError: ZooKeeper could not be asked; see `Coordinator`.
+        CoordinationError: ZooKeeper could not be read; see `Coordinator`.
     """
     names = await coordinator.children(path, deadline_s=deadline_s)
     get = partial(coordinator.get, deadline_s=deadline_s)
@@ -57,7 +57,7 @@ async def read_values(
 
 
 def _value_of(path: str, data: bytes, decode: Callable[[bytes], T]) -> T | None:
-    """Return the value of a child; None: it is left out, and logged."""
+    """Return the value of a child; None if it cannot be decoded, which is logged."""
     try:
         return decode(data)
     except PayloadError as error:
@@ -68,7 +68,7 @@ def _value_of(path: str, data: bytes, decode: Callable[[bytes], T]) -> T | None:
 async def in_batches(
     ask: Callable[[str], Awaitable[T]], names: Sequence[str]
 ) -> list[tuple[str, T]]:
-    """Return each name with the answer about it, READS_AT_ONCE asked together."""
+    """Return each name with the result of `ask`; READS_AT_ONCE run concurrently."""
     found: list[tuple[str, T]] = []
     for start in range(0, len(names), READS_AT_ONCE):
         batch = names[start : start + READS_AT_ONCE]
@@ -77,9 +77,9 @@ async def in_batches(
 
 
 class ValuesWatch(Generic[T]):
-    """The values of a node's children, kept current; owned by one loop.
+    """The values of a node's children, kept current. Owned by one loop.
 
-    The last values stay while ZooKeeper is out of reach.
+    The last values stay while ZooKeeper is unreachable.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class ValuesWatch(Generic[T]):
         *,
         wants: Callable[[str], bool] = bool,
     ) -> None:
-        """Begin to watch the children of `path`, which does not have to exist.
+        """Start to watch the children of `path`, which need not exist.
 
-        `decode` raises PayloadError; `on_change` is called on the loop after each
-        change; `wants` returns whether a name matters.
+        `decode` may raise PayloadError; `on_change` is called on the loop after each
+        change; `wants` returns whether to read the child of a name.
 
         Raises:
             NodeNameError: ZooKeeper does not accept the path.
@@ -112,12 +112,12 @@ class ValuesWatch(Generic[T]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every named child was read."""
+        """Whether every wanted child was read."""
         return self.has_names and self._children.keys() == self._values.keys()
 
     @property
     def values(self) -> dict[str, T]:
-        """Name → value of every child that is there and can be read, ascending."""
+        """Name → value of every existing and readable child, names ascending."""
         return {
             name: value
             for name, value in sorted(self._values.items())
@@ -125,7 +125,7 @@ class ValuesWatch(Generic[T]):
         }
 
     def cancel(self) -> None:
-        """End it; nothing is delivered any more. May be repeated."""
+        """End the watch; no callback is called any more. May be repeated."""
         self._cancel()
         for cancel in self._children.values():
             cancel()
@@ -150,12 +150,12 @@ class ValuesWatch(Generic[T]):
 
 
 class ChildrenOfEach:
-    """The names of the children of some nodes, kept current; owned by one loop."""
+    """The names of the children of several nodes, kept current. Owned by one loop."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
-        """Watch none yet; `on_change` is called on the loop after each change."""
+        """Watch no node yet; `on_change` is called on the loop after each change."""
         self.children: dict[str, tuple[str, ...]] = {}
-        """Key of a node → its children; without the nodes that have none."""
+        """Key of a node → its children; without nodes that have none."""
         self._on_change = on_change
         self._watches: dict[str, Cancel] = {}
 
@@ -164,7 +164,7 @@ class ChildrenOfEach:
         paths: Mapping[str, str],
         watch: Callable[[str, ChildrenCallback], Cancel],
     ) -> None:
-        """Watch these nodes, by key, and no others; they do not have to exist."""
+        """Watch these nodes, by key, and no others; they need not exist."""
         for key in self._watches.keys() - paths.keys():
             self._watches.pop(key)()
             self.children.pop(key, None)
@@ -172,7 +172,7 @@ class ChildrenOfEach:
             self._watches[key] = watch(paths[key], partial(self._on_names, key))
 
     def cancel(self) -> None:
-        """End it; nothing is delivered any more. May be repeated."""
+        """End all watches; no callback is called any more. May be repeated."""
         for cancel in self._watches.values():
             cancel()
 
@@ -184,7 +184,7 @@ class ChildrenOfEach:
 
 
 class Settler:
-    """Reports a burst of changes once, at its end; owned by one loop."""
+    """Reports a burst of changes once, at its end. Owned by one loop."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class Settler:
         is_complete: Callable[[], bool],
         publish: Callable[[], None],
     ) -> None:
-        """Prepare it; `publish` is called on the loop once for each burst.
+        """Create a settler; `publish` is called on the loop once for each burst.
 
         `is_complete` returns whether every known node was read.
         """
@@ -203,7 +203,7 @@ class Settler:
         self._patience: asyncio.TimerHandle | None = None
 
     def note(self) -> None:
-        """Note a change."""
+        """Record a change."""
         loop = asyncio.get_running_loop()
         if self._settling is None:
             self._settling = loop.call_later(SETTLE_S, self._on_settled)
@@ -211,7 +211,7 @@ class Settler:
             self._patience = loop.call_later(INCOMPLETE_S_MAX, self._on_impatient)
 
     def cancel(self) -> None:
-        """Forget the burst that is under way. May be repeated."""
+        """Drop the current burst. May be repeated."""
         for timer in (self._settling, self._patience):
             if timer is not None:
                 timer.cancel()
@@ -219,7 +219,7 @@ class Settler:
 
     def _on_settled(self) -> None:
         self._settling = None
-        # A missing child will be noted when it comes.
+        # If a child has not been read yet, its read records another change.
         if self._is_complete():
             self._end()
 
@@ -227,7 +227,7 @@ class Settler:
         if self._coordinator.status.state is SessionState.CONNECTED:
             self._end()
         else:
-            # Nothing forbids the rest: ZooKeeper cannot be asked now.
+            # Keep waiting for the missing children: ZooKeeper cannot be read now.
             loop = asyncio.get_running_loop()
             self._patience = loop.call_later(INCOMPLETE_S_MAX, self._on_impatient)
 

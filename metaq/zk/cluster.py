@@ -1,21 +1,22 @@
 """The cluster as clients see it: immutable snapshots, kept current by watches.
 
 Theory of operation: `ClusterWatch` watches the brokers and, for each requested topic,
-both of its topic nodes and its record in the catalog: names and payloads, so that a
-count that changes in place is seen, which MetaQ's clients miss. A topic that is
-recorded and not served is away: it exists, and cannot be read. The definition of an
-exchange of that name is watched, too: brokers register it as a topic without readers.
+its two topic nodes and its record in the catalog. It watches names and payloads, so it
+sees counts that change in place, which MetaQ's clients miss. A topic that is recorded
+but not served is away: it exists, but cannot be read. The definition of an exchange of
+the same name is watched too, because brokers register an exchange as a topic without
+readers.
 
-Each burst of changes gives one snapshot with the next version; snapshots that say the
-same are one. Nothing is created: a watch on a node that is missing fires when it
+Each burst of changes makes one snapshot with the next version; a snapshot equal to the
+last one is dropped. Nothing is created: a watch on a missing node fires when it
 appears.
 
 With `watch_names` it also watches the lists of all topics.
 
-While ZooKeeper is out of reach the last snapshot holds: brokers work without it, and so
-do clients.
+While ZooKeeper is unreachable the last snapshot stays valid: brokers work without
+ZooKeeper, and so do clients.
 
-    Invariant: the version grows with every snapshot; 0 says that nothing is known yet.
+    Invariant: the version grows with every snapshot; 0 means that nothing is known yet.
 
 Source: docs/metaq-1.4/client.md 4.
 """
@@ -49,7 +50,7 @@ from metaq.zk.znodes import decode_address, decode_partition_count, decode_regis
 _log = logging.getLogger(__name__)
 
 PARTITIONS_MAX: Final = 100_000
-"""Partitions of one topic on one broker; a node that promises more is not believed."""
+"""Maximum number of partitions of a topic on a broker; more are an error."""
 _TOPIC_KINDS: Final = (NodeKind.TOPIC_PUB, NodeKind.TOPIC_SUB)
 
 
@@ -85,7 +86,7 @@ def _is_leader(name: str) -> bool:
 
 
 def _broker_of(name: str) -> BrokerId:
-    """Return whose count a node is: `0-m` and `0-s1` of a role, `0` of a record."""
+    """Return the broker in a node's name: `0-m`, `0-s1` (roles) or `0` (a record)."""
     return BrokerId(int(name.partition("-")[0]))
 
 
@@ -96,21 +97,21 @@ _WATCHED: Final[
     NodeKind.TOPIC_SUB: (_decode_count, _is_role),
     NodeKind.RECORDED_PARTITIONS: (_decode_recorded, _is_broker_id),
 }
-"""Kind of a topic's nodes → the number in their payload, and which names count."""
+"""Kind of a topic's nodes → decoder of the count, and filter of the names."""
 
 SnapshotCallback = Callable[[ClusterSnapshot], None]
 
 
 class SnapshotFeed:
-    """The present snapshot of a cluster, and who is called with the next one.
+    """The current snapshot of a cluster, and the callbacks for the next ones.
 
     Concurrency: everything on one event loop; callbacks are called on it.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing known."""
+        """Start with an empty snapshot."""
         self.snapshot = ClusterSnapshot()
-        """The present snapshot; version 0 while nothing is known."""
+        """The current snapshot; version 0 while nothing is known."""
         self._listeners: dict[object, SnapshotCallback] = {}
         self._changed = asyncio.Event()
         self._is_closed = False
@@ -126,10 +127,10 @@ class SnapshotFeed:
         return cancel
 
     async def wait_above(self, version: int, timeout_s: float) -> ClusterSnapshot:
-        """Return the present snapshot, as soon as its version is above `version`.
+        """Return the current snapshot, as soon as its version is above `version`.
 
         Raises:
-            TimeoutError: there was none in time.
+            TimeoutError: there was no such snapshot in time.
             ClosedError: the feed is closed.
         """
         async with asyncio.timeout(timeout_s):
@@ -144,15 +145,15 @@ class SnapshotFeed:
             raise ClosedError("the watch on the cluster is closed")
 
     def _end(self) -> None:
-        """Drop the listeners, and wake who waits."""
+        """Drop the listeners, and wake the waiting tasks."""
         self._is_closed = True
         self._listeners.clear()
         self._changed.set()
 
     def _offer(self, new: ClusterSnapshot) -> None:
-        """Publish a snapshot, if anything is different from the present one.
+        """Publish a snapshot, unless it equals the current one.
 
-        The version is given here, and the brokers that were seen are added up.
+        Sets its version, and adds the brokers seen before.
         """
         old = self.snapshot
         new = replace(new, seen=old.seen.union(new.brokers), version=old.version)
@@ -168,21 +169,21 @@ class SnapshotFeed:
         self._changed.set()
         self._changed = asyncio.Event()
         for callback in tuple(self._listeners.values()):
-            # One callback's failure must not keep the others from being called.
+            # Separate calls, so that an exception in one does not stop the others.
             asyncio.get_running_loop().call_soon(callback, self.snapshot)
 
 
 class ClusterWatch(SnapshotFeed):
-    """Keeps a `ClusterSnapshot` current for a set of topics that grows.
+    """Keeps a `ClusterSnapshot` current for a growing set of topics.
 
     Lifecycle: `open` once, then use, then `close`. The caller owns the coordinator,
-    which may connect before or after.
+    which may connect before or after `open`.
     """
 
     def __init__(
         self, coordinator: Coordinator, paths: NodePaths, *, clock: Clock
     ) -> None:
-        """Prepare a watch; nothing is read before `open`."""
+        """Create a watch; nothing is read until `open`."""
         super().__init__()
         self._coordinator = coordinator
         self._paths = paths
@@ -191,24 +192,24 @@ class ClusterWatch(SnapshotFeed):
         self._brokers: dict[BrokerId, ValuesWatch[BrokerAddress]] = {}
         self._topics: dict[str, dict[NodeKind, ValuesWatch[int]]] = {}
         self._exchanges: dict[str, bool | None] = {}
-        """Whether a topic's name is that of an exchange; None: not read yet."""
+        """Topic → whether its name is that of an exchange; None: not read yet."""
         self._unread: dict[str, str] = {}
         self.unread_exchanges: Mapping[str, str] = MappingProxyType(self._unread)
-        """Those of them whose definition cannot be read, and why."""
+        """Exchange whose definition cannot be read → the reason."""
         self._listed: dict[str, frozenset[str] | None] = {}
-        """Parent of topics → their names; None: not read yet."""
+        """Path of a list of topics → its names; None: not read yet."""
         self._cancels: list[Cancel] = []
         self._settler = Settler(coordinator, self._is_complete, self._publish)
 
     def open(self) -> None:
-        """Begin to watch the brokers."""
+        """Start to watch the brokers."""
         self._watch_children(self._paths.broker_ids(), self._on_ids)
 
     def _watch_children(self, path: str, callback: ChildrenCallback) -> None:
         self._cancels.append(self._coordinator.watch_children(path, callback))
 
     def close(self) -> None:
-        """End all watches and wake who waits. May be repeated."""
+        """End all watches and wake the waiting tasks. May be repeated."""
         self._settler.cancel()
         for cancel in self._cancels:
             cancel()
@@ -225,10 +226,10 @@ class ClusterWatch(SnapshotFeed):
     # -- topics -----------------------------------------------------------------------
 
     def watch_topic(self, name: str) -> None:
-        """Let snapshots speak of this topic, too; it does not have to exist.
+        """Include this topic in snapshots; it need not exist.
 
         Raises:
-            NodeNameError: ZooKeeper cannot hold such a name.
+            NodeNameError: ZooKeeper does not accept the name.
             ClosedError: the watch is closed.
         """
         self._require_open()
@@ -257,12 +258,12 @@ class ClusterWatch(SnapshotFeed):
             _log.warning(
                 "exchange is not understood: exchange=%s error=%s", name, error
             )
-            # As a topic it would look empty.
+            # Not a topic: it would look empty.
             self._exchanges[name], self._unread[name] = True, str(error)
         self._settler.note()
 
     def watch_names(self) -> None:
-        """Let snapshots have the names of topics and exchanges, of new ones at once.
+        """Include the names of all topics and exchanges in snapshots from now on.
 
         Raises:
             ClosedError: the watch is closed.
@@ -278,10 +279,10 @@ class ClusterWatch(SnapshotFeed):
         self._settler.note()
 
     async def wait_newer(self, version: int, *, deadline_s: float) -> ClusterSnapshot:
-        """Return the present snapshot, as soon as its version is above `version`.
+        """Return the current snapshot, as soon as its version is above `version`.
 
         Raises:
-            CoordinationTimeoutError: there was none before the deadline.
+            CoordinationTimeoutError: there was no such snapshot before the deadline.
             ClosedError: the watch is closed.
         """
         try:
@@ -293,9 +294,9 @@ class ClusterWatch(SnapshotFeed):
             ) from None
 
     async def topics(self, *, deadline_s: float) -> frozenset[str]:
-        """Return the names of all topics there are, served or recorded, asked now.
+        """Read and return the names of all topics, served or recorded.
 
-        Of a topic that is gone the parents of its nodes are left, and name nothing.
+        A deleted topic may leave empty parent nodes; these are not counted.
         """
         recorded = await self._names([self._paths.recorded_topics()], deadline_s)
         parents = [self._paths.topics(kind) for kind in _TOPIC_KINDS]
@@ -304,7 +305,7 @@ class ClusterWatch(SnapshotFeed):
         others = sorted(named - recorded)
 
         async def copies(topic: str) -> frozenset[str]:
-            # An exchange, there or deleted, has no readers; a topic of its name has.
+            # An exchange, even a deleted one, has no readers; a topic of its name has.
             kinds = [NodeKind.TOPIC_SUB] if topic in exchanges else _TOPIC_KINDS
             paths = [self._paths.topic_children(kind, topic) for kind in kinds]
             return await self._names(paths, deadline_s)
@@ -313,7 +314,7 @@ class ClusterWatch(SnapshotFeed):
         return recorded.union(topic for topic, names in found if names)
 
     async def _names(self, paths: Iterable[str], deadline_s: float) -> frozenset[str]:
-        """Return the names of the children of some nodes together."""
+        """Return the names of the children of all these nodes."""
         found: set[str] = set()
         for path in paths:
             found.update(await self._coordinator.children(path, deadline_s=deadline_s))

@@ -1,25 +1,26 @@
-"""A session with ZooKeeper: kept alive, made again, asked and watched, on one loop.
+"""A ZooKeeper session: kept alive, replaced when lost, read and watched, on one loop.
 
 Theory of operation. One task keeps a connection to one of the servers
-(`_connection.py`), the next one after each that ends, and greets with the session that
-it had: the server goes on with it, or says that it is over. What a server reports
-becomes events of the `SessionTracker`.
+(`_connection.py`); when it ends, it connects to the next server and presents the
+session that it had. The server resumes that session or reports that it has expired.
+These events go to the `SessionTracker`.
 
-A session counts as alive for LIFE of its time-out after the last answered beat was
-sent, or a greeting that was answered; then it is given up. The server counts from the
-arrival of a request, which is later: so a client knows that it lost its session before
-others see its nodes go. The time-out is the one that the server chose: a server that
-allows less than was asked for would give a member's partitions away while the member
-still relied on its session. A beat is a request every BEAT of the time-out. A
-connection without a word for SILENCE of it is dropped, and the next server tried.
+A session counts as alive for LIFE of its time-out, from when the last answered beat or
+connect request was sent; after that it is given up. The server counts from the arrival
+of a request, which is later, so a client knows that its session is lost before others
+see its nodes disappear. The time-out is the one that the server chose: if a server
+allowed less than was requested, it would give a member's partitions away while the
+member still relied on its session. A beat is a request sent every BEAT of the time-out.
+A connection that receives nothing for SILENCE of it is dropped, and the next server is
+tried.
 
-Giving a session up also ends a state that a client cannot detect: a server that came
-back without its data refuses clients that have seen a later transaction than it has,
-for ever, without a word about their sessions. If the session does live on, at a server
-that was away, it is ended when a server is found that knows it: its nodes would be in
-the way of the next session for a whole time-out.
+Giving up a session also ends a state that a client cannot detect: a server that came
+back without its data always refuses clients that have seen a later transaction than it
+has, and does not report on their sessions. If the session is in fact alive, on a server
+that was away, it is closed once a server is found that knows it; otherwise its nodes
+would block the next session for a whole time-out.
 
-A request is only sent while the session is connected; it does not wait for that.
+A request is sent only while the session is connected; it does not wait for that.
 
 Keep in step: `session.py`, `watch.py`, `metaq/testing/zk.py`.
 """
@@ -74,27 +75,27 @@ from metaq.zk.znodes import Node
 _log = logging.getLogger(__name__)
 
 RECONNECT_BACKOFF: Final = Backoff(first_s=0.2, max_s=5.0)
-"""Pauses between rounds over the servers in which none has answered."""
-# A server that is starting may accept and never greet (ZooKeeper 3.9 does, when a
-# client comes before its data is loaded): with a single server the wait for it must not
-# cost the session.
+"""Pauses between rounds over all servers in which none replied."""
+# A starting server may accept a connection and never reply (ZooKeeper 3.9 does, if a
+# client connects before its data is loaded). With a single server, waiting for it must
+# not cost the session.
 GREETINGS_PER_SESSION_TIMEOUT: Final = 3
 GREETING_S_MIN: Final = 0.25
-# Parts of the session time-out; the rest beyond LIFE is for timers that come late.
+# Parts of the session time-out. The part above LIFE allows for late timers.
 BEAT: Final = 1 / 6
 SILENCE: Final = 0.6
 LIFE: Final = 0.9
 WATCH_TIMEOUT_S: Final = 10.0
-# A broker of many topics has thousands of watches, and reads all of them when it comes
-# back; a question that is not about them has to wait for so many answers at most.
+# A broker of many topics has thousands of watches, and reads all of them when it
+# reconnects. Another request waits for at most this many of their replies.
 WATCH_READS_AT_ONCE: Final = 64
-# A set that finds no node and a create that finds one may alternate when another client
-# keeps creating and deleting it; this often is coincidence enough.
+# A set that finds no node and a create that finds one may alternate while another
+# client keeps creating and deleting it.
 SET_OR_CREATE_TRIES: Final = 3
 ANY_VERSION: Final = -1
-"""ZooKeeper's own number for it."""
+"""Version that matches any version, in ZooKeeper's protocol."""
 EPHEMERAL: Final = 1
-"""Flag of a node that goes with its session."""
+"""Flag of a node that is deleted with its session."""
 
 T = TypeVar("T")
 
@@ -131,7 +132,7 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def _version_after(operation: Operation, result: Any) -> int:
-    """Return the version of a node after an operation that was carried out."""
+    """Return the version of a node after an operation that was executed."""
     match operation:
         case CheckNode(_, version) if version is not None:
             return version
@@ -143,9 +144,9 @@ def _version_after(operation: Operation, result: Any) -> int:
 
 
 def _raise_unfit(operations: Sequence[Operation], results: Sequence[Any]) -> None:
-    """Raise for the first operation that did not fit, if there is one."""
+    """Raise the error of the first operation that failed, if there is one."""
     for operation, result in zip(operations, results, strict=True):
-        # Those before it are reported as rolled back, those after it as not tried.
+        # Those before it are reported as rolled back, those after it as not executed.
         if isinstance(result, kz.RolledBackError) or not isinstance(result, Exception):
             continue
         error = _map_error(result, f"transact {operation.path}")
@@ -159,18 +160,18 @@ def _raise_unfit(operations: Sequence[Operation], results: Sequence[Any]) -> Non
 
 
 class ZooKeeperCoordinator:
-    """The `Coordinator` of real life; see there for lifecycle and errors.
+    """The production `Coordinator`; see there for lifecycle and errors.
 
-    Concurrency: made, used and stopped on one event loop.
+    Concurrency: created, used and stopped on one event loop.
     """
 
     def __init__(self, hosts: str, *, session_timeout_ms: int, clock: Clock) -> None:
-        """Prepare a coordinator; nothing is connected before `start`.
+        """Create a coordinator; it connects on `start`.
 
         Args:
             hosts: `host:port,host:port` and optionally `/chroot`, as zk.zkConnect.
-            session_timeout_ms: the wanted time-out; the server may change it.
-            clock: gives meaning to deadlines.
+            session_timeout_ms: the requested time-out; the server may change it.
+            clock: clock of the deadlines.
 
         Raises:
             ConfigError: `hosts` is not of that form.
@@ -178,7 +179,7 @@ class ZooKeeperCoordinator:
         servers = parse_servers(hosts)
         self._hosts, self._root = hosts, servers.root
         self._count = len(servers.addresses)
-        # Clients of one ensemble do not all begin with the same server.
+        # Spread the clients of an ensemble over its servers.
         mixed = random.sample(servers.addresses, self._count)
         self._servers = itertools.cycle(mixed)
         self._wanted = self._session = ZooKeeperSession(session_timeout_ms)
@@ -188,12 +189,12 @@ class ZooKeeperCoordinator:
         self._tracker = SessionTracker()
         self._listeners: list[StatusCallback] = []
         self._watches: dict[str, set[Watch[Any]]] = {}
-        """By whole path."""
+        """Full path → its watches."""
         self._watch_reads = asyncio.Semaphore(WATCH_READS_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
         self._connection: ServerConnection | None = None
-        """Over which the session goes on; None: it has none, or there is no session."""
+        """Connection that carries the session; None: not connected, or no session."""
         self._failures = 0
         """Attempts to connect since the last answered beat."""
         self._is_stopped = False
@@ -205,7 +206,7 @@ class ZooKeeperCoordinator:
 
     @property
     def status(self) -> SessionStatus:
-        """The present snapshot of the session."""
+        """The current status of the session."""
         return self._tracker.status
 
     def add_listener(self, callback: StatusCallback) -> Cancel:
@@ -219,7 +220,7 @@ class ZooKeeperCoordinator:
         return cancel
 
     def start(self) -> None:
-        """Begin to connect, and go on trying until `stop`."""
+        """Start to connect, and retry until `stop`."""
         self._keeper = self._spawn(self._keep_connected())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -229,7 +230,7 @@ class ZooKeeperCoordinator:
         return task
 
     async def _keep_connected(self) -> None:
-        """Have a connection, and another when it ends; until it is cancelled."""
+        """Keep a connection open, replacing it when it ends; runs until cancelled."""
         while True:
             rounds, place = divmod(self._failures, self._count)
             if rounds and not place:
@@ -247,7 +248,7 @@ class ZooKeeperCoordinator:
                 self._apply(SessionEvent.EXPIRED)
 
     async def _greet(self, session: ZooKeeperSession) -> ServerConnection | None:
-        """Return a connection to the next server, if that greets in time."""
+        """Return a connection to the next server; None if it does not reply in time."""
         host, port = next(self._servers)
         try:
             async with asyncio.timeout(self._greeting_s):
@@ -259,7 +260,7 @@ class ZooKeeperCoordinator:
             return None
 
     def _begin(self, one: ServerConnection) -> None:
-        """Go on over a connection, with the session that its server has granted."""
+        """Use a connection, with the session that its server has granted."""
         self._connection, self._session, self._is_beating = one, one.session, False
         one.ended.add_done_callback(partial(self._on_ended, one))
         timeout_s = one.session.timeout_ms / 1000
@@ -267,7 +268,7 @@ class ZooKeeperCoordinator:
         self._apply(SessionEvent.ESTABLISHED, one.session.session_id, timeout_s)
 
     def _on_ended(self, one: ServerConnection, ended: "asyncio.Future[str]") -> None:
-        """Note the end of a connection, before those who wait for its answers."""
+        """Handle the end of a connection, before those waiting for its replies do."""
         if one is self._connection and not self._is_stopped:
             reason = ended.result()
             _log.debug("connection ended: hosts=%s reason=%s", self._hosts, reason)
@@ -282,7 +283,7 @@ class ZooKeeperCoordinator:
             return
         loop = asyncio.get_running_loop()
         for callback in tuple(self._listeners):
-            # One callback's failure must not keep the others from being called.
+            # Separate calls, so that an exception in one does not stop the others.
             loop.call_soon(callback, status)
         if status.state is SessionState.CONNECTED:
             for watch in itertools.chain.from_iterable([*self._watches.values()]):
@@ -290,7 +291,7 @@ class ZooKeeperCoordinator:
         self._schedule_check()
 
     def _life_left_s(self) -> float:
-        """Return for how long the session is certainly alive."""
+        """Return the time for which the session is certainly alive, in seconds."""
         return self._remaining_s(self._beat_at_s + LIFE * self.status.timeout_s)
 
     def _schedule_check(self) -> None:
@@ -306,7 +307,7 @@ class ZooKeeperCoordinator:
         self._check = loop.call_later(max(0.0, delay_s), self._check_session)
 
     def _check_session(self) -> None:
-        """Give up a session that may be over, a connection that is silent; or beat."""
+        """Give up a session that may be over; drop a silent connection, or beat."""
         one = self._connection
         if self._life_left_s() <= 0:
             self._give_up()
@@ -320,7 +321,7 @@ class ZooKeeperCoordinator:
         self._schedule_check()
 
     def _beat(self, one: ServerConnection) -> None:
-        """Ask whether the session lives, one question at a time."""
+        """Send a request that shows that the session is alive; one at a time."""
         if self._is_beating:
             return
         self._is_beating, sent_s = True, self._clock.monotonic_s()
@@ -333,7 +334,7 @@ class ZooKeeperCoordinator:
         one.ask(jute.Exists(self._whole("/"), None)).add_done_callback(on_answer)
 
     def _give_up(self) -> None:
-        """Begin another session; the last one is over, or will be ended."""
+        """Start another session; the last one is over, or will be closed."""
         one, self._connection = self._connection, None
         last = self._session
         _log.warning(
@@ -348,11 +349,11 @@ class ZooKeeperCoordinator:
         assert self._keeper is not None
         self._keeper.cancel()
         self._keeper = self._spawn(self._keep_connected())
-        # After the listeners: what is theirs may go to others with the session.
+        # After the listeners ran: with the session, its nodes may go to others.
         self._spawn(self._end_session(last))
 
     async def _end_session(self, last: ZooKeeperSession) -> None:
-        """End a session that may live on, as soon as there is a server."""
+        """Close a session that may still be alive, once a server can be reached."""
         with suppress(TimeoutError):
             async with asyncio.timeout(last.timeout_ms / 1000):
                 failures = 0
@@ -393,11 +394,11 @@ class ZooKeeperCoordinator:
         return deadline_s - self._clock.monotonic_s()
 
     def _whole(self, path: str) -> str:
-        """Return a path with the root before it."""
+        """Return a path with the root prepended."""
         return (self._root + path).rstrip("/") or "/"
 
     async def _ask(self, what: str, path: str, request: Any, deadline_s: float) -> Any:
-        """Send a request of kazoo's and return what kazoo makes of its answer."""
+        """Send a kazoo request and return its reply as kazoo decodes it."""
         require_legal_path(path)
         return await self._send(what, path, request, deadline_s)
 
@@ -418,11 +419,11 @@ class ZooKeeperCoordinator:
             raise _map_error(error, f"{what} {path}") from error
 
     async def sync(self, path: str, *, deadline_s: float) -> None:
-        """Wait until the server that answers us has all that was changed before."""
+        """Wait until our server has all changes made before this call."""
         await self._ask("sync", path, jute.Sync(self._whole(path)), deadline_s)
 
     async def get(self, path: str, *, deadline_s: float) -> Node | None:
-        """Return a node, or None when there is none."""
+        """Return a node, or None if it does not exist."""
         request = jute.GetData(self._whole(path), None)
         try:
             return _node(await self._ask("get", path, request, deadline_s))
@@ -435,7 +436,7 @@ class ZooKeeperCoordinator:
         return await self._ask("exists", path, request, deadline_s) is not None
 
     async def children(self, path: str, *, deadline_s: float) -> tuple[str, ...]:
-        """Return the sorted names of a node's children; () also without the node."""
+        """Return the sorted names of a node's children; () if it does not exist."""
         request = jute.GetChildren(self._whole(path), None)
         try:
             return _names(await self._ask("children", path, request, deadline_s))
@@ -445,12 +446,12 @@ class ZooKeeperCoordinator:
     async def create_ephemeral(
         self, path: str, data: bytes, *, deadline_s: float
     ) -> None:
-        """Create a node that lives as long as this session; parents as needed."""
+        """Create a node that lives as long as this session, and missing parents."""
         require_legal_path(path)
         await self._create(path, data, deadline_s, EPHEMERAL)
 
     async def set_or_create(self, path: str, data: bytes, *, deadline_s: float) -> None:
-        """Write a persistent node, creating it and its parents as needed."""
+        """Write a persistent node, creating it and missing parents."""
         for _ in range(SET_OR_CREATE_TRIES):
             with suppress(NoNodeError):
                 await self._set("set", path, data, ANY_VERSION, deadline_s)
@@ -471,7 +472,7 @@ class ZooKeeperCoordinator:
     async def _create(
         self, path: str, data: bytes, deadline_s: float, flags: int = 0
     ) -> None:
-        """Create a node, and what is missing above it: the root, and nothing above."""
+        """Create a node and its missing parents, up to the root but not above it."""
         request = jute.Create(self._whole(path), data, OPEN_ACL_UNSAFE, flags)
         try:
             await self._send("create", path, request, deadline_s)
@@ -488,7 +489,7 @@ class ZooKeeperCoordinator:
     async def replace(
         self, path: str, data: bytes, *, version: int | None, deadline_s: float
     ) -> None:
-        """Write a persistent node, unless it was changed since it was read."""
+        """Write a persistent node, unless it has changed since it was read."""
         require_legal_path(path)
         try:
             if version is None:
@@ -501,7 +502,7 @@ class ZooKeeperCoordinator:
     async def delete(
         self, path: str, *, version: int | None = None, deadline_s: float
     ) -> bool:
-        """Delete a node; False when there was none."""
+        """Delete a node; return False if there was none."""
         number = ANY_VERSION if version is None else version
         request = jute.Delete(self._whole(path), number)
         try:
@@ -513,7 +514,7 @@ class ZooKeeperCoordinator:
     async def transact(
         self, operations: Sequence[Operation], *, deadline_s: float
     ) -> tuple[int, ...]:
-        """Carry out all operations or none, in one request and one write to disk."""
+        """Execute all operations or none, in one request and one write to disk."""
         if not operations:
             return ()
         for operation in operations:
@@ -563,8 +564,8 @@ class ZooKeeperCoordinator:
 
         async def read_now() -> T | None:
             deadline_s = self._clock.monotonic_s() + WATCH_TIMEOUT_S
-            # Reading a missing node sets no watch, asking for its existence does; it
-            # may come to life between the two, hence the loop.
+            # Reading a missing node sets no watch, `exists` does. The node may be
+            # created between the two, hence the loop.
             while True:
                 with suppress(NoNodeError):
                     return convert(await self._ask("watch", path, read_it, deadline_s))
@@ -589,13 +590,13 @@ class ZooKeeperCoordinator:
         return cancel
 
     def _on_event(self, path: str) -> None:
-        """Have the watches of a node look again."""
+        """Make the watches of a node read it again."""
         for watch in tuple(self._watches.get(path, ())):
             watch.refresh()
 
 
 async def _close(one: ServerConnection) -> bool:
-    """End the session of a connection; return whether the server has said so."""
+    """Close the session of a connection; return whether the server has confirmed."""
     try:
         await one.ask(jute.CloseInstance)
     except kz.KazooException:

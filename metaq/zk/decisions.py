@@ -4,14 +4,15 @@
     /exactly-once/{group}/decisions/{topic}/{partition}     the last decision
 
 A *decision* moves the offsets of some partitions and names the transaction that holds
-what was made of their messages: all in one request, which carries itself out only if
+the results of their messages. It is one request, which is executed only if
 
-* the member owns each partition, and its *token* is there: its session lives;
-* no client has written the offset and the decision of any of them since they were read.
+* the member owns each partition, and its *token* exists, so its session is alive;
+* no client has written the offset or the decision of any of them since they were read.
 
 So each decision about a partition follows the one that its member has read, in one line
-without forks, also if two members take it for theirs. And a transaction whose token is
-gone, which no decision names, will never be named: a token is made once, never again.
+without forks, even if two members believe that they own it. And a transaction whose
+token is gone, and which no decision names, will never be named, because a token is
+created once and never again.
 
     {"xid": "XID:...", "brokers": [0, 1]}       in the node of each partition it moved
 
@@ -41,18 +42,19 @@ from metaq.zk.znodes import decode_group_offset, encode_group_offset
 
 DECISION: Final = NodeKind.GROUP_DECISION
 DECISION_BYTES_MAX: Final = 1_000_000
-"""Largest request of a decision: ZooKeeper takes 1 MiB (`jute.maxbuffer`)."""
+"""Largest request of a decision, in bytes; ZooKeeper accepts 1 MiB
+(`jute.maxbuffer`)."""
 OPERATION_BYTES: Final = 64
-"""Bytes of an operation beside path and payload, at most."""
+"""Upper bound of the size of an operation without its path and payload, in bytes."""
 
 
 FORMAT_ID: Final = int.from_bytes(b"MQG1")
 """Format of the ids below: groups, first layout."""
 TOKEN_BYTES: Final = 16
-"""Length of a token; in ZooKeeper it is hexadecimal."""
+"""Length of a token, in bytes; in ZooKeeper it is hexadecimal."""
 PREFIX: Final = "group-"
 BRANCH_BYTES_MAX: Final = 64
-"""Longest branch that XA allows."""
+"""Longest branch that XA allows, in bytes."""
 
 _GLOBAL: Final = Struct(f">{TOKEN_BYTES}sq")
 
@@ -77,13 +79,13 @@ class GroupBatch(NamedTuple):
 
     group: str
     member: str
-    """The first 64 bytes of its name."""
+    """Name of the member, truncated to its first 64 bytes."""
     token: str
     number: int
 
 
 def parse_batch_xid(xid: XaTransactionId) -> GroupBatch | None:
-    """Return the parts of an id of `batch_xid`; None for any other one."""
+    """Return the parts of an id made by `batch_xid`; None for any other id."""
     is_ours = xid.format_id == FORMAT_ID and xid.qualifier.startswith(PREFIX)
     if not is_ours or len(xid.global_id) != _GLOBAL.size:
         return None
@@ -93,19 +95,19 @@ def parse_batch_xid(xid: XaTransactionId) -> GroupBatch | None:
 
 
 class TooLargeError(CoordinationError):
-    """ZooKeeper would not take a request of this size; nothing was sent."""
+    """A request larger than ZooKeeper accepts; nothing was sent."""
 
     retriable = False
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDecision:
-    """A transaction that is to be readable."""
+    """A transaction that must become readable."""
 
     xid: str
-    """Its key, as brokers know it."""
+    """Key of the transaction on the brokers."""
     brokers: tuple[BrokerId, ...]
-    """Brokers that have prepared a part of it, sorted; () where nothing was sent."""
+    """Brokers that have prepared a branch of it, sorted; () if no message was sent."""
 
     def encode(self) -> bytes:
         """Return the bytes of the node."""
@@ -114,10 +116,10 @@ class GroupDecision:
 
     @classmethod
     def decode(cls, data: bytes) -> "GroupDecision":
-        """Read the bytes of `encode`.
+        """Decode the bytes of `encode`.
 
         Raises:
-            PayloadError: they are something else.
+            PayloadError: they are not a decision.
         """
         try:
             fields = json.loads(data)
@@ -133,20 +135,20 @@ class GroupDecision:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Offset and decision of a partition, as read: the base of its next decision."""
+    """Offset and decision of a partition, as read; the base of its next decision."""
 
     offset: GroupOffset | None = None
     offset_version: int | None = None
-    """None: no offset was ever stored."""
+    """Version of the offset's node; None: no offset was ever stored."""
     decision: GroupDecision | None = None
     decision_version: int | None = None
-    """None: there was never a decision."""
+    """Version of the decision's node; None: there was never a decision."""
 
 
 class GroupDecisions:
-    """The decisions and tokens of one group; holds no state of its own.
+    """The decisions and tokens of one group. Holds no state of its own.
 
-    Every request raises what `Coordinator` raises. Concurrency: one event loop.
+    Every request raises the errors of `Coordinator`. Concurrency: one event loop.
     """
 
     def __init__(
@@ -165,10 +167,10 @@ class GroupDecisions:
         return await self._coordinator.exists(path, deadline_s=deadline_s)
 
     async def read(self, partition: TopicPartition, *, deadline_s: float) -> Place:
-        """Return what a partition has.
+        """Return the offset and the last decision of a partition.
 
         Raises:
-            PayloadError: a node holds something else; the text names it.
+            PayloadError: a node has another payload; the text names it.
         """
         place = await self._read_decision(partition, deadline_s)
         path = self._paths.group_offset(self._group, partition)
@@ -183,7 +185,7 @@ class GroupDecisions:
         """Return the last decision about each partition, without its offset.
 
         Raises:
-            PayloadError: a node holds something else: which branches count is unknown.
+            PayloadError: a node has another payload: which branches count is unknown.
         """
         found = {}
         for topic in await self._topics(deadline_s):
@@ -212,10 +214,11 @@ class GroupDecisions:
         return Place(decision=decision, decision_version=node.version)
 
     async def read_tokens(self, *, deadline_s: float) -> dict[str, str]:
-        """Return the tokens that there are now, with the names of their members.
+        """Return the tokens that exist now, with the names of their members.
 
-        *Now*: a server may answer a read with what was a while ago, when a token that
-        is there now was not yet made. What it answers after a write is newer than that.
+        A ZooKeeper server may reply to a read with an older state, from before an
+        existing token was created. After a write, its replies are at least as new as
+        that write; so this method writes first.
         """
         path = self._paths.group_tokens(self._group)
         await self._coordinator.set_or_create(path, b"", deadline_s=deadline_s)
@@ -229,14 +232,14 @@ class GroupDecisions:
     # -- deciding ---------------------------------------------------------------------
 
     async def make_token(self, token: str, member: str, *, deadline_s: float) -> None:
-        """Make a token that never was; after an error it may not be used."""
+        """Create a token, which must be new; after an error it may not be used."""
         path = self._token_path(token)
         await self._coordinator.create_ephemeral(
             path, member.encode(), deadline_s=deadline_s
         )
 
     async def drop_token(self, token: str, *, deadline_s: float) -> None:
-        """Delete a token: nothing can be decided under it from now on."""
+        """Delete a token: no decision can be made with it any more."""
         path = self._token_path(token)
         await self._coordinator.delete(path, deadline_s=deadline_s)
 
@@ -250,16 +253,16 @@ class GroupDecisions:
     ) -> list[Operation]:
         """Return the request that moves offsets and names their transaction.
 
-        Parents of its nodes are made.
+        Creates the missing parents of its nodes.
 
         Args:
             decision: the transaction.
-            token: of the session under which the partitions were claimed.
-            moves: what each partition had, and its new offset.
+            token: token of the session under which the partitions were claimed.
+            moves: the read offset and decision of each partition, and its new offset.
             deadline_s: absolute.
 
         Raises:
-            TooLargeError: so many partitions do not fit into one request.
+            TooLargeError: the partitions are too many for one request.
         """
         data = decision.encode()
         checks: list[Operation] = [CheckNode(self._token_path(token), 0)]
@@ -283,17 +286,17 @@ class GroupDecisions:
         *,
         deadline_s: float,
     ) -> dict[TopicPartition, Place]:
-        """Carry out what `plan` returned for these arguments: all of it or nothing.
+        """Execute the request that `plan` returned for these arguments, all or nothing.
 
-        Durability: on return ZooKeeper has it on a majority of its disks.
+        Durability: on return, a majority of ZooKeeper's servers has it on disk.
 
         Returns:
-            What each partition has now.
+            The new offset and decision of each partition.
 
         Raises:
-            NodeChangedError: a partition or the token is not ours any more, or others
-                have written; nothing was done. After a request whose outcome is unknown
-                it may be ours that is there.
+            NodeChangedError: a partition or the token is not ours any more, or another
+                client has written; nothing was done. If an earlier request had an
+                unknown outcome, the change may be its own.
         """
         versions = await self._coordinator.transact(operations, deadline_s=deadline_s)
         ends = versions[len(moves) + 1 :]
@@ -305,20 +308,20 @@ class GroupDecisions:
     async def forget(
         self, kept: Mapping[TopicPartition, Place], *, deadline_s: float
     ) -> None:
-        """Delete all that there is of the group here.
+        """Delete all nodes of the group below `/exactly-once`.
 
-        After an error some of it is deleted; `read_all` and this may be repeated.
+        After an error some of them are deleted; `read_all` and this may be repeated.
 
         Args:
-            kept: what `read_all` has returned; all of it is complete.
+            kept: the result of `read_all`; all these transactions are complete.
             deadline_s: absolute.
 
         Raises:
             NodeNotEmptyError: a member has a token.
-            NodeChangedError: one has decided since `read_all`.
+            NodeChangedError: a member has decided since `read_all`.
         """
         delete = partial(self._coordinator.delete, deadline_s=deadline_s)
-        # First: without a token there are no further decisions.
+        # First, because without a token there are no further decisions.
         await delete(self._paths.group_tokens(self._group))
         for partition, place in kept.items():
             path = self._paths.group_decision(self._group, partition)
@@ -349,7 +352,7 @@ class GroupDecisions:
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Have the error of a payload name its node."""
+    """Prefix the error of a payload with the path of its node."""
     try:
         yield
     except PayloadError as error:

@@ -8,12 +8,12 @@
                         "text":"/etc/metaq/server.ini"}
                        and "puts":false, "gets":false where the topic is closed
 
-A client writes the definition, each broker that has to do with it writes its status.
-`definition` of a status is the CRC-32 of the definition's bytes as `encode_definition`
-writes them: a status with another number speaks of an older definition.
+A client writes the definition; each broker concerned writes its status. `definition` of
+a status is the CRC-32 of the definition's bytes as `encode_definition` writes them; a
+status with another number is about an older definition.
 
-Properties of a definition that are not known here are kept when it is altered: a later
-version may have written them. An invalid definition is a PayloadError.
+Unknown properties of a definition are kept when it is altered, because a later version
+may have written them. An invalid definition is a PayloadError.
 
 Keep in step: `paths.py`, this package's README.
 """
@@ -31,7 +31,7 @@ from metaq.model import BrokerId, SizeBytes, no_items
 from metaq.zk.errors import PayloadError
 
 COPY_NAME: Final = "topics.json"
-"""Below the broker's first data directory; may be deleted while the broker is down."""
+"""File in a broker's first data directory; may be deleted while it is down."""
 COPY_BYTES_MAX: Final = SizeBytes(64 << 20)
 
 QUOTED_CHARS_MAX: Final = 80
@@ -46,30 +46,30 @@ class TopicState(enum.Enum):
 
     ACTIVE = "active"
     DELETING = "deleting"
-    """Withdraw it and remove its data; the definition goes when no broker has any."""
+    """Withdraw it and delete its data; the definition is deleted last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDefinition:
-    """A topic as a command wants it."""
+    """A topic as defined by a command."""
 
     partitions: int
-    """Partitions on each of its brokers, 1 or more."""
+    """Number of partitions on each of its brokers, 1 or more."""
     brokers: tuple[BrokerId, ...] | None = None
     """Brokers that serve it, ascending; None: every broker."""
     settings: Mapping[str, str] = field(default_factory=no_items)
-    """Keys of a topic section of `server.ini`, in their spelling, and their text."""
+    """Keys of a topic section of `server.ini`, in its spelling → text."""
     state: TopicState = TopicState.ACTIVE
     others: Mapping[str, object] = field(default_factory=no_items)
-    """Properties that are not known here, ready for JSON."""
+    """Unknown properties, as JSON values."""
 
     def names(self, broker_id: BrokerId) -> bool:
-        """Return whether a broker is to serve the topic."""
+        """Return whether a broker should serve the topic."""
         return self.brokers is None or broker_id in self.brokers
 
     @property
     def checksum(self) -> int:
-        """The number by which statuses name this definition."""
+        """Checksum by which statuses name this definition."""
         return zlib.crc32(encode_definition(self))
 
 
@@ -77,13 +77,13 @@ class Effect(enum.Enum):
     """Result of a definition on one broker."""
 
     IN_EFFECT = "in effect"
-    """It serves the topic as defined; the text says to whom not."""
+    """The broker serves the topic as defined; the text says to whom it is closed."""
     OVERRIDDEN = "server.ini"
-    """Its `server.ini` has a section of that name, which wins; the text is the file."""
+    """`server.ini` has a section of that name, which wins; the text is its path."""
     REFUSED = "refused"
-    """It cannot serve the topic like that; the text says why."""
+    """The broker cannot serve the topic as defined; the text is the reason."""
     DELETING = "deleting"
-    """It has not removed its data yet; the text is the reason."""
+    """The broker still has data of the topic; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,18 +91,18 @@ class TopicStatus:
     """Status of a definition on one broker."""
 
     definition: int
-    """`TopicDefinition.checksum` of the definition it speaks of; 0 where there is none,
-    and `server.ini` has such a section."""
+    """`TopicDefinition.checksum` of the definition it is about; 0: there is none, and
+    `server.ini` has a section for the topic."""
     effect: Effect
     text: str = ""
     takes_puts: bool = True
-    """False if `acceptPublish` is, so that producers do not see the topic."""
+    """False if `acceptPublish` is false, so that producers do not see the topic."""
     gives_gets: bool = True
-    """False if `acceptSubscribe` is, so that consumers do not see it."""
+    """False if `acceptSubscribe` is false, so that consumers do not see it."""
 
 
 def encode_definition(definition: TopicDefinition) -> bytes:
-    """Return the bytes of a definition, always the same ones for the same value."""
+    """Return the bytes of a definition; equal values give equal bytes."""
     brokers = definition.brokers
     return encode_json(
         {
@@ -116,10 +116,10 @@ def encode_definition(definition: TopicDefinition) -> bytes:
 
 
 def decode_definition(data: bytes) -> TopicDefinition:
-    """Read a definition; properties in any order, unknown ones kept.
+    """Decode a definition; properties in any order, unknown ones kept.
 
     Raises:
-        PayloadError: not a JSON object, or a property makes no sense.
+        PayloadError: not a JSON object, or a property is invalid.
     """
     fields = decode_json(data, "topic definition")
     partitions = whole_number(fields.get("partitions"), 1, PARTITION_COUNT_MAX)
@@ -148,7 +148,7 @@ def read_brokers(value: object, data: bytes) -> tuple[BrokerId, ...] | None:
     """Return the brokers of a definition; None: every broker.
 
     Args:
-        value: of the property.
+        value: value of the property.
         data: the definition, for the error.
 
     Raises:
@@ -164,11 +164,11 @@ def read_brokers(value: object, data: bytes) -> tuple[BrokerId, ...] | None:
 
 
 def encode_copy(definitions: Mapping[str, T], encode: Callable[[T], bytes]) -> bytes:
-    """Return the bytes of a file with definitions: a line with their CRC-32, then JSON.
+    """Return the bytes of a copy of definitions: their CRC-32 on a line, then JSON.
 
-    A broker keeps one of each kind, for starts without ZooKeeper.
+    A broker keeps one copy of each kind on disk, for starts without ZooKeeper.
     """
-    # A line for each; `indent` would take the encoder that is written in Python.
+    # One line for each; `indent` would use the slower encoder written in Python.
     lines = [
         json.dumps(name, ensure_ascii=False).encode() + b": " + encode(definition)
         for name, definition in sorted(definitions.items())
@@ -178,7 +178,7 @@ def encode_copy(definitions: Mapping[str, T], encode: Callable[[T], bytes]) -> b
 
 
 def decode_copy(data: bytes, decode: Callable[[bytes], T]) -> dict[str, T]:
-    """Read a file with definitions.
+    """Decode a copy of definitions.
 
     Raises:
         PayloadError: it is damaged.
@@ -198,7 +198,7 @@ def decode_copy(data: bytes, decode: Callable[[bytes], T]) -> dict[str, T]:
 
 
 def encode_status(status: TopicStatus) -> bytes:
-    """Return the bytes of a status; `puts` and `gets` only where they are false."""
+    """Return the bytes of a status; `puts` and `gets` only if they are false."""
     closed = {"puts": status.takes_puts, "gets": status.gives_gets}
     return encode_json(
         {
@@ -211,10 +211,10 @@ def encode_status(status: TopicStatus) -> bytes:
 
 
 def decode_status(data: bytes) -> TopicStatus:
-    """Read a status; properties in any order, unknown ones ignored.
+    """Decode a status; properties in any order, unknown ones ignored.
 
     Raises:
-        PayloadError: not a JSON object, or a property makes no sense.
+        PayloadError: not a JSON object, or a property is invalid.
     """
     fields = decode_json(data, "topic status")
     definition = whole_number(fields.get("definition"), 0, 2**32 - 1)
@@ -237,7 +237,7 @@ def decode_status(data: bytes) -> TopicStatus:
 
 
 def or_error(decode: Callable[[bytes], T], data: bytes) -> T | str:
-    """Return a definition, or the text of its error, so that it is not missed."""
+    """Return the decoded value, or the text of the error, so that it is not lost."""
     try:
         return decode(data)
     except PayloadError as error:
@@ -245,25 +245,25 @@ def or_error(decode: Callable[[bytes], T], data: bytes) -> T | str:
 
 
 def encode_json(fields: Mapping[str, object]) -> bytes:
-    """Return the bytes of a node: UTF-8, keys sorted, no spaces."""
+    """Return the payload of a node: JSON in UTF-8, keys sorted, no spaces."""
     return json.dumps(
         fields, ensure_ascii=False, sort_keys=True, separators=(",", ":")
     ).encode()
 
 
 def decode_json(data: bytes, what: str) -> dict[str, object]:
-    """Read an object.
+    """Decode a JSON object.
 
     Args:
-        data: of a node.
-        what: it is, for the error.
+        data: payload of a node.
+        what: name of the payload, for the error.
 
     Raises:
-        PayloadError: it is none, or text of it could not be written again.
+        PayloadError: it is not an object, or some of its text cannot be encoded again.
     """
     try:
         fields = json.loads(data)
-        # Half of a pair of surrogates can be read, and never be written.
+        # Half of a surrogate pair can be decoded, but not encoded again.
         json.dumps(fields, ensure_ascii=False).encode()
     # Deep nesting ends in RecursionError, a huge number in ValueError.
     except (ValueError, RecursionError) as error:
@@ -274,7 +274,7 @@ def decode_json(data: bytes, what: str) -> dict[str, object]:
 
 
 def made_later(text: str) -> PayloadError:
-    """Return the error of a definition that is JSON, with what is not known here."""
+    """Return the error of a definition that is JSON but has unknown content."""
     return PayloadError(f"{text}: made by a newer version, or by hand")
 
 
@@ -283,7 +283,7 @@ def _items(value: object) -> list[object]:
 
 
 def whole_number(value: object, low: int, high: int) -> int | None:
-    """Return a whole number in a range; None for anything else."""
+    """Return an integer in a range, inclusive; None for anything else."""
     if not isinstance(value, int) or isinstance(value, bool):
         return None
     return value if low <= value <= high else None

@@ -1,12 +1,12 @@
-"""Deletion of a topic: the brokers that still have it, and its last traces.
+"""Deletion of a topic: the brokers that still have it, and its last nodes.
 
-Each broker that has the topic removes its data, registers without it, which removes its
-record, and then deletes its status. When no broker has it any more, the offsets of
-groups are deleted, because a new topic of that name begins at offset 0; then the empty
-parents, and the definition last: while it exists the topic cannot be created again, and
-a broker that comes back finds that it is to be deleted.
+Each broker that has the topic deletes its data, registers without it, which deletes its
+record, and then deletes its status. When no broker has it any more, the groups' offsets
+are deleted, because a new topic of that name begins at offset 0; then the empty
+parents, and last the definition. While the definition exists the topic cannot be
+created again, and a broker that returns sees that it must delete the topic.
 
-Every step may be repeated, and be taken by several brokers at once.
+Every step may be repeated, and several brokers may execute it at once.
 """
 
 from contextlib import suppress
@@ -24,12 +24,12 @@ TOPIC_KINDS: Final = (NodeKind.TOPIC, NodeKind.TOPIC_PUB, NodeKind.TOPIC_SUB)
 async def brokers_with(
     coordinator: Coordinator, paths: NodePaths, topic: str, *, deadline_s: float
 ) -> tuple[BrokerId, ...]:
-    """Return the brokers that have a topic, or have said something about it, ascending.
+    """Return the brokers that have a topic or a status of it, ascending.
 
-    Whether they are there or away.
+    Includes brokers that are away.
 
     Raises:
-        CoordinationError: ZooKeeper could not be asked; see `Coordinator`.
+        CoordinationError: ZooKeeper could not be read; see `Coordinator`.
     """
     found: set[BrokerId] = set()
     for path in (paths.recorded_topic(topic), paths.topic_statuses(topic)):
@@ -45,14 +45,14 @@ async def brokers_with(
 async def finish_deletion(
     coordinator: Coordinator, paths: NodePaths, topic: str, *, deadline_s: float
 ) -> tuple[BrokerId, ...]:
-    """Remove the last traces of a topic when no broker has it any more.
+    """Delete the last nodes of a topic once no broker has it any more.
 
     Returns:
-        The brokers that have it still; () when the topic is gone, or is not to be
+        The brokers that still have it; () if the topic is gone, or is not to be
         deleted.
 
     Raises:
-        CoordinationError: as `brokers_with`; to be repeated.
+        CoordinationError: as `brokers_with`; call again.
     """
     left = await brokers_with(coordinator, paths, topic, deadline_s=deadline_s)
     if left:
@@ -83,7 +83,7 @@ async def finish_deletion(
     for parent in parents:
         with suppress(NodeNotEmptyError):
             await coordinator.delete(parent, deadline_s=deadline_s)
-    # Where others were faster, the name may have a new life.
+    # If another broker was faster, a new topic may already have the name.
     with suppress(NodeChangedError):
         await coordinator.delete(path, version=node.version, deadline_s=deadline_s)
     return ()

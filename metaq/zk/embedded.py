@@ -1,21 +1,22 @@
 """A real ZooKeeper server as a child process, for one machine and for tests.
 
-Theory of operation: the server is Apache ZooKeeper itself, taken from an installed
-class path (PySpark's wheel carries all its jars). It runs in `<data_dir>` with one
-listening socket on loopback. Three promises:
+Theory of operation: the server is Apache ZooKeeper itself, started from an installed
+class path (PySpark's wheel contains all its jars). It runs in `<data_dir>` with one
+listening socket on loopback. It guarantees that
 
-* It answers when `start` returns; if it cannot, the error carries the end of its log.
-* It dies with its parent, also when the parent is killed with SIGKILL: the kernel
-  sends it SIGKILL then (PR_SET_PDEATHSIG). The kernel means the parent *thread*, so
-  `start` is called on the main thread. A small Python program sets this up and then
-  becomes Java by exec; doing it between fork and exec in our own process would be
-  unsafe beside threads.
-* It grows only so far: its log rolls, old snapshots are purged.
+* the server replies when `start` returns; if it cannot, the error has the end of its
+  log;
+* the server dies with its parent, even if SIGKILL kills the parent: the kernel then
+  sends it SIGKILL (PR_SET_PDEATHSIG). This is bound to the parent *thread*, so `start`
+  must be called on the main thread. A small Python program sets it up and then becomes
+  Java by exec; doing so between fork and exec in our own process would be unsafe with
+  threads;
+* its disk usage is bounded: the log rolls, old snapshots are purged.
 
-It runs with `<data_dir>` as its working directory, so that no path, with unusual
-characters perhaps, is written into Java's property files. Files there:
-`zoo.cfg` and the two logging configurations, written from `server/` at each start;
-`zookeeper.log`, the server's log; `zookeeper.out`, Java's output; `data/`, its data.
+Its working directory is `<data_dir>`, so that no path, which may have unusual
+characters, is written into Java's property files. Files there: `zoo.cfg` and the two
+logging configurations, written from `server/` at each start; `zookeeper.log`, the
+server's log; `zookeeper.out`, Java's output; `data/`, its data.
 """
 
 import importlib.util
@@ -42,19 +43,19 @@ START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 5.0
 POLL_INTERVAL_S: Final = 0.05
 COMMAND_TIMEOUT_S: Final = 1.0
-# A port found free may be taken by the time the server binds it.
+# A port found free may be in use by the time the server binds it.
 START_TRIES: Final = 3
-# Java's words for it, in the log of the server.
+# Java's message, in the log of the server.
 PORT_TAKEN: Final = "Address already in use"
-# Java's traces of a port that is taken have 13 lines, and what follows them varies.
+# Java's stack trace for a port in use has 13 lines; a varying number of lines follow.
 LOG_TAIL_LINES: Final = 40
 LOOPBACK: Final = "127.0.0.1"
 
-# PySpark's class path logs through log4j 2, ZooKeeper's own distribution through
-# logback; each ignores the other's file.
+# PySpark's class path logs with log4j 2, ZooKeeper's own distribution with logback;
+# each ignores the other's file.
 CONFIGURATION: Final = ("zoo.cfg", "log4j2.properties", "logback.xml")
 
-# Run with -I -S by our own interpreter: argv is [-c, parent's pid, program, ...].
+# Run by our own interpreter with -I -S: argv is [-c, parent's pid, program, ...].
 _DIE_WITH_PARENT: Final = """\
 import ctypes, os, signal, sys
 parent, program = int(sys.argv[1]), sys.argv[2:]
@@ -70,15 +71,15 @@ os.execv(program[0], program)
 
 
 def dying_with_parent() -> list[str]:
-    """Return the words before a command, by absolute path, that is to die with us.
+    """Return a command prefix that makes a command, by absolute path, die with us.
 
-    The process that it starts as becomes the command; it is started on the main thread.
+    The started process becomes the command; start it on the main thread.
     """
     return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
 
 
 class EmbeddedZooKeeperError(CoordinationError):
-    """The server cannot be run; the message says why or quotes its log."""
+    """The server cannot run; the message has the reason or the end of its log."""
 
     retriable = False
 
@@ -86,11 +87,11 @@ class EmbeddedZooKeeperError(CoordinationError):
 def find_classpath() -> str:
     """Return the class path of a ZooKeeper server.
 
-    METAQ_ZOOKEEPER_CLASSPATH if set, else the jars inside the `pyspark` package
-    (which is looked up, not imported).
+    METAQ_ZOOKEEPER_CLASSPATH if set, else the jars in the `pyspark` package, which is
+    located but not imported.
 
     Raises:
-        EmbeddedZooKeeperError: neither is there.
+        EmbeddedZooKeeperError: neither exists.
     """
     given = os.environ.get(CLASSPATH_VARIABLE)
     if given:
@@ -116,7 +117,7 @@ def _java_major(java: str) -> int | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # "1.8.0_402" is Java 8; "17.0.15", "21-ea" and "9" are what they seem.
+    # "1.8.0_402" is Java 8; "17.0.15", "21-ea" and "9" begin with the major version.
     match = re.search(rb'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
     return int(match[1]) if match and done.returncode == 0 else None
 
@@ -156,38 +157,38 @@ def free_port() -> int:
 class EmbeddedZooKeeper:
     """One server process and its data directory.
 
-    Lifecycle: `start` and `stop` any number of times, the data stays; as a context
-    manager it starts and stops once. Blocking; called on the main thread.
+    Lifecycle: `start` and `stop` any number of times; the data stays. As a context
+    manager it starts and stops once. Blocking; call it on the main thread.
     """
 
     def __init__(self, data_dir: str | os.PathLike[str], *, port: int = 0) -> None:
-        """Prepare a server.
+        """Create a server; it runs from `start`.
 
         Args:
-            data_dir: where it keeps everything; created as needed, stays ours alone
-                while the server runs.
+            data_dir: its data directory; created if missing, and not to be shared while
+                the server runs.
             port: TCP port on loopback; 0 picks a free one at the first start, and
-                a new one later only when that is taken.
+                another one later only if that is in use.
         """
         self.data_dir = Path(data_dir).resolve()
         self._port_wanted = port
         self.port = port
-        """The port it listens on; 0 before the first start if a free one is wanted."""
+        """The port it listens on; 0 until the first start if a free one is picked."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
-        """`host:port`, as zk.zkConnect wants it."""
+        """`host:port`, as in zk.zkConnect."""
         return f"{LOOPBACK}:{self.port}"
 
     @property
     def pid(self) -> int | None:
-        """Process id of the running server, else None."""
+        """Process id of the running server; None if it does not run."""
         return self._process.pid if self._process and self.is_running else None
 
     @property
     def is_running(self) -> bool:
-        """Whether the process lives (it may be paused)."""
+        """Whether the process is alive (it may be paused)."""
         return self._process is not None and self._process.poll() is None
 
     def __enter__(self) -> Self:
@@ -200,11 +201,11 @@ class EmbeddedZooKeeper:
     # -- life -------------------------------------------------------------------------
 
     def start(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Start the server and wait until it answers; nothing if it runs already.
+        """Start the server and wait until it replies; does nothing if it runs.
 
         Raises:
-            EmbeddedZooKeeperError: Java or the jars are missing, the port is taken,
-                or no answer came in time; nothing is left running.
+            EmbeddedZooKeeperError: Java or the jars are missing, the port is in use, or
+                no reply came in time; no process is left running.
         """
         if self.is_running:
             return
@@ -234,7 +235,7 @@ class EmbeddedZooKeeper:
                 return
 
     def stop(self) -> None:
-        """Ask the server to end, insist after a while, and reap it."""
+        """Terminate the server, by SIGKILL if it takes too long, and reap it."""
         if self._process is None:
             return
         self._signal(signal.SIGCONT)
@@ -246,7 +247,7 @@ class EmbeddedZooKeeper:
         self._process = None
 
     def kill(self) -> None:
-        """End the server at once (SIGKILL) and reap it; the data stays as it is."""
+        """Kill the server (SIGKILL) and reap it; its data stays."""
         if self._process is None:
             return
         self._signal(signal.SIGKILL)
@@ -257,11 +258,11 @@ class EmbeddedZooKeeper:
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None:
-            # Does nothing when the process has been reaped already.
+            # Does nothing if the process was already reaped.
             self._process.send_signal(number)
 
     def _require_free_port(self) -> None:
-        # Another ZooKeeper on this port would answer in the place of ours.
+        # Another ZooKeeper on this port would reply instead of ours.
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -284,7 +285,7 @@ class EmbeddedZooKeeper:
             java,
             f"-Xmx{HEAP_MIB}m",
             "-XX:+UseSerialGC",
-            # It starts in half the time when nothing is compiled for the long run.
+            # Halves the start-up time by skipping the optimizing compiler.
             "-XX:TieredStopAtLevel=1",
             "-Dlog4j2.configurationFile=log4j2.properties",
             "-Dlogback.configurationFile=logback.xml",
@@ -299,7 +300,7 @@ class EmbeddedZooKeeper:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 cwd=self.data_dir,
-                # Ctrl-C on the terminal is the parent's to handle, in its own order.
+                # On Ctrl-C in the terminal, the parent stops it in its own order.
                 start_new_session=True,
             )
 
@@ -331,7 +332,7 @@ class EmbeddedZooKeeper:
                     answer += chunk
         except OSError:
             return False
-        # Before its data is loaded a server answers that it is not serving requests.
+        # A server that has not loaded its data replies that it is not serving requests.
         return b"Mode: " in answer
 
     def _log_tail(self) -> str:

@@ -1,15 +1,14 @@
-"""ZooKeeper's refusals as errors of our own tree.
+"""ZooKeeper's errors in our own error tree.
 
-kazoo's exceptions are mapped to these in `coordinator.py` and nowhere else. All are
-`CoordinationError`s; `retriable` says whether the same call can succeed later with
-nothing changed.
+Only `coordinator.py` maps kazoo's exceptions to these. All are `CoordinationError`s;
+`retriable` means that the same call may succeed later with nothing changed.
 """
 
 from metaq.errors import CoordinationError
 
 
 class CoordinationTimeoutError(CoordinationError):
-    """No answer before the deadline; whether the change happened is unknown."""
+    """No reply before the deadline; whether the change was made is unknown."""
 
 
 class NoNodeError(CoordinationError):
@@ -25,7 +24,7 @@ class NodeExistsError(CoordinationError):
 
 
 class NodeChangedError(CoordinationError):
-    """The node was written, created or deleted since it was read: read it again."""
+    """The node was written, created or deleted since it was read; read it again."""
 
 
 class NodeNotEmptyError(CoordinationError):
@@ -35,13 +34,13 @@ class NodeNotEmptyError(CoordinationError):
 
 
 class NodeNameError(CoordinationError):
-    """ZooKeeper does not accept this text as a path, or as one step of it."""
+    """ZooKeeper does not accept this text as a path or as a component of one."""
 
     retriable = False
 
 
 class PayloadError(CoordinationError):
-    """A node's payload is not of the form that its path promises."""
+    """A node's payload does not have the format of its path."""
 
     retriable = False
 
@@ -55,6 +54,6 @@ class BrokerIdTakenError(CoordinationError):
 class MemberTakenError(CoordinationError):
     """Another consumer is registered under our name, or a dead one still is.
 
-    The node of a killed process disappears with its session, so trying again for longer
+    The node of a killed process disappears with its session, so retrying for longer
     than the session time-out distinguishes the two.
     """

@@ -1,4 +1,4 @@
-"""Exchanges and their bindings: their definitions in ZooKeeper. Pure.
+"""Definitions of exchanges and their bindings in ZooKeeper. Pure.
 
     node                              bytes: JSON, UTF-8, keys sorted, no spaces
     --------------------------------  --------------------------------------------------
@@ -7,12 +7,12 @@
                                       {"headers":{"region":"eu","vip":null},
                                        "match":"all","topic":"orders"}
 
-`{b}` is a digest of the bytes, so to bind twice is to bind once. A deleted exchange
-keeps its node, as a deleted queue group does: one that is gone may be ZooKeeper's loss.
-A binding that is gone is unbound. Brokers keep a copy of both on the disk: the
+`{b}` is a digest of the bytes, so binding twice has no effect. A deleted exchange keeps
+its node, as a deleted queue group does: if a node is missing, ZooKeeper may have lost
+it. A binding whose node is missing is unbound. Brokers keep a copy of both on disk: the
 properties of each exchange, `bindings`, name → binding, and `unread`, name → reason.
-Properties of an exchange that are not known here are kept. A binding with such a one
-cannot be read: it may say which messages the topic is not to get.
+Unknown properties of an exchange are kept. A binding with an unknown property is an
+error, because the property may exclude messages from the topic.
 Source: docs/messaging.md.
 """
 
@@ -29,7 +29,7 @@ from metaq.zk.definitions import decode_json, encode_json, made_later
 from metaq.zk.errors import PayloadError
 
 EXCHANGES_COPY_NAME: Final = "exchanges.json"
-"""Below the broker's first data directory; may be deleted while the broker is down."""
+"""File in a broker's first data directory; may be deleted while it is down."""
 STATES: Final = ("active", "deleted")
 MATCHES: Final = ("all", "any")
 
@@ -41,28 +41,28 @@ _KNOWN_OF_BINDING: Final = frozenset({"headers", "key", "match", "topic"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeDefinition:
-    """An exchange as a command wants it, with what is bound to it."""
+    """An exchange as defined by a command, with its bindings."""
 
     kind: ExchangeKind
     alternate: str | None = None
-    """Topic of messages that match no binding; None: there is none."""
+    """Topic of messages that match no binding; None: no such topic."""
     bindings: Mapping[str, Binding] = field(default_factory=no_items)
-    """By the names of their nodes."""
+    """Name of a node → its binding."""
     unread: Mapping[str, str] = field(default_factory=no_items)
-    """Why others cannot be read, by the names of their nodes: it is not served."""
+    """Unreadable bindings, name → reason; any of them keeps it from being served."""
     is_deleted: bool = False
     others: Mapping[str, object] = field(default_factory=no_items)
-    """Properties that are not known here, ready for JSON."""
+    """Unknown properties, as JSON values."""
 
 
 def with_bindings(
     definition: ExchangeDefinition, found: Mapping[str, Binding | str]
 ) -> ExchangeDefinition:
-    """Return an exchange with what was found of its bindings, by name.
+    """Return an exchange with the bindings read for it.
 
     Args:
-        definition: of the exchange.
-        found: a text says why a binding cannot be read.
+        definition: definition of the exchange.
+        found: name → binding, or the reason why it cannot be read.
     """
     unread = {name: each for name, each in found.items() if isinstance(each, str)}
     bindings = {name: each for name, each in found.items() if isinstance(each, Binding)}
@@ -70,12 +70,12 @@ def with_bindings(
 
 
 def encode_exchange(definition: ExchangeDefinition) -> bytes:
-    """Return the bytes of a node, always the same ones for the same value."""
+    """Return the payload of an exchange; equal values give equal bytes."""
     return encode_json(_fields_of(definition))
 
 
 def encode_copied(definition: ExchangeDefinition) -> bytes:
-    """Return the bytes of an exchange with its bindings, for the copy."""
+    """Return the bytes of an exchange with its bindings, for the copy on disk."""
     found, unread = definition.bindings.items(), definition.unread
     bindings = {name: _binding_fields(each) for name, each in found}
     fields = {**_fields_of(definition), _BINDINGS: bindings}
@@ -92,10 +92,10 @@ def _fields_of(definition: ExchangeDefinition) -> dict[str, object]:
 
 
 def decode_exchange(data: bytes) -> ExchangeDefinition:
-    """Read a definition, or one of the copy; unknown properties are kept.
+    """Decode an exchange, from ZooKeeper or the copy; unknown properties are kept.
 
     Raises:
-        PayloadError: not a JSON object, or a property makes no sense.
+        PayloadError: not a JSON object, or a property is invalid.
     """
     fields = decode_json(data, "exchange")
     kinds = [each.value for each in ExchangeKind]
@@ -123,7 +123,7 @@ def decode_exchange(data: bytes) -> ExchangeDefinition:
 
 
 def encode_binding(binding: Binding) -> bytes:
-    """Return the bytes of a binding, always the same ones for the same value."""
+    """Return the payload of a binding; equal values give equal bytes."""
     return encode_json(_binding_fields(binding))
 
 
@@ -143,10 +143,10 @@ def binding_name(binding: Binding) -> str:
 
 
 def decode_binding(data: bytes) -> Binding:
-    """Read a binding.
+    """Decode a binding.
 
     Raises:
-        PayloadError: not a JSON object, or a property makes no sense.
+        PayloadError: not a JSON object, or a property is invalid.
     """
     return _binding_of(decode_json(data, "binding"), data)
 
@@ -154,7 +154,7 @@ def decode_binding(data: bytes) -> Binding:
 def sends_rest_to(topic: str, data: bytes) -> bool | None:
     """Return whether a topic is the alternate of an exchange; None: it is deleted.
 
-    One that cannot be read may send to each topic that it names.
+    For an exchange that cannot be decoded: whether its payload names the topic.
     """
     try:
         found = decode_exchange(data)
@@ -164,7 +164,7 @@ def sends_rest_to(topic: str, data: bytes) -> bool | None:
 
 
 def sends_to(topic: str, data: bytes) -> bool:
-    """Return whether a binding is of a topic, or cannot be read and names it."""
+    """Return whether a binding targets a topic, or cannot be decoded and names it."""
     try:
         return decode_binding(data).topic == topic
     except PayloadError:

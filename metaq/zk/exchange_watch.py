@@ -1,7 +1,7 @@
-"""The exchanges of a cluster with their bindings, kept current; owned by one loop.
+"""The exchanges of a cluster with their bindings, kept current. Owned by one loop.
 
-A binding is a node of its own, so a change costs one node. The bindings of an exchange
-are watched as long as it is there and not deleted.
+Each binding is a separate node, so a change writes one node. The bindings of an
+exchange are watched while it exists and is not deleted.
 """
 
 from collections.abc import Callable
@@ -21,12 +21,12 @@ from metaq.zk.session import Coordinator
 
 
 class ExchangeWatch:
-    """A watch of all exchanges, and one for the bindings of each."""
+    """A watch on all exchanges, and one on the bindings of each."""
 
     def __init__(
         self, coordinator: Coordinator, paths: NodePaths, on_change: Callable[[], None]
     ) -> None:
-        """Begin to watch; `on_change` is called on the loop after each change."""
+        """Start to watch; `on_change` is called on the loop after each change."""
         self._coordinator = coordinator
         self._paths = paths
         self._on_change = on_change
@@ -40,13 +40,13 @@ class ExchangeWatch:
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything was read."""
+        """Whether all exchanges and bindings were read."""
         bindings = self._bindings.values()
         return self._exchanges.is_complete and all(one.is_complete for one in bindings)
 
     @property
     def values(self) -> dict[str, ExchangeDefinition | str]:
-        """Name → exchange, or why its definition cannot be read; ascending."""
+        """Name → exchange, or the reason why it cannot be read; names ascending."""
         values = dict(self._exchanges.values)
         for name, watch in self._bindings.items():
             if isinstance(each := values.get(name), ExchangeDefinition):
@@ -54,7 +54,7 @@ class ExchangeWatch:
         return values
 
     def cancel(self) -> None:
-        """End it; nothing is delivered any more. May be repeated."""
+        """End all watches; no callback is called any more. May be repeated."""
         self._exchanges.cancel()
         for watch in self._bindings.values():
             watch.cancel()

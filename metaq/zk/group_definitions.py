@@ -1,4 +1,4 @@
-"""Queue groups: their definition in ZooKeeper. Pure.
+"""Definitions of queue groups in ZooKeeper. Pure.
 
     /catalog/groups/{group}    JSON, UTF-8, keys sorted, no spaces:
 
@@ -7,12 +7,12 @@
      "start":"earliest","state":"active","then":"dead_letter","topic":"orders",
      "type":"queue"}
 
-The first user of a group writes it; brokers follow it, and keep a copy on the disk. A
-deleted group keeps its node: a node that is gone may be ZooKeeper's loss, and is no
-reason to forget what is done. A group that is made again has the next generation, by
-which a broker that was away in that time knows that it is another one.
-A filter (`where`) is there if the group has one.
-Properties that are not known here are kept. Source: docs/messaging.md.
+The first user of a group writes its definition; brokers follow it and keep a copy on
+disk. A deleted group keeps its node: if a node is missing, ZooKeeper may have lost it,
+and brokers must not forget which messages are done. A group that is created again has
+the next generation, which shows a broker that was away that this is another group. The
+property `where` is present if the group has a filter. Unknown properties are kept.
+Source: docs/messaging.md.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,52 +26,53 @@ from metaq.zk.definitions import decode_json, encode_json, made_later, whole_num
 from metaq.zk.errors import PayloadError
 
 GROUPS_COPY_NAME: Final = "groups.json"
-"""Below the broker's first data directory; may be deleted while the broker is down."""
+"""File in a broker's first data directory; may be deleted while it is down."""
 
 LEASE_MS_MIN: Final = 1_000
 LEASE_MS_MAX: Final = 12 * 3600 * 1000
 DELIVERIES_MAX: Final = 1_000
 DELAY_MS_MAX: Final = 24 * 3600 * 1000
-"""Longest delay before a message is given out again. No setting of a broker, as
-no other bound here: all that read a definition have to agree whether it is right."""
+"""Longest delay before a message is delivered again, in milliseconds. Like the other
+limits here it is not configurable, because all readers of a definition must agree
+whether it is valid."""
 DELAYS_MAX: Final = 16
-"""Most delays of a schedule."""
+"""Maximum number of delays in a schedule."""
 STATES: Final = ("active", "deleted")
 GENERATION_MAX: Final = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueGroupDefinition:
-    """A queue group as its first user, or a command, wants it."""
+    """A queue group as defined by its first user or a command."""
 
     topic: str
-    """The one topic that it is of."""
+    """The one topic that the group reads."""
     lease_ms: int = 30_000
-    """For how long a delivery is its worker's, LEASE_MS_MIN to LEASE_MS_MAX."""
+    """Lease of a delivery, in milliseconds, LEASE_MS_MIN to LEASE_MS_MAX."""
     deliveries_max: int = 16
-    """Deliveries after which a message is given up, 1 to DELIVERIES_MAX."""
+    """Maximum number of deliveries of a message, 1 to DELIVERIES_MAX."""
     dead_letter_topic: str | None = None
-    """Takes what is given up; None: that is dropped."""
+    """Gets the messages that have used up their deliveries; None: they are dropped."""
     retry_delays_ms: tuple[int, ...] = (1_000, 5_000, 30_000, 120_000)
-    """Delay after the first, second, ... delivery, 0 to DELAY_MS_MAX; the last one
-    repeats. Empty: at once."""
+    """Delay after the first, second, ... delivery, in milliseconds, 0 to DELAY_MS_MAX;
+    the last one repeats. Empty: no delay."""
     ordered_by: str | None = None
-    """`key`: one message of a key at a time, in their order."""
+    """`key`: messages with the same key are delivered one at a time, in order."""
     start: str = "earliest"
-    """`latest`: what is put after the definition came into effect."""
+    """`earliest`; or `latest`: messages put after the definition took effect."""
     where: str | None = None
-    """Filter that says which messages are the group's; None: all. What one passed
-    over is not looked at again."""
+    """Filter of the group's messages; None: all. A message that a filter has rejected
+    is not examined again."""
     generation: int = 0
-    """Groups of this name that were deleted before, 0 to GENERATION_MAX."""
+    """Number of deleted groups that had this name, 0 to GENERATION_MAX."""
     is_deleted: bool = False
-    """Whether the group is over: nothing is kept of it but its generation."""
+    """Whether the group was deleted: only its generation is kept."""
     others: Mapping[str, object] = field(default_factory=no_items)
-    """Properties that are not known here, ready for JSON."""
+    """Unknown properties, as JSON values."""
 
 
 def encode_group(definition: QueueGroupDefinition) -> bytes:
-    """Return the bytes of a definition, always the same ones for the same value."""
+    """Return the bytes of a definition; equal values give equal bytes."""
     letters, where = definition.dead_letter_topic, definition.where
     return encode_json(
         {
@@ -93,15 +94,15 @@ def encode_group(definition: QueueGroupDefinition) -> bytes:
 
 
 def wants_parser(data: bytes) -> bool:
-    """Return whether `decode_group` would load the parser; a loop has that done."""
+    """Return whether `decode_group` would load the parser; not done on a loop."""
     return b'"where"' in data and not has_parser()
 
 
 def decode_group(data: bytes) -> QueueGroupDefinition:
-    """Read a definition; properties in any order, unknown ones kept.
+    """Decode a definition; properties in any order, unknown ones kept.
 
     Raises:
-        PayloadError: not a JSON object, or a property makes no sense.
+        PayloadError: not a JSON object, or a property is invalid.
     """
     fields: dict[str, Any] = decode_json(data, "queue group")
     for name, (is_sound, wanted) in _PROPERTIES.items():
@@ -128,7 +129,7 @@ def decode_group(data: bytes) -> QueueGroupDefinition:
 
 
 _Rule: TypeAlias = tuple[Callable[[object], bool], str]
-"""Returns whether a property makes sense, and what is expected."""
+"""Predicate of a valid value, and the expected value for the error."""
 
 
 def _whole(low: int, high: int) -> _Rule:

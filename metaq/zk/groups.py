@@ -1,29 +1,28 @@
 """One member of a consumer group: its registration and its claims.
 
-Theory of operation: a member is an ephemeral node, and so is every partition it owns.
-Both live and die with the session, so a member that hangs or is cut off loses its
-partitions by itself; and both carry the member's name, by which MetaQ's consumers know
-whose they are.
+Theory of operation: a member is an ephemeral node, and so is each partition it owns.
+Both end with the session, so a member that hangs or is cut off loses its partitions
+automatically. Both carry the member's name, which shows MetaQ's consumers the owner.
 
 A name is not enough, because nodes of several sessions of one member may exist: a
-session that ended for us may live on in ZooKeeper for up to its time-out, and a node of
-it that looks like ours disappears when that time is over. So a node counts as ours if
-it carries our name *and* belongs to the present session. We wait until one of an
-earlier session disappears: a request that deletes it may hit the claim that another
-member has just made instead, and no request of ZooKeeper distinguishes the two
+session that has ended for us may live on in ZooKeeper for up to its time-out, and a
+node of it that looks like ours then disappears. So a node counts as ours if it carries
+our name *and* belongs to the current session. A node of an earlier session is not
+deleted; we wait until it disappears. A request to delete it could instead delete the
+claim that another member has just made, and no ZooKeeper request distinguishes the two
 (docs/decisions/0042).
 
     node holds    of session            register        claim           release
-    our payload   the present one       is registered   True            deleted
+    our payload   the current one       is registered   True            deleted
     our payload   any other             taken: error    False           left alone
     anything else any                   taken: error    False           left alone
-    overwritten   the present one       made again      made again      deleted
+    overwritten   the current one       created again   created again   deleted
 
-A node of the present session that was written after it was made counts as overwritten,
-for no member writes in place; it is ours if we were registered, or had the claim.
+A node of the current session that was written after its creation counts as overwritten,
+because no member writes in place; it is ours if we were registered or had the claim.
 
-    Invariant: `_claims` maps each claimed partition to the version of the session it
-    was claimed under; a claim counts only while that is the present session.
+    Invariant: `_claims` maps each claimed partition to the version of its session; a
+    claim counts only while that session is the current one.
 
 Keep in step: `offsets.py` (which commits for owners only), this package's README.
 
@@ -52,7 +51,7 @@ from metaq.zk.znodes import (
 
 _log = logging.getLogger(__name__)
 
-# Two members that create and delete the same node alternate this often at most.
+# Two members that create and delete the same node may alternate.
 TAKE_TRIES: Final = 3
 GROUP_REFUSED: Final = frozenset("~!#$%^&*()+=`'\",;/?[]<>.: ")
 """Characters that MetaQ allows in no group name."""
@@ -68,10 +67,10 @@ def member_name(group: str, consumer_id: str) -> str:
 
 
 def check_group_name(group: str) -> str:
-    """Return the name of a group to join.
+    """Return the name of a group to join, after a check.
 
     Raises:
-        ConfigError: MetaQ or ZooKeeper would not take it.
+        ConfigError: MetaQ or ZooKeeper does not accept it.
     """
     refused = sorted(GROUP_REFUSED.intersection(group))
     if refused:
@@ -83,10 +82,10 @@ def check_group_name(group: str) -> str:
 
 
 def check_group_node(group: str) -> str:
-    """Return the name of a group whose nodes are read or written; pipelines use dots.
+    """Return the name of a group whose nodes are read or written; dots are allowed.
 
     Raises:
-        ConfigError: ZooKeeper would not take it, or it has blanks.
+        ConfigError: ZooKeeper does not accept it, or it has blanks.
     """
     if not group.strip() or not is_legal_step(group) or len(group.split()) > 1:
         raise ConfigError(f"group: expected a name without blanks, got {group!r}")
@@ -96,14 +95,14 @@ def check_group_node(group: str) -> str:
 async def list_groups(
     coordinator: Coordinator, paths: NodePaths, *, deadline_s: float
 ) -> tuple[str, ...]:
-    """Return the names of all groups there have ever been, ascending."""
+    """Return the names of all groups that ever existed, ascending."""
     return await coordinator.children(paths.groups(), deadline_s=deadline_s)
 
 
 async def read_members(
     coordinator: Coordinator, paths: NodePaths, group: str, *, deadline_s: float
 ) -> Members:
-    """Return who is in a group now, and with which topics."""
+    """Return the members of a group now, with their topics."""
     path = paths.members(group)
     return MappingProxyType(
         await read_values(
@@ -120,7 +119,7 @@ async def read_owners(
     *,
     deadline_s: float,
 ) -> Mapping[TopicPartition, str]:
-    """Return which member owns which partition of a topic now; numeric order."""
+    """Return the owner of each owned partition of a topic now, in numeric order."""
     path = paths.group_partitions(NodeKind.OWNER, group, topic)
     found = await read_values(coordinator, path, decode_owner, deadline_s=deadline_s)
     owners = {
@@ -135,14 +134,14 @@ class GroupMembership:
     """Membership of one consumer in one group.
 
     Lifecycle: `register` when the session is connected, and again after every new
-    session; then `claim` and `release` as the plan of the group says; `unregister` at
+    session; then `claim` and `release` as the group's plan requires; `unregister` at
     the end. The caller owns the coordinator.
 
-    Every request raises what `Coordinator` raises; after an error whose outcome is
-    unknown the same call is right again.
+    Every request raises the errors of `Coordinator`; after an error with an unknown
+    outcome, repeating the same call is right.
 
-    Concurrency: one event loop. Claims and releases of different partitions may run at
-    once, those of one partition may not.
+    Concurrency: one event loop. Claims and releases of different partitions may run
+    concurrently, those of one partition may not.
     """
 
     def __init__(
@@ -153,16 +152,16 @@ class GroupMembership:
         group: str,
         consumer_id: str,
     ) -> None:
-        """Prepare a membership; nothing is written before `register`.
+        """Create a membership; nothing is written until `register`.
 
         Membership and ownership are bound to the coordinator's session. The consumer id
-        is unique among all consumers of the group, on all machines.
+        must be unique among all consumers of the group, on all machines.
         """
         self._coordinator = coordinator
         self._paths = paths
         self.group = group
         self.member = member_name(group, consumer_id)
-        """Our name in the group, also the payload of the owner nodes."""
+        """Our name in the group; also the payload of the owner nodes."""
         self._registered_session_version = 0
         self._payloads: set[bytes] = set()
         self._claims: dict[TopicPartition, int] = {}
@@ -170,7 +169,7 @@ class GroupMembership:
 
     @property
     def claims(self) -> frozenset[TopicPartition]:
-        """Partitions owned under the present session; empty once it is lost."""
+        """Partitions owned under the current session; empty once it is lost."""
         status = self._coordinator.status
         if status.state is SessionState.LOST:
             return frozenset()
@@ -178,17 +177,17 @@ class GroupMembership:
 
     @property
     def unanswered_claims(self) -> frozenset[TopicPartition]:
-        """Partitions whose last claim failed: their nodes may be there, and be ours.
+        """Partitions whose last claim failed: their nodes may exist, and be ours.
 
-        The caller has to claim them again or release them; otherwise no member can own
-        them for as long as our session lives.
+        The caller must claim them again or release them; otherwise no member can own
+        them while our session lives.
         """
         return frozenset(self._unanswered)
 
     def claims_of_session_version(
         self, session_version: int
     ) -> frozenset[TopicPartition]:
-        """Return the partitions claimed under a session and not released since."""
+        """Return the partitions claimed under a session and not released."""
         return frozenset(
             p for p, bound in self._claims.items() if bound == session_version
         )
@@ -196,19 +195,19 @@ class GroupMembership:
     # -- the group --------------------------------------------------------------------
 
     async def register(self, topics: Iterable[str], *, deadline_s: float) -> int:
-        """Become a member, or become one with other topics.
+        """Register as a member, or change the topics of the registration.
 
         Returns:
             The version of the session that the membership is bound to.
 
         Raises:
-            MemberTakenError: our name is registered by another session. That may be an
-                earlier one of ours, or a killed process's, and its node goes with it:
-                try again for longer than the session time-out.
+            MemberTakenError: our name is registered by another session. If that is an
+                earlier one of ours, or a killed process's, it expires: retry for longer
+                than the session time-out.
         """
         data = encode_member_topics(sorted(set(topics)))
         path = self._paths.member(self.group, self.member)
-        # Before the request: its outcome may never be known.
+        # Before the request, because its outcome may remain unknown.
         self._payloads.add(data)
         mine = frozenset(self._payloads)
         status, other = await self._take(
@@ -231,7 +230,7 @@ class GroupMembership:
         return status.session_version
 
     async def unregister(self, *, deadline_s: float) -> None:
-        """Leave the group; a node that is not ours stays. Claims are not released."""
+        """Delete our member node, but no other's. Does not release claims."""
         path = self._paths.member(self.group, self.member)
         await self._delete_ours(
             path,
@@ -242,18 +241,18 @@ class GroupMembership:
         self._registered_session_version = 0
 
     async def is_registered(self, *, deadline_s: float) -> bool:
-        """Return whether our node is there, of the present session, asked now."""
+        """Read and return whether our member node exists, of the current session."""
         path = self._paths.member(self.group, self.member)
         return await self._is_ours(path, self._payloads, deadline_s)
 
     def watch_members(self, on_members: MembersCallback) -> Cancel:
         """Call `on_members` on the loop with the group's members, now and on change.
 
-        One call for each burst of changes, whole snapshots, no two equal ones in a
-        row. The last one holds while ZooKeeper is out of reach.
+        One call for each burst of changes, with a whole snapshot, never equal to the
+        last one. The last one stays valid while ZooKeeper is unreachable.
 
         Returns:
-            A function that ends it; nothing is delivered after it was called.
+            A function that ends the watch; no callback is called after it.
         """
         last: Members | None = None
 
@@ -284,12 +283,12 @@ class GroupMembership:
         """Try to become the owner of a partition.
 
         Returns:
-            Whether it is ours now. False: another member owns it, or a session that is
-            over for its member, ours too, did not end in ZooKeeper yet; try again, with
-            back-off, for longer than the session time-out.
+            Whether it is ours now. False: another member owns it, or an ended session,
+            even one of ours, has not expired in ZooKeeper yet; retry, with back-off,
+            for longer than the session time-out.
 
         Raises:
-            SessionLostError: we are not registered under the present session.
+            SessionLostError: we are not registered under the current session.
         """
         session_version = self._coordinator.status.session_version
         if session_version != self._registered_session_version:
@@ -321,13 +320,13 @@ class GroupMembership:
         return True
 
     async def release(self, partition: TopicPartition, *, deadline_s: float) -> bool:
-        """Release a partition; its offset has been committed.
+        """Release a partition; call it after its offset was committed.
 
-        Right also after a claim that failed (`unanswered_claims`). If it raises
-        nothing, the partition is no longer ours.
+        Also allowed after a claim that failed (`unanswered_claims`). If it does not
+        raise, the partition is no longer ours.
 
         Returns:
-            Whether there was a node of ours to delete.
+            Whether a node of ours was deleted.
         """
         path = self._paths.owner(self.group, partition)
         is_deleted = await self._delete_ours(
@@ -341,14 +340,14 @@ class GroupMembership:
         return is_deleted
 
     async def owns(self, partition: TopicPartition, *, deadline_s: float) -> bool:
-        """Return whether a partition is ours under the present session, asked now."""
+        """Read and return whether a partition is ours under the current session."""
         path = self._paths.owner(self.group, partition)
         return await self._is_ours(path, {encode_owner(self.member)}, deadline_s)
 
     def watch_owner(
         self, partition: TopicPartition, on_change: Callable[[], None]
     ) -> Cancel:
-        """Call `on_change` on the loop when an owner node does not have our name."""
+        """Call `on_change` on the loop when the owner node does not have our name."""
         wanted = encode_owner(self.member)
 
         def on_data(data: bytes | None) -> None:
@@ -369,13 +368,13 @@ class GroupMembership:
         *,
         has_session: int,
     ) -> tuple[SessionStatus, Node | None]:
-        """Make a node ours, of the present session and with this payload.
+        """Make a node ours, with this payload and of the current session.
 
-        It replaces our payloads `mine` in the present session. `has_session` is the
+        Replaces our payloads `mine` of the current session. `has_session` is the
         version of the session under which we had the node; 0: none.
 
         Returns:
-            The session that the node belongs to, and the foreign node, if there is one.
+            The session of the node, and the foreign node, if there is one.
         """
         for _ in range(TAKE_TRIES):
             status = self._coordinator.status
@@ -395,7 +394,7 @@ class GroupMembership:
             if is_present and node.data == data:
                 return status, None
             is_overwritten = _is_overwritten(node, status, has_session)
-            # While our session lives, no node of it can become another member's.
+            # While our session lives, its nodes cannot become another member's.
             if not is_present or not (node.data in mine or is_overwritten):
                 return status, node
             if is_overwritten:
@@ -413,7 +412,7 @@ class GroupMembership:
         *,
         has_session: int,
     ) -> bool:
-        """Delete a node of ours, of the present session; leave any other."""
+        """Delete a node if it is ours and of the current session."""
         if not await self._is_ours(path, payloads, deadline_s, has_session=has_session):
             return False
         return await self._coordinator.delete(path, deadline_s=deadline_s)
@@ -426,9 +425,9 @@ class GroupMembership:
         *,
         has_session: int = 0,
     ) -> bool:
-        """Return whether a node holds one of our payloads, of the present session.
+        """Return whether a node is of the current session and has one of our payloads.
 
-        With `has_session` also whether it did; see `_take`.
+        With `has_session`, also if it had one before it was overwritten; see `_take`.
         """
         status = self._coordinator.status
         node = await self._coordinator.get(path, deadline_s=deadline_s)
@@ -440,7 +439,7 @@ class GroupMembership:
         )
 
     def _require_same_session(self, status: SessionStatus, path: str) -> None:
-        """Refuse to go on with results read under another session."""
+        """Raise if the results were read under another session than the current one."""
         present = self._coordinator.status
         if present.session_version != status.session_version:
             raise SessionLostError(
@@ -450,5 +449,5 @@ class GroupMembership:
 
 
 def _is_overwritten(node: Node, status: SessionStatus, has_session: int) -> bool:
-    """Return whether a node of the present session was ours before it was written."""
+    """Return whether a node of the current session was ours and then overwritten."""
     return node.version > 0 and has_session == status.session_version

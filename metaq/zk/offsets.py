@@ -1,23 +1,23 @@
-"""Committed offsets of a group in ZooKeeper, and the right to write them.
+"""Committed offsets of a group in ZooKeeper, and the checks before a commit.
 
 Theory of operation: an offset node is persistent, and every MetaQ consumer may write
-it. So a member that was cut off and comes back late would set the group back to where
-*it* was. `commit_offset` prevents that:
+it. So a member that was cut off and returns late could set the group back to its old
+offset. `commit_offset` prevents that:
 
-    1. the session must be the one that the partition was claimed under;
-    2. the version of the offset node is read, and *then* the owner node, which must be
-       ours: name and session;
-    3. the offset is written only if its node still has that version.
+    1. the session must be the one under which the partition was claimed;
+    2. it reads the version of the offset node, and *then* the owner node, which must
+       have our name and session;
+    3. it writes the offset only if its node still has that version.
 
-A member that lost the partition between 2 and 3 fails at 3 as soon as the next owner
-has committed once; before that, a late commit sets no owner back, because its offset is
-not below the one where the next owner began. If the version changed while we own the
-partition (a tool, or ourselves, when an answer got lost), the commit goes back to 2.
+A member that lost the partition between 2 and 3 fails at 3 once the next owner has
+committed. Before that, a late commit does no harm, because its offset is not below the
+one at which the next owner began. If the version changed while we own the partition (by
+a tool, or by ourselves when a reply was lost), the commit repeats step 2.
 
 `commit_together` is one request for partitions that we have committed under the same
-claim: our member node is there, so our session lives; each owner node is as it was
-made; each offset node has the version that our last commit left. If it does not fit,
-`commit_offset` finds out why (docs/decisions/0051).
+claim. It checks that our member node exists, so our session lives; that each owner node
+was not written since its creation; and that each offset node has the version of our
+last commit. If a check fails, `commit_offset` finds out why (docs/decisions/0051).
 
 Keep in step: `groups.py`, `znodes.py`.
 
@@ -35,18 +35,18 @@ from metaq.zk.paths import NodeKind, NodePaths, parse_partition
 from metaq.zk.session import CheckNode, Coordinator, Operation, SessionState, WriteNode
 from metaq.zk.znodes import decode_group_offset, encode_group_offset, encode_owner
 
-# Only tools write the offset of a partition that we own.
+# While we own a partition, only tools write its offset.
 COMMIT_TRIES: Final = 3
 CLAIM_VERSION: Final = 0
-"""Version of an owner node: it is made, and never written."""
+"""Version of an owner node: it is created, and never written."""
 
 
 class GroupOffsets:
-    """The stored offsets of one group; holds no state of its own.
+    """The stored offsets of one group. Holds no state of its own.
 
-    Every request raises what `Coordinator` raises.
+    Every request raises the errors of `Coordinator`.
 
-    Concurrency: one event loop; requests for different partitions may run at once.
+    Concurrency: one event loop; requests for different partitions may run concurrently.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class GroupOffsets:
     async def read_offset(
         self, partition: TopicPartition, *, deadline_s: float
     ) -> GroupOffset | None:
-        """Return where the group goes on, or None when nothing was ever stored.
+        """Return the group's next offset, or None if none was ever stored.
 
         Raises:
-            PayloadError: the node holds no offset; the text names it.
+            PayloadError: the node does not hold an offset; the text names it.
         """
         path = self._paths.group_offset(self._group, partition)
         node = await self._coordinator.get(path, deadline_s=deadline_s)
@@ -81,23 +81,23 @@ class GroupOffsets:
         session_version: int,
         deadline_s: float,
     ) -> int:
-        """Store where the group goes on, as the owner of the partition.
+        """Store the group's next offset, as the owner of the partition.
 
-        Durability: on return ZooKeeper has it on a majority of its disks.
+        Durability: on return, a majority of ZooKeeper's servers has it on disk.
 
         Args:
             partition: a partition that we claimed.
             group_offset: offset of the next message, and id of the last one.
             member: our name in the group.
             session_version: session version of the claim.
-            deadline_s: when to give up; whether it was stored is unknown then.
+            deadline_s: absolute; after it, whether the offset was stored is unknown.
 
         Returns:
             The version of the node, for `commit_together`.
 
         Raises:
-            OwnershipLostError: the session is another one, or the owner is not us.
-            NodeChangedError: others write this offset again and again.
+            OwnershipLostError: the session is another one, or we are not the owner.
+            NodeChangedError: other clients keep writing this offset.
         """
         path = self._paths.group_offset(self._group, partition)
         data = encode_group_offset(group_offset)
@@ -131,18 +131,17 @@ class GroupOffsets:
 
         Args:
             offsets: the offset of each partition, and the version of its node after our
-                last commit under the present claim.
+                last commit under the current claim.
             member: our name in the group.
             session_version: session version of the claims.
-            deadline_s: when to give up; whether they were stored is unknown then.
+            deadline_s: absolute; after it, whether the offsets were stored is unknown.
 
         Returns:
-            The versions of the nodes, for the next time.
+            The new versions of the nodes, for the next call.
 
         Raises:
             OwnershipLostError: the session is another one.
-            NodeChangedError: something else was changed; `commit_offset` of each says
-                what.
+            NodeChangedError: another check failed; `commit_offset` shows which.
         """
         operations: list[Operation] = [
             CheckNode(self._paths.member(self._group, member), None)
@@ -162,9 +161,9 @@ class GroupOffsets:
     async def set_offset(
         self, partition: TopicPartition, group_offset: GroupOffset, *, deadline_s: float
     ) -> None:
-        """Store an offset regardless of the owner: for tools and groups of one.
+        """Store an offset regardless of the owner, for tools and groups of one.
 
-        An owner that runs goes on from where it is, and overwrites this.
+        A running owner continues at its own offset, and overwrites this one.
         """
         await self._coordinator.set_or_create(
             self._paths.group_offset(self._group, partition),
@@ -175,7 +174,7 @@ class GroupOffsets:
     async def delete_offset(
         self, partition: TopicPartition, *, deadline_s: float
     ) -> None:
-        """Delete an offset, and with a topic's last one the node of the topic."""
+        """Delete an offset; with the last one of a topic, also the topic's node."""
         path = self._paths.group_offset(self._group, partition)
         await self._coordinator.delete(path, deadline_s=deadline_s)
         with suppress(NodeNotEmptyError):
@@ -183,7 +182,7 @@ class GroupOffsets:
             await self._coordinator.delete(parent, deadline_s=deadline_s)
 
     async def topics(self, *, deadline_s: float) -> tuple[str, ...]:
-        """Return the topics for which offsets have been stored, ascending."""
+        """Return the topics with stored offsets, ascending."""
         path = self._paths.group_topics(NodeKind.GROUP_OFFSET, self._group)
         return await self._coordinator.children(path, deadline_s=deadline_s) or ()
 

@@ -1,8 +1,8 @@
 """Every path of MetaQ's tree in ZooKeeper.
 
-Theory of operation: path text is written down only in `NodeKind`. Builders fill a
-template in, as a whole or up to a parent, and the table in this package's README is
-checked against it. A `{name}` is one step of the path, or the end of one.
+Theory of operation: path texts are written only in `NodeKind`. Builders fill in a
+template, completely or up to a parent; a test compares the table in this package's
+README with it. A `{name}` is one step of the path, or the end of a step.
 
 Keep in step: `README.md` of this package, `znodes.py` (payloads).
 
@@ -22,14 +22,14 @@ from metaq.zk.errors import NodeNameError
 DEFAULT_ROOT: Final = "/meta"
 
 NUMBER: Final = r"\d{1,20}"
-"""A number in a name; int() is never fed thousands of digits, which it refuses."""
+"""A number in a name; its length is limited, as int() refuses very long ones."""
 
 # Compiled once: a producer may name the partition of each message.
 _PARTITION: Final = re.compile(rf"({NUMBER})-({NUMBER})", re.ASCII)
 
 
-# Below the root. MetaQ's own words stay in the paths ("master", "slave", "consumers");
-# everywhere else the vocabulary of this project rules (leader, follower, member).
+# Below the root. Paths keep MetaQ's own words ("master", "slave", "consumers");
+# everything else uses the vocabulary of this project (leader, follower, member).
 class NodeKind(enum.Enum):
     """Purpose of a node of the tree, and the template of its path."""
 
@@ -43,23 +43,23 @@ class NodeKind(enum.Enum):
     MEMBER = "member", "/consumers/{group}/ids/{member}"
     OWNER = "owner", "/consumers/{group}/owners/{topic}/{partition}"
     GROUP_OFFSET = "group offset", "/consumers/{group}/offsets/{topic}/{partition}"
-    # Ours alone: MetaQ has no queries.
+    # Only ours: MetaQ has no queries.
     QUERY_START = "query start", "/queries/{query}/start"
     QUERY_ROUTES = "query routes", "/queries/{query}/routes"
     QUERY_DECISION = "query decision", "/queries/{query}/decision"
-    # Ours too: not below the group's node, of which MetaQ's tools list the children.
+    # Also ours. Not below the group's node, because MetaQ's tools list its children.
     GROUP_DECISION = (
         "group decision",
         "/exactly-once/{group}/decisions/{topic}/{partition}",
     )
     GROUP_TOKEN = "group token", "/exactly-once/{group}/tokens/{token}"
     GROUP_FILTER = "group filter", "/filters/{group}"
-    # Ours: a broker on several machines. The first node holds the record of the set.
+    # Only ours: a broker on several machines. The first node has the set's record.
     REPLICA_SET = "replica set", "/replicas/{broker}"
     SET_LEADER = "set, leader", "/replicas/{broker}/leader"
     SET_MEMBER = "set, member", "/replicas/{broker}/members/{replica}"
     SET_PRESENT = "set, present", "/replicas/{broker}/present/{replica}"
-    # The catalog: what exists while its broker is away. MetaQ does not list it.
+    # The catalog: what exists while its broker is away. Not used by MetaQ.
     RECORDED_BROKER = "recorded broker", "/catalog/brokers/{broker}"
     RECORDED_PARTITIONS = "recorded partitions", "/catalog/partitions/{topic}/{broker}"
     TOPIC_DEFINITION = "topic definition", "/catalog/topics/{topic}"
@@ -77,16 +77,16 @@ class NodeKind(enum.Enum):
 
 LEADER_NAME: Final = NodeKind.LEADER.template.rpartition("/")[2]
 
-# Refused by ZooKeeper inside a path (PathUtils.validatePath): NUL and the other
-# control characters, surrogates, the private use area and the specials at the end of
-# the basic plane. A topic may legally hold some of these, so this is checked as data.
+# Refused by ZooKeeper inside a path (PathUtils.validatePath): NUL and the other control
+# characters, surrogates, the private use area and the specials at the end of the basic
+# plane. A topic may legally contain some of these, so this is checked as data.
 _REFUSED_CHARACTERS: Final = re.compile(
     "[\u0000-\u001f\u007f-\u009f\ud800-\uf8ff\ufff0-\uffff]"
 )
 
 
 NAMES_KEPT: Final = 4096
-"""Names and paths whose check is remembered: a commit names the same ones again."""
+"""Size of each cache of checked names and paths: commits repeat the same ones."""
 
 
 @lru_cache(NAMES_KEPT)
@@ -101,10 +101,10 @@ def is_legal_step(text: str) -> bool:
 
 
 def normalize_root(text: str) -> str:
-    """Return a root with a leading '/' and no trailing one; "" for the very top.
+    """Return a root with a leading '/' and no trailing one; "" for ZooKeeper's root.
 
     Raises:
-        ConfigError: a step of the path is one that ZooKeeper refuses.
+        ConfigError: ZooKeeper refuses a step of the path.
     """
     root = "/" + text.strip().strip("/")
     if root == "/":
@@ -168,15 +168,14 @@ def parse_partition(text: str) -> tuple[BrokerId, int] | None:
 class NodePaths:
     """Builds paths below one root.
 
-    Builders raise NodeNameError where ZooKeeper refuses a name; numbers
-    never do.
+    Builders raise NodeNameError if ZooKeeper refuses a name; numbers are never refused.
     """
 
     root: str = DEFAULT_ROOT
-    """Already normalised (`normalize_root`)."""
+    """Normalised by `normalize_root`."""
 
     def _fill(self, kind: NodeKind, /, **fields: object) -> str:
-        """Return a node's path, or the parent at which the given fields end."""
+        """Return a node's path, or that of the parent above the first missing field."""
         texts = {name: str(value) for name, value in fields.items()}
         for name, text in texts.items():
             if not is_legal_step(text):
@@ -197,7 +196,7 @@ class NodePaths:
         return self._fill(NodeKind.BROKER, broker=broker_id)
 
     def role(self, role: BrokerRole) -> str:
-        """Return the ephemeral node that says where a copy of a broker is."""
+        """Return the ephemeral node with the address of a broker's copy."""
         if role.follower_id is None:
             return self._fill(NodeKind.LEADER, broker=role.broker_id)
         return self._fill(
@@ -220,7 +219,7 @@ class NodePaths:
         Args:
             kind: TOPIC, TOPIC_PUB or TOPIC_SUB.
             topic: topic name.
-            role: whose count it is.
+            role: the copy of the broker.
         """
         return self._fill(kind, topic=topic, role=role)
 
@@ -255,14 +254,14 @@ class NodePaths:
         return self._partition(NodeKind.GROUP_OFFSET, group, partition)
 
     def group_topics(self, kind: NodeKind, group: str) -> str:
-        """Return the parent of a group's topics, of kind OWNER or GROUP_OFFSET.
+        """Return the parent of a group's topics.
 
-        Of GROUP_DECISION too; and so below.
+        For `kind` OWNER, GROUP_OFFSET or GROUP_DECISION; also in `group_partitions`.
         """
         return self._fill(kind, group=group)
 
     def group_partitions(self, kind: NodeKind, group: str, topic: str) -> str:
-        """Return the parent of a topic's `0-1` nodes, of kind OWNER or GROUP_OFFSET."""
+        """Return the parent of a topic's `0-1` nodes; see `group_topics`."""
         return self._fill(kind, group=group, topic=topic)
 
     @lru_cache(NAMES_KEPT)  # noqa: B019  # bounded; roots are few
@@ -273,21 +272,21 @@ class NodePaths:
     # -- queries ----------------------------------------------------------------------
 
     def query_start(self, query: str) -> str:
-        """Return the node that keeps where a query started."""
+        """Return the node with the start offsets of a query."""
         return self._fill(NodeKind.QUERY_START, query=query)
 
     def query_routes(self, query: str) -> str:
-        """Return the node that keeps where a query writes its batches."""
+        """Return the node with the target partitions of a query's batches."""
         return self._fill(NodeKind.QUERY_ROUTES, query=query)
 
     def query_decision(self, query: str) -> str:
-        """Return the node that keeps which batch of a query is to be readable."""
+        """Return the node with the last batch of a query that must become readable."""
         return self._fill(NodeKind.QUERY_DECISION, query=query)
 
     # -- exactly once, from topic to topic --------------------------------------------
 
     def group_decisions(self, group: str) -> str:
-        """Return the node of all that a group's exactly-once batches keep."""
+        """Return the parent of all nodes of a group's exactly-once batches."""
         return self.group_tokens(group).removesuffix("/tokens")
 
     def group_decision(self, group: str, partition: TopicPartition) -> str:
@@ -299,11 +298,11 @@ class NodePaths:
         return self._fill(NodeKind.GROUP_TOKEN, group=group)
 
     def group_token(self, group: str, token: str) -> str:
-        """Return the node without which a member's batches cannot be decided."""
+        """Return the node that must exist for a member's batches to be decided."""
         return self._fill(NodeKind.GROUP_TOKEN, group=group, token=token)
 
     def group_filter(self, group: str) -> str:
-        """Return the node that says how the members of a log group filter."""
+        """Return the node with the filter of a log group."""
         return self._fill(NodeKind.GROUP_FILTER, group=group)
 
     # -- replica sets -----------------------------------------------------------------
@@ -317,15 +316,15 @@ class NodePaths:
         return self._fill(NodeKind.REPLICA_SET, broker=broker_id)
 
     def set_leader(self, broker_id: BrokerId) -> str:
-        """Return the ephemeral node that names the replica that leads."""
+        """Return the ephemeral node that names the leading replica."""
         return self._fill(NodeKind.SET_LEADER, broker=broker_id)
 
     def set_members(self, broker_id: BrokerId) -> str:
-        """Return the parent of what the replicas have registered of their data."""
+        """Return the parent of the replicas' registrations of their data."""
         return self._fill(NodeKind.SET_MEMBER, broker=broker_id)
 
     def set_presences(self, broker_id: BrokerId) -> str:
-        """Return the parent of the nodes of the replicas that are there."""
+        """Return the parent of the nodes of the replicas that are present."""
         return self._fill(NodeKind.SET_PRESENT, broker=broker_id)
 
     # -- the catalog ------------------------------------------------------------------
@@ -339,7 +338,7 @@ class NodePaths:
         return self._fill(NodeKind.RECORDED_BROKER, broker=broker_id)
 
     def recorded_topics(self) -> str:
-        """Return the parent of all topics that a broker has recorded."""
+        """Return the parent of all recorded topics."""
         return self._fill(NodeKind.RECORDED_PARTITIONS)
 
     def recorded_topic(self, topic: str) -> str:
@@ -363,7 +362,7 @@ class NodePaths:
         return self._fill(NodeKind.QUEUE_GROUP)
 
     def queue_group(self, group: str) -> str:
-        """Return the definition of a queue group."""
+        """Return the node with the definition of a queue group."""
         return self._fill(NodeKind.QUEUE_GROUP, group=group)
 
     def exchanges(self) -> str:
@@ -371,7 +370,7 @@ class NodePaths:
         return self._fill(NodeKind.EXCHANGE)
 
     def exchange(self, exchange: str) -> str:
-        """Return the definition of an exchange."""
+        """Return the node with the definition of an exchange."""
         return self._fill(NodeKind.EXCHANGE, exchange=exchange)
 
     def bindings(self, exchange: str) -> str:
@@ -387,7 +386,7 @@ class NodePaths:
         return self._fill(NodeKind.RECORDED_DIRECTORIES, broker=broker_id)
 
     def topics_with_status(self) -> str:
-        """Return the parent of the topics that brokers have a status of."""
+        """Return the parent of the topics with statuses."""
         return self._fill(NodeKind.TOPIC_STATUS)
 
     def topic_statuses(self, topic: str) -> str:
@@ -401,10 +400,10 @@ class NodePaths:
 
 @lru_cache(NAMES_KEPT)
 def require_legal_path(path: str) -> None:
-    """Refuse a path that ZooKeeper would refuse.
+    """Raise if ZooKeeper would refuse a path.
 
     Raises:
-        NodeNameError: not an absolute path of legal steps.
+        NodeNameError: it is not an absolute path of legal steps.
     """
     if not path.startswith("/") or not all(map(is_legal_step, path[1:].split("/"))):
         raise NodeNameError(f"{path!r} is not a path that zookeeper accepts")

@@ -1,25 +1,25 @@
 """Wanted nodes of a broker in ZooKeeper, and the steps to get there. Pure.
 
-Theory of operation: a `BrokerSnapshot` says who a broker is and which topics it has.
-`desired_groups` turns it into nodes, in groups: the broker's own nodes first, then one
+Theory of operation: a `BrokerSnapshot` has the identity of a broker and its topics.
+`desired_groups` turns it into nodes, in groups: first the broker's own nodes, then one
 group per topic, in MetaQ's order of registration. For each group the shell
-(`registry.py`) reads the present nodes, asks `plan_group` for the steps, and takes them
-in order. Steps are planned only for differences, so the plan for a correct tree is
-empty, and repeating everything after any failure is always right.
+(`registry.py`) reads the present nodes, calls `plan_group`, and executes the returned
+steps in order. Steps are planned only for differences, so the plan for a correct tree
+is empty, and repeating everything after any failure is always safe.
 
-How a node is maintained (`Upkeep`) depends on how others watch it: readers of a topic
-watch the children of its parent, so a changed count must disappear and come back;
-followers watch the data of the checksum, so it is changed in place. The catalog's
-records of a broker stay when the broker withdraws: they are written before the nodes
-that they outlive, and deleted with a topic that the broker no longer has.
+How a node is maintained (`Upkeep`) depends on how others watch it. Readers of a topic
+watch the children of its parent, so a node with a changed count is deleted and created
+again; followers watch the data of the checksum, so it is changed in place. The
+catalog's records of a broker stay when the broker withdraws: they are written before
+the nodes that they outlive, and deleted with a topic that the broker no longer has.
 
-An ephemeral node of another session is never kept: it belongs to a dead process and is
-about to disappear, or another broker took our id. Below `ids/N` the address decides:
-our own address is an earlier run of ours and is replaced; another one raises
-BrokerIdTakenError, because two brokers with one id would mix two logs into one. The
-leader of a replica set is entitled to the id by its epoch, which is in a node of its
-session: another address is that of a leader before it, and is replaced as well. Once
-that node is ours, so is every other node of role N, with any content.
+An ephemeral node of another session is never kept: it belongs to a dead process and
+will disappear, or another broker has taken our id. Below `ids/N` the address decides:
+our own address is from an earlier run and is replaced; another address raises
+BrokerIdTakenError, because two brokers with one id would mix two logs. The leader of a
+replica set owns the id by its epoch, which is in a node of its session: another address
+is that of a former leader, and is replaced as well. Once that node is ours, so is every
+other node of role N, with any content.
 
 Keep in step: `paths.py`, `registry.py`.
 
@@ -47,14 +47,14 @@ from metaq.zk.znodes import (
 
 @dataclass(frozen=True, slots=True)
 class AdvertisedTopic:
-    """A topic as clients are to see it."""
+    """A topic as clients should see it."""
 
     name: str
     partition_count: int
     accepts_puts: bool = True
     accepts_gets: bool = True
     has_log: bool = True
-    """False of an exchange, which nothing is read from, and which is not recorded."""
+    """False for an exchange, which cannot be read and is not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,14 @@ class BrokerSnapshot:
     topics: tuple[AdvertisedTopic, ...] = ()
     """Topics in the order of registration; each name once."""
     directories: bytes = b""
-    """Payload of the record of its data directories; b"": it has none."""
+    """Payload of the record of its data directories; b"": no record."""
     has_record: bool = True
-    """Whether it is recorded in the catalog; MetaQ 1.4, which tests play, has no
-    catalog. Followers leave that to their leader."""
+    """Whether it is recorded in the catalog. False in tests that play MetaQ 1.4, which
+    has no catalog. Only leaders write records."""
     title: str = ""
-    """Path of the node by which the leader of a replica set has the id, while its
-    session owns that: another address is that of a former leader, and is replaced."""
+    """Path of the node by which the leader of a replica set owns the id, while its
+    session owns that node; another address is then a former leader's, and is
+    replaced."""
 
     @property
     def is_recorded(self) -> bool:
@@ -83,7 +84,7 @@ class BrokerSnapshot:
 
 
 class Upkeep(enum.Enum):
-    """Way in which a node is made and kept in step."""
+    """Method by which a node is created and updated."""
 
     CLAIM = "ephemeral; says who we are, and refuses another address"
     SUCCESSION = "ephemeral; says who we are, in the place of a former leader"
@@ -99,11 +100,11 @@ _PERSISTENT: Final = frozenset({Upkeep.WRITTEN, Upkeep.RECORDED})
 
 @dataclass(frozen=True, slots=True)
 class DesiredNode:
-    """One node as it should be."""
+    """The wanted state of one node."""
 
     path: str
     data: bytes
-    """Exact payload; b"" when the node must not exist."""
+    """Exact payload; b"" if the node must not exist."""
     upkeep: Upkeep
 
 
@@ -128,7 +129,7 @@ class Verb(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One change, to be taken in the order of the plan."""
+    """One change; steps are executed in the order of the plan."""
 
     verb: Verb
     path: str
@@ -139,7 +140,7 @@ class Step:
 
 
 def broker_group(snapshot: BrokerSnapshot, paths: NodePaths) -> DesiredGroup:
-    """Return the broker's own nodes: role, and a leader's address, checksum, record."""
+    """Return the broker's own nodes: role; a leader's address, checksum, records."""
     role, address = snapshot.role, encode_address(snapshot.address)
     upkeep = Upkeep.SUCCESSION if snapshot.title else Upkeep.CLAIM
     nodes = [DesiredNode(paths.role(role), address, upkeep)]
@@ -161,14 +162,13 @@ def broker_group(snapshot: BrokerSnapshot, paths: NodePaths) -> DesiredGroup:
 def topic_group(
     topic: AdvertisedTopic, role: BrokerRole, paths: NodePaths, *, is_recorded: bool
 ) -> DesiredGroup:
-    """Return the record of a topic, if there is one, and the topic's three nodes.
+    """Return the record of a topic, if it is recorded, and the topic's three nodes.
 
-    The oldest of the three ignores the accept flags, but an exchange has the second one
-    alone. A topic that takes neither puts
-    nor gets is not served, and is not recorded.
+    The oldest of the three ignores the accept flags. An exchange has only the second
+    one. A topic that accepts neither puts nor gets is not served, and is not recorded.
 
     Raises:
-        NodeNameError: ZooKeeper cannot hold this topic's name.
+        NodeNameError: ZooKeeper does not accept the topic's name.
     """
     json = encode_registration(TopicRegistration(topic.partition_count, role))
     count = encode_partition_count(topic.partition_count)
@@ -242,20 +242,21 @@ def _is_as_wanted(wanted: DesiredNode, found: Node | None, session_id: int) -> b
 def plan_group(
     group: DesiredGroup, found: Mapping[str, Node | None], session_id: int
 ) -> tuple[Step, ...]:
-    """Return the steps that bring a group in step: deletions, records, other nodes.
+    """Return the steps that make a group match: deletions, records, other nodes.
 
-    A broker that is there before its record is would be taken for one of MetaQ 1.4.
+    In this order, because a broker that appears before its record would be taken for
+    one of MetaQ 1.4.
 
     Args:
         group: the wanted nodes.
-        found: for each path of the group the present node, or None.
-        session_id: our session, owner of ephemeral nodes.
+        found: for each path of the group, the present node or None.
+        session_id: our session, owner of our ephemeral nodes.
 
     Returns:
-        Steps in order; none when everything is as it should be.
+        Steps in order; none if everything matches.
 
     Raises:
-        BrokerIdTakenError: another broker is registered in our place.
+        BrokerIdTakenError: another broker is registered under our id.
     """
     deletes, records, writes = list[Step](), list[Step](), list[Step]()
     for wanted in group.nodes:
@@ -280,12 +281,11 @@ def plan_group(
 
 
 def plan_removal(group: DesiredGroup, *, is_sure: bool = True) -> tuple[Step, ...]:
-    """Return the steps that take a topic's nodes away, its record first.
+    """Return the steps that remove a topic's nodes, its record first.
 
     Args:
-        group: of the topic.
-        is_sure: its nodes are as they should be; False: such as must not exist may be
-            there still.
+        group: group of the topic.
+        is_sure: whether its nodes match; if not, even ABSENT ones may exist.
     """
     steps: list[Step] = []
     for node in group.nodes:
@@ -297,7 +297,7 @@ def plan_removal(group: DesiredGroup, *, is_sure: bool = True) -> tuple[Step, ..
 
 
 def plan_record_removal(path: str) -> tuple[Step, ...]:
-    """Return the steps that take one record of a topic away.
+    """Return the steps that remove one record of a topic.
 
     The last step deletes the topic's node if it is empty, so that the catalog names no
     topic without a broker.
@@ -319,7 +319,7 @@ def plan_withdrawal(groups: tuple[DesiredGroup, ...]) -> tuple[Step, ...]:
         if group.topic is not None:
             steps += plan_removal(replace(group, nodes=tuple(ours)))
             continue
-        # Sorted stably: nodes that are written in place go last.
+        # The sort is stable: nodes that are written in place go last.
         for node in sorted(ours, key=lambda node: node.upkeep is Upkeep.WRITTEN):
             is_kept = node.upkeep is Upkeep.WRITTEN
             verb = Verb.DELETE_OR_EMPTY if is_kept else Verb.DELETE

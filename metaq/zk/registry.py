@@ -1,25 +1,25 @@
-"""A broker's registration in ZooKeeper, kept true for as long as the broker runs.
+"""A broker's registration in ZooKeeper, kept current while the broker runs.
 
-Theory of operation: there is one wanted snapshot, one task, and one loop: when the
-session is connected, compare the wanted nodes with the present ones, take the steps
-that `plan.py` gives, and sleep until something happens. Events:
+Theory of operation: there is one wanted snapshot, one task and one loop. While the
+session is connected, the loop compares the wanted nodes with the present ones, executes
+the steps planned by `plan.py`, and waits for an event:
 
     a new snapshot         only the groups that differ from the applied ones
     a new session          everything, because the old ephemeral nodes are gone, and
-                           the records of topics that this broker has no more
+                           the records of topics that this broker no longer has
     a node of ours that    its group, after REPAIR_DELAY_S; until then the registration
-    others change          counts as pending, and says which nodes are not as they were
-    CHECK_INTERVAL_S       everything: the backstop of the watches
+    others change          is pending, and names the changed nodes
+    CHECK_INTERVAL_S       everything, in case a watch missed a change
     a failure              the same again after a back-off that doubles
 
-Nothing happens while the session is suspended: the nodes live on in ZooKeeper.
-Only `register` and `withdraw` wait for this task, both with a deadline; puts
-and gets never do. Snapshots that arrive while one is being applied replace each other,
-so however many new topics appear at once, there is one pass for all of them.
+Nothing is done while the session is suspended: the nodes live on in ZooKeeper. Only
+`register` and `withdraw` wait for this task, both with a deadline; puts and gets never
+do. Snapshots that arrive while one is being applied replace each other, so many new
+topics at once take one pass.
 
-    Invariant: `_applied` holds the groups that are in ZooKeeper under session version
-    `_session_version`, but for those in `_unsure`, on which a pass has begun to work
-    and failed; both are forgotten when the version changes.
+    Invariant: `_applied` has the groups that are in ZooKeeper under session version
+    `_session_version`, except those in `_unsure`, which a pass started to change and
+    then failed; both are cleared when the version changes.
 
 Keep in step: `plan.py`.
 
@@ -70,25 +70,25 @@ _log = logging.getLogger(__name__)
 
 OPERATION_TIMEOUT_S: Final = 5.0
 BACKOFF: Final = Backoff(first_s=0.1, max_s=10.0)
-"""Between passes that fail."""
-# How often everything is compared, also without an event of the watches.
+"""Pauses between failed passes."""
+# Interval of full comparisons, with or without events of the watches.
 CHECK_INTERVAL_S: Final = 60.0
-# Nodes that others delete together are put back together; and two processes that write
-# one node, each over the other, do so this often at most.
+# Collects nodes that others delete together. It also bounds how often two processes
+# that keep overwriting the same node do so.
 REPAIR_DELAY_S: Final = 0.5
 GROUPS_AT_ONCE: Final = 32
-"""Topics that are registered concurrently: thousands in sequence take minutes, because
-each waits for several answers."""
+"""Number of topics registered concurrently: thousands in sequence take minutes, because
+each waits for several replies."""
 STEPS_AT_ONCE: Final = 1024
-"""Steps of a withdrawal that are sent back to back. While a broker is gone and its
+"""Number of steps of a withdrawal sent back to back. While a broker is gone but its
 topics are not, Java's consumers log an error for each partition."""
 PATHS_NAMED_MAX: Final = 3
-# How often a broker whose id is taken looks whether it is free again.
+# Interval of checks whether a taken broker id is free again.
 TAKEN_RETRY_DELAY_S: Final = 1.0
 
 
 class RegistrationState(enum.Enum):
-    """Relation of the wanted snapshot and ZooKeeper."""
+    """State of the wanted snapshot in ZooKeeper."""
 
     IDLE = "idle"
     PENDING = "pending"
@@ -107,7 +107,7 @@ class RegistrationStatistics:
         default=MISSING,
         read=lambda state: state is RegistrationState.REGISTERED,
     )
-    """REFUSED means that another broker holds our id; it is tried again."""
+    """REFUSED: another broker holds our id; the registration is retried."""
     session: SessionStatus = part(
         MetricSpec(
             MetricKind.GAUGE,
@@ -124,7 +124,7 @@ class RegistrationStatistics:
     )
     topic_count: int = gauge("metaq_registered_topics", "Topics that are registered.")
     pass_count: int = 0
-    """Passes that brought ZooKeeper in step, those that found nothing to do too."""
+    """Number of complete passes, including those that found nothing to do."""
     failure_count: int = counter(
         "metaq_registration_failures_total",
         "Attempts to register that ended in an error.",
@@ -134,23 +134,23 @@ class RegistrationStatistics:
         "Nodes put back after they had been deleted.",
     )
     last_error: str = ""
-    """Text of the last failure, and nodes that others deleted or overwrote and that
-    are not back yet; "" when everything is as it should be."""
+    """Text of the last failure, and the nodes that others deleted or overwrote and that
+    are not restored yet; "" if all is as wanted."""
 
 
 class BrokerRegistry:
     """Registers one broker in ZooKeeper and keeps it registered.
 
-    Lifecycle: `start`, `register` (after recovery and listen: clients that read the
-    nodes connect at once), `update` any number of times, `withdraw` (before the drain),
-    `stop`. The coordinator is started before and stopped after, by its owner; stopping
-    it ends the session. After `withdraw`, wait zk.zkSyncTimeMs before the listener
-    closes, so that clients can react. A broker with zk.zkEnable=false makes neither
+    Lifecycle: `start`, `register` (after recovery and listen, because clients that read
+    the nodes connect at once), `update` any number of times, `withdraw` (before the
+    drain), `stop`. The coordinator is started before and stopped after by its owner;
+    stopping it ends the session. After `withdraw`, wait zk.zkSyncTimeMs before closing
+    the listener, so that clients can react. A broker with zk.zkEnable=false has neither
     coordinator nor registry.
 
-    Absence of ZooKeeper is not an error here: `register` returns False at its deadline,
-    and the registration happens when ZooKeeper appears. The one error a start has to
-    respect is BrokerIdTakenError.
+    An absent ZooKeeper is not an error here: `register` returns False at its deadline,
+    and the registration happens when ZooKeeper appears. Only BrokerIdTakenError must
+    make a start fail.
 
     Concurrency: everything on one event loop; `update` never waits.
     """
@@ -164,12 +164,12 @@ class BrokerRegistry:
         takeover_wait_s: float = 0.0,
         check_interval_s: float = CHECK_INTERVAL_S,
     ) -> None:
-        """Prepare a registry.
+        """Create a registry.
 
-        For `takeover_wait_s` a node of another address under our id may disappear
-        before `register` fails. A broker that may come back on another port (`metaq
-        local` with port 0) passes a little more than the session time-out; others
-        refuse to start at once.
+        For `takeover_wait_s` seconds, `register` waits for a node with another address
+        under our id to disappear before it fails. A broker that may return on another
+        port (`metaq local` with port 0) passes slightly more than the session time-out;
+        others refuse to start at once.
         """
         self._coordinator = coordinator
         self._check_interval_s = check_interval_s
@@ -203,16 +203,16 @@ class BrokerRegistry:
     # -- for the broker ---------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to look after the registration; nothing is registered yet."""
+        """Start the background task; nothing is registered yet."""
         self._forget = self._coordinator.add_listener(self._on_status)
         self._task = asyncio.create_task(self._run(), name="zk-registry")
         self._task.add_done_callback(_report_failure)
 
     async def register(self, snapshot: BrokerSnapshot, *, deadline_s: float) -> bool:
-        """Register, and wait until it is done; after the deadline it goes on.
+        """Register, and wait until that is done; after the deadline it continues.
 
         Returns:
-            True when everything is in ZooKeeper, False when the deadline came first.
+            True if everything is in ZooKeeper, False if the deadline came first.
 
         Raises:
             BrokerIdTakenError: another broker is registered under this id at another
@@ -240,8 +240,8 @@ class BrokerRegistry:
     def update(self, snapshot: BrokerSnapshot) -> None:
         """Make this the wanted snapshot; it is applied soon, in the background.
 
-        Topics that are missing from it are taken out of ZooKeeper; topics that did not
-        change are not touched.
+        Topics missing from it are removed from ZooKeeper; unchanged topics are not
+        touched.
         """
         if self._state is RegistrationState.WITHDRAWN or snapshot == self._snapshot:
             return
@@ -255,9 +255,9 @@ class BrokerRegistry:
         self._wake.set()
 
     async def withdraw(self, *, deadline_s: float) -> None:
-        """Take everything out of ZooKeeper in MetaQ's order; final, never raises.
+        """Remove all our nodes from ZooKeeper in MetaQ's order; final, never raises.
 
-        Returns at the deadline at the latest. Ephemeral nodes that are left vanish with
+        Returns at the deadline at the latest. Remaining ephemeral nodes disappear with
         the session; the persistent node `ids/N` may stay.
         """
         is_registered = self._session_version != 0 and bool(self._applied)
@@ -311,11 +311,11 @@ class BrokerRegistry:
             )
         is_registered = self._state is RegistrationState.REGISTERED
         if status.state is SessionState.LOST:
-            # Its nodes go with it, and others have nothing to do with that.
+            # Its nodes end with it; that is not a change by others.
             self._forget_nodes([*self._watches, *self._missing])
             if is_registered:
                 self._state = RegistrationState.PENDING
-        # The same session with everything in place needs nothing.
+        # If the session is the same and everything is in place, there is nothing to do.
         if not is_registered or status.session_version != self._session_version:
             self._wake.set()
 
@@ -326,9 +326,9 @@ class BrokerRegistry:
                 self._is_check_due |= self._state is RegistrationState.REGISTERED
 
     async def _pass(self) -> float | None:
-        """Bring ZooKeeper in step once; return after how many seconds to do it again.
+        """Make ZooKeeper match once; return the seconds until the next pass.
 
-        None: after the next event.
+        None: wait for the next event.
         """
         status, wanted = self._coordinator.status, self._wanted
         if self._snapshot is None:
@@ -365,11 +365,11 @@ class BrokerRegistry:
             or group.topic in self._unsure
             or self._applied.get(group.topic) != group
         ]
-        # Without its role a broker registers no topic: the id may be another one's.
+        # Without its role a broker registers no topic: another broker may have the id.
         roles = [group for group in due if group.topic is None]
         topics_due = [group for group in due if group.topic is not None]
-        # A process that hung for longer than its session takes itself for the
-        # leader until it has read who is.
+        # A process that hung for longer than its session believes that it is the leader
+        # until it has read the title.
         title = self._snapshot.title if self._snapshot else ""
         if title and not await self._is_entitled(title, self._operation_deadline_s()):
             raise CoordinationError(
@@ -394,7 +394,7 @@ class BrokerRegistry:
     async def _bring(
         self, group: DesiredGroup, status: SessionStatus, *, is_repair: bool
     ) -> None:
-        """Bring one group in step, and keep the books about it."""
+        """Make one group match, and record the result."""
         self._unsure[group.topic] = group
         count = await self._apply(group, status)
         del self._unsure[group.topic]
@@ -408,7 +408,7 @@ class BrokerRegistry:
         self._applied[group.topic] = group
 
     async def _remove_unwanted(self, wanted: set[str | None]) -> None:
-        """Take away the groups of other topics, those too that are there in part."""
+        """Remove the groups of other topics, including partly applied ones."""
         for topic, group in {**self._applied, **self._unsure}.items():
             if topic in wanted:
                 continue
@@ -421,7 +421,7 @@ class BrokerRegistry:
             self._applied.pop(topic, None)
 
     async def _remove_old_records(self, wanted: set[str | None]) -> None:
-        """Have the catalog forget topics that went while this broker was not here."""
+        """Delete records of topics that disappeared while this broker was away."""
         assert self._snapshot is not None
         if not self._snapshot.is_recorded:
             return
@@ -448,7 +448,7 @@ class BrokerRegistry:
                 _log.info("record of a topic that is gone removed: path=%s", path)
 
     async def _apply(self, group: DesiredGroup, status: SessionStatus) -> int:
-        """Bring one group in step; return how many steps it took."""
+        """Make one group match; return the number of steps executed."""
         deadline_s = self._operation_deadline_s()
         nodes = await asyncio.gather(
             *(
@@ -460,7 +460,7 @@ class BrokerRegistry:
         found = dict(zip(paths, nodes, strict=True))
         steps = plan_group(group, found, status.session_id)
         if steps or self._applied.get(group.topic) != group:
-            # Changes from now on are our own.
+            # From here on, the changes are our own.
             self._unwatch(paths)
         for step in steps:
             await self._take(step, self._operation_deadline_s())
@@ -468,10 +468,10 @@ class BrokerRegistry:
         return len(steps)
 
     async def _take(self, step: Step, deadline_s: float) -> None:
-        """Carry out one step.
+        """Execute one step.
 
-        A node that appeared between reading and creating is NodeExistsError: the pass
-        fails, and the next one reads again.
+        If a node appears between the read and the create, NodeExistsError fails the
+        pass, and the next one reads again.
         """
         _log.debug("step: verb=%s path=%s", step.verb.value, step.path)
         coordinator, path, data = self._coordinator, step.path, step.data
@@ -489,7 +489,7 @@ class BrokerRegistry:
                 await self._delete_or_empty(path, deadline_s)
 
     async def _delete(self, path: str, deadline_s: float) -> None:
-        """Delete a node; of a set, only while no other replica has claimed it."""
+        """Delete a node; in a set, only while no other replica has claimed it."""
         coordinator, entitled = self._coordinator, self._entitled
         if entitled is None:
             await coordinator.delete(path, deadline_s=deadline_s)
@@ -510,16 +510,16 @@ class BrokerRegistry:
                 await coordinator.set_or_create(path, b"", deadline_s=deadline_s)
 
     async def _take_all(self, steps: Sequence[Step], deadline_s: float) -> None:
-        """Carry out steps in order, but wait for their answers together.
+        """Execute steps in order, without waiting for one reply before the next step.
 
-        A step that fails keeps no other one from being taken.
+        A failed step does not prevent the others.
 
         Raises:
-            CoordinationError: of the first step that failed.
+            CoordinationError: the error of the first failed step.
         """
         failures = []
         for start in range(0, len(steps), STEPS_AT_ONCE):
-            # A session's requests are carried out in the order in which they are sent.
+            # ZooKeeper executes the requests of a session in the order of sending.
             outcomes = await asyncio.gather(
                 *(self._take(s, deadline_s) for s in steps[start:][:STEPS_AT_ONCE]),
                 return_exceptions=True,
@@ -531,7 +531,7 @@ class BrokerRegistry:
     # -- changes by others ------------------------------------------------------------
 
     def _watch(self, group: DesiredGroup) -> None:
-        """Watch the nodes of a group that is as it should be."""
+        """Watch the nodes of a group that matches."""
         for node in group.nodes:
             if node.path in self._watches:
                 continue
@@ -547,7 +547,7 @@ class BrokerRegistry:
                 cancel()
 
     def _forget_nodes(self, paths: Collection[str]) -> None:
-        """Watch some nodes no more, and miss them no more."""
+        """Stop watching nodes, and do not count them as missing any more."""
         for path in paths:
             self._missing.pop(path, None)
         self._unwatch(paths)
@@ -591,7 +591,7 @@ class BrokerRegistry:
         self._is_check_due = False
         self._last_error = ""
         if self._missing:
-            # Nodes are missing again since the check; the repair is due.
+            # Nodes went missing after the check; a repair is due.
             return
         if self._state is not RegistrationState.REGISTERED:
             self._state = RegistrationState.REGISTERED
@@ -624,7 +624,7 @@ class BrokerRegistry:
         self._last_error = str(error)
         is_waited_for = self._first is not None and not self._first.done()
         if is_waited_for and self._clock.monotonic_s() >= self._takeover_until_s:
-            # The start fails with this; nothing must be registered after that.
+            # The start fails with this error; nothing may be registered after it.
             assert self._first is not None
             self._first.set_exception(error)
             self._snapshot = None
@@ -644,14 +644,14 @@ class BrokerRegistry:
     async def _is_entitled(
         self, title: str, deadline_s: float, *, is_over: bool = False
     ) -> bool:
-        """Return whether this session leads its set, and bind what it deletes to that.
+        """Return whether this session leads its set, and bind its deletes to that.
 
         Args:
-            title: the node that says who leads.
-            deadline_s: of the questions.
-            is_over: it has led, and no other does.
+            title: path of the node that names the leader.
+            deadline_s: deadline of the reads.
+            is_over: also accept that it has led and that no replica leads now.
         """
-        # The record first: a claim writes it together with the title.
+        # The record first, because a claim writes it together with the title.
         record = title.rpartition("/")[0]
         found = await self._coordinator.get(record, deadline_s=deadline_s)
         led = await self._coordinator.get(title, deadline_s=deadline_s)
@@ -661,7 +661,7 @@ class BrokerRegistry:
         return found is not None and (is_free or self._is_ours(led))
 
     async def _has_not_been_followed(self, deadline_s: float) -> bool:
-        """Return whether the nodes of the broker are this one's to withdraw."""
+        """Return whether the nodes of the broker are still ours to withdraw."""
         assert self._snapshot is not None
         if title := self._snapshot.title:
             return await self._is_entitled(title, deadline_s, is_over=True)
@@ -669,7 +669,7 @@ class BrokerRegistry:
         return self._is_ours(await self._coordinator.get(role, deadline_s=deadline_s))
 
     async def stop(self) -> None:
-        """End the background task; ZooKeeper is not touched. Harmless when repeated."""
+        """End the background task, leaving ZooKeeper as it is. May be repeated."""
         if self._forget is not None:
             self._forget()
             self._forget = None
@@ -684,6 +684,6 @@ class BrokerRegistry:
 
 
 def _report_failure(task: asyncio.Task[None]) -> None:
-    """Log an error that is a bug of ours; known ones never leave the task."""
+    """Log an unexpected error, which is a bug; known errors never leave the task."""
     if not task.cancelled() and (error := task.exception()) is not None:
         _log.error("task failed: name=%s", task.get_name(), exc_info=error)

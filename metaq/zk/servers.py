@@ -1,4 +1,4 @@
-"""The servers of a zk.zkConnect: their addresses, and the root below which we are."""
+"""The servers in zk.zkConnect: their addresses, and the root of all our paths."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from metaq.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """An ensemble."""
+    """A ZooKeeper ensemble."""
 
     addresses: tuple[tuple[str, int], ...]
-    """Host and port of each server, as they are named."""
+    """Host and port of each server, as given."""
     root: str
-    """Path before all of ours; empty, or with a slash first and none at its end."""
+    """Prefix of all our paths; empty, or with a leading slash and no trailing one."""
 
     @property
     def hosts(self) -> list[str]:
@@ -23,13 +23,13 @@ class Servers:
 
 
 def parse_servers(text: object) -> Servers:
-    """Return the servers of a text; makes no connection.
+    """Parse a list of servers; connects to none.
 
     Args:
         text: `host:port,host:port` and optionally `/chroot`, as zk.zkConnect.
 
     Raises:
-        TypeError: it is no text.
+        TypeError: it is not a str.
         ConfigError: it is not of that form.
     """
     if not isinstance(text, str):

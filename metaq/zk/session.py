@@ -1,19 +1,19 @@
 """A ZooKeeper session as the rest of the package sees it.
 
-Theory of operation: ZooKeeper reports three different states to a client that are
-easily confused, and the right reactions are opposites.
+Theory of operation: ZooKeeper reports three states to a client that are easily
+confused, although they require opposite reactions.
 
-    CONNECTED   the session is alive and this process talks to it
+    CONNECTED   the session is alive and this process is connected to it
     SUSPENDED   no connection; the session, with all its ephemeral nodes and owners,
-                may still be there. Assume nothing new, give nothing up.
+                may still exist. Assume nothing new, give nothing up.
     LOST        there is no session. Every ephemeral node of the last one is gone, or
-                will go by itself. A session whose server did not answer for nearly its
+                will disappear. A session whose server did not reply for nearly its
                 time-out counts as lost, so its end is known here before others see it.
 
-`SessionTracker` turns reports of the client library into these states. Each *new*
-session gets the next version; coming back to the same session keeps it. The creator of
-ephemeral nodes remembers their version, and compares: it never repeats within a
-process, session ids might.
+`SessionTracker` turns the events of a connection into these states. Each *new* session
+gets the next version; reconnecting to the same session keeps it. The creator of
+ephemeral nodes remembers their version and compares it: unlike a session id, a version
+is never reused within a process.
 
          ESTABLISHED (version + 1)         DISCONNECTED
     LOST -----------------------> CONNECTED ------------> SUSPENDED
@@ -41,7 +41,7 @@ from metaq.zk.znodes import Node
 
 
 class SessionState(enum.Enum):
-    """Assumptions that hold about the session; see the top of this file."""
+    """State of the session; see the top of this file for what may be assumed in it."""
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
@@ -49,7 +49,7 @@ class SessionState(enum.Enum):
 
 
 class SessionEvent(enum.Enum):
-    """Event reported by the client library."""
+    """Event of the connection or the session."""
 
     ESTABLISHED = "established"
     DISCONNECTED = "disconnected"
@@ -77,19 +77,19 @@ class SessionStatus:
 
     state: SessionState
     session_version: int
-    """Number of the current or last session; 0 before the first one."""
+    """Version of the current or last session; 0 before the first one."""
     session_id: int
-    """ZooKeeper's number for that session, owner of our ephemeral nodes; 0 if none."""
+    """ZooKeeper's id of that session, owner of our ephemeral nodes; 0 if none."""
     timeout_s: float = 0.0
-    """Seconds that the session lives without a word from us; the server's choice, which
-    may be less or more than was asked for. 0 before the first session."""
+    """Time that the session lives without a request from us, in seconds; chosen by the
+    server, less or more than requested. 0 before the first session."""
 
     def require_connected(self) -> None:
-        """Raise when nothing can be asked of ZooKeeper now.
+        """Raise if no request can be sent to ZooKeeper now.
 
         Raises:
-            SessionSuspendedError: no connection at the moment.
-            SessionLostError: no session.
+            SessionSuspendedError: there is no connection now.
+            SessionLostError: there is no session.
         """
         if self.state is SessionState.SUSPENDED:
             raise SessionSuspendedError(
@@ -100,7 +100,7 @@ class SessionStatus:
 
 
 class SessionTracker:
-    """The session's state machine; pure, owned by one coordinator."""
+    """The session's state machine. Pure; owned by one coordinator."""
 
     def __init__(self) -> None:
         self.status = SessionStatus(SessionState.LOST, session_version=0, session_id=0)
@@ -108,9 +108,9 @@ class SessionTracker:
     def apply(
         self, event: SessionEvent, session_id: int = 0, timeout_s: float = 0.0
     ) -> SessionStatus | None:
-        """Apply a report of the client library; return the new snapshot if it differs.
+        """Apply an event; return the new status if it differs.
 
-        ESTABLISHED has the session that is connected now, and its time-out.
+        ESTABLISHED has the id and the time-out of the session that is now connected.
         """
         old = self.status
         state = TRANSITIONS[old.state, event]
@@ -126,7 +126,7 @@ class SessionTracker:
 
 @dataclass(frozen=True, slots=True)
 class CheckNode:
-    """Operation of `Coordinator.transact`: a node exists, with this version."""
+    """Operation of `Coordinator.transact`: require a node, with this version."""
 
     path: str
     version: int | None
@@ -135,20 +135,19 @@ class CheckNode:
 
 @dataclass(frozen=True, slots=True)
 class WriteNode:
-    """Operation of `Coordinator.transact`: write a node, unless it was changed."""
+    """Operation of `Coordinator.transact`: write a node, unless it has changed."""
 
     path: str
     data: bytes
     version: int | None
-    """`Node.version` as it was read; None creates a persistent node, whose parent has
-    to exist before."""
+    """`Node.version` as read; None creates a persistent node; its parent must exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreateEphemeral:
     """Operation of `Coordinator.transact`: create a node of this session.
 
-    Its parent has to exist before.
+    Its parent must exist.
     """
 
     path: str
@@ -161,13 +160,13 @@ class DeleteNode:
 
     path: str
     version: int | None
-    """`Node.version` as it was read; None: any."""
+    """`Node.version` as read; None: any."""
 
 
 Operation = CheckNode | WriteNode | CreateEphemeral | DeleteNode
 
 NO_VERSION: Final = -1
-"""Version after a check of any version."""
+"""Version returned for a delete, and for a check of any version."""
 
 StatusCallback = Callable[[SessionStatus], None]
 ChildrenCallback = Callable[[tuple[str, ...] | None], None]
@@ -176,75 +175,76 @@ Cancel = Callable[[], None]
 
 
 class Coordinator(Protocol):
-    """Interface to ZooKeeper; all of it from one event loop.
+    """Interface to ZooKeeper, used from one event loop.
 
-    Lifecycle: `start` once, then use, then `stop` once; its creator owns it. `start`
+    Lifecycle: `start` once, then use, then `stop` once; owned by its creator. `start`
     does not wait for a connection: status callbacks report it.
 
-    Deadlines are absolute times of the clock the coordinator was made with. Unless a
+    Deadlines are absolute times of the clock passed to the coordinator. Unless
+    documented otherwise, a method raises:
     method says otherwise it raises:
 
-        SessionSuspendedError, SessionLostError: not connected; nothing was done, or
-            the connection broke before the answer and the outcome is unknown.
+        SessionSuspendedError, SessionLostError: not connected; nothing was done, or the
+        connection broke before the reply and the outcome is unknown.
         CoordinationTimeoutError: the deadline passed; the outcome is unknown.
         NodeNameError: ZooKeeper does not accept the path.
         CoordinationError: ZooKeeper refused for another reason (rights, quota).
 
-    Cancellation: a cancelled call may still be carried out by ZooKeeper.
+    Cancellation: ZooKeeper may still execute a cancelled call.
     """
 
     @property
     def status(self) -> SessionStatus:
-        """The present snapshot of the session."""
+        """The current status of the session."""
 
     def add_listener(self, callback: StatusCallback) -> Cancel:
         """Call `callback` on the loop with each new status, in order.
 
         Returns:
-            A function that ends it; calling it twice is harmless.
+            A function that removes the callback; a second call does nothing.
         """
 
     def start(self) -> None:
-        """Begin to connect, and go on trying until `stop`."""
+        """Start to connect, and retry until `stop`."""
 
     async def stop(self, *, deadline_s: float) -> None:
         """Close the session, which removes its ephemeral nodes; never raises.
 
         Returns at the deadline at the latest; a session that could not be closed in
-        time ends by itself after its session time-out.
+        time expires after its session time-out.
         """
 
     async def sync(self, path: str, *, deadline_s: float) -> None:
-        """Wait until the server that answers us has all that was changed before.
+        """Wait until our server has all changes made before this call.
 
-        A server may lag after the others of its ensemble. What is read after this, in
-        the same session, is not older than what was there when it was called.
+        A server may be less current than the others of its ensemble. What this session
+        reads after `sync` is at least as new as the state when it was called.
 
         Args:
-            path: any; there need not be a node.
+            path: any path; the node need not exist.
             deadline_s: when to give up.
         """
 
     async def get(self, path: str, *, deadline_s: float) -> Node | None:
-        """Return a node, or None when there is none."""
+        """Return a node, or None if it does not exist."""
 
     async def exists(self, path: str, *, deadline_s: float) -> bool:
         """Return whether a node exists."""
 
     async def children(self, path: str, *, deadline_s: float) -> tuple[str, ...]:
-        """Return the sorted names of a node's children; () also without the node."""
+        """Return the sorted names of a node's children; () if it does not exist."""
 
     async def create_ephemeral(
         self, path: str, data: bytes, *, deadline_s: float
     ) -> None:
-        """Create a node that lives as long as this session; parents as needed.
+        """Create a node that lives as long as this session, and missing parents.
 
         Raises:
             NodeExistsError: it exists already.
         """
 
     async def set_or_create(self, path: str, data: bytes, *, deadline_s: float) -> None:
-        """Write a persistent node, creating it and its parents as needed.
+        """Write a persistent node, creating it and missing parents.
 
         An existing node keeps its kind: an ephemeral one stays ephemeral.
         """
@@ -252,17 +252,17 @@ class Coordinator(Protocol):
     async def replace(
         self, path: str, data: bytes, *, version: int | None, deadline_s: float
     ) -> None:
-        """Write a persistent node, unless it was changed since it was read.
+        """Write a persistent node, unless it has changed since it was read.
 
         Args:
             path: the node.
             data: its new payload.
-            version: `Node.version` as it was read; None when there was no node, which
-                creates it and its parents.
+            version: `Node.version` as read; None if there was no node: it and missing
+                parents are created.
             deadline_s: when to give up.
 
         Raises:
-            NodeChangedError: it has another version, is gone, or has come up.
+            NodeChangedError: it has another version, was deleted, or was created.
         """
 
     async def delete(
@@ -272,11 +272,11 @@ class Coordinator(Protocol):
 
         Args:
             path: the node.
-            version: `Node.version` as it was read; None: any.
+            version: `Node.version` as read; None: any.
             deadline_s: when to give up.
 
         Returns:
-            False when there was none.
+            False if there was none.
 
         Raises:
             NodeNotEmptyError: it has children.
@@ -286,32 +286,32 @@ class Coordinator(Protocol):
     async def transact(
         self, operations: Sequence[Operation], *, deadline_s: float
     ) -> tuple[int, ...]:
-        """Carry out all operations or none, in one request and one write to disk.
+        """Execute all operations or none, in one request and one write to disk.
 
         Returns:
-            The version of each node after it; `NO_VERSION` of a delete, and of a check
-            of any version.
+            The new version of each node; `NO_VERSION` for a delete, and for a check of
+            any version.
 
         Raises:
-            NodeChangedError: an operation did not fit, the first one is named; nothing
-                was done.
-            NoNodeError: likewise, a node to create has no parent.
-            NodeNotEmptyError: likewise, a node to delete has children.
+            NodeChangedError: nothing was done; the text names the failed operation.
+            NoNodeError: as above: the parent of a node to create does not exist.
+            NodeNotEmptyError: as above, because a node to delete has children.
         """
 
     def watch_children(self, path: str, callback: ChildrenCallback) -> Cancel:
         """Call `callback` on the loop with the node's children, now and on change.
 
-        Delivers whole snapshots: sorted names, or None while the node does not exist.
-        Changes in quick succession may come as one. Every reconnect and every new
-        session reads again, so nothing is missed; equal snapshots are not repeated.
+        Delivers complete snapshots: sorted names, or None while the node does not
+        exist. Changes in quick succession may be delivered as one. Every reconnect and
+        every new session reads again, so no change is missed; equal snapshots are not
+        repeated.
 
         Returns:
-            A function that ends it; nothing is delivered after it was called.
+            A function that ends the watch; no callback is called after it.
         """
 
     def watch_data(self, path: str, callback: DataCallback) -> Cancel:
         """Call `callback` on the loop with the node's payload, now and on change.
 
-        As `watch_children`, with the payload in place of the names.
+        As `watch_children`, with the payload instead of the names.
         """

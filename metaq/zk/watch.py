@@ -1,9 +1,9 @@
-"""A watched node: snapshots on change, out of watches that fire once.
+"""A watched node: snapshots on change, built on watches that fire once.
 
-Theory of operation: ZooKeeper's watches fire once and say nothing but "look again".
-`Watch` reads with a watch set, delivers the snapshot if it differs from the last one,
-and reads again when the watch fires and on every reconnect. Events in between do not
-matter, and firing twice costs one read.
+Theory of operation: ZooKeeper's watches fire once, and only report that something
+changed. `Watch` reads with a watch set, delivers the snapshot if it differs from the
+last one, and reads again when the watch fires and on every reconnect. Intermediate
+states may be skipped, and firing twice costs one read.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from metaq.retry import Backoff
 _log = logging.getLogger(__name__)
 
 BACKOFF: Final = Backoff(first_s=0.5, max_s=5.0)
-"""Between reads that fail."""
+"""Pauses between failed reads."""
 
 T = TypeVar("T")
 
 
 class Watch(Generic[T]):
-    """One watched node; owned by a coordinator, used on its loop alone."""
+    """One watched node. Owned by a coordinator, used on its loop only."""
 
     def __init__(
         self,
@@ -31,10 +31,10 @@ class Watch(Generic[T]):
         read: Callable[[], Awaitable[T | None]],
         callback: Callable[[T | None], None],
     ) -> None:
-        """Prepare a watch; nothing is read before `refresh`.
+        """Create a watch; nothing is read until `refresh`.
 
-        `read` returns a snapshot, None for a missing node, and arms the watch;
-        `callback` gets each snapshot that differs, on the loop.
+        `read` returns a snapshot, or None for a missing node, and sets the watch;
+        `callback` gets each snapshot that differs from the last one, on the loop.
         """
         self._path = path
         self._read = read
@@ -47,7 +47,7 @@ class Watch(Generic[T]):
         self._has_delivered = False
 
     def refresh(self) -> None:
-        """Read again, now or after the read that is under way."""
+        """Read again, now or after the running read."""
         if self._is_cancelled:
             return
         self._is_stale = True
@@ -56,7 +56,7 @@ class Watch(Generic[T]):
             self._task = self._loop.create_task(self._run(), name=name)
 
     def cancel(self) -> None:
-        """End it; nothing is delivered any more."""
+        """End the watch; the callback is not called any more."""
         self._is_cancelled = True
         if self._task is not None:
             self._task.cancel()

@@ -1,4 +1,4 @@
-"""The bytes of every node: exact when we write, tolerant when we read.
+"""The payload of every node: exact when written, tolerant when read.
 
     node                              bytes (UTF-8)
     --------------------------------  ------------------------------------------
@@ -15,8 +15,8 @@
 
 Java peers compare some of these as text and refuse unknown JSON properties, so the
 encoders write exactly what the Java broker writes. The decoders accept white space
-around values, any order of JSON properties and properties they do not know, because
-other writers exist; any other payload is a PayloadError.
+around values, JSON properties in any order and unknown properties, because there are
+other writers; any other payload is a PayloadError.
 
 Keep in step: `paths.py`, this package's README.
 
@@ -41,20 +41,20 @@ from metaq.zk.errors import PayloadError
 from metaq.zk.paths import BrokerRole, parse_role
 
 OFFSET_MAX: Final = 2**63 - 1
-# A Java int; no broker has more partitions of a topic than that.
+# A Java int, the type of the count in MetaQ.
 PARTITION_COUNT_MAX: Final = 2**31 - 1
-# Longer than any number above: int() is never fed a megabyte of digits.
+# Longer than any valid number, so that int() never gets a megabyte of digits.
 DIGITS_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as it was read."""
+    """A node as read."""
 
     data: bytes
-    """Its payload; b"" for the null data of parents."""
+    """Payload; b"" for the null data of parents."""
     owner_session_id: int
-    """The session it lives and dies with; 0 for a persistent node."""
+    """Id of the session that an ephemeral node belongs to; 0 for a persistent node."""
     version: int
 
 
@@ -83,11 +83,11 @@ def encode_address(address: BrokerAddress) -> bytes:
 
 
 def decode_address(data: bytes) -> BrokerAddress:
-    """Read a broker's address; a `?slaveId=K` after it is dropped.
+    """Decode a broker's address; a `?slaveId=K` after it is ignored.
 
     Raises:
-        PayloadError: not `meta://host:port` with a port from 1 to 65535 and a host
-            that can be printed.
+        PayloadError: it is not `meta://host:port` with a port from 1 to 65535 and a
+            printable host.
     """
     text = _text(data, "broker address")
     address = parse_broker_address(text)
@@ -107,12 +107,12 @@ def encode_checksum(checksum: int) -> bytes:
 
 
 def encode_partition_count(count: int) -> bytes:
-    """Return a topic's partition count as the clients before 1.4.3 read it."""
+    """Return a topic's partition count as clients before 1.4.3 read it."""
     return b"%d" % count
 
 
 def decode_partition_count(data: bytes) -> int:
-    """Read a bare partition count.
+    """Decode a bare partition count.
 
     Raises:
         PayloadError: not a number of 0 or more.
@@ -130,7 +130,7 @@ class TopicRegistration:
 
     partition_count: int
     role: BrokerRole
-    """Copy of the broker that registered it; the same as in the node's name."""
+    """Copy of the broker that registered it; also in the node's name."""
 
 
 def encode_registration(registration: TopicRegistration) -> bytes:
@@ -143,10 +143,10 @@ def encode_registration(registration: TopicRegistration) -> bytes:
 
 
 def decode_registration(data: bytes) -> TopicRegistration:
-    """Read a topic's registration; properties in any order, unknown ones ignored.
+    """Decode a topic's registration; properties in any order, unknown ones ignored.
 
     Raises:
-        PayloadError: not a JSON object, or without a usable numParts or broker.
+        PayloadError: it is not a JSON object, or has no valid numParts or broker.
     """
     what = "topic registration"
     text = _text(data, what)
@@ -182,7 +182,7 @@ def encode_member_topics(topics: Iterable[str]) -> bytes:
 
 
 def decode_member_topics(data: bytes) -> tuple[str, ...]:
-    """Read a member's topics, order kept; blanks are no topics.
+    """Decode a member's topics, order kept; blank names are dropped.
 
     Raises:
         PayloadError: not UTF-8.
@@ -197,7 +197,7 @@ def encode_owner(member: str) -> bytes:
 
 
 def decode_owner(data: bytes) -> str:
-    """Read the owner of a partition.
+    """Decode the owner of a partition.
 
     Raises:
         PayloadError: not UTF-8, or blank.
@@ -209,17 +209,17 @@ def decode_owner(data: bytes) -> str:
 
 
 def encode_group_offset(group_offset: GroupOffset) -> bytes:
-    """Return `id-offset`, or the bare offset where there is no id."""
+    """Return `id-offset`, or the bare offset if there is no id."""
     if group_offset.message_id is None:
         return b"%d" % group_offset.offset
     return b"%d-%d" % (group_offset.message_id, group_offset.offset)
 
 
 def decode_group_offset(data: bytes) -> GroupOffset:
-    """Read a group's offset; ids may be negative, so the *last* '-' parts the two.
+    """Decode a group's offset. Ids may be negative, so it is split at the *last* '-'.
 
     Raises:
-        PayloadError: neither `id-offset` nor a bare offset.
+        PayloadError: it is neither `id-offset` nor a bare offset.
     """
     what = "group offset"
     text = _text(data, what)
@@ -245,10 +245,10 @@ def encode_directories(directories: Mapping[str, tuple[str, int]]) -> bytes:
 
 
 def decode_directories(data: bytes) -> dict[str, tuple[str, int]]:
-    """Read the data directories of a broker.
+    """Decode the data directories of a broker.
 
     Raises:
-        PayloadError: not JSON, or not of that shape.
+        PayloadError: it is not JSON, or not of that shape.
     """
     what = "recorded directories"
     try:
