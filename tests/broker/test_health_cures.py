@@ -109,6 +109,24 @@ def test_a_restart_ends_a_directory_that_was_offline(
     run(fs.crash(keep_none), ManualClock(), again)
 
 
+def test_a_disk_that_is_read_only_rings_before_a_put_meets_it(
+    fs: FaultyFileSystem, clock: ManualClock
+) -> None:
+    """Gets are served; once the disk takes writes again, all is well."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await good(peer, PUT)
+        fs.set_read_only(True)
+        rung = {Alarm.DIRECTORY_OFFLINE}
+        await pass_until(broker, clock, lambda: ringing(broker) == rung)
+        assert b"hello" in await peer.ask(GET)
+        fs.set_read_only(False)
+        await pass_until(broker, clock, lambda: not ringing(broker))
+        await good(peer, PUT)
+
+    run(fs, clock, scenario)
+
+
 def test_a_disk_that_answers_again_ends_its_silence(
     fs: FaultyFileSystem, clock: ManualClock
 ) -> None:

@@ -170,6 +170,10 @@ class FaultyFileSystem(FileSystem):
         """Make the disk this large: what does not fit is ENOSPC after a part."""
         self._faulty.disk.capacity = size
 
+    def set_read_only(self, is_read_only: bool) -> None:
+        """Have the disk say that it takes no writes, or that it does."""
+        self._faulty.is_read_only = is_read_only
+
     def hang(self) -> None:
         """Have writes and syncs of other threads wait, until `go_on`; reads do not."""
         self._faulty.goes_on.clear()
