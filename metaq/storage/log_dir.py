@@ -245,10 +245,10 @@ class LogDir:
                 f" {self._free_bytes_min} bytes to stay free, got"
                 f" {self.free_bytes - size_bytes}"
             )
-        if self._size_bytes_max and self.size_bytes + size_bytes > self._size_bytes_max:
+        if 0 < self._size_bytes_max <= self.size_bytes:
             raise self._refused(
-                f"data directory is full: directory={self.path} expected at most"
-                f" {self._size_bytes_max} bytes, got {self.size_bytes + size_bytes}"
+                f"data directory is full: directory={self.path} expected less than"
+                f" {self._size_bytes_max} bytes, got {self.size_bytes}"
             )
         self.free_bytes = SizeBytes(self.free_bytes - size_bytes)
 
