@@ -13,7 +13,7 @@ Source: docs/metaq-1.4/broker.md 5.1.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final
 
@@ -35,8 +35,8 @@ LINE_END: Final = b"\r\n"
 """After each of several keys."""
 
 KEYS_MAX: Final = 50_000
-"""Keys of one command: as many as a write of Spark has tasks. A broker looks at all in
-one turn of its loop."""
+"""Keys of one command: as many as a write of Spark has tasks. A broker reads them in
+steps, and looks at all transactions in one turn of its loop."""
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]*")
 
@@ -83,8 +83,8 @@ def encode_keys(transactions: Iterable[TransactionId]) -> bytes:
     return b"".join([format_key(each).encode() + LINE_END for each in transactions])
 
 
-def decode_keys(data: bytes, count: int) -> list[TransactionId]:
-    """Return the ids in what `encode_keys` made.
+def decode_keys(data: bytes, count: int) -> Iterator[TransactionId]:
+    """Return the ids in what `encode_keys` made, which are read one by one.
 
     Raises:
         RemoteProtocolError: there are not `count` keys, or too many, or one is invalid.
@@ -106,7 +106,7 @@ def decode_keys(data: bytes, count: int) -> list[TransactionId]:
             f"transaction keys: expected at most {TRANSACTION_KEY_BYTES_MAX} bytes in"
             f" one, got {longest}"
         )
-    return [parse_key(line.decode(errors="replace")) for line in lines]
+    return (parse_key(line.decode(errors="replace")) for line in lines)
 
 
 def _parse_hex(text: str) -> bytes:

@@ -29,6 +29,9 @@ BINDINGS_MAX: Final = 10_000
 """Bindings of an exchange."""
 KEY_BYTES_MAX: Final = 255
 """Bytes of a routing key, of a pattern, and of the name or value of a header."""
+WORDS_MAX: Final = 32
+"""Words of a pattern: a broker indexes all of an exchange in one turn of its loop, and
+keeps each word that is not the beginning of another pattern."""
 HEADERS_MAX: Final = 16
 """Headers of a binding."""
 PLACES_MAX: Final = 50_000
@@ -94,7 +97,13 @@ def check_binding(kind: ExchangeKind, binding: Binding) -> None:
             " own"
         )
     if kind is ExchangeKind.TOPIC:
-        for word in words_of(binding.key):
+        words = words_of(binding.key)
+        if len(words) > WORDS_MAX:
+            raise ConfigError(
+                f"pattern '{binding.key}': expected at most {WORDS_MAX} words, got"
+                f" {len(words)}"
+            )
+        for word in words:
             if word not in {ONE, ANY} and (ONE in word or ANY in word):
                 raise ConfigError(
                     f"pattern '{binding.key}': '*' and '#' are words of their own, got"
@@ -131,7 +140,9 @@ class _Patterns:
     def add(self, binding: Binding) -> None:
         node = self._root
         for word in words_of(binding.key):
-            node = node.next.setdefault(word, _Node(stays=word == ANY))
+            if word not in node.next:
+                node.next[word] = _Node(stays=word == ANY)
+            node = node.next[word]
         node.bindings[binding] = None
 
     def remove(self, binding: Binding) -> None:
