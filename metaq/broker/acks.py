@@ -205,7 +205,7 @@ class PutTicket:
         refusal = refuse_put(context, error, self.log_id, count)
         if (batch := self._batch) is not None:
             writer = batch.producer, self.log_id
-            hold_back(self._answerer, writer, batch.next_sequence, error, refusal)
+            hold_back(self._answerer, writer, batch.next_sequence, error)
         body = str(refusal).encode()
         opaques = self.receipts.opaques
         self._answerer.answer(
@@ -337,24 +337,23 @@ def wire_error(context: BrokerContext, error: MetaqError, at: LogId) -> WireErro
 
 
 def hold_back(
-    answerer: Answerer,
-    writer: Writer,
-    next_sequence: int,
-    error: MetaqError,
-    refusal: WireError,
+    answerer: Answerer, writer: Writer, next_sequence: int, error: MetaqError
 ) -> None:
     """Refuse what follows a batch as well, if its producer sends that again.
+
+    The disk may refuse it after a later one was refused at once: the latest counts.
 
     Args:
         answerer: its session.
         writer: of the batch.
         next_sequence: after its last record.
-        error: the reason.
-        refusal: the answer.
+        error: why it was refused.
     """
+    refusal, held = wire_error(answerer.context, error, writer[1]), answerer.held_back
     is_sent_again = isinstance(refusal, ForbiddenError | UnavailableError)
-    if is_sent_again or isinstance(error, NoSpaceError):
-        held = answerer.held_back
+    if not (is_sent_again or isinstance(error, NoSpaceError)):
+        return
+    if writer not in held or held[writer].next_sequence < next_sequence:
         # Without its traceback, which holds the payload.
         held[writer] = HeldBack(next_sequence, copy(error))
         if len(held) > HELD_BACK_MAX:
@@ -373,5 +372,6 @@ def answer_repeated(
         receipts=Receipts((b"%d" % opaque,), (batch.first_id,), (batch.offset,)),
         record_count=batch.count,
         size_bytes=PUT_OVERHEAD_BYTES,
+        batch=batch,
     )
     log.join(batch, ticket)

@@ -123,6 +123,7 @@ class Control:
                     if each.offline_cause is None
                     else str(each.offline_cause),
                     is_silent=each.watch.is_silent,
+                    is_read_only=each.is_read_only,
                 )
                 for each in self._logs.directories()
             ),

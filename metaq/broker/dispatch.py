@@ -53,7 +53,7 @@ from metaq.protocol.encoding import encode_refusal, encode_result
 
 _log = logging.getLogger(__name__)
 
-Large: TypeAlias = Mput | Stats | InPieces
+Large: TypeAlias = Mput | Stats | CommitTogether | InPieces
 """Commands that may take longer than a turn of the loop."""
 
 Small: TypeAlias = (
@@ -70,7 +70,6 @@ Small: TypeAlias = (
     | Answer
     | Version
     | TransactionCommand
-    | CommitTogether
     | Sync
     | Follow
     | Oversized
@@ -106,6 +105,8 @@ def dispatch_in_steps(
             case Stats():
                 body = yield from handle_stats(command, answerer.context)
                 return encode_result(Status.OK, body, command.opaque)
+            case CommitTogether():
+                yield from handle_commit_together(command, answerer)
             case Mput():
                 yield from handle_mput(command, [command.payload], answerer)
             case InPieces(Mput() as mput, pieces):
@@ -120,7 +121,9 @@ def dispatch_in_steps(
 
 
 def encode_failure(
-    error: Exception, command: Small | Mput | Stats, context: BrokerContext
+    error: Exception,
+    command: Small | Mput | Stats | CommitTogether,
+    context: BrokerContext,
 ) -> bytes:
     """Return the reply to a command that failed: what is no WireError is a bug."""
     if isinstance(error, WireError):
@@ -182,8 +185,6 @@ def _handle(command: Small, answerer: GetAnswerer) -> bytes | None:
             return handle_version(answerer.context)
         case TransactionCommand():
             return handle_transaction(command, answerer)
-        case CommitTogether():
-            handle_commit_together(command, answerer)
         case Sync():
             handle_sync(command)
         case Follow():

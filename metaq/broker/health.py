@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from metaq.broker.status import BrokerStatus
+from metaq.broker.status import BrokerStatus, DirectoryStatus
 from metaq.lifecycle import State
 from metaq.replication.facts import ReplicaStatus
 from metaq.storage.log_state import LogState, LogStatistics
@@ -147,15 +147,7 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
     if status.state not in SERVING_STATES:
         yield Alarm.NOT_RUNNING, f"the broker is {status.state.value}"
     for directory in status.directories:
-        if directory.offline_cause is not None:
-            text = f"{directory.path} is offline: {directory.offline_cause}"
-            yield Alarm.DIRECTORY_OFFLINE, text
-        elif directory.is_silent:
-            yield Alarm.DIRECTORY_SILENT, f"{directory.path} does not answer"
-        elif directory.is_low_on_space:
-            free_bytes = max(directory.free_bytes, 0)
-            text = f"{directory.path} refuses puts, it has {free_bytes} bytes free"
-            yield Alarm.LOW_SPACE, text
+        yield from _judge_directory(directory)
     for log in status.logs:
         yield from _judge_damage(log)
         if log.held_bytes:
@@ -213,6 +205,21 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
     for job in status.jobs:
         if job.last_error:
             yield Alarm.JOB_FAILED, f"{job.name}: {job.last_error}"
+
+
+def _judge_directory(directory: DirectoryStatus) -> Iterator[tuple[Alarm, str]]:
+    if directory.offline_cause is not None:
+        text = f"{directory.path} is offline: {directory.offline_cause}"
+        yield Alarm.DIRECTORY_OFFLINE, text
+    elif directory.is_silent:
+        yield Alarm.DIRECTORY_SILENT, f"{directory.path} does not answer"
+    elif directory.is_read_only:
+        text = f"{directory.path} is read-only: the next put takes it offline"
+        yield Alarm.DIRECTORY_OFFLINE, text
+    elif directory.is_low_on_space:
+        free_bytes = max(directory.free_bytes, 0)
+        text = f"{directory.path} refuses puts, it has {free_bytes} bytes free"
+        yield Alarm.LOW_SPACE, text
 
 
 def _judge_damage(log: LogStatistics) -> Iterator[tuple[Alarm, str]]:

@@ -231,8 +231,6 @@ class HotPuts:
         words = data[:line_end].split(b" ")
         if len(words) != _BATCH_WORDS or words[0] != b"mput" or words[4] != b"1":
             return False
-        if self._answerer.held_back:
-            return False
         _, topic, partition, length, _, token, producer, number, opaque_word = words
         name, record = b"put %b %b" % (topic, partition), data[line_end + 2 :]
         self._forget_outdated()
@@ -245,6 +243,7 @@ class HotPuts:
             or (opaque := read_i32(opaque_word)) is None
             or not (number.isdigit() and len(number) <= _SEQUENCE_DIGITS_MAX)
             or (writer := parse_producer(producer)) is None
+            or (writer, run.log.log_id) in self._answerer.held_back
         ):
             return False
         payload, log = record[HEADER_BYTES:], run.log

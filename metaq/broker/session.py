@@ -40,6 +40,7 @@ from metaq.errors import RemoteProtocolError
 from metaq.net.channel import RECEIVE_BYTES, Channel
 from metaq.net.file_range import Explain, FileRange
 from metaq.protocol.commands import (
+    CommitTogether,
     Mput,
     Quit,
     Reply,
@@ -489,7 +490,7 @@ def is_begin(event: object) -> bool:
 def _payload_bytes(command: Large) -> int:
     """Return what a command holds while it is carried out in steps."""
     match command:
-        case Mput():
+        case Mput() | CommitTogether():
             return len(command.payload)
         case InPieces():
             return command.size_bytes

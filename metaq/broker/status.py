@@ -62,6 +62,8 @@ class DirectoryStatus:
     """Puts, or the largest of them, are refused because the disk is nearly full."""
     is_silent: bool
     """Its disk hangs: nothing that is asked of it is answered."""
+    is_read_only: bool = False
+    """Its disk takes no writes, and no put has met that yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ LOG_COLUMNS: Final = (
 )  # fmt: skip
 DIRECTORY_COLUMNS: Final = (
     "path", "state", "offline_cause", "size_bytes", "free_bytes", "is_low_on_space",
-    "is_silent",
+    "is_silent", "is_read_only",
 )  # fmt: skip
 
 
@@ -145,13 +145,11 @@ def logs(data_dir: Path, *, as_json: bool) -> bool:
 def directories(data_dir: Path, *, as_json: bool) -> bool:
     """Print the data directories of a broker on this machine.
 
-    The exit code is 1 when one is offline, silent or low on space.
+    The exit code is 1 when one is offline, silent, read-only or low on space.
     """
     found = ask(data_dir, "directories")["directories"]
-    marks = [
-        each["state"] != "online" or each["is_silent"] or each["is_low_on_space"]
-        for each in found
-    ]
+    signs = "is_silent", "is_low_on_space", "is_read_only"
+    marks = [each["state"] != "online" or any(map(each.get, signs)) for each in found]
     _print_objects(DIRECTORY_COLUMNS, found, as_json=as_json, marks=marks)
     return not any(marks)
 

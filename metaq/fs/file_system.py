@@ -226,8 +226,14 @@ class FileSystem:
 
     def free_bytes(self, path: Path) -> SizeBytes:
         """Return the free space of an unprivileged writer on the disk of this path."""
+        return self.try_free_bytes(path) or SizeBytes(0)
+
+    def try_free_bytes(self, path: Path) -> SizeBytes | None:
+        """Return the same; None where the disk is read-only."""
         with Translated("statvfs", path):
             disk = self._calls.statvfs(path)
+        if disk.f_flag & os.ST_RDONLY:
+            return None
         return SizeBytes(disk.f_bavail * disk.f_frsize)
 
     def lock_directory(self, path: Path) -> DirLock:

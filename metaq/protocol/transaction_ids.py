@@ -13,7 +13,7 @@ Source: docs/metaq-1.4/broker.md 5.1.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Final
 
@@ -36,7 +36,7 @@ LINE_END: Final = b"\r\n"
 
 KEYS_MAX: Final = 50_000
 """Maximum number of keys in one command: as many as a Spark write has tasks. A broker
-handles all of them in one turn of its loop."""
+parses them in steps, and handles all transactions in one turn of its loop."""
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]*")
 
@@ -83,8 +83,8 @@ def encode_keys(transactions: Iterable[TransactionId]) -> bytes:
     return b"".join([format_key(each).encode() + LINE_END for each in transactions])
 
 
-def decode_keys(data: bytes, count: int) -> list[TransactionId]:
-    """Return the ids in the output of `encode_keys`.
+def decode_keys(data: bytes, count: int) -> Iterator[TransactionId]:
+    """Return the ids in the output of `encode_keys`; each is parsed when it is taken.
 
     Raises:
         RemoteProtocolError: there are not `count` keys, or too many, or one is invalid.
@@ -106,7 +106,7 @@ def decode_keys(data: bytes, count: int) -> list[TransactionId]:
             f"transaction keys: expected at most {TRANSACTION_KEY_BYTES_MAX} bytes in"
             f" one, got {longest}"
         )
-    return [parse_key(line.decode(errors="replace")) for line in lines]
+    return (parse_key(line.decode(errors="replace")) for line in lines)
 
 
 def _parse_hex(text: str) -> bytes:

@@ -29,6 +29,9 @@ BINDINGS_MAX: Final = 10_000
 """Maximum number of bindings of an exchange."""
 KEY_BYTES_MAX: Final = 255
 """Maximum bytes of a routing key, a pattern, and a header's name or value."""
+WORDS_MAX: Final = 32
+"""Maximum number of words in a pattern. A broker builds the trie of an exchange in one
+turn of its loop, with a node for each word that patterns do not share."""
 HEADERS_MAX: Final = 16
 """Maximum number of headers of a binding."""
 PLACES_MAX: Final = 50_000
@@ -93,7 +96,13 @@ def check_binding(kind: ExchangeKind, binding: Binding) -> None:
             " own"
         )
     if kind is ExchangeKind.TOPIC:
-        for word in words_of(binding.key):
+        words = words_of(binding.key)
+        if len(words) > WORDS_MAX:
+            raise ConfigError(
+                f"pattern '{binding.key}': expected at most {WORDS_MAX} words, got"
+                f" {len(words)}"
+            )
+        for word in words:
             if word not in {ONE, ANY} and (ONE in word or ANY in word):
                 raise ConfigError(
                     f"pattern '{binding.key}': '*' and '#' are words of their own, got"
@@ -130,7 +139,9 @@ class _Patterns:
     def add(self, binding: Binding) -> None:
         node = self._root
         for word in words_of(binding.key):
-            node = node.next.setdefault(word, _Node(stays=word == ANY))
+            if word not in node.next:
+                node.next[word] = _Node(stays=word == ANY)
+            node = node.next[word]
         node.bindings[binding] = None
 
     def remove(self, binding: Binding) -> None:

@@ -219,7 +219,7 @@ class Appender:
         *,
         check_lock: Task,
         on_offline: Callable[[StorageError], None],
-        on_free_space: Callable[[SizeBytes], None],
+        on_free_space: Callable[[SizeBytes | None], None],
     ) -> None:
         """Serve the data directory `path`.
 
@@ -231,7 +231,7 @@ class Appender:
             check_lock: raises `StorageError` where the directory is not ours any more;
                 called here.
             on_offline: posted to the loop, once, after a disk error.
-            on_free_space: posted to the loop after each look.
+            on_free_space: posted to the loop after each look; None: it is read-only.
         """
         self._fs = fs
         self._clock = clock
@@ -292,7 +292,7 @@ class Appender:
         def look() -> None:
             self.free_space_s = self._clock.monotonic_s()
             self._check_lock()
-            free = self._fs.free_bytes(self._path)
+            free = self._fs.try_free_bytes(self._path)
             self._post(partial(self._on_free_space, free))
 
         self.guarded(look)

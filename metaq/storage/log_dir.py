@@ -147,6 +147,8 @@ class LogDir:
         self._size_bytes_max = size_bytes_max
         self.free_bytes = SizeBytes(0)
         """Free space of its disk, as far as it is known."""
+        self.is_read_only = False
+        """Its disk was, when the free space was looked at."""
         self.watermarks: WatermarkFile | None = None
         """File of a replica's watermarks; the storage thread's from `start` on."""
         self.moved: Final[dict[int, Watermark]] = {}
@@ -243,10 +245,10 @@ class LogDir:
                 f" {self._free_bytes_min} bytes to stay free, got"
                 f" {self.free_bytes - size_bytes}"
             )
-        if self._size_bytes_max and self.size_bytes + size_bytes > self._size_bytes_max:
+        if 0 < self._size_bytes_max <= self.size_bytes:
             raise self._refused(
-                f"data directory is full: directory={self.path} expected at most"
-                f" {self._size_bytes_max} bytes, got {self.size_bytes + size_bytes}"
+                f"data directory is full: directory={self.path} expected less than"
+                f" {self._size_bytes_max} bytes, got {self.size_bytes}"
             )
         self.free_bytes = SizeBytes(self.free_bytes - size_bytes)
 
@@ -399,9 +401,12 @@ class LogDir:
                 " it renamed or removed, or another disk mounted over it)"
             )
 
-    def _on_free_space(self, free_bytes: SizeBytes) -> None:
-        self.free_bytes = free_bytes
+    def _on_free_space(self, free_bytes: SizeBytes | None) -> None:
         self.watch.on_answer(self._clock.monotonic_s())
+        self.is_read_only = free_bytes is None
+        if free_bytes is None:
+            return
+        self.free_bytes = free_bytes
         if free_bytes - self._lacking_bytes >= self._free_bytes_min:
             self._lacking_bytes, self._is_disk_full = 0, False
 

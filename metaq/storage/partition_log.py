@@ -707,11 +707,11 @@ class PartitionLog(ReadableLog):
                 f" found_bytes={len(held)}"
             )
         size_max = self._size_bytes_max
-        size_after = self.next_offset - self.log_start_offset + size_bytes
-        if size_max and size_after > size_max:
+        size_before = self.next_offset - self.log_start_offset
+        if size_max and size_before >= size_max:
             raise NoSpaceError(
-                f"partition {self.log_id} is full: expected at most {size_max} bytes,"
-                f" got {size_after}"
+                f"partition {self.log_id} is full: expected less than {size_max} bytes,"
+                f" got {size_before}"
             )
         self.log_dir.check_room(size_bytes)
 

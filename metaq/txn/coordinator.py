@@ -356,7 +356,8 @@ class TransactionCoordinator:
             try:
                 tx = self._ask_commit(key, NO_OWNER, TxEvent.COMMIT_TWO_PHASE, take)
             except TransactionError as error:
-                take(error)
+                # 50,000 tracebacks would keep the garbage collector busy.
+                take(error.with_traceback(None))
             else:
                 begun += [] if tx is None else [tx]
         if begun:

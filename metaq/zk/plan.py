@@ -280,6 +280,19 @@ def plan_group(
     return (*deletes, *records, *writes)
 
 
+def find_stranger(
+    group: DesiredGroup, found: Mapping[str, Node | None]
+) -> bytes | None:
+    """Return the address of a broker that has the id of a set, and is none of its.
+
+    That of a leader before this one is in the record. Arguments as for `plan_group`.
+    """
+    records = [found[n.path] for n in group.nodes if n.upkeep is Upkeep.RECORDED]
+    known = {n.data for n in (*group.nodes, *records) if n is not None}
+    claims = (found[n.path] for n in group.nodes if n.upkeep is Upkeep.SUCCESSION)
+    return next((n.data for n in claims if n is not None and n.data not in known), None)
+
+
 def plan_removal(group: DesiredGroup, *, is_sure: bool = True) -> tuple[Step, ...]:
     """Return the steps that remove a topic's nodes, its record first.
 

@@ -50,6 +50,7 @@ from metaq.zk.plan import (
     Upkeep,
     Verb,
     desired_groups,
+    find_stranger,
     plan_group,
     plan_record_removal,
     plan_removal,
@@ -459,6 +460,13 @@ class BrokerRegistry:
         paths = [node.path for node in group.nodes]
         found = dict(zip(paths, nodes, strict=True))
         steps = plan_group(group, found, status.session_id)
+        if (stranger := find_stranger(group, found)) is not None:
+            _log.warning(
+                "another broker has the id of this replica set, and is replaced:"
+                " address=%s by=%s",
+                stranger.decode(errors="replace"),
+                group.nodes[0].data.decode(),
+            )
         if steps or self._applied.get(group.topic) != group:
             # From here on, the changes are our own.
             self._unwatch(paths)

@@ -13,7 +13,7 @@ from metaq.protocol.texts import NO_ROOM, split_code
 from metaq.record.layout import encode_record
 from tests.broker.test_acks_repeated_batches import DATA, mput, receipts, replies, run
 from tests.rigs.broker import Peer
-from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.fs import FaultyFileSystem, Operation
 
 
 def close(broker) -> None:
@@ -46,8 +46,8 @@ def test_what_was_in_flight_with_a_refused_batch_is_refused(
         later = [mput(n * count, n, count=count) for n in (1, 2)]
         for each in later:
             assert statuses(await peer.ask(each)) == [403]
-        failed = broker.context.counters.rejections["closed"]
-        assert failed == 3 * count
+        counters = broker.context.counters
+        assert counters.rejections["closed"] == counters.cmd_put == 3 * count
         again = [mput(0, count=count), *later]
         size = 21 * count
         found = [receipts(await peer.ask(each))[0].offset for each in again]
@@ -131,9 +131,14 @@ def test_a_full_disk_refuses_what_follows_until_the_batch_is_there(
 ) -> None:
     """The refusal comes from the disk, after the batch was appended."""
 
+    def fill(operation: Operation) -> None:
+        if operation.name == "write" and operation.path.suffix == ".meta":
+            fs.on_call(None)
+            raise OSError(errno.ENOSPC, "full", str(operation.path))
+
     async def main(broker, peer) -> None:
         assert statuses(await peer.ask(mput(0))) == [200]
-        fs.fail_at(fs.calls + 2, errno.ENOSPC)  # the first is its note
+        fs.on_call(fill)
         (reply,) = replies(await peer.ask(mput(2)))
         assert (reply.status, code_of(reply)) == (500, NO_ROOM)
         (reply,) = replies(await peer.ask(mput(4)))

@@ -56,6 +56,11 @@ CASES = [
         "data does not answer",
     ),
     (
+        status(directories=(replace(DIRECTORY, is_read_only=True),)),
+        Alarm.DIRECTORY_OFFLINE,
+        "data is read-only: the next put takes it offline",
+    ),
+    (
         status(logs=(STOPPED,)),
         Alarm.LOG_STOPPED,
         "test-1: checksum: file=f offset=9",

@@ -12,6 +12,9 @@ from metaq.broker.app import Broker
 from metaq.broker.health import Alarm, find_problems
 from metaq.broker.orders import perform
 from metaq.testing.clock import ManualClock
+from tests.replication.replicas import Replicas, soon
+from tests.replication.replicas import run as run_set
+from tests.replication.test_mending import filled, flip, get, is_record, report
 from tests.rigs.broker import Peer, running_broker
 from tests.rigs.faulty_calls import Operation
 from tests.rigs.fs import FaultyFileSystem, keep_none
@@ -107,6 +110,24 @@ def test_a_restart_ends_a_directory_that_was_offline(
 
     run(fs, clock, scenario)
     run(fs.crash(keep_none), ManualClock(), again)
+
+
+def test_a_disk_that_is_read_only_rings_before_a_put_meets_it(
+    fs: FaultyFileSystem, clock: ManualClock
+) -> None:
+    """Gets are served; once the disk takes writes again, all is well."""
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        await good(peer, PUT)
+        fs.set_read_only(True)
+        rung = {Alarm.DIRECTORY_OFFLINE}
+        await pass_until(broker, clock, lambda: ringing(broker) == rung)
+        assert b"hello" in await peer.ask(GET)
+        fs.set_read_only(False)
+        await pass_until(broker, clock, lambda: not ringing(broker))
+        await good(peer, PUT)
+
+    run(fs, clock, scenario)
 
 
 def test_a_disk_that_answers_again_ends_its_silence(
@@ -250,3 +271,90 @@ def test_a_clock_that_was_set_right_is_believed_after_a_restart(
 
     run(fs, clock, doubted, maxSegmentSize="20", **settings)
     run(fs, clock, again, maxSegmentSize="20", **settings)
+
+
+def test_a_job_that_succeeds_rings_no_more(
+    fs: FaultyFileSystem, clock: ManualClock
+) -> None:
+    """Files of a deleted topic may not be removed for a while."""
+    aside = DATA / "deleted"
+    for directory in (DATA, aside, aside / "20261122T101501.123Z"):
+        fs.make_directory(directory)
+    path = aside / "20261122T101501.123Z" / "orders-0"
+    fs.open_append(path, create=True).close()
+
+    def forbid(operation: Operation) -> None:
+        if operation.name == "unlink" and operation.path == path:
+            raise OSError(errno.EPERM, "forbidden", str(path))
+
+    async def scenario(broker: Broker, peer: Peer) -> None:
+        fs.on_call(forbid)
+        failed = {Alarm.JOB_FAILED}
+        await pass_until(broker, clock, lambda: ringing(broker) == failed)
+        await good(peer, PUT)
+        fs.on_call(None)
+        await pass_until(broker, clock, lambda: not ringing(broker))
+        assert not fs.exists(aside / path.parent)
+
+    run(fs, clock, scenario)
+
+
+def of_set(rig: Replicas, number: int) -> set[Alarm]:
+    """Return the alarms of a replica."""
+    broker = rig[number].broker
+    return set() if broker is None else ringing(broker)
+
+
+def test_damage_rings_until_another_replica_has_mended_it() -> None:
+    """The log goes on, and its gets are served in the end."""
+
+    async def scenario(rig: Replicas) -> None:
+        leader = await filled(rig)
+        flip(rig, leader, 4)
+        assert report(rig, leader)
+        assert of_set(rig, leader) == {Alarm.LOG_DAMAGED}
+        await soon(lambda: not of_set(rig, leader), rig.describe)
+        assert is_record(await get(rig, leader, 4), 4)
+
+    run_set(scenario)
+
+
+def test_a_lost_range_rings_until_a_replica_has_it_again() -> None:
+    """From a backup: it is asked for again by itself."""
+
+    async def scenario(rig: Replicas) -> None:
+        leader, other = await filled(rig), rig.follower()
+        for number in (1, 2, 3):
+            flip(rig, number, 4)
+        assert report(rig, leader)
+        lost = {Alarm.LOG_LOST}
+        await soon(lambda: of_set(rig, leader) == lost, rig.describe)
+        flip(rig, other, 4)
+        await rig[other].stop()
+        await rig[other].start()
+        await soon(lambda: not of_set(rig, leader), rig.describe)
+        assert is_record(await get(rig, leader, 4), 4)
+
+    run_set(scenario, times={"metaq.replication.mending.AGAIN_S": 0.2})
+
+
+def test_a_replica_with_an_empty_disk_rings_until_it_has_all() -> None:
+    """It waits for a leader to copy from."""
+
+    async def scenario(rig: Replicas) -> None:
+        leader, empty = await filled(rig), rig.follower()
+        await rig[empty].stop()
+        rig[empty].disk = FaultyFileSystem(has_loop_syncs=True)
+        others = {1, 2, 3} - {empty}
+        await rig.in_sync(*others)
+        for number in others:
+            await rig[number].stop()
+        await rig[empty].start()
+        await soon(lambda: Alarm.REPLICA_INCOMPLETE in of_set(rig, empty), rig.describe)
+        for number in others:
+            await rig[number].start()
+        await rig.in_sync(1, 2, 3)
+        await soon(lambda: not of_set(rig, empty), rig.describe)
+        assert rig.bytes_of(empty) == rig.bytes_of(leader)
+
+    run_set(scenario)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from metaq.broker.dispatch import dispatch_in_steps
 from metaq.broker.health import describe_health
 from metaq.broker.orders import perform
 from metaq.broker.session import Session
@@ -15,6 +16,8 @@ from metaq.broker.single_puts import SinglePuts
 from metaq.clock import SystemClock
 from metaq.errors import LogDirLockedError, TransactionError
 from metaq.net.channel import Channel
+from metaq.protocol.commands import CommitTogether
+from tests.broker.delay_rig import FakeSession
 from tests.rigs.broker import Peer, running_broker
 
 XID = b"XID:1:0a::uq"
@@ -476,3 +479,19 @@ def test_what_are_no_keys_is_refused_and_the_talk_goes_on(
             assert await good(peer, command(b"null", b"RECOVER")) == b""
 
     run(scenario())
+
+
+def test_many_keys_of_one_command_are_read_in_steps(data_dir: Path) -> None:
+    """Others are served in between; nothing is committed before the last one."""
+
+    async def main() -> None:
+        async with running_broker(data_dir) as broker:
+            keys = b"".join(b"XID:1:%02x::uq\r\n" % (k % 256) for k in range(1024))
+            together = CommitTogether("s", 1024, 9, keys)
+            session = FakeSession(broker.context)
+            steps = dispatch_in_steps(together, session)
+            assert len(list(steps)) == 4
+            (reply,) = session.replies
+            assert reply.count(b"has not been started") == 1024
+
+    run(main())

@@ -131,6 +131,7 @@ DIRECTORY = {
     "free_bytes": 4096,
     "is_low_on_space": True,
     "is_silent": False,
+    "is_read_only": False,
 }
 SCRUB = {
     "is_on": True,

@@ -90,6 +90,11 @@ def test_a_topic_at_brokers_of_metaq_1_4_alone_is_called_that() -> None:
                 create("g", "old", then="drop")
             with pytest.raises(ConfigError, match=f"^dead_letter_topic: {at_those}"):
                 create("g", "orders", dead_letter_topic="old")
+            worker = client.queue("old", group="g", then="drop")
+            with pytest.raises(ConfigError, match=f"^topic: {at_those}"):
+                worker.__enter__()
+            # A consumer would be refused a group that a refused worker has left.
+            assert client.admin().queue_groups() == {}
 
 
 def test_a_group_with_a_filter_has_what_matches_alone() -> None:

@@ -347,7 +347,7 @@ def test_a_copy_that_waits_for_space_says_so() -> None:
                 await rig.put(rig.leader() or other, b"x" * 2000)
         problems = find_problems(broker.control.status())
         assert [each.alarm for each in problems] == [Alarm.LOW_SPACE]
-        assert "expected at most" in problems[0].text
+        assert "expected less than" in problems[0].text
         rig[other].settings = {}
         await rig[other].stop()
         await rig[other].start()

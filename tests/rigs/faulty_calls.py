@@ -79,6 +79,8 @@ class FaultyCalls:
         self.log: list[Operation] = []
         self.faults: dict[int, Fault] = {}
         self.wall_ms = 0
+        self.is_read_only = False
+        """As the disk says of itself."""
         self.before_call: Callable[[Operation], None] | None = None
         self.goes_on = Event()
         """While clear, the disk hangs: writes and syncs off the main thread block."""
@@ -173,7 +175,8 @@ class FaultyCalls:
             self._enter("statvfs", path)
             self._node(path)
             free = max(0, self.disk.capacity - self.disk.used())
-            return os.statvfs_result((1, 1, free, free, free, 0, 0, 0, 0, 255))
+            flags = os.ST_RDONLY * self.is_read_only
+            return os.statvfs_result((1, 1, free, free, free, 0, 0, 0, flags, 255))
 
     def listdir(self, path: Path, /) -> list[str]:
         """Return the names in a directory, in arbitrary order."""

@@ -171,6 +171,10 @@ class FaultyFileSystem(FileSystem):
         """Set the capacity of the disk; a write beyond it is cut short, then ENOSPC."""
         self._faulty.disk.capacity = size
 
+    def set_read_only(self, is_read_only: bool) -> None:
+        """Have the disk say that it takes no writes, or that it does."""
+        self._faulty.is_read_only = is_read_only
+
     def hang(self) -> None:
         """Block writes and syncs of other threads until `go_on`, but not reads."""
         self._faulty.goes_on.clear()

@@ -400,7 +400,7 @@ def test_a_size_limit_refuses_puts_a_segment_above_it(
         put(bench)
         bench.run()
     assert bench.manager.is_over_size_limit
-    with pytest.raises(NoSpaceError, match="expected at most 3000 bytes, got 3100"):
+    with pytest.raises(NoSpaceError, match="expected less than 3000 bytes, got 3000"):
         put(bench)
     log = log_of(bench)
     fs.unlink(log.segments.first.path)
@@ -409,6 +409,19 @@ def test_a_size_limit_refuses_puts_a_segment_above_it(
     ticket = put(bench)
     bench.run()
     assert ticket.is_stored
+    bench.close()
+
+
+@pytest.mark.parametrize("limit", ["log_bytes_max", "data_dir_bytes_max"])
+def test_a_size_limit_takes_what_is_larger_than_a_segment(
+    fs: FaultyFileSystem, limit: str
+) -> None:
+    """Retention makes room above the limit alone: below it nothing may be refused."""
+    bench = limited(fs, ManualClock(), **{limit: 2_000})
+    for size in (1_900, 1_900):
+        put(bench, size)
+        bench.run()
+    assert bench.manager.is_over_size_limit
     bench.close()
 
 

@@ -730,6 +730,26 @@ def test_a_leader_that_hands_over_withdraws_while_others_change_the_set(
     run_virtually(scenario())
 
 
+def test_a_broker_outside_of_a_set_that_has_its_id_is_replaced_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One of Java knows no sets. A leader before this one is as it should be."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with two_leaders(server) as (_former, _old, succeed):
+            await succeed()
+            assert "another broker" not in caplog.text
+            server.put(MASTER, b"meta://java:8123", session_id=99)
+            await asyncio.sleep(5)
+            assert server.tree()[MASTER].data == b"meta://127.0.0.1:8124"
+        (line,) = [text for text in caplog.messages if "another broker" in text]
+        assert line.endswith("address=meta://java:8123 by=meta://127.0.0.1:8124")
+
+    caplog.set_level("WARNING")
+    run_virtually(scenario())
+
+
 def test_an_id_found_taken_while_running_is_tried_until_it_is_free() -> None:
     """A broker that serves already cannot refuse to start: it says so and waits."""
 

@@ -154,31 +154,25 @@ def handle_mput(
         WireError: refused, and nothing was appended; the text is the answer. What
             follows on a refused batch in its producer's numbers is refused as well.
     """
-    if command.producer is None or command.transaction is not None:
-        yield from _handle_mput(command, pieces, answerer)
-        return
     try:
-        if answerer.held_back:
-            _require_turn(command, answerer)
         yield from _handle_mput(command, pieces, answerer)
     except WireError as refusal:
-        cause = refusal.__cause__
-        error = cause if isinstance(cause, MetaqError) else refusal
-        writer = command.producer, LogId(command.topic, command.partition)
-        after = command.sequence + command.count
-        hold_back(answerer, writer, after, error, refusal)
+        if command.producer is not None:
+            cause = refusal.__cause__
+            error = cause if isinstance(cause, MetaqError) else refusal
+            writer = command.producer, LogId(command.topic, command.partition)
+            hold_back(answerer, writer, command.sequence + command.count, error)
         raise
 
 
-def _require_turn(command: Mput, answerer: Answerer) -> None:
+def _require_turn(command: Mput, producer: str, answerer: Answerer) -> None:
     """Refuse a batch that was in flight with a refused one of its producer.
 
     Raises:
         WireError: the same refusal.
     """
-    assert command.producer is not None, "batches without one have no order"
     at = LogId(command.topic, command.partition)
-    held = answerer.held_back.pop((command.producer, at), None)
+    held = answerer.held_back.pop((producer, at), None)
     if held is not None and command.sequence == held.next_sequence:
         context, error = answerer.context, held.error
         raise refuse_put(context, error, at, command.count) from error
@@ -196,6 +190,8 @@ def _handle_mput(
     size_bytes = sum(map(len, pieces))
     payload_bytes = max(0, size_bytes - HEADER_BYTES * count)
     count_puts(context, topic, count=count, payload_bytes=payload_bytes)
+    if command.producer is not None:
+        _require_turn(command, command.producer, answerer)
     if topic in context.topics.exchanges or command.is_mandatory is not None:
         yield from route(command, _check(command, pieces, context), answerer)
         return

@@ -7,9 +7,9 @@ MetaQ's own words.
 Source: docs/metaq-1.4/broker.md 1.2 (rule 9), 5.4, 5.5.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import assert_never
+from typing import Final, assert_never
 
 from metaq.broker.acks import REFUSALS, Answerer, refuse_put, require_checksum
 from metaq.broker.transactions import TransactionAnswer, put_run, refusal_of
@@ -36,6 +36,9 @@ from metaq.record.checksum import checksum
 from metaq.record.layout import encode_record
 from metaq.txn.records import encode_put
 from metaq.txn.transaction import BrokerTransaction, PutRun
+
+KEYS_STEP_COUNT: Final = 256
+"""Keys that are read in one step: some milliseconds."""
 
 
 def handle_transaction(command: TransactionCommand, answerer: Answerer) -> bytes | None:
@@ -84,16 +87,20 @@ def _handle(command: TransactionCommand, answerer: Answerer) -> bytes | None:
     return None
 
 
-def handle_commit_together(command: CommitTogether, answerer: Answerer) -> None:
+def handle_commit_together(
+    command: CommitTogether, answerer: Answerer
+) -> Generator[None]:
     """Commit several transactions; answered when the outcome of each is known.
 
     Raises:
         ServerError: nothing was done.
     """
-    context = answerer.context
+    context, keys = answerer.context, list[str]()
     try:
-        ids = decode_keys(command.payload, command.count)
-        keys = [format_key(each) for each in ids]
+        for each in decode_keys(command.payload, command.count):
+            keys.append(format_key(each))
+            if not len(keys) % KEYS_STEP_COUNT:
+                yield
         with _answered_later(command, answerer) as later:
             context.transactions.commit_together(keys, later.on_outcomes)
     except RemoteProtocolError as error:

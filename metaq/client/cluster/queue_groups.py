@@ -75,11 +75,13 @@ class QueueGroupDefinitions(ZooKeeperCall):
 
         Raises:
             ConfigError: there is no such group yet, and nothing says what becomes of a
-                message that is given up, or its dead-letter topic is not there.
+                message that is given up, or its dead-letter topic is not there, or only
+                brokers of MetaQ 1.4 have its topic.
             QueueGroupError: the group is defined otherwise, or is a log group.
         """
         node, old = await self._look(group)
         if old is None:
+            await self._require_topic("topic", topic, may_come=True)
             try:
                 return await self._write_first(group, topic, wanted, node)
             except NodeChangedError:
@@ -249,7 +251,9 @@ class QueueGroupDefinitions(ZooKeeperCall):
         if topic is not None:
             await self._require_topic(LETTERS, topic)
 
-    async def _require_topic(self, name: str, topic: str) -> None:
+    async def _require_topic(
+        self, name: str, topic: str, *, may_come: bool = False
+    ) -> None:
         paths = self.paths
         for path in (paths.topic_definition(topic), paths.recorded_topic(topic)):
             if await self.exists(path):
@@ -265,10 +269,11 @@ class QueueGroupDefinitions(ZooKeeperCall):
                 f"{name}: topic '{topic}' is at brokers of MetaQ 1.4 alone, which have"
                 " no queue groups and take no dead letters of other brokers"
             )
-        raise ConfigError(
-            f"{name}: there is no topic '{topic}': 'metaq topics create {topic}' makes"
-            " it"
-        )
+        if not may_come:
+            raise ConfigError(
+                f"{name}: there is no topic '{topic}': 'metaq topics create {topic}'"
+                " makes it"
+            )
 
 
 def where_of(data: bytes | None) -> str | None:
