@@ -41,7 +41,7 @@ class Rig:
         self.begun: list[CommitOrder] = []
         self.orders = CommitOrders(self.begin)
 
-    def begin(self, order: CommitOrder) -> Commit:
+    async def begin(self, order: CommitOrder) -> Commit:
         self.begun.append(order)
         if order.named is not None:
             return self.committer.request({}, order)

@@ -13,7 +13,14 @@ is handled become one commit.
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+)
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -95,9 +102,11 @@ AnyFuture: TypeAlias = asyncio.Future[None] | Future[None]
 class CommitOrders:
     """Orders of one consumer, with the futures that answer them."""
 
-    def __init__(self, begin: Callable[[CommitOrder], Commit]) -> None:
+    def __init__(self, begin: Callable[[CommitOrder], Awaitable[Commit]]) -> None:
         """Begin without an order; `begin` is called on the loop."""
         self._begin = begin
+        self._beginning = asyncio.Lock()
+        """Held while some begin: none overtakes an earlier one."""
         self._lock = threading.Lock()
         self._waiting: list[tuple[CommitOrder, AnyFuture]] = []
         self._runs: set[AnyFuture] = set()
@@ -132,14 +141,16 @@ class CommitOrders:
 
     async def _run(self) -> None:
         """Commit what waits, and answer."""
-        waiting = self._take()
+        waiting: list[tuple[CommitOrder, AnyFuture]] = []
         begun: list[Commit] = []
         last: CommitOrder | None = None
         try:
-            for order, _future in waiting:
-                is_same = last is not None and last.named is order.named is None
-                begun.append(begun[-1] if is_same else self._begin(order))
-                last = order
+            async with self._beginning:
+                waiting = self._take()
+                for order, _future in waiting:
+                    is_same = last is not None and last.named is order.named is None
+                    begun.append(begun[-1] if is_same else await self._begin(order))
+                    last = order
             for (order, future), commit in zip(waiting, begun, strict=True):
                 _finish(future, order.error(await commit.wait()))
         finally:
