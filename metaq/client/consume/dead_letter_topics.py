@@ -14,7 +14,7 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.presence import missing_topics
 from metaq.client.consume.redelivery import RetryPolicy, dead_letter_topic
 from metaq.client.errors import NoTopicError
-from metaq.client.names import check_topic
+from metaq.client.names import check_topic, near_topics
 from metaq.errors import CoordinationError, NoBrokerError
 
 _log = logging.getLogger(__name__)
@@ -106,7 +106,4 @@ class LetterTopics:
 
 
 def _missing(name: str) -> str:
-    return (
-        f"dead-letter topic '{name}' does not exist; metaq topics create {name}"
-        " --partitions 1"
-    )
+    return f"dead-letter topic '{name}' does not exist; {near_topics(name, ())}"
