@@ -61,7 +61,7 @@ class ServerConnection(asyncio.Protocol):
         """Done after the greeting, or when there will be none."""
         self.ended: asyncio.Future[str] = loop.create_future()
         """Done when the connection is over, with the reason."""
-        self.sent_s = self.heard_s = clock.monotonic_s()
+        self.sent_s = self.heard_s = self._asked_s = clock.monotonic_s()
         """Monotonic times of the greeting that was sent, and of the last bytes."""
         self._loop = loop
         self._transport: asyncio.Transport | None = None
@@ -82,10 +82,18 @@ class ServerConnection(asyncio.Protocol):
             return answer
         # First: of one that cannot be encoded no answer comes.
         fields = request.serialize()
+        if not self._pending:
+            self._asked_s = self._clock.monotonic_s()
         self._number = self._number % NUMBER_MAX + 1
         self._pending.append((self._number, request, answer))
         self._send(jute.int_int_struct.pack(self._number, request.type) + fields)
         return answer
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds without a word from a server that was asked; 0.0 if it was not."""
+        since_s = max(self.heard_s, self._asked_s)
+        return self._clock.monotonic_s() - since_s if self._pending else 0.0
 
     def drop(self, reason: str) -> None:
         """End the connection now; the session lives on, requests get ConnectionLoss."""
