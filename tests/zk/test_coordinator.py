@@ -302,7 +302,7 @@ def test_a_session_that_cannot_be_ended_is_left_to_expire() -> None:
 
 
 def test_a_stop_does_not_wait_for_a_server_that_answers_nothing() -> None:
-    """What asked has waited for it already; it is sent the end all the same."""
+    """The caller has waited for it already; it is sent the end all the same."""
     asked: list[int] = []
 
     async def hear(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
