@@ -71,6 +71,31 @@ def test_orders_of_one_turn_for_what_is_handled_are_one_commit() -> None:
     asyncio.run(scenario())
 
 
+def test_an_order_that_is_being_checked_is_not_overtaken() -> None:
+    """A later one, perhaps of an offset before it, begins after it."""
+
+    async def scenario() -> None:
+        rig, may_begin = Rig(), asyncio.Event()
+
+        async def begin(order: CommitOrder) -> Commit:
+            if not rig.begun:
+                await may_begin.wait()
+            return await rig.begin(order)
+
+        rig.orders = CommitOrders(begin)
+        one, other = named(7), named(5)
+        futures = [rig.add(one)]
+        await asyncio.sleep(0)
+        futures.append(rig.add(other))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        may_begin.set()
+        await asyncio.gather(*futures)
+        assert rig.begun == [one, other]
+
+    asyncio.run(scenario())
+
+
 def test_the_message_that_was_lost_is_the_error_of_its_own_order() -> None:
     """Others of the same turn do not get it."""
 
