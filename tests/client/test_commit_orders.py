@@ -76,14 +76,14 @@ def test_an_order_that_is_being_checked_is_not_overtaken() -> None:
 
     async def scenario() -> None:
         rig, may_begin = Rig(), asyncio.Event()
+        one, other = named(7), named(5)
 
         async def begin(order: CommitOrder) -> Commit:
-            if not rig.begun:
+            if order is one:
                 await may_begin.wait()
             return await rig.begin(order)
 
         rig.orders = CommitOrders(begin)
-        one, other = named(7), named(5)
         futures = [rig.add(one)]
         await asyncio.sleep(0)
         futures.append(rig.add(other))
