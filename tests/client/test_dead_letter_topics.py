@@ -50,8 +50,8 @@ def test_a_run_without_its_topic_of_dead_letters_does_not_begin(
         with pytest.raises(NoTopicError) as refused:
             consumer.run(failing(client), retry=DEAD, timeout=5)
         assert str(refused.value) == (
-            "dead-letter topic 'test.dead' does not exist; metaq topics create"
-            " test.dead --partitions 1"
+            "dead-letter topic 'test.dead' does not exist; 'metaq topics create"
+            " test.dead --partitions 1' makes it"
         )
         assert consumer.statistics().handling.failure_count == 0
         broker.create_topic("test.dead")
@@ -121,8 +121,8 @@ def test_a_topic_that_matches_during_a_run_has_its_missing_one_named_by_health(
         wait_until(lambda: len(consumer.health().problems) == 1)
         (problem,) = consumer.health().problems
         assert problem == (
-            "dead-letter topic 'tent.dead' does not exist; metaq topics create"
-            " tent.dead --partitions 1"
+            "dead-letter topic 'tent.dead' does not exist; 'metaq topics create"
+            " tent.dead --partitions 1' makes it"
         )
         broker.put(b"1")
         wait_until(lambda: broker.stored("test.dead") == [b"0", b"1"])

@@ -357,7 +357,8 @@ class AsyncConsumer(ConsumerLife):
         handled: no later commit goes back to before them, and one that is committed
         already is no error. Offsets of partitions may go back, too; automatic commits
         go on from there when more is handled. `seek`, `rollback` and an assignment end
-        both.
+        both. Of an offset that is beside no message handed out last its broker is asked
+        first, as by `seek`.
 
         A commit during another one waits for it, and writes the newest offsets of all
         that wait.
@@ -371,16 +372,20 @@ class AsyncConsumer(ConsumerLife):
             OwnershipLostError: a named partition, or that of the message being
                 handled, belongs to another member now; the others are committed. Or
                 called in a hook whose partitions are lost; nothing is committed.
+            ClientError: an offset outside the log, or within a message, is not
+                committed; the others are.
             RequestTimeoutError: the time is over; consequences as for MetaqError.
             MetaqError: the store could not write; handled messages stay handled, and
-                the next commit tries again.
+                the next commit tries again. Or an offset could not be checked, and is
+                not committed.
             TypeError: `what` is something else.
             ConfigError: an offset, or the name of a partition, that is none.
         """
         self._require_loop()
         check_timeout(timeout)
         order = self.commit_order(what)
-        failed = await self._begin_commit(order, timeout).wait()
+        commit = await self._begin_commit(order, timeout)
+        failed = await commit.wait()
         if (error := order.error(failed)) is not None:
             raise error
 

@@ -282,8 +282,10 @@ class ConsumerLife:
         finally:
             self._ended.set()
 
-    def _begin_commit(self, order: CommitOrder, timeout: float | None = None) -> Commit:
-        return self._subscription.commit(order, self._context.deadline_s(timeout))
+    async def _begin_commit(
+        self, order: CommitOrder, timeout: float | None = None
+    ) -> Commit:
+        return await self._subscription.commit(order, self._context.deadline_s(timeout))
 
     def limit_s(self, timeout: float | None) -> float:
         """Return the seconds that a call may take; None: `request_timeout_s`."""

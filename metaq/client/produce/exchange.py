@@ -10,10 +10,10 @@ goes nowhere keeps none from its topics: what is before and after it is sent aga
 
 import datetime as dt
 from functools import lru_cache
-from typing import Any, Final, TypedDict, Unpack
+from typing import Final, TypedDict, Unpack
 
 from metaq.client.names import require_text
-from metaq.client.options import same_arguments
+from metaq.client.options import names_arguments
 from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.producer_counters import ProducerStatistics
@@ -69,20 +69,32 @@ class AsyncExchange(ClosedByBlock):
             self.name, data, headers=headers, timeout=timeout, **options
         )
 
-    @same_arguments(send_nowait)
+    @names_arguments
     async def send(
-        self, routing_key: str, data: BytesLike, **options: Any
+        self,
+        routing_key: str,
+        data: BytesLike,
+        *,
+        key: str | bytes | None = None,
+        headers: Headers = (),
+        tag: str | None = None,
+        timeout: float | None = None,
+        delay: Span | None = None,
+        deliver_at: dt.datetime | None = None,
+        expires_in: Span | None = None,
     ) -> SendResult:
         """Send one message, and wait until all topics that it goes to have it on disk.
 
         Args:
             routing_key: words with dots between them, or any text; "" is one.
             data: application bytes; mutable ones are copied.
+            key: stored; the same key goes to the same partition of each topic.
             headers: names and bytes, stored after the routing key.
+            tag: as in `AsyncProducer.send`.
             timeout: seconds, all retries included; None is `timeout_s` of the options.
-            options: `key`, `tag`, `delay`, `deliver_at`, `expires_in`, as in
-                `AsyncProducer.send`. The same key goes to the same partition of each
-                topic. With a time the topics are those that are bound now.
+            delay: as in `AsyncProducer.send`, to the topics that are bound now.
+            deliver_at: likewise.
+            expires_in: as in `AsyncProducer.send`.
 
         Returns:
             Its id, and the partition of the exchange; the offset is -1.
@@ -95,7 +107,18 @@ class AsyncExchange(ClosedByBlock):
 
         Cancellation: a message that was appended is still sent.
         """
-        return await (await self.send_nowait(routing_key, data, **options))
+        sent = await self.send_nowait(
+            routing_key,
+            data,
+            key=key,
+            headers=headers,
+            tag=tag,
+            timeout=timeout,
+            delay=delay,
+            deliver_at=deliver_at,
+            expires_in=expires_in,
+        )
+        return await sent
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until all that was sent before has an outcome, good or bad.

@@ -28,13 +28,13 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
 from threading import Lock, get_ident
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.scheduled import cancel_scheduled
 from metaq.client.errors import BufferFullError, ExchangeError, NoTopicError
 from metaq.client.names import check_topic, require_text
-from metaq.client.options import ProducerOptions, names_arguments, same_arguments
+from metaq.client.options import ProducerOptions, names_arguments
 from metaq.client.partitioner import OutgoingMessage, Selector
 from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.broker_starts import BrokerStarts
@@ -269,9 +269,21 @@ class AsyncProducer(ClosedByBlock):
                 deadline_s = self.transacting.deadline_s(timeout)
             await self._wait_room(full, deadline_s)
 
-    @same_arguments(send_nowait)
-    async def send(  # noqa: D417  # the others are named there
-        self, topic: str, data: BytesLike, **options: Any
+    @names_arguments
+    async def send(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        headers: Headers = (),
+        tag: str | None = None,
+        partition: str | TopicPartition | None = None,
+        timeout: float | None = None,
+        delay: Span | None = None,
+        deliver_at: dt.datetime | None = None,
+        expires_in: Span | None = None,
     ) -> SendResult:
         """Send one message and wait until it is on the broker's disk.
 
@@ -312,7 +324,20 @@ class AsyncProducer(ClosedByBlock):
 
         Cancellation: a message that was appended is still sent.
         """
-        return await (await self.send_nowait(topic, data, **options))
+        sent = await self.send_nowait(
+            topic,
+            data,
+            attribute=attribute,
+            key=key,
+            headers=headers,
+            tag=tag,
+            partition=partition,
+            timeout=timeout,
+            delay=delay,
+            deliver_at=deliver_at,
+            expires_in=expires_in,
+        )
+        return await sent
 
     @names_arguments
     async def send_many(
