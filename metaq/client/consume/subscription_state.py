@@ -240,33 +240,40 @@ class SubscriptionState:
         self._begin(partition, begin, is_paused=is_paused)
 
     async def commit(self, order: CommitOrder, deadline_s: float) -> Commit:
-        """Have handled offsets committed, or others that the user names.
+        """Request a commit of the handled offsets, or of those that the user names.
 
-        Of those that he gives as numbers a broker is asked about each that is beside no
-        message at hand; what is none of a message is refused.
+        An explicit offset that is no message boundary fails its partition; the others
+        are committed.
         """
-        refused: Failures = {}
-        if order.named is not None and order.may_go_back:
-            named = order.named
-
-            def check(partition: TopicPartition) -> Coroutine[Any, Any, None]:
-                context, offset = self._context, named[partition].offset
-                return require_boundary(
-                    context, partition, offset, deadline_s=deadline_s
-                )
-
-            unknown = [
-                one
-                for one, at in named.items()
-                if at.offset != self._committer.stored(one)
-                and self.fetch_buffer.lacks(one, at.offset)
-            ]
-            refused = failures(await for_each(check, unknown))
-            good = {one: at for one, at in named.items() if one not in refused}
-            order = replace(order, named=good)
+        refused = await self._refused(order, deadline_s)
+        if refused and order.named is not None:
+            named = {one: at for one, at in order.named.items() if one not in refused}
+            order = replace(order, named=named)
         handled = self._acknowledged(order.named)
         commit = self._committer.request(handled, order, deadline_s=deadline_s)
-        return replace(commit, foreign={**commit.foreign, **refused})
+        commit.foreign.update(refused)
+        return commit
+
+    async def _refused(self, order: CommitOrder, deadline_s: float) -> Failures:
+        """Return the errors of explicit offsets; ask brokers about unknown ones only.
+
+        The ends of messages in the buffer, and the stored offset, need no request.
+        """
+        named = (order.named or {}) if order.may_go_back else {}
+        unknown = [
+            one
+            for one, at in named.items()
+            if at.offset != self._committer.stored(one)
+            and self.fetch_buffer.lacks(one, at.offset)
+        ]
+
+        def check(partition: TopicPartition) -> Coroutine[Any, Any, None]:
+            offset = named[partition].offset
+            return require_boundary(
+                self._context, partition, offset, deadline_s=deadline_s
+            )
+
+        return failures(await for_each(check, unknown))
 
     async def committed(
         self, partitions: Collection[TopicPartition], deadline_s: float
