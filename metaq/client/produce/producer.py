@@ -458,7 +458,7 @@ class AsyncProducer(ClosedByBlock):
         key: str | bytes | None,
         headers: Headers,
     ) -> None:
-        """Implement `send_oneway`; callable from any thread."""
+        """Send as `send_oneway`, from any thread; see `AsyncProducer.send_oneway`."""
         require_text("topic", topic)
         try:
             try:
