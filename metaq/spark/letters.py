@@ -13,7 +13,7 @@ def headers_of(row: Mapping[str, Any], reason: str) -> HeaderPairs:
 
     Args:
         row: column → value; those that identify the message, and `headers`.
-        reason: what is wrong with its value.
+        reason: error of its value.
     """
     origin = Origin(
         partition_of(row),

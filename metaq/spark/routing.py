@@ -105,7 +105,7 @@ def require_targets(
     """Return topic → partitions of the route → addresses that take their puts.
 
     Raises:
-        NoBrokerError: a partition takes no puts now.
+        NoBrokerError: no broker takes puts to a partition now.
     """
     wanted = {partition for topic in topics for partition in route[topic]}
     if away := wanted - addresses.keys():

@@ -141,7 +141,7 @@ class Delivery:
 
     def _on_change(self, address: BrokerAddress, error: NoBrokerError | None) -> bool:
         """React to a broker connected or unreachable; return whether to keep trying."""
-        # None if the broker has another address by now: no more attempts here.
+        # Empty if the broker has another address by now: no more attempts here.
         senders = self._senders_to(address)
         if error is not None and senders:
             causes = [sender.on_unreachable(error) for sender in senders]

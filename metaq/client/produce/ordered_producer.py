@@ -246,7 +246,7 @@ class AsyncOrderedProducer(ClosedByBlock):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no more messages."""
+        """Whether it refuses new messages."""
         return self._producer.is_closed
 
     @property

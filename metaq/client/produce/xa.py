@@ -288,7 +288,7 @@ class AsyncXa(TransactionSends, ClosedByBlock):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no more messages."""
+        """Whether it refuses new messages."""
         return self._producer.is_closed
 
     async def close(self, timeout: float | None = None) -> None:

@@ -293,8 +293,8 @@ class BrokerLink:
         rows = _rows_of(reply.payload, taken, partition)
         now_s = self._context.clock.monotonic_s()
         lease_s = taken.lease_ms / 1000
-        # A lease counts from no later than the time at which the reply was certainly
-        # unread: if the process was suspended, the lease may be over by now.
+        # The reply arrived after both times, so leases count from the later one. If the
+        # process was suspended since, they may be over by now.
         given_s = max(sent_s, self._kept_up_before_s)
         good = list[HeldMessage]()
         for offset, delivery, deliveries in taken.deliveries:

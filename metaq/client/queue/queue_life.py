@@ -105,7 +105,7 @@ class QueueLife:
         """Set when a handler ends, for a `close` that waits for handlers."""
         self._is_started = self.is_closed = self.has_ended = False
         self._is_over = False
-        """Whether users can settle no more; only `close` itself still does."""
+        """Whether settles by users are refused; `close` still sends its own."""
         self._ended = asyncio.Event()
         self.failure_log = FailureLog(_log)
         self._unlisten: Callable[[], None] = lambda: None
@@ -177,7 +177,7 @@ class QueueLife:
         return spawn(work, f"{name} of {self.group}", self._parts.fail)
 
     def _stop_taking(self) -> None:
-        """Send no more takes; held messages are renewed and settled as before."""
+        """Stop sending takes; held messages are renewed and settled as before."""
         for link in self._links.values():
             link.stop_taking()
 

@@ -22,8 +22,8 @@ F = TypeVar("F", asyncio.Future[None], Future[None])
 class DeliveredMessage(Message, Generic[S, F]):
     """A delivered message; it is settled once, by the worker that has it.
 
-    A settle returns when the broker has it on disk; it is sent again without an answer,
-    until shortly after the end of the lease. All of them raise
+    A settle returns when the broker has it on disk. Without an answer it is sent again,
+    until shortly after the end of the lease. All settles raise
 
     * `AlreadySettledError`: it was settled before;
     * `LeaseLostError`: another delivery has it;
@@ -69,7 +69,7 @@ class DeliveredMessage(Message, Generic[S, F]):
         return self._say(SettleVerb.ACK, is_awaited=False)
 
     def nack(self, delay: float | None = None, timeout: float | None = None) -> S:
-        """Return the message, to be delivered again to any worker; this one counts.
+        """Return the message for another delivery, to any worker; this one counts.
 
         Args:
             delay: seconds until then, at most 24 h; None is the group's delay.
@@ -82,7 +82,7 @@ class DeliveredMessage(Message, Generic[S, F]):
         return self._settle(SettleVerb.NACK, timeout, delay_ms)
 
     def release(self, timeout: float | None = None) -> S:
-        """Return the message unhandled, to be delivered again; this one does not count.
+        """Return an unhandled message for delivery at once; this one is not counted.
 
         Args:
             timeout: as for `ack`.

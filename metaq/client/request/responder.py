@@ -168,7 +168,7 @@ class AsyncResponder:
             )
 
     async def close(self, timeout: float | None = None) -> None:
-        """Handle no more requests; see `AsyncQueue.close`."""
+        """Stop handling requests; see `AsyncQueue.close`."""
         await self.queue.close(timeout)
 
 

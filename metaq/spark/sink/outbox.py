@@ -143,7 +143,7 @@ class NamedSender(OwnSender):
         retry_timeout_s: float = math.inf,
         find: FindLeaders | None = None,
     ) -> None:
-        """Prepare to send; connections are made when they are needed.
+        """Prepare to send; connects when needed.
 
         Args:
             addresses: of brokers, `meta://host:port` or `host:port`; read with the
