@@ -68,7 +68,7 @@ class _Held:
     """State in ZooKeeper on which its next decision is based; None if not read yet,
     because the group had no decisions."""
     begin: Offset
-    """Minimum offset of its next batch."""
+    """Its next batch begins here, or after it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -222,7 +222,7 @@ class MemberDecisions:
 
         Raises:
             ConfigError: the group is not in ZooKeeper.
-            TransactionError: another batch has not ended, or this one was decided.
+            TransactionError: another batch has not ended, or this one is committed.
         """
         if self._fence() is None or self._context.coordinator is None:
             raise ConfigError(
@@ -338,7 +338,7 @@ class MemberDecisions:
         )
         self._committer.note_stored(stored)
         if len(stored) < len(places):
-            # The batch was decided, and others have written newer decisions since.
+            # Decided, and others have gone on from there since.
             self._restart([one for one in places if one not in stored])
 
     def _require_held(
@@ -347,7 +347,7 @@ class MemberDecisions:
         """Return the held partitions of a batch.
 
         Raises:
-            OwnershipLostError: one of them is no longer held.
+            OwnershipLostError: one of them is not ours any more.
         """
         for partition in partitions:
             if partition not in self._held:

@@ -355,16 +355,16 @@ async def settle_write(
     is_batch_write: bool,
     draw_turn: Callable[[], str],
 ) -> Decision | None:
-    """Settle a write for an operator: commit decided branches, roll back the rest.
+    """Settle by hand: commit what was decided at all brokers, roll back the rest.
 
     Args:
-        client: a started client.
-        name: name of the write's nodes, and its qualifier at brokers.
-        is_batch_write: delete the decision, as no later batch needs it.
-        draw_turn: returns a new unique text on each call.
+        client: started.
+        name: of the write's nodes, and its qualifier at brokers.
+        is_batch_write: no later batch needs its decision, which is forgotten.
+        draw_turn: returns a text that it never returned before.
 
     Returns:
-        The decision; None if there was none.
+        What was decided; None for nothing.
     """
     context = context_of(client)
     manager = TransactionManager(
