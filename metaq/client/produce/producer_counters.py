@@ -32,7 +32,7 @@ class TransactionStatistics:
     )
     in_doubt_count: int = counter(
         "metaq_producer_transactions_in_doubt_total",
-        "Verdicts whose outcome was not known when their call ended.",
+        "Decisions whose outcome was unknown when their call ended.",
     )
     recovered_count: int = counter(
         "metaq_producer_transactions_recovered_total",
@@ -88,7 +88,7 @@ class ProducerStatistics:
     )
     by_partition: Mapping[TopicPartition, int] = counter(
         "metaq_producer_acknowledged_messages_total",
-        "Messages that are stored, where they lie.",
+        "Stored messages, by the partition that has them.",
         labels=("topic", "partition"),
         label=TopicPartition.labels,
         default=dict,
@@ -123,7 +123,7 @@ class ProducerStatistics:
         "Bytes of messages without an outcome, record headers included.",
     )
     full_count: int = counter(
-        "metaq_producer_full_total", "Times that a message or a list found no room."
+        "metaq_producer_full_total", "Sends that found the buffer full."
     )
     in_flight_count: int = gauge(
         "metaq_producer_in_flight_commands", "Commands sent and not answered."
