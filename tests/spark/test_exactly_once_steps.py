@@ -370,7 +370,9 @@ def test_a_broker_away_between_prepare_and_commit(scene: Scene) -> None:
     run.decide()
     scene.brokers[1].stop()
     try:
-        with pytest.raises(IncompleteError, match=r"stay prepared.*rerun of the batch"):
+        with pytest.raises(
+            IncompleteError, match=r"stay prepared.*checkpoint, or .*settle"
+        ):
             run.complete(patience_s=3.0)
         run.abort()
     finally:
