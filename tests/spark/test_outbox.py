@@ -138,7 +138,8 @@ def test_a_run_that_breaks_off_has_sent_the_beginning_of_a_whole_one(
     whole, broken = runs
     assert broken == whole[: len(broken)]
     assert [value for _p, _s, batch in whole for value in batch] == values
-    for _producer, own in groupby(whole, key=itemgetter(0)):
+    for number, (producer, own) in enumerate(groupby(whole, key=itemgetter(0))):
+        assert producer == f"{NAME.producer}-{number}"
         batches = [(sequence, batch) for _name, sequence, batch in own]
         assert len(batches) <= 5
         starts = [0, *accumulate(len(batch) for _sequence, batch in batches)]
