@@ -108,13 +108,13 @@ def test_a_metaq_1_4_broker_has_the_time_in_which_it_is_believed() -> None:
 
         async def settle() -> object:
             options: Any = {"coordinator": zookeeper.coordinator}
-            async with AsyncClient(**options, request_timeout_s=2.0) as client:
+            async with AsyncClient(**options, request_timeout_s=4.0) as client:
                 return await settle_write(
                     client,
                     NAME,
                     is_batch_write=True,
                     draw_turn=lambda: next(turns),
-                    foreign_start_s=2.5,
+                    foreign_start_s=4.5,
                 )
 
         assert asyncio.run(settle()) == decision
