@@ -45,6 +45,8 @@ from metaq.spark.errors import DecisionError
 
 FORMAT_ID: Final = int.from_bytes(b"MQS1")
 """Format of the ids below: this sink, first layout."""
+BATCH_WRITE: Final = "write-"
+"""Names of batch writes begin so: each is one batch, and is never run again."""
 ATTEMPT_MAX: Final = 2**32 - 1
 """Maximum number of an attempt: 32 bits of the branch id."""
 SUM_LIMIT: Final = 2**64

@@ -40,6 +40,7 @@ from metaq.errors import MetaqError, WireError
 from metaq.model import BrokerId, Millis
 from metaq.spark.errors import IncompleteError, NoTransactionsError, TakenOverError
 from metaq.spark.sink.decisions import (
+    BATCH_WRITE,
     Decision,
     QueryRecord,
     WriteTerms,
@@ -338,14 +339,20 @@ class TransactionManager:
         where = f"{len(named)} of {len(branches)} branches ({name_branches(named)})"
         if lost:
             raise IncompleteError(
-                f"{what} rows of {where} are missing: {causes}. A rerun completes the"
+                f"{what} rows of {where} are missing: {causes}. {self._rerun()} the"
                 f" batch without them; their keys: {keys}"
             ) from failed[named[0]]
         raise IncompleteError(
-            f"{what} {where} stay prepared: {causes}. A rerun of the batch (start the"
-            " query again with its checkpoint) commits them, or `metaq txn commit`"
-            f" for each key: {keys}"
+            f"{what} {where} stay prepared: {causes}. {self._rerun()} the batch"
+            f" when all brokers are there; their keys: {keys}"
         ) from failed[named[0]]
+
+    def _rerun(self) -> str:
+        """Return how an error names what completes a batch."""
+        settling = f"`metaq txn settle {self._name}`"
+        if self._name.startswith(BATCH_WRITE):
+            return f"Do not write the rows again: {settling} completes"
+        return f"The query, started again with its checkpoint, or {settling} completes"
 
 
 async def settle_write(
@@ -354,21 +361,31 @@ async def settle_write(
     *,
     is_batch_write: bool,
     draw_turn: Callable[[], str],
+    foreign_start_s: float = FOREIGN_START_S,
 ) -> Decision | None:
     """Settle by hand: commit what was decided at all brokers, roll back the rest.
+
+    A MetaQ 1.4 broker that has committed its part already says that it knows nothing of
+    it, and is believed after `foreign_start_s`, so all takes that long there.
 
     Args:
         client: started.
         name: of the write's nodes, and its qualifier at brokers.
         is_batch_write: no later batch needs its decision, which is forgotten.
         draw_turn: returns a text that it never returned before.
+        foreign_start_s: how long a MetaQ 1.4 broker may take to know its branches.
 
     Returns:
         What was decided; None for nothing.
     """
     context = context_of(client)
     manager = TransactionManager(
-        context, context.deadline_s(), name=name, place="", draw_turn=draw_turn
+        context,
+        context.deadline_s() + foreign_start_s,
+        name=name,
+        place="",
+        draw_turn=draw_turn,
+        foreign_start_s=foreign_start_s,
     )
     decision = await manager.settle()
     if is_batch_write and decision is not None:

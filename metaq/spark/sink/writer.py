@@ -34,6 +34,7 @@ from metaq.spark.errors import OptionError, one_sentence
 from metaq.spark.options import SinkOptions
 from metaq.spark.routing import WriteRoutes, require_targets
 from metaq.spark.schema import arrow_schema
+from metaq.spark.sink.decisions import BATCH_WRITE
 from metaq.spark.sink.exact_sink import ExactSink, TaskMessages, TaskPrepared
 from metaq.spark.sink.outbox import (
     Outbox,
@@ -212,7 +213,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         """
         check_schema(options, schema)
         write = uuid.uuid4()
-        name = f"write-{write.hex}"
+        name = f"{BATCH_WRITE}{write.hex}"
         if options.is_exactly_once:
             self._sink = ExactSink(
                 options, name=name, place=name, write=str(write), is_planned=True
