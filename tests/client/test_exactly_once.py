@@ -210,6 +210,68 @@ def test_a_batch_is_written_once_and_one_at_a_time(
     assert written(client, target) == list(range(20))
 
 
+def test_a_block_that_fails_after_the_next_request_has_both_batches_come_again(
+    brokers: Brokers, client: Any, topics: tuple[str, str]
+) -> None:
+    """A reader that fetches ahead loses nothing, and gets its own error."""
+    source, target = topics
+    with (
+        client.consumer(source, [source], **MANUAL) as consumer,
+        client.producer() as p,
+    ):
+        first = first_of(consumer)
+        tx = p.exactly_once(first).__enter__()
+        copy(tx, first, target)
+        ahead = first_of(consumer)
+        error = ValueError("mine")
+        assert not tx.__exit__(ValueError, error, None)
+        with pytest.raises(OwnershipLostError, match="delivered again"):
+            p.exactly_once(ahead).__enter__()
+        for _ in range(3):
+            batch = first_of(consumer)
+            with p.exactly_once(batch) as tx:
+                copy(tx, batch, target)
+    assert written(client, target) == list(range(30))
+
+
+def test_what_was_fetched_ahead_comes_again_when_its_own_block_fails(
+    brokers: Brokers, client: Any, topics: tuple[str, str]
+) -> None:
+    source, target = topics
+    with (
+        client.consumer(source, [source], **MANUAL) as consumer,
+        client.producer() as p,
+    ):
+        batch = first_of(consumer)
+        with p.exactly_once(batch) as tx:
+            copy(tx, batch, target)
+            ahead = first_of(consumer)
+        with pytest.raises(ValueError, match="mine"), p.exactly_once(ahead):
+            raise ValueError("mine")
+        again = first_of(consumer)
+        assert [one.data for one in again] == [one.data for one in ahead]
+
+
+def test_a_commit_in_the_block_is_refused(
+    brokers: Brokers, client: Any, topics: tuple[str, str]
+) -> None:
+    """It would move the offsets, whatever becomes of the messages."""
+    source, target = topics
+    with (
+        client.consumer(source, [source], **MANUAL) as consumer,
+        client.producer() as p,
+    ):
+        batch = first_of(consumer)
+        with p.exactly_once(batch) as tx:
+            for commit in (batch.commit, consumer.commit):
+                with pytest.raises(TransactionError, match="stores the offsets at its"):
+                    commit()
+            assert committed(brokers, source, source) is None
+            copy(tx, batch, target)
+        batch.commit()
+    assert written(client, target) == list(range(10))
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

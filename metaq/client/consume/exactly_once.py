@@ -179,7 +179,8 @@ class AsyncExactlyOnce:
         current = self._current
         if current is None:
             raise TransactionError(
-                "no exactly-once block is open: it is used as `async with`, once"
+                "no exactly-once block is open: it is used as `with`, or `async with`,"
+                " once"
             )
         if current.failure is not None:
             raise TransactionError(

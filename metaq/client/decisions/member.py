@@ -112,7 +112,8 @@ class MemberDecisions:
         self._group = group
         self._fence = fence
         self._committer = committer
-        self._restart = restart
+        self.restart = restart
+        """As given."""
         self._held: dict[TopicPartition, _Held] = {}
         self._is_used = False
         """Whether a member of the group ever wrote exactly once."""
@@ -312,7 +313,7 @@ class MemberDecisions:
                 # The partitions go on at what is stored, when nothing can change that.
                 self._doubted.add(self._token)
                 self._token = ""
-                self._restart(tuple(offsets))
+                self.restart(tuple(offsets))
                 raise
             self._note_decided(xid, decision, held, places)
 
@@ -335,7 +336,7 @@ class MemberDecisions:
         self._committer.note_stored(stored)
         if len(stored) < len(places):
             # Decided, and others have gone on from there since.
-            self._restart([one for one in places if one not in stored])
+            self.restart([one for one in places if one not in stored])
 
     def _require_held(
         self, partitions: Collection[TopicPartition]
@@ -392,6 +393,18 @@ class MemberDecisions:
         """Roll back a batch that is not decided; what is not reached is done later."""
         self._left.update((broker_id, xid) for broker_id in brokers)
         await self._roll_back_left(deadline_s)
+
+    def refuse_commit(self) -> None:
+        """Refuse a commit beside the decision, which would not wait for it.
+
+        Raises:
+            TransactionError: a batch has begun, and has not ended.
+        """
+        if self._open is not None:
+            raise TransactionError(
+                f"a block of exactly_once is open ({shown(self._open)}), and stores the"
+                " offsets at its end: commit nothing in it"
+            )
 
     def end(self) -> None:
         """Note that the batch that `begin` named has ended."""
