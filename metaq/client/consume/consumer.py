@@ -414,7 +414,7 @@ class AsyncConsumer(ConsumerLife):
             OwnershipLostError: in a hook whose partitions are lost.
             TypeError, ConfigError: as for `commit`.
         """
-        is_inside = commits_inside()
+        is_inside = commits_inside(self.hooks)
         if not is_inside:
             self._subscription.decisions.refuse_commit()
         if what is not None:
