@@ -418,6 +418,39 @@ def test_a_request_that_fails_before_it_is_sent_leaves_no_doubt() -> None:
     play(story)
 
 
+def test_a_block_waits_for_zookeeper_before_it_begins() -> None:
+    """A loop that asks for the next batch at once would spin while it is away."""
+
+    async def story(stage: Stage) -> None:
+        await stage.claim()
+        began_s = CLOCK.monotonic_s()
+        stage.fail("create_ephemeral", count=3)
+        batch = stage.batch()
+        await stage.member.write(batch)
+        assert batch.ends == ["handled"]
+        assert CLOCK.monotonic_s() > began_s
+        await stage.finish()
+
+    play(story)
+
+
+def test_a_block_begins_only_with_partitions_that_are_ours_after_the_wait() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.claim()
+        stage.fail("create_ephemeral")
+        writing = asyncio.create_task(stage.member.write(stage.batch()))
+        await asyncio.sleep(0.01)
+        stage.world.server.expire(stage.member.raw)
+        with pytest.raises(OwnershipLostError):
+            await writing
+        stage.faults.clear()
+        await asyncio.sleep(1)
+        await stage.claim()
+        await stage.finish()
+
+    play(story)
+
+
 def test_an_error_that_time_does_not_heal_is_not_waited_for() -> None:
     """A damaged node: nothing is sent, and nothing is repeated."""
 

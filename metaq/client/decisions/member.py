@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import BACKOFF
+from metaq.client.cluster.metadata_queries import BACKOFF, insist
 from metaq.client.decisions.ending import end_dead
 from metaq.client.decisions.rules import branches_of, make_decision
 from metaq.client.errors import LostBranchError, TransactionInDoubtError
@@ -257,18 +257,28 @@ class MemberDecisions:
             CoordinationError: ZooKeeper cannot be asked.
         """
         self.check(begins)
-        fence = self._fence()
-        assert fence is not None
         self._require_held(begins)
         await self.complete(deadline_s=deadline_s)
         await self._roll_back_left(deadline_s)
+        # Most loops ask for the next batch at once, whatever error they get.
+        make = partial(self._make_token, begins)
+        fence = await insist(self._context, make, deadline_s)
+        self._number += 1
+        self._open = batch_xid(self._group, fence.member, self._token, self._number)
+        return self._open
+
+    async def _make_token(
+        self, begins: Collection[TopicPartition], *, deadline_s: float
+    ) -> Fence:
+        """Return the binding of our claims; a token of their session is there then."""
+        self._require_held(begins)
+        fence = self._fence()
+        assert fence is not None
         if not self._token or self._token_session != fence.session_version:
             token = self._context.draw_token()
             await self._decisions.make_token(token, fence.member, deadline_s=deadline_s)
             self._token, self._token_session = token, fence.session_version
-        self._number += 1
-        self._open = batch_xid(self._group, fence.member, self._token, self._number)
-        return self._open
+        return fence
 
     async def decide(
         self,
