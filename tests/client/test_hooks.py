@@ -190,8 +190,11 @@ def test_messages_wait_for_on_assigned(
         buffer = twin_of_any(reader.consumer).fetch_buffer
         wait_until(lambda: buffer.statistics()[ZERO].buffered_count == 1)
         assert reader.messages == []
+        waiting = reader.consumer.health().waiting_for
+        assert waiting == "on_assigned of test/0-0, test/0-1"
         is_free.set()
         wait_until(lambda: reader.texts == [b"a"])
+        assert reader.consumer.health().waiting_for is None
 
 
 def test_an_on_assigned_that_raises_ends_reading(

@@ -380,7 +380,7 @@ class ConsumerLife:
             waiting_for=waiting_for(
                 fetch_buffer,
                 concurrency=None if self._handling is None else self._concurrency,
-                held_back=self._subscription.held_back(),
+                held_back=self._subscription.held_back() + self.hooks.waiting_for(),
             ),
         )
 

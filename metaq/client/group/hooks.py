@@ -136,6 +136,10 @@ class Hooks:
         """Whether there is any hook."""
         return any(self._hooks.values())
 
+    def waiting_for(self) -> list[str]:
+        """Return which hook keeps messages from being handed out, if one does."""
+        return [f"on_assigned of {name_some(self.held)}"] if self.held else []
+
     def call_in_threads(self, consumer: object, caller: Caller) -> None:
         """Have hooks called by threads, with the consumer of the sync world."""
         self._consumer, self._caller = consumer, caller
