@@ -358,6 +358,10 @@ class Batch:
             redeliver=self.redeliver,
         )
 
+    def lost(self) -> list[TopicPartition]:
+        """Return nothing: the member's decisions know what went."""
+        return []
+
     def __iter__(self) -> Iterator[Any]:
         for partition, begin in self.begins.items():
             for number in range(begin, self.offsets[partition]):

@@ -336,6 +336,34 @@ def test_a_session_that_is_lost_in_the_block_writes_nothing(
     wait_until(lambda: prepared(brokers, source) == [])
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_batch_of_a_partition_that_went_and_came_again_is_not_written(
+    brokers: Brokers, client: Any, topics: tuple[str, str], is_open: bool
+) -> None:
+    """It comes again, and what follows it is not passed over."""
+    source, target = topics
+    server = brokers[0].zookeeper
+    with (
+        client.consumer(source, [source], **MANUAL) as consumer,
+        client.producer() as p,
+    ):
+        batch = first_of(consumer)
+        tx = p.exactly_once(batch)
+        if is_open:
+            tx.__enter__()
+            copy(tx, batch, target)
+        before = consumer.statistics().rebalance_count
+        server.remove(PATHS.owner(source, batch[0].partition))
+        wait_until(lambda: consumer.statistics().rebalance_count > before)
+        with pytest.raises(OwnershipLostError, match="delivered again"):
+            tx.__exit__(None, None, None) if is_open else tx.__enter__()
+        for _ in range(3):
+            batch = first_of(consumer)
+            with p.exactly_once(batch) as tx:
+                copy(tx, batch, target)
+    assert written(client, target) == list(range(30))
+
+
 def begun(client: Any, group: str, token: str, target: str) -> Any:
     """Prepare two messages as a member did that is dead now; return the id."""
     xid = batch_xid(group, f"{group}_dead", token, 1)

@@ -489,7 +489,7 @@ def test_nothing_is_decided_under_another_session_than_that_of_the_claims(
             stage.member.raw.connect()
         for partition in INPUTS:
             stage.member.decisions.hold(partition, None, Offset(0))
-        with pytest.raises(OwnershipLostError, match="session of the claims is lost"):
+        with pytest.raises(OwnershipLostError, match="lost"):
             await tx.__aexit__(None, None, None)
         assert "transact" not in stage.asked
         stage.world.server.reap(session_id)
@@ -889,7 +889,7 @@ def test_a_block_that_is_cancelled_before_the_decision_is_rolled_back() -> None:
 
 
 def test_a_batch_is_written_again_where_the_user_went_back() -> None:
-    """Else it is refused: the group is past it."""
+    """Else it is refused, and what is stored is read again: the group is past it."""
 
     async def story(stage: Stage) -> None:
         await stage.claim()
@@ -897,10 +897,32 @@ def test_a_batch_is_written_again_where_the_user_went_back() -> None:
         await stage.member.write(first)
         with pytest.raises(TransactionError, match="write each batch once"):
             await stage.member.write(first)
+        assert stage.member.positions == {}
+        await stage.claim()
+        assert stage.member.positions == first.offsets
         for partition in INPUTS:
             stage.member.decisions.move(partition, Offset(0))
         await stage.member.write(first)
         assert stage.asked.count("transact") == 2
+
+    play(story)
+
+
+def test_a_batch_of_an_earlier_claim_is_not_written() -> None:
+    """Since the claim its messages are read again, together with later ones maybe."""
+
+    async def story(stage: Stage) -> None:
+        await stage.claim()
+        batch = stage.batch()
+        tx = batch.block()
+        await tx.__aenter__()
+        await stage.member.leave()
+        await stage.claim()
+        with pytest.raises(OwnershipLostError, match="delivered again"):
+            await tx.__aexit__(None, None, None)
+        assert (batch.ends, stage.logs()) == (["again"], 0)
+        assert "transact" not in stage.asked
+        await stage.finish()
 
     play(story)
 

@@ -29,7 +29,12 @@ from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.runs import frozen, list_outgoing, tagged
 from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.client.produce.xa_commands import XaBranches, shown
-from metaq.errors import ConfigError, MetaqError, TransactionError
+from metaq.errors import (
+    ConfigError,
+    MetaqError,
+    OwnershipLostError,
+    TransactionError,
+)
 from metaq.model import GroupOffset
 from metaq.protocol.transaction_ids import format_key
 from metaq.record.checksum import BytesLike
@@ -209,6 +214,12 @@ class AsyncExactlyOnce:
                 " written"
             )
         self._decider.check(self._batch.begins)
+        for partition in self._batch.lost():
+            self._redeliver()
+            raise OwnershipLostError(
+                f"{partition}: lost before its messages were written; they will be"
+                " delivered again"
+            )
         try:
             xid = await self._decider.begin(
                 self._batch.begins, deadline_s=parts.deadline_s(None)

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
@@ -67,6 +67,8 @@ class _Held:
     """Base of its next decision; None: not read yet, and there was no decision."""
     begin: Offset
     """Its next batch begins here, or after it."""
+    claim: object = field(default_factory=object)
+    """Differs from claim to claim: each begins at what was stored then."""
 
 
 @dataclass(slots=True, eq=False)
@@ -122,6 +124,8 @@ class MemberDecisions:
         """Tokens under which a request may be carried out yet."""
         self._number = 0
         self._open: XaTransactionId | None = None
+        self._claims: dict[TopicPartition, object] = {}
+        """Claims of the partitions of the open batch."""
         self._pending: _Pending | None = None
         self._left: set[Placed] = set()
         """Branches that are not decided and may be prepared: ours to roll back."""
@@ -195,7 +199,7 @@ class MemberDecisions:
         """Note that a partition is read from another offset."""
         held = self._held.get(partition)
         if held is not None:
-            self._held[partition] = _Held(held.place, offset)
+            self._held[partition] = _Held(held.place, offset, held.claim)
 
     def release(self, partitions: Collection[TopicPartition]) -> None:
         """Note that partitions are not ours any more: nothing is decided about them."""
@@ -221,7 +225,8 @@ class MemberDecisions:
 
         Raises:
             ConfigError: the group is not in ZooKeeper.
-            TransactionError: another batch has not ended, or this one is committed.
+            TransactionError: another batch has not ended, or this one is committed; its
+                partitions are read again from what is stored then.
         """
         if self._fence() is None or self._context.coordinator is None:
             raise ConfigError(
@@ -235,6 +240,8 @@ class MemberDecisions:
         for partition, begin in begins.items():
             held = self._held.get(partition)
             if held is not None and begin < held.begin:
+                # It may have messages that were not written, too.
+                self.restart(tuple(begins))
                 raise TransactionError(
                     f"{partition}: the batch begins at offset {begin}, and the group is"
                     f" at {held.begin} already: write each batch once"
@@ -257,13 +264,14 @@ class MemberDecisions:
             CoordinationError: ZooKeeper cannot be asked.
         """
         self.check(begins)
-        self._require_held(begins)
+        held = self._require_held(begins)
         await self.complete(deadline_s=deadline_s)
         await self._roll_back_left(deadline_s)
         # Most loops ask for the next batch at once, whatever error they get.
         make = partial(self._make_token, begins)
         fence = await insist(self._context, make, deadline_s)
         self._number += 1
+        self._claims = {partition: each.claim for partition, each in held.items()}
         self._open = batch_xid(self._group, fence.member, self._token, self._number)
         return self._open
 
@@ -307,7 +315,7 @@ class MemberDecisions:
         decision = make_decision(xid, brokers)
         async with self._committer.storing:
             try:
-                held = self._require_held(offsets)
+                held = self._require_held(offsets, self._claims)
                 places = await _Deciding(
                     self._context,
                     self._decisions,
@@ -349,15 +357,22 @@ class MemberDecisions:
             self.restart([one for one in places if one not in stored])
 
     def _require_held(
-        self, partitions: Collection[TopicPartition]
+        self,
+        partitions: Collection[TopicPartition],
+        claims: Mapping[TopicPartition, object] | None = None,
     ) -> dict[TopicPartition, _Held]:
         """Return the partitions of a batch.
 
+        Args:
+            partitions: of the batch.
+            claims: under which they were read; None: any.
+
         Raises:
-            OwnershipLostError: one of them is not ours any more.
+            OwnershipLostError: one of them is not ours any more, or is ours again.
         """
         for partition in partitions:
-            if partition not in self._held:
+            held = self._held.get(partition)
+            if held is None or (claims and held.claim is not claims[partition]):
                 raise OwnershipLostError(
                     f"{partition}: lost while its messages were being handled; they"
                     " will be delivered again"
