@@ -1,5 +1,6 @@
 """The messages made of a batch are written exactly once, or not at all; both worlds."""
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -13,7 +14,9 @@ from metaq.client import (
     MemoryOffsets,
     OwnershipLostError,
     TransactionError,
+    TransactionRolledBackError,
 )
+from metaq.client.consume.exactly_once import FLUSH_COUNT
 from metaq.client.decisions.rules import make_decision
 from metaq.model import BrokerId, TopicPartition
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
@@ -334,6 +337,25 @@ def test_a_session_that_is_lost_in_the_block_writes_nothing(
             copy(tx, again, target)
     assert written(client, target) == list(range(10))
     wait_until(lambda: prepared(brokers, source) == [])
+
+
+@pytest.mark.slow
+def test_a_block_that_takes_longer_than_its_transaction_may_says_so(
+    client: Any, topics: tuple[str, str]
+) -> None:
+    source, target = topics
+    with (
+        client.consumer(source, [source], **MANUAL) as consumer,
+        client.producer(transaction_timeout_s=1) as p,
+    ):
+        batch = first_of(consumer)
+        tx = p.exactly_once(batch).__enter__()
+        tx.send_many(target, [b"0"] * FLUSH_COUNT)
+        time.sleep(1.5)
+        with pytest.raises(TransactionRolledBackError, match="transaction_timeout_s=1"):
+            tx.__exit__(None, None, None)
+        assert first_of(consumer)[0].offset == batch[0].offset
+    assert written(client, target) == []
 
 
 @pytest.mark.parametrize("is_open", [False, True])
