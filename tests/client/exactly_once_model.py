@@ -356,11 +356,8 @@ class Batch:
             self.member.decisions,
             confirm=self.confirm,
             redeliver=self.redeliver,
+            lost=list,
         )
-
-    def lost(self) -> list[TopicPartition]:
-        """Return nothing: the member's decisions know what went."""
-        return []
 
     def __iter__(self) -> Iterator[Any]:
         for partition, begin in self.begins.items():

@@ -564,7 +564,12 @@ class AsyncMessageBatch(ListedMessages[AsyncConsumer]):
             self.consumer.decider,
             confirm=self.confirm,
             redeliver=self.redeliver,
+            lost=self.lost,
         )
+
+    def lost(self) -> list[TopicPartition]:
+        """Return its partitions that went since; while it is the last batch."""
+        return self._filling.lost()
 
     def redeliver(self) -> None:
         """Have its messages delivered again; the next owner does for lost partitions.

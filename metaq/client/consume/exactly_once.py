@@ -39,7 +39,7 @@ from metaq.errors import (
     OwnershipLostError,
     TransactionError,
 )
-from metaq.model import BrokerId, GroupOffset
+from metaq.model import BrokerId, GroupOffset, TopicPartition
 from metaq.protocol.transaction_ids import format_key
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import Headers
@@ -66,6 +66,7 @@ class AsyncExactlyOnce:
         *,
         confirm: Callable[[], None],
         redeliver: Callable[[], None],
+        lost: Callable[[], list[TopicPartition]],
     ) -> None:
         """Prepare; nothing is asked.
 
@@ -75,6 +76,7 @@ class AsyncExactlyOnce:
             decider: decisions of the consumer.
             confirm: counts the messages of the batch as handled.
             redeliver: has them delivered again.
+            lost: returns the partitions of the batch that went since.
 
         Raises:
             ConfigError: the consumer is not of the same client.
@@ -82,7 +84,7 @@ class AsyncExactlyOnce:
         self._parts = parts
         self._batch = batch
         self._decider = decider
-        self._confirm, self._redeliver = confirm, redeliver
+        self._confirm, self._redeliver, self._lost = confirm, redeliver, lost
         if decider.pool is not parts.pool:
             raise ConfigError(
                 "exactly_once: the batch is from a consumer of another client; one"
@@ -218,7 +220,7 @@ class AsyncExactlyOnce:
                 " written"
             )
         self._decider.check(self._batch.begins)
-        for partition in self._batch.lost():
+        for partition in self._lost():
             self._redeliver()
             raise OwnershipLostError(
                 f"{partition}: lost before its messages were written; they will be"

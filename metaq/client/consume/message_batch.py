@@ -44,10 +44,6 @@ class ListedMessages(Sequence[Message], Generic[C_co]):
         """Whether no message was requested after those of this batch."""
         return self._filling.is_last
 
-    def lost(self) -> Sequence[TopicPartition]:
-        """Return its partitions that went since; while it is the last batch."""
-        return self._filling.lost()
-
     def __len__(self) -> int:
         return len(self._messages)
 
