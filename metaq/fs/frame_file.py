@@ -173,6 +173,23 @@ class FrameFile:
         if full is not None:
             raise full
 
+    def clear(self) -> None:
+        """Cut all frames; synced on return. It needs no free space.
+
+        Raises:
+            StorageError: the disk refused, now or before; they may be there.
+        """
+        if self.failure is not None:
+            raise LogDirOfflineError(str(self.failure)) from self.failure
+        assert self._writer is not None, "opened"
+        try:
+            self._writer.truncate(SizeBytes(HEADER.size))
+            self._writer.sync()
+        except StorageError as error:
+            self.failure = error
+            raise
+        self.end = HEADER.size
+
     def read(self, position: int, size: int) -> StoredFrame:
         """Return the frame at a position.
 

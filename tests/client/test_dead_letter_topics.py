@@ -158,6 +158,23 @@ def test_a_topic_that_matches_during_a_run_has_its_own_made_with_the_first_lette
         wait_until(lambda: broker.stored("tent.dead") == [b"0"])
 
 
+def test_a_topic_of_dead_letters_that_is_deleted_during_a_run_is_made_again(
+    client: Any, broker: AnyBroker
+) -> None:
+    if not broker.has_extensions:
+        return
+    with (
+        client.consumer("g", ["test"], **IDLE) as consumer,
+        running(consumer, failing(client), MAKES),
+    ):
+        broker.put(b"0")
+        wait_until(lambda: consumer.statistics().handling.dead_letter_count == 1)
+        client.admin().delete_topic("test.dead", timeout=30)
+        broker.put(b"1")
+        wait_until(lambda: consumer.statistics().handling.dead_letter_count == 2)
+        assert broker.stored("test.dead") == [b"1"]
+
+
 def test_a_topic_is_made_for_dead_letters_alone() -> None:
     with pytest.raises(ConfigError, match="create_dead_letter_topic: expected then="):
         RetryPolicy(create_dead_letter_topic=True)

@@ -119,6 +119,7 @@ INNER = {
     "AsyncConsumer.has_ended",
     "AsyncMessageBatch.confirm",
     "AsyncMessageBatch.block",
+    "AsyncMessageBatch.lost",
     "AsyncMessageBatch.redeliver",
     "AsyncOrderedProducer.has_ended",
     "AsyncProducer.append_oneway",

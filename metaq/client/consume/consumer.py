@@ -378,6 +378,7 @@ class AsyncConsumer(ConsumerLife):
             MetaqError: the store could not write; handled messages stay handled, and
                 the next commit tries again. Or an offset could not be checked, and is
                 not committed.
+            TransactionError: a block of `exactly_once` is open.
             TypeError: `what` is something else.
             ConfigError: an offset, or the name of a partition, that is none.
         """
@@ -401,7 +402,7 @@ class AsyncConsumer(ConsumerLife):
         Raises:
             ClosedError: it belongs to another event loop.
             OwnershipLostError: called in a hook whose partitions are lost.
-            TypeError, ConfigError: as for `commit`.
+            TransactionError, TypeError, ConfigError: as for `commit`.
         """
         self._require_loop()
         future: asyncio.Future[None] = self._loop.create_future()
@@ -414,10 +415,13 @@ class AsyncConsumer(ConsumerLife):
         """Return what a commit of now means; the reader's own thread calls this.
 
         Raises:
+            TransactionError: a block of `exactly_once` is open.
             OwnershipLostError: in a hook whose partitions are lost.
             TypeError, ConfigError: as for `commit`.
         """
-        is_inside = commits_inside()
+        is_inside = commits_inside(self.hooks)
+        if not is_inside:
+            self._subscription.decisions.refuse_commit()
         if what is not None:
             return read_committable(what, self.topics)
         try:
@@ -565,21 +569,28 @@ class AsyncMessageBatch(ListedMessages[AsyncConsumer]):
             self.consumer.decider,
             confirm=self.confirm,
             redeliver=self.redeliver,
+            lost=self.lost,
         )
+
+    def lost(self) -> list[TopicPartition]:
+        """Return its partitions that went since; while it is the last batch."""
+        return self._filling.lost()
 
     def redeliver(self) -> None:
         """Have its messages delivered again; the next owner does for lost partitions.
 
-        Raises:
-            ClientError: the next messages were requested before.
+        Where later ones were requested before, all from the stored offsets on come
+        again: a batch that is written beyond it would take its place.
         """
-        if not self.is_last:
-            raise ClientError(f"{self!r}: the next messages were requested before")
-        self.consumer.current_batch.release()
+        if self.is_last:
+            self.consumer.current_batch.release()
+        else:
+            self.consumer.decider.restart(self.offsets)
 
     def confirm(self) -> None:
         """Count its messages as handled: their offsets are stored."""
-        self.consumer.current_batch.count()
+        if self.is_last:  # else they are, and later ones are not
+            self.consumer.current_batch.count()
         self.consumer.acknowledge(self.offsets)
 
     async def commit(self, timeout: float | None = None) -> None:

@@ -63,6 +63,10 @@ class LetterTopics:
         if self._policy.create_dead_letter_topic:
             await self._require([topic], timeout)
 
+    def forget(self) -> None:
+        """Look again before the next dead letter: one was refused."""
+        self._found.clear()
+
     def problems(self) -> list[str]:
         """Return a sentence for each that a topic lacks; without a request.
 

@@ -357,6 +357,7 @@ class Handling:
         except MetaqError as refusal:
             failed.refusals += 1
             failed.refusal = refusal
+            self._letter_topics.forget()
             _log.error(
                 "failed message not stored, trying again: group=%s %s",
                 self._group,

@@ -14,12 +14,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import BACKOFF
+from metaq.client.cluster.metadata_queries import BACKOFF, insist
 from metaq.client.decisions.ending import end_dead
 from metaq.client.decisions.rules import branches_of, make_decision
 from metaq.client.errors import LostBranchError, TransactionInDoubtError
@@ -69,6 +69,8 @@ class _Held:
     because the group had no decisions."""
     begin: Offset
     """Its next batch begins here, or after it."""
+    claim: object = field(default_factory=object)
+    """Differs from claim to claim: each begins at what was stored then."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +116,8 @@ class MemberDecisions:
         self._group = group
         self._fence = fence
         self._committer = committer
-        self._restart = restart
+        self.restart = restart
+        """As given."""
         self._held: dict[TopicPartition, _Held] = {}
         self._is_used = False
         """Whether the group has ever had exactly-once decisions."""
@@ -123,6 +126,8 @@ class MemberDecisions:
         """Tokens with a request in doubt, which may still be carried out."""
         self._number = 0
         self._open: XaTransactionId | None = None
+        self._claims: dict[TopicPartition, object] = {}
+        """Claims of the partitions of the open batch."""
         self._pending: _Pending | None = None
         self._left: set[Placed] = set()
         """Own undecided branches that may be prepared, to be rolled back."""
@@ -196,7 +201,7 @@ class MemberDecisions:
         """Record that a partition is read from another offset."""
         held = self._held.get(partition)
         if held is not None:
-            self._held[partition] = _Held(held.place, offset)
+            self._held[partition] = _Held(held.place, offset, held.claim)
 
     def release(self, partitions: Collection[TopicPartition]) -> None:
         """Record that partitions are released: no more decisions about them."""
@@ -222,7 +227,8 @@ class MemberDecisions:
 
         Raises:
             ConfigError: the group is not in ZooKeeper.
-            TransactionError: another batch has not ended, or this one is committed.
+            TransactionError: another batch has not ended, or this one is committed; its
+                partitions are read again from what is stored then.
         """
         if self._fence() is None or self._context.coordinator is None:
             raise ConfigError(
@@ -236,6 +242,8 @@ class MemberDecisions:
         for partition, begin in begins.items():
             held = self._held.get(partition)
             if held is not None and begin < held.begin:
+                # It may have messages that were not written, too.
+                self.restart(tuple(begins))
                 raise TransactionError(
                     f"{partition}: the batch begins at offset {begin}, and the group is"
                     f" at {held.begin} already: write each batch once"
@@ -259,18 +267,29 @@ class MemberDecisions:
             CoordinationError: ZooKeeper is not available.
         """
         self.check(begins)
-        fence = self._fence()
-        assert fence is not None
-        self._require_held(begins)
+        held = self._require_held(begins)
         await self.complete(deadline_s=deadline_s)
         await self._roll_back_left(deadline_s)
+        # Most loops ask for the next batch at once, whatever error they get.
+        make = partial(self._make_token, begins)
+        fence = await insist(self._context, make, deadline_s)
+        self._number += 1
+        self._claims = {partition: each.claim for partition, each in held.items()}
+        self._open = batch_xid(self._group, fence.member, self._token, self._number)
+        return self._open
+
+    async def _make_token(
+        self, begins: Collection[TopicPartition], *, deadline_s: float
+    ) -> Fence:
+        """Return the binding of our claims; a token of their session is there then."""
+        self._require_held(begins)
+        fence = self._fence()
+        assert fence is not None
         if not self._token or self._token_session != fence.session_version:
             token = self._context.draw_token()
             await self._decisions.make_token(token, fence.member, deadline_s=deadline_s)
             self._token, self._token_session = token, fence.session_version
-        self._number += 1
-        self._open = batch_xid(self._group, fence.member, self._token, self._number)
-        return self._open
+        return fence
 
     async def decide(
         self,
@@ -299,7 +318,7 @@ class MemberDecisions:
         decision = make_decision(xid, brokers)
         async with self._committer.storing:
             try:
-                held = self._require_held(offsets)
+                held = self._require_held(offsets, self._claims)
                 places = await _Deciding(
                     self._context,
                     self._decisions,
@@ -316,7 +335,7 @@ class MemberDecisions:
                 # and no request can change these any more.
                 self._doubted.add(self._token)
                 self._token = ""
-                self._restart(tuple(offsets))
+                self.restart(tuple(offsets))
                 raise
             self._note_decided(xid, decision, held, places)
 
@@ -339,18 +358,25 @@ class MemberDecisions:
         self._committer.note_stored(stored)
         if len(stored) < len(places):
             # Decided, and others have gone on from there since.
-            self._restart([one for one in places if one not in stored])
+            self.restart([one for one in places if one not in stored])
 
     def _require_held(
-        self, partitions: Collection[TopicPartition]
+        self,
+        partitions: Collection[TopicPartition],
+        claims: Mapping[TopicPartition, object] | None = None,
     ) -> dict[TopicPartition, _Held]:
         """Return the held partitions of a batch.
 
+        Args:
+            partitions: of the batch.
+            claims: under which they were read; None: any.
+
         Raises:
-            OwnershipLostError: one of them is not ours any more.
+            OwnershipLostError: one of them is not ours any more, or is ours again.
         """
         for partition in partitions:
-            if partition not in self._held:
+            held = self._held.get(partition)
+            if held is None or (claims and held.claim is not claims[partition]):
                 raise OwnershipLostError(
                     f"{partition}: lost while its messages were being handled; they"
                     " will be delivered again"
@@ -396,6 +422,18 @@ class MemberDecisions:
         """Roll back an undecided batch; branches not reached are kept for later."""
         self._left.update((broker_id, xid) for broker_id in brokers)
         await self._roll_back_left(deadline_s)
+
+    def refuse_commit(self) -> None:
+        """Refuse a commit beside the decision, which would not wait for it.
+
+        Raises:
+            TransactionError: a batch has begun, and has not ended.
+        """
+        if self._open is not None:
+            raise TransactionError(
+                f"a block of exactly_once is open ({shown(self._open)}), and stores the"
+                " offsets at its end: commit nothing in it"
+            )
 
     def end(self) -> None:
         """Record that the batch of the last `begin` has ended."""

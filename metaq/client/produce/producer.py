@@ -548,7 +548,7 @@ class AsyncProducer(ClosedByBlock):
         self._require_loop()
         self._check_open()
         if not hasattr(batch, "block"):
-            raise wrong_type("batch", "one of consumer.batches()", batch)
+            raise wrong_type("batch", "one of consumer.batches() of this client", batch)
         return batch.block(self.transacting)
 
     # -- the end ----------------------------------------------------------------------
