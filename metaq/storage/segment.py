@@ -40,7 +40,7 @@ class Segment:
     """One append-only file of a partition log."""
 
     path: Path
-    """The file; its name may be unpadded where a Java broker's tools made it."""
+    """The file; its name may be unpadded if a Java broker's tools made it."""
     base_offset: Offset
     size_bytes: SizeBytes
     """Size of the file; for the active segment, its size when this value was made."""
@@ -138,7 +138,6 @@ class Segments:
 class Damage:
     """A range of a log that contradicts a checksum or an invariant.
 
-    It covers `offset` to `next_good_offset`, or to the end of the log where that is
     It extends from `offset` to `next_good_offset`, or to the end of the log if that is
     None. Bytes on both sides of it are good. It is empty if the file has bytes to which
     no offset of the log maps.
