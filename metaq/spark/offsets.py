@@ -89,7 +89,7 @@ def parse_wanted(text: str, *, option: str) -> dict[TopicPartition, Offset]:
     """Parse offsets written by a user: the version is optional, the edges are allowed.
 
     Args:
-        text: JSON as above; `EARLIEST` (-2) and `LATEST` (-1) stand for the log start
+        text: JSON as above; `EARLIEST` (-2) and `LATEST` (-1) mean the log start
             and the log end.
         option: name of the option, for errors.
 

@@ -284,7 +284,7 @@ class _Search:
     def _narrow(
         self, known: Sequence[Offset], low: tuple[Offset, int], high: tuple[Offset, int]
     ) -> tuple[tuple[Offset, int], tuple[Offset, int]]:
-        """Return the adjacent boundaries in `known` between which the limit lies.
+        """Return the adjacent boundaries in `known` around the limit.
 
         Args:
             known: three boundaries or more, ascending, from that of `low` to `high`.

@@ -270,7 +270,7 @@ class MemberDecisions:
         held = self._require_held(begins)
         await self.complete(deadline_s=deadline_s)
         await self._roll_back_left(deadline_s)
-        # Most loops ask for the next batch at once, whatever error they get.
+        # Most loops ask for the next batch at once after any error.
         make = partial(self._make_token, begins)
         fence = await insist(self._context, make, deadline_s)
         self._number += 1

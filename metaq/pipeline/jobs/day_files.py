@@ -33,7 +33,7 @@ from metaq.spark.errors import one_sentence
 from metaq.spark.topics import ReadTask
 
 PLACED_BY: Final = ("broker_id", "partition", "offset")
-"""Columns whose statistics are required, as they tell which messages a file has."""
+"""Columns whose statistics are required, which show the messages of a file."""
 MEASURED: Final = (*PLACED_BY, "message_id", "timestamp")
 """Columns for which the table has minimum and maximum of each file."""
 NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"

@@ -167,7 +167,7 @@ class QueryRecord:
 
     @classmethod
     def decode(cls, data: bytes | None) -> "QueryRecord":
-        """Parse the bytes of `encode`; None stands for a missing node.
+        """Parse the bytes of `encode`; None means a missing node.
 
         Raises:
             DecisionError: the bytes have another form.
