@@ -94,7 +94,7 @@ def declared_columns(options: Mapping[str, str]) -> str:
 
 
 def _is_of_stream(options: Mapping[str, str]) -> bool:
-    """Return whether some options are valid for streams only; Spark does not pass on which."""
+    """Return whether any option is for streams only: Spark does not pass on the use."""
     return any(name.lower() in _STREAM_ONLY for name in options)
 
 

@@ -3,8 +3,8 @@
 Only changed offsets are written. The offsets of a failed commit are part of the next
 one, so a store that is unavailable for a while loses no offset.
 
-Theory of operation: one write is in progress at a time. Commits requested in that
-time are combined into the next write, which takes the newest offset of each partition and
+Theory of operation: one write is in progress at a time. Commits requested during it
+are combined into the next write, which takes the newest offset of each partition and
 answers all of them: a consumer that commits each message writes as often as the store
 can, and no more. A commit under another fence gets a write of its own, so that
 messages handled under one session are never committed under the next.

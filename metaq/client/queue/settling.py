@@ -64,7 +64,7 @@ late ack while no other worker has the message."""
 
 
 class SettledTogether:
-    """Settles for which one call waits; takes the place of their futures. On the loop."""
+    """Settles for which one call waits; replaces their futures. On the loop."""
 
     def __init__(self, count: int) -> None:
         """Wait for `count` settles, 1 or more."""
