@@ -5,8 +5,10 @@
 A mutant is one change by an operator of Cosmic Ray (a comparison, a number, a boolean,
 a loop that never runs ...), or a call that is left out. They are sampled by the seed
 over positions of `ROOMS`. Each is tried in a copy of the checkout: first by the tests
-that are named after its module, then, where those pass, by all tests of its room. A
-mutant that passes both has survived: a promise without a test, or a line without a use.
+that are named after its module, then, where those pass, by others of its room, as
+`nearest_tests` says. A mutant that passes all has survived: a promise without a test,
+or a line without a use. Tests run once without a mutant: they have to pass, and a
+mutant with which they take four times as long is found.
 
 Exit codes: 0 all were found, 1 some survived.
 """
@@ -15,18 +17,21 @@ import argparse
 import json
 import os
 import random
+import re
 import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import cosmic_ray.ast as trees  # before the operators, which import it halfway
+import pytest
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
@@ -37,8 +42,9 @@ ROOMS: Final = (
 )  # fmt: skip
 OMITTED: Final = ("BitOr_", "RemoveDecorator", "VariableInserter", "VariableReplacer")
 """Operators that change annotations and decorators, or make unknown names."""
-TIMEOUT_S: Final = 600.0
-"""For the tests of one mutant; one that takes longer is found."""
+SLOWER_MAX: Final = 4.0
+"""Times as long as without a mutant: tests that take longer have found it."""
+TIMEOUT_S_MIN: Final = 60.0
 
 
 class LeaveOutCall:
@@ -105,12 +111,23 @@ def find_mutants(modules: Sequence[str], operators: dict[str, Any]) -> list[Muta
         tree = trees.get_ast((ROOT / module).read_text())
         nodes = list(trees.ast_nodes(tree))
         for name, operator in operators.items():
-            positions = [p for node in nodes for p in operator.mutation_positions(node)]
+            positions = [
+                (start[0], node)
+                for node in nodes
+                for start, _ in operator.mutation_positions(node)
+            ]
             found += [
-                Mutant(module, start[0], name, number)
-                for number, (start, _) in enumerate(positions)
+                Mutant(module, line, name, number)
+                for number, (line, node) in enumerate(positions)
+                if not _is_declared(node)
             ]
     return found
+
+
+def _is_declared(node: Any) -> bool:
+    """Whether a change is none of what runs: the star of parameters, a decorator."""
+    is_star = node.type == "operator" and node.parent.type == "parameters"
+    return is_star or node.search_ancestor("decorator") is not None
 
 
 def choose(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
@@ -123,22 +140,47 @@ def choose(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
     return [chance.choice(by_line[line]) for line in lines]
 
 
-def nearest_tests(module: str) -> list[list[str]]:
-    """Return the test files named after a module, then the tests of its room."""
+SESSION: Final = re.compile("SparkSession|drivers: Drivers")
+"""In tests with a session of Spark."""
+Tests: TypeAlias = tuple[str, ...]
+"""Files for pytest."""
+
+
+def nearest_tests(module: str) -> list[Tests]:
+    """Return test files of a module's room: named after it, importing it, all.
+
+    Those with a session of Spark are slow, and only tried where they have its name.
+    """
     parts = Path(module).with_suffix("").parts
     room = next(
         ROOT / "tests" / Path(*parts[1:end])
         for end in range(len(parts) - 1, 0, -1)
         if (ROOT / "tests" / Path(*parts[1:end])).is_dir()
     )
-    named = sorted(
-        str(p.relative_to(ROOT)) for p in room.rglob(f"test_{parts[-1]}*.py")
-    )
-    return [*([named] if named else []), [str(room.relative_to(ROOT))]]
+    texts = {p: p.read_text() for p in sorted(room.rglob("test_*.py"))}
+    of_session = [p for p, text in texts.items() if SESSION.search(text)]
+    named = [p for p in texts if p.name.startswith(f"test_{parts[-1]}")]
+    importing = [p for p, text in texts.items() if ".".join(parts) in text]
+    found, seen = list[Tests](), set[Path]()
+    for paths in (
+        [p for p in named if p not in of_session],
+        [p for p in importing if p not in of_session],
+        named,
+        [p for p in texts if p not in of_session],
+    ):
+        if new := [p for p in paths if p not in seen]:
+            seen.update(new)
+            found.append(tuple(str(p.relative_to(ROOT)) for p in new))
+    return found
 
 
-def try_mutant(mutant: Mutant, operator: Any, checkout: Path) -> Outcome:
-    """Run tests, nearest first, with a mutant in a copy of the checkout."""
+def try_mutant(
+    mutant: Mutant, operator: Any, checkout: Path, limits_s: dict[Tests, float]
+) -> Outcome:
+    """Run tests, nearest first, with a mutant in a copy of the checkout.
+
+    `limits_s` keeps how long tests may take; what it lacks runs without a mutant first.
+    """
     path = checkout / mutant.module
     source = path.read_text()
     mutated = mutate_code(source, operator, mutant.occurrence)
@@ -153,15 +195,17 @@ def try_mutant(mutant: Mutant, operator: Any, checkout: Path) -> Outcome:
         ),
         mutant.line - 1,
     )
-    try:
-        path.write_text(mutated)
-        found_by = None
-        for tests in nearest_tests(mutant.module):
-            found_by = _first_failure(tests, checkout)
-            if found_by:
-                break
-    finally:
-        path.write_text(source)
+    found_by = None
+    for tests in nearest_tests(mutant.module):
+        if tests not in limits_s:
+            limits_s[tests] = _limit_s(tests, checkout)
+        try:
+            path.write_text(mutated)
+            found_by = _first_failure(tests, checkout, limits_s[tests])
+        finally:
+            path.write_text(source)
+        if found_by:
+            break
     return Outcome(mutant, _lines(source)[at], _lines(mutated)[at], found_by)
 
 
@@ -169,7 +213,14 @@ def _lines(source: str) -> list[str]:
     return [line.strip() for line in source.splitlines()]
 
 
-def _first_failure(tests: Sequence[str], checkout: Path) -> str | None:
+def _limit_s(tests: Tests, checkout: Path) -> float:
+    began_s = time.monotonic()
+    if failure := _first_failure(tests, checkout, None):
+        sys.exit(f"{' '.join(tests)}: red without a mutant: {failure}")
+    return max(TIMEOUT_S_MIN, SLOWER_MAX * (time.monotonic() - began_s))
+
+
+def _first_failure(tests: Tests, checkout: Path, timeout_s: float | None) -> str | None:
     command = [
         sys.executable,
         "-m",
@@ -188,12 +239,12 @@ def _first_failure(tests: Sequence[str], checkout: Path) -> str | None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
         return "time-out"
-    if done.returncode == 0:
+    if done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         return None
     named = [
         n
@@ -239,11 +290,11 @@ def main() -> int:
         )
     ]
     mutants = choose(find_mutants(modules, operators), asked.count, asked.seed)
-    survivors = 0
+    survivors, limits_s = 0, dict[Tests, float]()
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         checkout = _copy_checkout(Path(directory))
         for number, mutant in enumerate(mutants, 1):
-            outcome = try_mutant(mutant, operators[mutant.operator], checkout)
+            outcome = try_mutant(mutant, operators[mutant.operator], checkout, limits_s)
             survivors += outcome.found_by is None
             if asked.json:
                 print(json.dumps(asdict(outcome)), flush=True)

@@ -36,6 +36,7 @@ from metaq.zk.definitions import (
     decode_copy,
     decode_definition,
 )
+from metaq.zk.errors import PayloadError
 from metaq.zk.exchange_definitions import EXCHANGES_COPY_NAME
 from metaq.zk.group_definitions import GROUPS_COPY_NAME
 
@@ -85,9 +86,7 @@ def plan_hand_over(fs: FileSystem, directory: Path) -> HandOver:
     held = {log_id.topic for log_id in logs.values()}
     topics: dict[str, TopicDefinition] = {}
     if COPY_NAME in rest:
-        topics = decode_copy(
-            fs.read_file(directory / COPY_NAME, COPY_BYTES_MAX), decode_definition
-        )
+        topics = _read_topics(fs, directory / COPY_NAME)
     return HandOver(
         directory=directory,
         aside=handed_over_path(directory),
@@ -105,6 +104,16 @@ def plan_hand_over(fs: FileSystem, directory: Path) -> HandOver:
         },
         problem=_find_problem(fs, directory),
     )
+
+
+def _read_topics(fs: FileSystem, path: Path) -> dict[str, TopicDefinition]:
+    try:
+        return decode_copy(fs.read_file(path, COPY_BYTES_MAX), decode_definition)
+    except PayloadError as error:
+        raise PayloadError(
+            f"{path}: {error}; start and stop the broker with its ZooKeeper, which has"
+            " them, or remove it"
+        ) from error
 
 
 def _find_problem(fs: FileSystem, directory: Path) -> str:

@@ -25,7 +25,7 @@ from metaq.config.settings import BrokerConfig
 from metaq.errors import ConfigError, DataMissingError
 from metaq.lifecycle import Service
 from metaq.model import BrokerAddress, is_internal
-from metaq.net.dial import LOOPBACK, own_host
+from metaq.net.own_host import LOOPBACK, own_host
 from metaq.retry import Backoff, retry
 from metaq.storage.log_manager import LogManager
 from metaq.zk.errors import PayloadError

@@ -30,7 +30,7 @@ from metaq.cli.options import (
 from metaq.cli.tree import command
 from metaq.client import Client, Consumer, ConsumerOptions, TopicPattern
 from metaq.errors import ConfigError
-from metaq.net.dial import own_host
+from metaq.net.own_host import own_host
 from metaq.zk.groups import member_name
 
 PATTERN_SIGNS: Final = frozenset("*?[")

@@ -147,8 +147,8 @@ def produce(target: Target, options: ProduceOptions) -> None:
     A line ends with LF; all other bytes, a CR among them, are kept. A file is cut into
     as many pieces as there are partitions, or more, which go to all of them at once;
     lines of a pipe that are read at once go to one partition, the next to the next
-    partition. Within a piece the order is kept. A line that got no answer is sent
-    again; the summary says how many may be stored twice.
+    partition. Within a piece the order is kept. A line whose outcome is not known
+    is sent again; the summary says how many may be stored twice.
     """
     if options.key is not None and options.key_separator is not None:
         raise click.UsageError("--key and --key-separator exclude each other")
@@ -303,7 +303,7 @@ def _print_summary(
                 "partitions": by_partition,
                 "may_be_doubled": statistics.doubtful_count,
                 "refused": refused_count,
-                "unanswered": unknown_count,
+                "in_doubt": unknown_count,
             }
         )
     else:
@@ -316,7 +316,7 @@ def _print_summary(
     if statistics.doubtful_count:
         render.say(
             f"{render.count_text(statistics.doubtful_count, 'line')} may be stored"
-            " twice: the answer to the first sending did not come, so it was repeated"
+            " twice: the outcome of the first sending was not known, so it was repeated"
         )
     if refused_count:
         render.say(
@@ -325,5 +325,6 @@ def _print_summary(
         )
     if unknown_count:
         render.say(
-            f"{render.count_text(unknown_count, 'line')} got no answer: outcome unknown"
+            f"{render.count_text(unknown_count, 'line')} in doubt: sent, and stored or"
+            " not"
         )

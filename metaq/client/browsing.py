@@ -4,8 +4,14 @@ Source: docs/metaq-1.4/client.md 6.
 """
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from typing import Concatenate, ParamSpec, TypeAlias
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Mapping,
+)
+from datetime import datetime
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.browse import (
@@ -17,30 +23,15 @@ from metaq.client.consume.browse import (
     stats_of,
 )
 from metaq.client.consume.cursor import FETCH_BYTES
-from metaq.client.consume.find import find_messages
+from metaq.client.consume.find import READ_BYTES_MAX, find_messages
 from metaq.client.names import check_topic, fixed_partitions
-from metaq.client.options import same_arguments
+from metaq.client.options import Start, names_arguments
 from metaq.model import Message, Offset, TopicPartition
 
-P = ParamSpec("P")
-Batches: TypeAlias = AsyncGenerator[list[Message], None]
 
-
-def _one_by_one(
-    name: str, make: Callable[Concatenate[ClientContext, P], Batches]
-) -> Callable[Concatenate["AsyncBrowsing", P], AsyncIterator[Message]]:
-    """Return the method of a client that yields what `make` yields many at a time."""
-
-    def call(
-        self: "AsyncBrowsing", /, *args: P.args, **keywords: P.kwargs
-    ) -> AsyncIterator[Message]:
-        return _each(make(self._require_context(), *args, **keywords))
-
-    call.__name__, call.__qualname__ = name, f"AsyncClient.{name}"
-    return same_arguments(make, make.__doc__)(call)
-
-
-async def _each(batches: Batches) -> AsyncIterator[Message]:
+async def _each(
+    batches: AsyncGenerator[list[Message], None],
+) -> AsyncIterator[Message]:
     async with contextlib.aclosing(batches):
         async for batch in batches:
             for message in batch:
@@ -54,8 +45,140 @@ class AsyncBrowsing:
         """Return the client's parts, on its event loop alone."""
         raise NotImplementedError
 
-    browse = _one_by_one("browse", browse_topic)
-    find = _one_by_one("find", find_messages)
+    @names_arguments
+    def browse(
+        self,
+        topic: str,
+        *,
+        partitions: Collection[str | TopicPartition] | None = None,
+        start: Start = "earliest",
+        last: int | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        where: str | None = None,
+        stop_at_end: bool = True,
+        partial: bool = False,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Message]:
+        """Yield the messages of a topic, without a group; nothing is committed.
+
+        Args:
+            topic: topic name.
+            partitions: partitions, or names like `0-1`; None takes all, later ones too
+                when it does not stop at the end.
+            start: where to begin in each partition; see `ConsumerOptions.start`.
+            last: begin with the newest messages instead, so many of all partitions
+                together, oldest first; 0 or more. What is before them is not read; they
+                are held in memory. Messages of a MetaQ 1.4 broker carry no time: they
+                are ordered among those of one broker alone.
+            since: begin at the first message of that time or later; the same as a time
+                as `start`. Local time without a zone.
+            until: end before the first message of that time or later.
+            where: only messages for which this condition is true; see
+                `ConsumerOptions.where`. With `last` the newest of those, and as much
+                of each partition is read as has so many, all of it if need be.
+            stop_at_end: go through the partitions one after the other, each up to the
+                end that its log has now; else all at once, for ever.
+            partial: go on with the rest while a broker of the topic is away;
+                without it, all partitions means all that there are.
+            timeout: seconds that the next messages may take. None leaves each question
+                `request_timeout_s`, and waits for ever for messages to come.
+
+        Raises:
+            RequestTimeoutError: the time is over, and so is the iteration.
+            NoBrokerError: no broker serves the topic, or a partition that is named.
+            ExchangeError: it is an exchange.
+            PartitionsAwayError: all partitions are asked for, and a broker that has
+                some of them is away.
+            CannotAnswerError: a time, or the newest of several brokers, where a MetaQ
+                1.4 broker has messages.
+            ConfigError: a name of a partition that is none; several of `start`, `last`
+                and `since`; `until` for a reader that does not stop at the end; or a
+                FilterError, which says where `where` is wrong.
+            TypeError: a value of another type.
+            CorruptRecordError: a damaged record; messages before it were yielded.
+            MetaqError: a broker cannot be asked within `request_timeout_s`.
+
+        Cancellation: ends it; begin again after the last message.
+        """
+        batches = browse_topic(
+            self._require_context(),
+            topic,
+            partitions=partitions,
+            start=start,
+            last=last,
+            since=since,
+            until=until,
+            where=where,
+            stop_at_end=stop_at_end,
+            partial=partial,
+            timeout=timeout,
+        )
+        return _each(batches)
+
+    @names_arguments
+    def find(
+        self,
+        topic: str,
+        *,
+        key: str | bytes | None = None,
+        header: tuple[str, bytes] | None = None,
+        id: int | None = None,  # noqa: A002  # the field of a message
+        partitions: Collection[str | TopicPartition] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int | None = None,
+        read_bytes_max: int = READ_BYTES_MAX,
+        on_read: Callable[[int], object] | None = None,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Message]:
+        """Yield the messages with a key, a header or an id, the newest first.
+
+        The order is that of the times in their ids, among equal ones that of the
+        partitions; within a partition that of the log, from its end. Brokers look them
+        up in the index of the topic (setting `index`); where there is none they read
+        the log, and what a MetaQ 1.4 broker has is read here. The result is the same.
+
+        Args:
+            topic: topic name.
+            key: of the messages; text means its UTF-8 bytes.
+            header: a name and the bytes that it has.
+            id: of one message; its time is in it, so nothing has to be looked up.
+            partitions: partitions, or names like `0-1`; None takes all.
+            since: messages of that time or later. Local time without a zone. Times are
+                those of the broker; messages without one count as in time.
+            until: messages before that time.
+            limit: most messages; None goes on to the log start.
+            read_bytes_max: most bytes of the log that are read without an index.
+            on_read: called with the bytes read so, as they grow.
+            timeout: seconds of each question; None: `request_timeout_s`.
+
+        Raises:
+            CannotAnswerError: more than `read_bytes_max` would have to be read; an id,
+                where a MetaQ 1.4 broker has messages; more than 10,000 messages of a
+                partition that its broker does not look up, without a limit.
+            NoBrokerError, PartitionsAwayError, ExchangeError: as `browse`.
+            ConfigError: not one of `key`, `header` and `id`; an id that has no time;
+                a value that means nothing.
+            TypeError: a value of another type.
+            CorruptRecordError: a damaged record; newer messages were yielded.
+            MetaqError: a broker cannot be asked.
+        """
+        batches = find_messages(
+            self._require_context(),
+            topic,
+            key=key,
+            header=header,
+            id=id,
+            partitions=partitions,
+            since=since,
+            until=until,
+            limit=limit,
+            read_bytes_max=read_bytes_max,
+            on_read=on_read,
+            timeout=timeout,
+        )
+        return _each(batches)
 
     async def get(
         self,

@@ -49,7 +49,7 @@ class HandlerFailedError(ClientError):
 
 
 class OutcomeUnknownError(RequestTimeoutError):
-    """It was sent, and no answer came before the deadline: stored, or not."""
+    """It was sent, and no answer came, or one that left it open: stored, or not."""
 
     retriable = False
 

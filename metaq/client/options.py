@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import (
     Any,
-    Concatenate,
     Final,
     Literal,
     ParamSpec,
@@ -400,22 +399,6 @@ def takes_options(kind: type[object]) -> Callable[[Callable[P, R]], Callable[P, 
     return decorate
 
 
-def same_arguments(
-    method: Callable[Concatenate[Any, P], object], text: str | None = None
-) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
-    """Give a method that is written out the arguments of another; its text, or this."""
-    signature = inspect.signature(method)
-    self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = [self, *list(signature.parameters.values())[1:]]
-
-    def decorate(function: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
-        result = inspect.signature(function).return_annotation
-        full = signature.replace(parameters=parameters, return_annotation=result)
-        return with_signature(function, full, text or function.__doc__)
-
-    return decorate
-
-
 def names_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Have a call name itself where arguments are missing, or by another name."""
     return with_signature(function, inspect.signature(function), function.__doc__)
@@ -430,39 +413,33 @@ def with_signature(
     function that takes any name: a call that is right pays next to nothing.
     """
     names = {*list(signature.parameters)[1:]}
-    is_open, takes_any = _takes_any(signature), _takes_any(inspect.signature(function))
+    kinds = {each.kind for each in inspect.signature(function).parameters.values()}
+    takes_any = inspect.Parameter.VAR_KEYWORD in kinds
 
-    def check(keywords: Collection[str]) -> None:
-        for name in () if is_open else {*keywords} - names:
-            raise no_option(_title(call), name, names)
+    def title(one: object) -> str:
+        return f"{type(one).__name__}.{call.__name__}".removesuffix(".__init__")
+
+    def check(one: object, keywords: Collection[str]) -> None:
+        for name in {*keywords} - names:
+            raise no_option(title(one), name, names)
 
     @functools.wraps(function)
-    def call(*args: Any, **keywords: Any) -> R:
+    def call(self: Any, /, *args: Any, **keywords: Any) -> R:
         if takes_any:
-            check(keywords)
+            check(self, keywords)
         try:
-            return function(*args, **keywords)
+            return function(self, *args, **keywords)
         except TypeError:
-            check(keywords)
+            check(self, keywords)
             try:
-                signature.bind(*args, **keywords)
+                signature.bind(self, *args, **keywords)
             except TypeError as error:
-                raise TypeError(f"{_title(call)}: {error}") from None
+                raise TypeError(f"{title(self)}: {error}") from None
             raise
 
     vars(call)["__signature__"] = signature
     call.__doc__ = text
     return call
-
-
-def _takes_any(signature: inspect.Signature) -> bool:
-    """Return whether any argument may be named."""
-    kinds = {each.kind for each in signature.parameters.values()}
-    return inspect.Parameter.VAR_KEYWORD in kinds
-
-
-def _title(function: Callable[..., object]) -> str:
-    return function.__qualname__.removesuffix(".__init__")
 
 
 def no_option(title: str, name: str, names: Collection[str]) -> TypeError:

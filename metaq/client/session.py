@@ -73,7 +73,7 @@ from metaq.client.validation import check_timeout, wrong_type
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import TopicPartition
-from metaq.net.dial import own_host
+from metaq.net.own_host import own_host
 from metaq.peer.pool import ConnectionPool
 from metaq.record.flags import Headers
 from metaq.zk.coordinator import ZooKeeperCoordinator

@@ -181,7 +181,14 @@ class Spool:
             if not known:
                 return
             body = struct.pack(f">{len(known)}Q", *known)
-            self._learn(self._file.append(_REMOVE, 0, body))
+            try:
+                self._learn(self._file.append(_REMOVE, 0, body))
+            except NoSpaceError:
+                if len(known) < len(self._places):
+                    raise
+                self._file.clear()
+                self._places.clear()
+                self._live_bytes = 0
             garbage = self._file.end - HEADER.size - self._live_bytes
             if garbage >= max(self._compact_bytes, self._live_bytes):
                 self._compact()

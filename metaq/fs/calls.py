@@ -1,4 +1,4 @@
-"""The system calls that this package uses, and their failures as errors of our tree.
+"""The system calls that this package uses, and their failures as our own errors.
 
 ENOSPC and EDQUOT become `NoSpaceError`, which may pass by itself; everything else is
 `DiskError`. A failed *sync* is always a `DiskError`: space that is freed later does not
@@ -18,15 +18,15 @@ from typing import Final, Protocol
 from metaq.errors import DiskError, MissingFileError, NoSpaceError
 
 BUFFERS_PER_CALL_MAX: Final = 1024
-"""Buffers handed to one writev: IOV_MAX of Linux, which refuses more."""
+"""Maximum number of buffers of one writev: IOV_MAX of Linux, which refuses more."""
 
 LOCK_OR_REFUSE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
-"""Operation of flock: an exclusive lock, without waiting."""
+"""Operation of flock: an exclusive lock, without blocking."""
 
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 WARM_CALL_BYTES: Final = 4 * 1024 * 1024
-"""Bytes asked of one sendfile while warming."""
+"""Maximum number of bytes of one sendfile while warming."""
 
 _PROBE: Final = (memoryview(bytearray(1)),)
 
@@ -35,7 +35,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class SystemCalls(Protocol):
-    """The calls of the kernel, as `os` has them: they raise `OSError`."""
+    """System calls with the signatures of `os`; they raise `OSError`."""
 
     def open(self, path: Path, flags: int, mode: int, /) -> int:
         """Open or create a file; the descriptor is not inherited."""
@@ -50,7 +50,7 @@ class SystemCalls(Protocol):
         """Write bytes at `position`; return the count, which may be short."""
 
     def pread(self, fd: int, size: int, position: int, /) -> bytes:
-        """Return up to `size` bytes from `position`; none at the end."""
+        """Return up to `size` bytes from `position`; empty at the end."""
 
     def preadv(self, fd: int, buffers: Sequence[memoryview], position: int, /) -> int:
         """Fill some of the buffers from `position`; return the count of bytes."""
@@ -68,7 +68,7 @@ class SystemCalls(Protocol):
         """Wait until the names in a directory are on the device."""
 
     def ftruncate(self, fd: int, size: int, /) -> None:
-        """Set the size of a file; new bytes are zero."""
+        """Set the size of a file; added bytes are zero."""
 
     def fstat(self, fd: int, /) -> os.stat_result:
         """Return the status of an open file."""
@@ -98,11 +98,11 @@ class SystemCalls(Protocol):
         """Lock an open file, or raise `BlockingIOError`."""
 
     def descriptor(self, fd: int, /) -> int:
-        """Return a descriptor that other calls of this process understand."""
+        """Return a descriptor that is valid in other calls of this process."""
 
 
 class LinuxCalls:
-    """The kernel under this process."""
+    """The system calls of the Linux kernel."""
 
     open = staticmethod(os.open)
     close = staticmethod(os.close)
@@ -126,9 +126,9 @@ class LinuxCalls:
     def is_cached(self, fd: int, position: int, size: int, /) -> bool:
         """Return whether the first and the last page of a range are in the page cache.
 
-        A page between them may be missing; that costs the caller one disk read. Where
-        the file system cannot say (tmpfs), the answer is whether the file has the
-        range: warming would not help with the rest.
+        A page between them may be missing; that costs the caller one disk read. If the
+        file system can not answer (tmpfs), the result is whether the file has the
+        range, because warming would not help.
         """
         try:
             for at in (position, position + size - 1):
@@ -162,9 +162,9 @@ def _null_device() -> int:
 
 
 class Translated:
-    """Turn an `OSError` in the block into an error of our tree.
+    """Turns an `OSError` in the block into one of our errors.
 
-    A class, because a generator would cost more than some of the calls in the block.
+    It is a class because a generator would cost more than some of the calls.
     """
 
     __slots__ = ("_operation", "_path")
@@ -190,7 +190,7 @@ class Translated:
 
 
 def write_fully(calls: SystemCalls, fd: int, buffers: Sequence[Buffer]) -> None:
-    """Write all bytes, with as many calls as it takes."""
+    """Write all bytes, with as many calls as necessary."""
     for first in range(0, len(buffers), BUFFERS_PER_CALL_MAX):
         group = buffers[first : first + BUFFERS_PER_CALL_MAX]
         missing = sum(map(len, group))

@@ -26,7 +26,7 @@ LOCK_FILE: Final = ".lock"
 
 FILE_MODE: Final = 0o640
 DIRECTORY_MODE: Final = 0o750
-"""Mode of new directories: messages are for the broker's user, its group may read."""
+"""Mode of new directories: only the broker's user writes, its group may read."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class FileSystem:
         self._calls = calls
 
     def open_syncs(self) -> KernelSyncs | None:
-        """Return asynchronous syncs for one thread, which closes them; None: none."""
+        """Return asynchronous syncs for one thread, which closes them, or None."""
         return None
 
     def open_append(
@@ -68,8 +68,8 @@ class FileSystem:
                 fd = self._calls.open(path, flags | os.O_CREAT, FILE_MODE)
         file = AppendFile(self._calls, path, fd)
         if create and is_synced:
-            # Also for an existing file: the process that created it may have been
-            # killed before it came to this line.
+            # For an existing file, too: the process that created it may have been
+            # killed before this sync.
             try:
                 self.sync_directory(path.parent)
             except StorageError:
@@ -80,7 +80,7 @@ class FileSystem:
     def open_update(self, path: Path, *, create: bool = False) -> UpdateFile:
         """Open a file for writing at any position.
 
-        `create` makes it, or empties an existing one; its name is durable after
+        `create` creates it, or empties an existing one; its name is durable after
         `sync_directory`.
         """
         flags = os.O_RDWR | os.O_CLOEXEC
@@ -91,8 +91,8 @@ class FileSystem:
         return UpdateFile(self._calls, path, fd)
 
     def open_read(self, path: Path) -> ReadFile:
-        """Open an existing file for reading; does not wait if it is a pipe."""
-        # Without O_NONBLOCK a pipe would wait for a writer. Files ignore the flag.
+        """Open an existing file for reading; does not block on a pipe."""
+        # Without O_NONBLOCK a pipe would block until it has a writer.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         with Translated("open", path):
             fd = self._calls.open(path, flags, FILE_MODE)
@@ -145,7 +145,7 @@ class FileSystem:
     def rename(self, source: Path, target: Path) -> None:
         """Rename a file, replacing `target`, or a directory; durable on return.
 
-        Content is not synced: a file that must arrive whole is synced first. After an
+        The content is not synced: sync a file first that must arrive whole. After an
         error the file has one of the two names, or both after a crash.
         """
         with Translated("rename", source):
@@ -155,7 +155,7 @@ class FileSystem:
             self.sync_directory(source.parent)
 
     def unlink(self, path: Path) -> None:
-        """Remove a file's name, durable on return; open readers go on."""
+        """Remove a file's name, durable on return; open files stay readable."""
         with Translated("unlink", path):
             self._calls.unlink(path)
         self.sync_directory(path.parent)
@@ -177,7 +177,7 @@ class FileSystem:
                 if not self.is_directory(path):
                     raise
         if is_synced:
-            # Also for an existing one; see `open_append`.
+            # For an existing one, too; see `open_append`.
             self.sync_directory(path.parent)
 
     def remove_directory(self, path: Path) -> None:
@@ -207,7 +207,7 @@ class FileSystem:
         return self._status(path) is not None
 
     def is_directory(self, path: Path) -> bool:
-        """Return whether this is the name of a directory; False if it is of nothing."""
+        """Return whether a directory has this name."""
         status = self._status(path)
         return status is not None and stat.S_ISDIR(status.st_mode)
 
@@ -225,11 +225,14 @@ class FileSystem:
         return SizeBytes(status.st_size)
 
     def free_bytes(self, path: Path) -> SizeBytes:
-        """Return the free space of an unprivileged writer on the disk of this path."""
+        """Return the free space for an unprivileged writer on the disk of this path.
+
+        0 for a read-only disk.
+        """
         return self.try_free_bytes(path) or SizeBytes(0)
 
     def try_free_bytes(self, path: Path) -> SizeBytes | None:
-        """Return the same; None where the disk is read-only."""
+        """Return the free space as `free_bytes` does; None if the disk is read-only."""
         with Translated("statvfs", path):
             disk = self._calls.statvfs(path)
         if disk.f_flag & os.ST_RDONLY:
@@ -240,8 +243,8 @@ class FileSystem:
         """Become the only owner of a data directory, without waiting.
 
         Raises:
-            LogDirLockedError: Another process has it; the message names the directory
-                and that process.
+            LogDirLockedError: Another process has locked it; the message has the
+                directory and the pid.
         """
         return self._lock(
             path / LOCK_FILE, f"data directory is in use: directory={path}"
@@ -257,7 +260,7 @@ class FileSystem:
             fd = self._calls.open(file, flags, FILE_MODE)
             try:
                 self._calls.flock(fd, LOCK_OR_REFUSE)
-                # The number is for people: take the lock on a full disk too.
+                # The pid is only for people, so it is not needed on a full disk.
                 with suppress(NoSpaceError), Translated("lock", file):
                     self._calls.ftruncate(fd, 0)
                     write_fully(self._calls, fd, (b"%d\n" % os.getpid(),))
@@ -287,7 +290,7 @@ class SystemFileSystem(FileSystem):
         super().__init__(LinuxCalls())
 
     def open_syncs(self) -> KernelSyncs | None:
-        """Return syncs by the kernel; None where the machine has none."""
+        """Return syncs by the kernel; None if the machine does not support them."""
         try:
             return KernelSyncs()
         except OSError as error:

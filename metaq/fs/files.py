@@ -39,7 +39,7 @@ class _OpenFile:
     def is_in_place(self) -> bool:
         """Return whether the path still names this file.
 
-        It does not where the file was removed or replaced, a directory above it was
+        It does not if the file was removed or replaced, a directory above it was
         renamed or removed, or another disk was mounted over one.
         """
         with Translated("stat", self.path):
@@ -58,7 +58,7 @@ class _OpenFile:
                 self._calls.close(fd)
 
     def abandon(self) -> None:
-        """Close as `close` does, of a disk that may be lost; never raises."""
+        """Close as `close` does, on a disk that may have failed; never raises."""
         with suppress(StorageError):
             self.close()
 
@@ -78,7 +78,7 @@ class AppendFile(_OpenFile):
         """Append all bytes of all buffers, in order, without joining or copying them.
 
         Durability: nothing is promised before `sync`. After an error *any prefix* of
-        the bytes may be in the file; the caller truncates to the last size it knows.
+        the bytes may be in the file; the caller truncates to the last known size.
         """
         self._refuse_after_failed_sync("write")
         try:
@@ -91,7 +91,7 @@ class AppendFile(_OpenFile):
         """Wait until every byte written so far, and the size, are on disk.
 
         A failure is final: unsynced bytes may be lost although reads still show them.
-        Every later call raises `DiskError` too.
+        Every later call raises `DiskError`, too.
         """
         self._refuse_after_failed_sync("sync")
         try:
@@ -104,10 +104,10 @@ class AppendFile(_OpenFile):
     def begin_sync(
         self, syncs: Syncs, on_done: Callable[[DiskError | None], None]
     ) -> bool:
-        """Begin a sync; return False if it could not begin: call `sync` then.
+        """Begin a sync; return False if it could not begin, so that `sync` is needed.
 
-        `on_done` is called later with the error, which is as final as one of `sync`.
-        Until then the file is not written or closed.
+        `on_done` is called later with the error or None; an error is as final as that
+        of `sync`. Until then the file must not be written or closed.
         """
         self._refuse_after_failed_sync("sync")
         return syncs.begin(self._fd, partial(self._on_synced, on_done))
@@ -126,7 +126,7 @@ class AppendFile(_OpenFile):
             on_done(error)
 
     def truncate(self, size: SizeBytes) -> None:
-        """Cut the file to `size` bytes, at most its size; durable after `sync`."""
+        """Truncate to `size` bytes, at most the file's size; durable after `sync`."""
         self._refuse_after_failed_sync("truncate")
         with Translated("truncate", self.path):
             self._calls.ftruncate(self._fd, size)
@@ -137,11 +137,11 @@ class AppendFile(_OpenFile):
 
 
 class UpdateFile(_OpenFile):
-    """A small file whose last bytes change in place; one writer owns and closes it.
+    """A file whose bytes change in place; one writer owns and closes it.
 
-    For side files that can be made again: a crash may leave the old bytes of a write,
-    the new ones, or some of each, so the content carries its own checksum. Do not use
-    the file after a failed sync.
+    A crash may leave the old bytes of a write, the new ones, or some of each, so the
+    content must have its own checksum, and be writable again. Do not use the file after
+    a failed sync.
     """
 
     def write_at(self, position: Position, data: bytes) -> None:
@@ -161,10 +161,10 @@ class UpdateFile(_OpenFile):
 
 
 class ReadFile(_OpenFile):
-    """A file open for reading at any position; stays readable when it is removed."""
+    """A file open for reading at any position; stays readable after its removal."""
 
     def read_at(self, position: Position, size: SizeBytes) -> bytes:
-        """Return `size` bytes from `position`; fewer only where the file ends."""
+        """Return `size` bytes from `position`; fewer only at the end of the file."""
         with Translated("read", self.path):
             data = self._calls.pread(self._fd, size, position)
             if len(data) == size or not data:

@@ -1,4 +1,4 @@
-"""Frames in one file: a journal that is appended to, and made smaller as a whole.
+"""A file of frames: a journal that is appended to, and replaced to make it smaller.
 
     header, 16 bytes
     byte  0          8         12      16
@@ -13,15 +13,15 @@
           | 4      | u32   | u8    | u32     | u64    |      |
           +--------+-------+-------+---------+--------+------+
 
-Big-endian; `crc` is the CRC-32 of what is after it in the frame, or before it in the
-header. Magic, kinds, numbers and bodies are the owner's. Each write is one frame, and
-is synced before the next one. So a crash leaves at most one frame that is not whole,
-the last one: a torn tail, which is cut when the file is opened. A frame that is not
-whole with a whole one after it is damage, and the file does not open.
+Big-endian; `crc` is the CRC-32 of the bytes after it in the frame, or before it in the
+header. Magic, kinds, numbers and bodies belong to the owner. Each write is one frame,
+synced before the next one. So a crash leaves at most one incomplete frame, the last: a
+torn tail, which is cut when the file is opened. An incomplete frame before a complete
+one is damage, and the file does not open.
 
-What is not wanted any more stays in the file until the owner writes the rest to a new
-one, `<name>.new`, which replaces it. After a failure nothing is believed until the file
-is opened again, but for a full disk: then it ends where it did.
+Obsolete frames stay in the file until the owner writes the others to a new one,
+`<name>.new`, which replaces it. After a failure the file can not be used until it is
+opened again, except after a full disk: then it ends where it ended before.
 """
 
 import logging
@@ -49,24 +49,24 @@ MARKER: Final = b"\xd7MqE"
 FRAME: Final = Struct(">4sIBIQ")
 
 PIECE_BYTES: Final = 1 << 20
-"""Read at a time, where a marker is looked for."""
+"""Bytes read at once in a search for a marker."""
 
 _CRC_END: Final = 8
 
 
 class StoredFrame(NamedTuple):
-    """A whole frame, and its place in the file."""
+    """A complete frame and its position in the file."""
 
     position: int
     size: int
-    """Of all of it, bytes."""
+    """Size of the whole frame, bytes."""
     kind: int
     number: int
     body: bytes
 
 
 def encode_header(magic: bytes) -> bytes:
-    """Return the first bytes of a file; `magic` has eight."""
+    """Return the header of a file; `magic` has eight bytes."""
     packed = HEADER.pack(magic, VERSION, 0)[:-4]
     return packed + crc32(packed).to_bytes(4, "big")
 
@@ -78,10 +78,10 @@ def encode_frame(kind: int, number: int, body: bytes) -> bytes:
 
 
 def read_frames(fs: FileSystem, path: Path, magic: bytes) -> Iterator[StoredFrame]:
-    """Yield the whole frames of a file in their order, and change nothing. Blocks.
+    """Yield the complete frames of a file in order, without changing it. Blocks.
 
     Raises:
-        CorruptRecordError: the header is damaged, or a frame before a whole one is.
+        CorruptRecordError: the header, or a frame before a complete one, is damaged.
         MissingFileError: there is no such file.
         DiskError: the disk refuses.
     """
@@ -92,11 +92,11 @@ def read_frames(fs: FileSystem, path: Path, magic: bytes) -> Iterator[StoredFram
 class FrameFile:
     """A file of frames, open for reading and appending. Owner: the caller.
 
-    Calls block on the disk and follow each other, on any thread.
+    Calls block on the disk; one at a time, on any thread.
     """
 
     def __init__(self, fs: FileSystem, path: Path, magic: bytes) -> None:
-        """Describe a file; `open` comes first.
+        """Create an object for a file; call `open` first.
 
         Args:
             fs: the disk.
@@ -104,9 +104,9 @@ class FrameFile:
             magic: first eight bytes; distinguishes the files of one owner from others.
         """
         self.end = HEADER.size
-        """Position after the last whole frame."""
+        """Position after the last complete frame."""
         self.failure: StorageError | None = None
-        """Why nothing is believed any more, or written."""
+        """Error after which the file can not be read or written, or None."""
         self._fs = fs
         self._path = path
         self._magic = magic
@@ -115,14 +115,14 @@ class FrameFile:
         self._reader: ReadFile | None = None
 
     def open(self, on_frame: Callable[[StoredFrame], None]) -> None:
-        """Open the file, made if it is missing, and cut a torn tail.
+        """Open the file, create it if it is missing, and cut a torn tail.
 
         Args:
-            on_frame: called with each frame, in their order.
+            on_frame: called with each frame, in order.
 
         Raises:
-            CorruptRecordError: bytes are damaged that a crash cannot have damaged.
-            StorageError: the disk refuses. In both cases `close` follows.
+            CorruptRecordError: bytes are damaged in a way that no crash explains.
+            StorageError: the disk refuses. After either error call `close`.
         """
         if not self._fs.exists(self._path):
             self._fs.write_atomically(self._path, encode_header(self._magic))
@@ -143,11 +143,11 @@ class FrameFile:
             self._writer.sync()
 
     def append(self, kind: int, number: int, body: bytes) -> StoredFrame:
-        """Write one frame after the others; it is synced on return.
+        """Append one frame; it is synced on return.
 
         Raises:
-            NoSpaceError: it is not there; a later try may succeed.
-            StorageError: the disk refused, now or before; it may be there.
+            NoSpaceError: it was not written; a later try may succeed.
+            StorageError: the disk refused now or before; it may have been written.
         """
         frame = encode_frame(kind, number, body)
         self._write(frame)
@@ -173,12 +173,29 @@ class FrameFile:
         if full is not None:
             raise full
 
+    def clear(self) -> None:
+        """Cut all frames; synced on return. It needs no free space.
+
+        Raises:
+            StorageError: the disk refused, now or before; they may be there.
+        """
+        if self.failure is not None:
+            raise LogDirOfflineError(str(self.failure)) from self.failure
+        assert self._writer is not None, "opened"
+        try:
+            self._writer.truncate(SizeBytes(HEADER.size))
+            self._writer.sync()
+        except StorageError as error:
+            self.failure = error
+            raise
+        self.end = HEADER.size
+
     def read(self, position: int, size: int) -> StoredFrame:
         """Return the frame at a position.
 
         Raises:
-            CorruptRecordError: its bytes are damaged.
-            StorageError: the file is closed, or the disk refused.
+            CorruptRecordError: the bytes are damaged.
+            StorageError: the file is closed, or the disk refuses.
         """
         if self._reader is None:
             raise self._closed()
@@ -188,15 +205,15 @@ class FrameFile:
         return frame
 
     def replace(self, frames: Iterable[tuple[int, int, bytes]]) -> None:
-        """Go on with a file of these frames alone, in the place of this one.
+        """Replace the file by one with only these frames.
 
         Args:
-            frames: kind, number and body of each; `read` may be called for them.
+            frames: kind, number and body of each; the iterator may call `read`.
 
         Raises:
             NoSpaceError: nothing has changed.
             StorageError: a frame could not be read or written, and nothing has changed;
-                or it is unknown which of the two files has the name: `failure`.
+                or it is unknown which of the two files has the name: `failure` is set.
         """
         end = HEADER.size
         self._fs.discard(self._new_path)
@@ -215,13 +232,13 @@ class FrameFile:
             self._close_files()
             self._writer, self._reader = self._open_files()
         except StorageError as error:
-            # Which of the two files has the name now, only a restart can find out.
+            # Only a restart can find out which of the two files has the name.
             self.failure = error
             raise
         self.end = end
 
     def close(self) -> None:
-        """Close the file; never raises, harmless twice."""
+        """Close the file; never raises; a second call does nothing."""
         self.failure = self.failure or self._closed()
         self._close_files()
 
@@ -259,7 +276,7 @@ def _frames(file: ReadFile, path: Path, magic: bytes) -> Iterator[StoredFrame]:
 
 
 def _read_frame(file: ReadFile, position: int, end: int) -> StoredFrame | None:
-    """Return the whole frame at a position; None when there is none."""
+    """Return the complete frame at a position, or None."""
     head = file.read_at(Position(position), SizeBytes(FRAME.size))
     if len(head) < FRAME.size:
         return None
@@ -274,7 +291,7 @@ def _read_frame(file: ReadFile, position: int, end: int) -> StoredFrame | None:
 
 
 def _find_frame(file: ReadFile, start: int, end: int) -> int | None:
-    """Return the position of the first whole frame at or after `start`."""
+    """Return the position of the first complete frame at or after `start`."""
     for position in find_markers(file, start, end):
         if _read_frame(file, position, end) is not None:
             return position
@@ -284,7 +301,7 @@ def _find_frame(file: ReadFile, start: int, end: int) -> int | None:
 def find_markers(
     file: ReadFile, start: int, end: int, piece_bytes: int = PIECE_BYTES
 ) -> Iterator[int]:
-    """Yield every position of the marker's bytes, a piece of the file at a time."""
+    """Yield every position of the marker's bytes, reading in pieces."""
     overlap = len(MARKER) - 1
     while start < end:
         piece = file.read_at(Position(start), SizeBytes(piece_bytes))

@@ -1,11 +1,12 @@
 """The thread that writes and syncs a directory in groups, and a watch over it.
 
-Requests that came while the thread was writing are its next group: under load the
-groups grow until only the disk limits them. `storage/commit_owner.py` has one thread
-for each data directory, `txn/journal.py` one for its journal.
+Requests that arrive while the thread is writing are its next group: under load groups
+grow until only the disk limits them. `storage/commit_owner.py` has one thread for each
+data directory, `txn/journal.py` one for its journal.
 
-A slow sync is logged when it ends. For one that does not end, the loop sends the thread
-a question and waits for the answer: one question at a time, so that none pile up.
+A slow sync is logged when it ends. To detect one that does not end, the loop sends the
+thread a question and waits for the answer; one question at a time, so that they do not
+pile up.
 """
 
 import asyncio
@@ -20,30 +21,31 @@ R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
 
 Task: TypeAlias = Callable[[], None]
-"""Work of the thread between two groups, or of the loop; it handles its own errors."""
+"""Work of the thread between two groups, or of the loop; must handle its own errors."""
 
 Post: TypeAlias = Callable[[Task], object]
 """Runs a task on the loop's thread, in the order of the calls; see `post_to`."""
 
 RunRequests: TypeAlias = Callable[[Sequence[R]], bool]
-"""Adds requests to those that wait and does one piece of work; raises nothing. Returns
+"""Adds requests to those that wait and does one unit of work; must not raise. Returns
 whether there is more to do."""
 
 SILENCE_S_MAX: Final = 30.0
-"""A thread that takes longer to answer waits for a disk that hangs: even a group of the
-largest size on a slow disk takes less."""
+"""Time after which a thread without an answer counts as blocked by a hanging disk: a
+group of maximum size takes less on a slow disk."""
 
 SET_SILENCE_S_MAX: Final = 10.0
-"""The same where another copy goes on at once."""
+"""The same, where another copy can take over at once."""
 
 _log = logging.getLogger(__name__)
 
 
 def post_to(loop: asyncio.AbstractEventLoop) -> Post:
-    """Return what runs tasks on a loop, for any thread; called on the loop's own.
+    """Return a function that runs tasks on a loop; call this on the loop's thread.
 
-    From there it sends nothing: with `call_soon_threadsafe` each turn of the loop that
-    a group of puts waits for was a send to itself.
+    The function may be called on any thread. On the loop's own thread it does not wake
+    the loop: with `call_soon_threadsafe` each turn for which a group of puts waits
+    would cost a send to itself.
     """
     own = get_ident()
 
@@ -57,23 +59,23 @@ def post_to(loop: asyncio.AbstractEventLoop) -> Post:
 
 
 class Worker(Protocol[R_contra]):
-    """Carries out requests in their order, piece by piece."""
+    """Carries out requests in order, one unit of work at a time."""
 
     def start(self) -> None:
-        """Start to work."""
+        """Start the worker."""
 
     def submit(self, *requests: R_contra) -> None:
         """Queue requests; never blocks."""
 
     def stop(self, *requests: R_contra) -> None:
-        """Finish what is queued, and last of all `requests`; then end. Never blocks."""
+        """Do all queued requests and then `requests`, and end. Never blocks."""
 
 
 class GroupThread(Generic[R]):
-    """The thread. Requests are submitted on its owner's thread.
+    """A daemon thread for requests, which are submitted on its owner's thread.
 
-    It is a daemon: a disk that hangs for ever must not keep the process from ending
-    once the broker has stopped waiting for it.
+    It is a daemon, because a hanging disk must not keep the process from ending after
+    the broker has stopped waiting for it.
     """
 
     def __init__(
@@ -82,14 +84,14 @@ class GroupThread(Generic[R]):
         run: RunRequests[R],
         on_idle: Callable[[int], object] = lambda _count: None,
     ) -> None:
-        """Prepare the thread.
+        """Create the thread; `start` starts it.
 
-        `on_idle` is called on it when everything it took is done, with the number of
-        requests that it has taken so far; not after the last ones, given to `stop`.
+        `on_idle` is called on it when all requests taken so far are done, with their
+        number; not after the last ones, which `stop` was given.
         """
         self._run = run
         self._on_idle = on_idle
-        # No bound here: the broker bounds the bytes in flight and stops reading.
+        # Unbounded: the broker bounds the bytes in flight and stops reading.
         self._queue: SimpleQueue[tuple[Sequence[R], bool]] = SimpleQueue()
         self._thread = Thread(target=self._run_thread, name=name, daemon=True)
 
@@ -102,11 +104,11 @@ class GroupThread(Generic[R]):
         self._queue.put((requests, False))
 
     def stop(self, *requests: R) -> None:
-        """Let the thread end after what is queued and `requests`; never blocks."""
+        """End the thread after all queued requests and `requests`; never blocks."""
         self._queue.put((requests, True))
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end of the thread after `stop`, `timeout_s` seconds at most."""
+        """Wait for the end of the thread after `stop`, at most `timeout_s` seconds."""
         self._thread.join(timeout_s)
 
     def _run_thread(self) -> None:
@@ -114,7 +116,7 @@ class GroupThread(Generic[R]):
         count = 0
         while has_more or not is_last:
             taken = [] if has_more else [self._queue.get()]
-            # Only this thread takes, so a queue that is not empty stays so.
+            # Only this thread removes requests, so a queue with some stays so.
             while not self._queue.empty():
                 taken.append(self._queue.get())
             is_last = is_last or any(ends for _group, ends in taken)
@@ -128,16 +130,16 @@ class GroupThread(Generic[R]):
 
 
 class SilenceWatch:
-    """Notices that the thread of a directory does not answer. Owner: the loop."""
+    """Detects that the thread of a directory does not answer. Owner: the loop."""
 
     def __init__(self, subject: str, path: Path) -> None:
-        """Watch the thread of the directory `path`; `subject` names it in the log."""
+        """Watch the thread of directory `path`; `subject` is its name in the log."""
         self.is_silent = False
-        """The disk hangs: the thread has not answered for too long."""
+        """Whether the thread has not answered for too long: the disk hangs."""
         self._subject = subject
         self._path = path
         self._asked_s: float | None = None
-        """When the question was sent that has no answer yet; None: there is none."""
+        """Time of the question that is not answered yet, or None."""
         self._answered_s = float("-inf")
 
     def tick(
@@ -152,8 +154,8 @@ class SilenceWatch:
         Args:
             now_s: the monotonic clock.
             interval_s: seconds from an answer to the next question.
-            ask: sends the question; its answer is a call of `on_answer` on the loop.
-            silence_s_max: longest time that an answer may take.
+            ask: sends the question; the answer is a call of `on_answer` on the loop.
+            silence_s_max: maximum time for an answer.
         """
         if self._asked_s is None:
             if now_s - self._answered_s >= interval_s:
@@ -164,7 +166,7 @@ class SilenceWatch:
             _log.error("%s does not answer: directory=%s", self._subject, self._path)
 
     def on_answer(self, now_s: float) -> None:
-        """Note that the thread works, whether it was asked or not."""
+        """Note that the thread has answered, asked or not."""
         self._answered_s, self._asked_s = now_s, None
         if self.is_silent:
             self.is_silent = False

@@ -1,9 +1,9 @@
-"""Threads for calls that wait for the disk; none keeps the process from ending.
+"""Threads for calls that block on the disk; none keeps the process from ending.
 
 A disk may hang for ever, and with it every call that reads from it: recovery, a cold
 get, a step of the scrub, a client's offsets and spools. The executors of the standard
-library wait for such calls when the interpreter ends, so the process of a broker or
-client that has stopped in time would not end.
+library wait for such calls when the interpreter ends, so that a broker or client that
+has stopped in time would not exit.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class HelperThreads(Executor):
-    """An executor with daemon threads, which begin calls in the order they came.
+    """An executor with daemon threads, which begin calls in the order of submission.
 
-    Only the owner's thread submits and shuts down. The queue has no bound of its own:
-    each caller bounds its calls under way.
+    Only the owner's thread submits and shuts down. The queue is unbounded; each caller
+    bounds its own outstanding calls.
     """
 
     def __init__(self, count: int, name: str) -> None:
-        """Prepare; each of the first `count` calls starts a thread."""
+        """Create the executor; each of the first `count` calls starts a thread."""
         self._count = count
         self._name = name
         self._threads: list[Thread] = []
@@ -34,9 +34,9 @@ class HelperThreads(Executor):
         self._is_shut_down = False
 
     def begin(self) -> Self:
-        """Start all threads now, so that no later call fails for lack of one.
+        """Start all threads now, so that later calls can not fail for lack of one.
 
-        Raises `RuntimeError` if the system starts no more; those that run will end.
+        Raises `RuntimeError` if a thread can not start; those that run will end.
         """
         try:
             while len(self._threads) < self._count:
@@ -67,9 +67,9 @@ class HelperThreads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept no more calls, and end the threads after those that are queued.
+        """Accept no more calls, and end the threads after the queued ones.
 
-        With `wait` it returns when they have ended, however long that takes.
+        With `wait` it returns when they have ended, without a time limit.
         """
         self._is_shut_down = True
         if cancel_futures:
@@ -81,7 +81,7 @@ class HelperThreads(Executor):
                 thread.join()
 
     async def end(self, *, cancel_futures: bool = False) -> None:
-        """Shut down without waiting: a step of an owner's way down."""
+        """Shut down without waiting, as a step of an owner's stop."""
         self.shutdown(wait=False, cancel_futures=cancel_futures)
 
     def _begin_one(self) -> None:
@@ -107,7 +107,7 @@ class HelperThreads(Executor):
 
 
 def start_call(name: str, call: Callable[[], T]) -> Future[T]:
-    """Carry out one call, which may hang, on a thread of its own.
+    """Run one call, which may hang, on its own thread.
 
     Raises `RuntimeError` if no thread can start.
     """

@@ -1,14 +1,14 @@
-"""Syncs that the kernel carries out while the process goes on.
+"""Syncs that the kernel carries out in the background.
 
 Theory of operation. `fdatasync` blocks its thread until the disk has answered, so an
 event loop needs another thread for it. That thread is woken, waits for the interpreter,
 waits for the disk, waits for the interpreter again and wakes the loop. For one small
-group these switches take as long as a fast disk does. With the asynchronous I/O of
-Linux (io_submit(2)) a thread of the kernel waits instead, and an eventfd becomes
-readable when the sync is done.
+group these switches take as long as a fast disk. With the asynchronous I/O of Linux
+(io_submit(2)) a kernel thread waits instead, and an eventfd becomes readable when the
+sync is done.
 
 The kernel makes the same call there (`vfs_fsync` of the same open file): the sync
-covers what was written before, and fails once for what could not be written.
+covers all earlier writes, and fails once for bytes that could not be written.
 
     control block, `struct iocb`, 64 bytes, in the byte order of the machine
     byte  0      8          16       18        20   24       56      60
@@ -23,7 +23,7 @@ covers what was written before, and fails once for what could not be written.
           | u64  | u64           | i64    | i64 |
           +------+---------------+--------+-----+
 
-`data` is the number of the sync; a result below zero is minus the number of the error.
+`data` is the number of the sync; a negative result is minus the error number.
 """
 
 import ctypes
@@ -34,19 +34,19 @@ from struct import Struct
 from typing import Final, Protocol
 
 SYNCS_MAX: Final = 64
-"""Most syncs under way; one more is refused."""
+"""Maximum number of outstanding syncs; more are refused."""
 
 CALLS: Final = {
     ("x86_64", 8): (206, 208, 209),
     ("aarch64", 8): (0, 4, 2),
     ("riscv64", 8): (0, 4, 2),
 }
-"""Machine and bytes of a pointer → numbers of io_setup, io_getevents and io_submit.
+"""Machine and pointer size in bytes → numbers of io_setup, io_getevents and io_submit.
 In a 32-bit process on the same machine 206 is setgroups and 2 is fork."""
 
 _free_queues: list[int] = []
-"""Queues of the process that are not in use, kept until it ends: io_destroy takes 30 ms
-and waits for a disk that hangs."""
+"""Unused queues, kept until the process ends, because io_destroy takes 30 ms and waits
+for a hanging disk."""
 
 os.register_at_fork(after_in_child=_free_queues.clear)  # a child inherits no queues
 
@@ -60,34 +60,34 @@ _TELLSEVENTFD: Final = 1
 def decode_events(
     events: ctypes.Array[ctypes.c_char] | bytes, count: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield the number of each sync that is done, and 0 or the number of its error."""
+    """Yield the number of each completed sync, and 0 or its error number."""
     for position in range(0, count * EVENT.size, EVENT.size):
         done, _, result, _ = EVENT.unpack_from(events, position)
         yield done, max(0, -result)
 
 
 class Syncs(Protocol):
-    """Syncs without waiting; a kernel's, or one of memory in tests."""
+    """Asynchronous syncs: by the kernel, or simulated in tests."""
 
     def begin(self, fd: int, on_done: Callable[[int], None]) -> bool:
         """Begin to sync a file, which may be closed before the sync is done.
 
-        `on_done` is called later, on this thread, with 0 or the number of the error; it
-        raises nothing. False: the sync was not begun, and `on_done` is never called.
+        `on_done` is called later, on this thread, with 0 or the error number; it must
+        not raise. False: the sync was not begun, and `on_done` is never called.
         """
 
 
 class KernelSyncs:
-    """Syncs by the kernel. For one thread, whose loop watches `fileno`."""
+    """Syncs by the kernel, for one thread, whose loop watches `fileno`."""
 
     def __init__(self) -> None:
-        """Ask the kernel for a queue; raise `OSError` if there is none for us."""
+        """Request a queue from the kernel; raises `OSError` if there is none."""
         machine, word_bytes = platform.machine(), ctypes.sizeof(ctypes.c_void_p)
         calls = CALLS.get((machine, word_bytes))
         if calls is None or not hasattr(os, "eventfd"):
             raise OSError(f"no asynchronous syncs on {machine}, {8 * word_bytes} bits")
         setup, self._get, self._submit = calls
-        # None of the calls waits, so the interpreter lock is kept (`PyDLL`).
+        # None of the calls blocks, so the interpreter lock is kept (`PyDLL`).
         self._libc = ctypes.PyDLL(None, use_errno=True).syscall
         self._libc.argtypes, self._libc.restype = (ctypes.c_long,) * 6, ctypes.c_long
         self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -110,12 +110,12 @@ class KernelSyncs:
         self._number = 0
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when a sync is done."""
+        """Return a descriptor that becomes readable when a sync is done."""
         return self._eventfd
 
     @property
     def is_idle(self) -> bool:
-        """Whether no sync is under way."""
+        """Whether no sync is outstanding."""
         return not self._waiting
 
     def begin(self, fd: int, on_done: Callable[[int], None]) -> bool:
@@ -134,7 +134,7 @@ class KernelSyncs:
         return True
 
     def reap(self) -> None:
-        """Call `on_done` of the syncs that are done."""
+        """Call `on_done` of completed syncs."""
         try:  # noqa: SIM105  # `suppress` takes longer than the call
             os.eventfd_read(self._eventfd)
         except BlockingIOError:
@@ -142,12 +142,12 @@ class KernelSyncs:
         try:
             count = self._call(self._get, self._queue, 0, SYNCS_MAX, self._events_at)
         except InterruptedError:
-            return  # a signal came, and no sync is done
+            return  # interrupted by a signal; no sync is done
         for number, error in decode_events(self._events, count):
             self._waiting.pop(number)(error)
 
     def close(self) -> None:
-        """Begin no more; syncs under way are not reported. Call it once."""
+        """Close it; outstanding syncs are not reported. Call it once."""
         os.close(self._eventfd)
         if self.is_idle:
             _free_queues.append(self._queue)

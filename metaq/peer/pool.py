@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from metaq.clock import Clock
+from metaq.dial import dial
 from metaq.errors import ClosedError, MetaqError, NoBrokerError, RequestTimeoutError
 from metaq.model import BrokerAddress, printable
 from metaq.net.channel import Channel
-from metaq.net.dial import dial
 from metaq.peer.connection import BrokerConnection, ConnectionStatistics, settling
 from metaq.peer.options import ConnectionOptions
 from metaq.peer.replies import require_ok

@@ -1,5 +1,5 @@
 """Pipelines over topics: jobs on Spark, decoding of values, declared pipelines.
 
-A product of its own on the connector: it imports of `metaq.spark` what users of that
-import, and takes the extra `metaq[pipeline]`.
+A separate product on top of the connector: it imports only the public modules of
+`metaq.spark`, and needs the extra `metaq[pipeline]`.
 """

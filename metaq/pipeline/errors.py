@@ -4,12 +4,12 @@ from metaq.spark.errors import SparkError
 
 
 class JobError(SparkError):
-    """A pipeline job failed; the message is that of its cause, with its partition."""
+    """A pipeline job failed; the message has the cause, with the partition if known."""
 
 
 class ArchiveError(JobError):
-    """An archive contradicts its table, or has another writer."""
+    """An archive cannot be used, contradicts its table, or has two writers."""
 
 
 class CommitRaceError(ArchiveError):
-    """Another job has committed to the table in the same moment."""
+    """Another job has committed to the table at the same time."""

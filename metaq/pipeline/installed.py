@@ -1,4 +1,4 @@
-"""Checks of the installation for pipelines; importing this takes no Spark."""
+"""Checks of the installation for pipelines; importing this module needs no Spark."""
 
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -9,11 +9,11 @@ from metaq.errors import ConfigError
 
 INSTALL: Final = "pip install 'metaq[pipeline]'"
 CONNECT: Final = "sc://"
-"""Begins the address of a Spark Connect server that runs already."""
+"""Prefix of the address of a running Spark Connect server."""
 
 
 def require_spark() -> None:
-    """Raise ConfigError where Spark is not installed."""
+    """Raise ConfigError if Spark is not installed."""
     if find_spec("pyspark") is None:
         raise ConfigError(f"pipelines run on Spark, which is not installed: {INSTALL}")
 
@@ -22,11 +22,11 @@ def require_version(least: tuple[int, int], what: str) -> None:
     """Refuse an installed PySpark that is older.
 
     Args:
-        least: the oldest version that does.
-        what: the subject of the message.
+        least: the minimum version.
+        what: subject of the error message.
 
     Raises:
-        ConfigError: PySpark is installed, and older.
+        ConfigError: the installed PySpark is older.
     """
     try:
         found = installed_version("pyspark")

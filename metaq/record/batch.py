@@ -1,13 +1,13 @@
 """Check the payload of an `mput` and stamp its ids.
 
 The payload is records exactly as they will be in the segment, with any id (producers
-write 0). Every record's own checksum is verified before the batch may reach the disk:
+write 0). The checksum of every record is verified before the batch may reach the disk:
 a wrong one would later look like rot, and a Java broker would cut the log there.
 
 A large payload comes in blocks, cut anywhere. It is checked in steps of about
-STEP_BYTES, and each block becomes a *part*: whole records that are stamped in it and
-written from it. So a large batch neither blocks the caller nor needs memory in one
-piece, and most batches are one part.
+STEP_BYTES, and each block becomes a *part*: whole records that are stamped in place and
+written from there. So a large batch neither blocks the caller nor needs contiguous
+memory, and most batches have one part.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -29,25 +29,25 @@ STEP_BYTES: Final = 128 * 1024
 
 @dataclass(frozen=True, slots=True)
 class BatchError:
-    """Reason for refusing a batch, as a whole."""
+    """Reason for refusing a whole batch."""
 
     position: Position
-    """Start of the offending record in the payload; the payload's end when the number
-    of records is wrong."""
+    """Start of the offending record in the payload; the end of the payload if the
+    number of records is wrong."""
     detail: str
-    """Description of the fault, with both numbers; part of the 500."""
+    """Description of the fault, with both numbers; part of the 500 reply."""
 
 
 _Refusal: TypeAlias = BatchError | None
 
 
 class CheckedRecords(NamedTuple):
-    """Some of the records of a batch: whole ones that match their checksums."""
+    """Some records of a batch: whole ones that match their checksums."""
 
     records: bytearray
     """Records as they go to disk, except for their ids."""
     positions: Sequence[int]
-    """Start of each of them, in `records`."""
+    """Start of each record in `records`."""
 
 
 def check_in_steps(
@@ -57,18 +57,18 @@ def check_in_steps(
     payload_bytes_max: int = PAYLOAD_BYTES_MAX,
     step_bytes: int = STEP_BYTES,
 ) -> Generator[None, None, BatchError | list[CheckedRecords]]:
-    """Verify `count` records that fill the payload, about `step_bytes` a step.
+    """Verify that `count` records fill the payload, about `step_bytes` a step.
 
     Args:
         blocks: the payload, cut anywhere; owned from now on, as they become the parts.
-        count: records announced.
-        payload_bytes_max: largest payload of a record.
+        count: expected number of records.
+        payload_bytes_max: maximum payload of a record.
         step_bytes: size of a step, exceeded by less than one record.
 
     Returns:
-        The records, for `stamp_in_steps`, when every one is whole and matches its
-        checksum and nothing is left over; else the first fault. A part is as large as a
-        block, and up to one record larger or smaller.
+        The records, for `stamp_in_steps`, if all are whole and match their checksums
+        and no bytes are left over; else the first fault. A part is as large as a block,
+        and up to one record larger or smaller.
     """
     if count < 1:
         return BatchError(Position(0), f"expected 1 record or more, got {count}")
@@ -88,8 +88,8 @@ def stamp_in_steps(
     """Write ids into verified records; a step is a part, or a run of ids.
 
     Args:
-        parts: of a batch, from `check_in_steps`; changed in place.
-        first_id: of the first record; the k-th gets `id_after(first_id, k)`.
+        parts: result of `check_in_steps`; changed in place.
+        first_id: id of the first record; the k-th gets `id_after(first_id, k)`.
     """
     for number, (records, positions) in enumerate(parts):
         if number:
@@ -111,7 +111,7 @@ def _stamp(
 
 @dataclass(slots=True)
 class _Checker:
-    """A check under way: the parts found, and a window of the rest."""
+    """A check in progress: the parts found, and a window with the rest."""
 
     _end: int
     _count: int
@@ -123,7 +123,7 @@ class _Checker:
     _start: int = 0  # of the window, in the payload
 
     def take(self, block: bytearray) -> Generator[None, None, _Refusal]:
-        """Check all records that are whole with the bytes of one more block."""
+        """Check all records that are complete with one more block."""
         if self._window:
             self._window += block
         else:
@@ -153,7 +153,7 @@ class _Checker:
         return self._parts
 
     def _explain(self, view: memoryview, position: int, number: int) -> _Refusal:
-        """Return what is wrong with a record; None: the rest of it is still to come."""
+        """Return the fault of a record; None: its rest is in a later block."""
         size, left_bytes = len(view), self._end - self._start - position
         if not left_bytes:
             return None

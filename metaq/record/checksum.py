@@ -1,7 +1,7 @@
-"""Checksums: MetaQ's, a CRC-32 with its top bit cleared, and that of our own files.
+"""Checksums: MetaQ's, a CRC-32 with its top bit cleared, and those of our own files.
 
-`crc32` is zlib-ng's where that is installed: it takes a third of the time for a record
-of 128 bytes, and a tenth for a large block (docs/decisions/0043).
+`crc32` is zlib-ng's if that is installed: it takes a third of the time for a record of
+128 bytes, and a tenth for a large block (docs/decisions/0043).
 """
 
 import zlib
@@ -19,16 +19,16 @@ except ImportError:
     from zlib import crc32 as faster_crc32
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
-"""Input of the functions of this package; they never keep a reference to it."""
+"""Input of the functions of this package, which never keep a reference to it."""
 
 CHECKSUM_MASK: Final = 0x7FFF_FFFF
 """Clears the top bit: MetaQ keeps the checksum in a signed 32-bit field."""
 
 CRC_BYTES: Final = 4
-"""Length of a CRC-32 at the end of the entries of our own files."""
+"""Size of the CRC-32 at the end of entries in our own files."""
 
 _TRIED_BYTES: Final = (*range(300), 1 << 12, 1 << 16, 1 << 20)
-"""Lengths on which two CRC-32s are compared: the algorithm depends on the length."""
+"""Lengths for which the two CRC-32s are compared: the algorithm depends on it."""
 
 _ALL_BITS: Final = 0xFFFF_FFFF
 _ZEROS: Final = memoryview(bytes(1 << 20))
@@ -37,7 +37,7 @@ _ZEROS: Final = memoryview(bytes(1 << 20))
 def _choose_crc32() -> Callable[..., int]:
     """Return the faster CRC-32 if it is right on this processor, else zlib's.
 
-    A wrong checksum would be written, and believed, until another machine reads it.
+    A wrong checksum would be written and trusted until another machine reads it.
     """
     data = memoryview(bytes(range(251)) * (max(_TRIED_BYTES) // 251 + 1))
     is_right = all(
@@ -48,7 +48,7 @@ def _choose_crc32() -> Callable[..., int]:
 
 crc32: Final = _choose_crc32()
 """CRC-32 of bytes-like data, all 32 bits; a second argument is the CRC-32 of the bytes
-before. Keeps the interpreter below 5 KiB."""
+before it. Below 5 KiB it does not release the interpreter."""
 
 
 def checksum(data: BytesLike) -> int:
@@ -63,21 +63,21 @@ def with_crc(packed: bytes) -> bytes:
 
 
 def has_crc(packed: BytesLike) -> bool:
-    """Return whether the last four bytes are the CRC-32 of those before."""
+    """Return whether the last four bytes are the CRC-32 of the bytes before."""
     crc = int.from_bytes(packed[-CRC_BYTES:], "big")
     return crc32(packed[:-CRC_BYTES]) == crc
 
 
 def with_crc_line(magic: bytes, body: bytes) -> bytes:
-    """Return a small file of text: a line with `magic` and the CRC-32 of the body."""
+    """Return a small text file: a line with `magic` and the body's CRC-32, the body."""
     return b"%s%08x\n%s\n" % (magic, crc32(body), body)
 
 
 def body_after_crc_line(magic: bytes, data: bytes) -> bytes:
-    """Return the body of such a file.
+    """Return the body of a file made by `with_crc_line`.
 
     Raises:
-        StorageError: it is none, or it is damaged.
+        StorageError: it is not such a file, or it is damaged.
     """
     head, _, rest = data.partition(b"\n")
     body = rest.removesuffix(b"\n")
@@ -90,19 +90,19 @@ def body_after_crc_line(magic: bytes, data: bytes) -> bytes:
 
 
 def checksums(datas: Iterable[BytesLike]) -> list[int]:
-    """Return the checksum of each; no interpreted instruction runs per checksum."""
+    """Return the checksum of each, without interpreted code per checksum."""
     return list(map(and_, map(crc32, datas), repeat(CHECKSUM_MASK)))
 
 
 def checksum_of_joined(first: int, second: int, size: int) -> int:
-    """Return the CRC-32 of two joined runs of bytes, given that of each.
+    """Return the CRC-32 of two byte strings joined, given that of each.
 
     Args:
-        first: CRC-32 of the first run, all 32 bits.
-        second: CRC-32 of the second run.
-        size: length of the second run in bytes.
+        first: CRC-32 of the first, all 32 bits.
+        second: CRC-32 of the second.
+        size: length of the second in bytes.
     """
-    # A CRC is linear: zeros move the first one to the end of the second run.
+    # A CRC is linear: appended zeros move the first one to the end of the second.
     value = first ^ _ALL_BITS
     while size > 0:
         value = crc32(_ZEROS[:size], value)

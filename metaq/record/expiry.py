@@ -1,9 +1,9 @@
-"""Expiry: a header says for how long a message is worth reading. Pure.
+"""Expiry: a header that limits the time for which a message is delivered. Pure.
 
     expires-in      2000      milliseconds from the time in the message's id
 
-A message of a Java broker, whose ids have no time, never expires; nor does one whose
-header is no number, and a dead letter has no such header any more.
+Messages of a Java broker, whose ids have no time, never expire, nor do messages whose
+header is not a number. Dead letters do not have the header.
 """
 
 from typing import Final
@@ -13,14 +13,14 @@ from metaq.model import HeaderPairs, MessageId, Millis, id_time
 EXPIRES_IN: Final = "expires-in"
 
 EXPIRY_MARK: Final = b"h.expires-in="
-"""These bytes are in every record that may expire, and in some others."""
+"""Bytes in every record that may expire, and in some others."""
 
 _DIGITS_MAX: Final = 15
-"""Longer numbers are no times."""
+"""Maximum number of digits; a longer number is not a time."""
 
 
 def expiry_of(message_id: MessageId, headers: HeaderPairs) -> Millis | None:
-    """Return when a message expires, ms since 1970; None: never."""
+    """Return the time when a message expires, ms since 1970; None: never."""
     for name, value in reversed(headers):
         if name == EXPIRES_IN:
             stamped_ms = id_time(message_id)

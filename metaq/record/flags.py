@@ -6,10 +6,10 @@
     flag bit 1 = 0:   the text is the attribute
     flag bit 1 = 1:   the text begins with a line of key and headers
 
-An empty attribute is not the same as none: it sets bit 0 and writes length 0. All other
-bits are undefined and are kept unchanged. Bit 0 is MetaQ's, bit 1 is ours and has no
-meaning without bit 0. A client that does not know bit 1, such as MetaQ's own, shows the
-line as part of the attribute, and any parser of query strings can split it.
+An empty attribute differs from none: it sets bit 0 and writes length 0. All other bits
+are undefined and are kept unchanged. Bit 0 is MetaQ's; bit 1 is ours and has no meaning
+without bit 0. A client that does not know bit 1, such as MetaQ's own, shows the line as
+part of the attribute, and any parser of query strings can split it.
 
     key=order-17&h.trace=00-4bf9&h.cause=bad%20row      flag bits 0 and 1
     key=order-17<newline>the attribute                  with an attribute as well
@@ -21,10 +21,10 @@ line as part of the attribute, and any parser of query strings can split it.
     value   = *char                        bytes
     char    = letter / digit / one of "-._~/:@," / "%" two digits 0-9A-F
 
-A byte that needs no escape has none, so a field is written in one way alone, and can be
-searched for without reading the line. The line is ASCII. A newline and the
-attribute follow it; without a newline there is no attribute, after one it may be empty.
-If the first line does not match this grammar, the whole text is the attribute.
+A byte that needs no escape must not have one, so each field has only one encoding, and
+can be searched for without parsing the line. The line is ASCII. If there is an
+attribute, a newline and the attribute follow; the attribute may be empty. If the first
+line does not match this grammar, the whole text is the attribute.
 
 Source: docs/metaq-1.4/broker.md 1.13.
 """
@@ -53,23 +53,23 @@ HAS_BOTH: Final = HAS_ATTRIBUTE | HAS_PROPERTIES
 _TEXT_LENGTH: Final = Struct(">i")
 
 TEXT_AT: Final = _TEXT_LENGTH.size
-"""Position of the text in a payload that has an attribute block."""
+"""Position of the text in a payload with an attribute block."""
 
 Headers: TypeAlias = Mapping[str, bytes] | Sequence[tuple[str, bytes]]
-"""Headers as users give them: a dict, or pairs in order."""
+"""Headers as users pass them: a dict, or pairs in order."""
 
 FIELDS_MAX: Final = 4096
-"""Fields of a line: a broker reads all of them in one turn of its loop.
+"""Maximum number of fields in a line: a broker parses all in one turn of its loop.
 
 Source: docs/decisions/0063-a-line-has-so-many-fields.md.
 """
 
 _PLAIN: Final = "/:@,"
-"""Not escaped, like letters, digits and `-._~`."""
+"""Characters that are not escaped, besides letters, digits and `-._~`."""
 
 _PLAIN_OCTETS: Final = re.compile(rb"[A-Za-z0-9._~/:@,-]*")
 
-# Possessive, and without a look ahead: a megabyte takes milliseconds.
+# Possessive, and without look-ahead: a megabyte takes milliseconds.
 _CHARS: Final = (
     "(?:[A-Za-z0-9._~/:@,-]++"
     "|(?:%(?:[0189A-F][0-9A-F]|2[0-9AB]|3[B-F]|5[B-E]|60|7[BCDF]))++)"
@@ -79,13 +79,13 @@ _LINE: Final = re.compile(f"(?:key={_CHARS}*+|{_HEADER})(?:&{_HEADER})*+")
 
 
 class Decoded(NamedTuple):
-    """A payload taken apart."""
+    """Decoded payload."""
 
     data: bytes
     attribute: str | None
-    """Application attribute; "" is one, None is none."""
+    """Application attribute; "" is an empty one, None is none."""
     key: bytes | None
-    """Key; b"" is one, None is none."""
+    """Key; b"" is an empty one, None is none."""
     headers: HeaderPairs
 
 
@@ -99,14 +99,14 @@ def encode_payload(
 
     Args:
         data: application bytes.
-        attribute: None for none; "" is an attribute, an empty one.
-        key: None for none; text means its UTF-8 bytes.
-        headers: names and bytes, in order.
+        attribute: "" is an empty one, None is none.
+        key: None is none; a str is encoded as UTF-8.
+        headers: names and values, in order.
 
     Raises:
         ConfigError: attribute, key or the name of a header cannot be encoded as
             UTF-8 (half of a surrogate pair), or such a name is empty.
-        TypeError: one of them is of another type.
+        TypeError: one of them has another type.
     """
     if attribute is None and key is None and not headers:
         return data, 0
@@ -127,24 +127,24 @@ def encode_payload(
 
 
 def encode_keys(keys: Iterable[bytes]) -> list[bytes]:
-    """Return what `encode_payload` puts before data that has only a key."""
+    """Return the bytes that `encode_payload` puts before data, for each key alone."""
     return [_TEXT_LENGTH.pack(len(line)) + line for line in map(key_line, keys)]
 
 
 def decode_payload(payload: BytesLike, flag: int) -> Decoded:
     """Return data, attribute, key and headers of a payload.
 
-    Text that is not UTF-8 is read with replacement characters, as Java clients read it:
+    Text that is not UTF-8 is decoded with replacement characters, as Java clients do:
     the producer sent these bytes, and an error would stop every consumer of the
     partition at this message.
 
     Args:
         payload: payload of one record, copied.
-        flag: the record's flag; only bits 0 and 1 are looked at.
+        flag: the record's flag; only bits 0 and 1 are used.
 
     Raises:
-        CorruptRecordError: the flag announces an attribute block that is cut short,
-            or whose length is negative.
+        CorruptRecordError: the flag announces an attribute block that is cut short or
+            has a negative length.
     """
     if not flag & HAS_ATTRIBUTE:
         return Decoded(bytes(payload), None, None, ())
@@ -154,7 +154,7 @@ def decode_payload(payload: BytesLike, flag: int) -> Decoded:
 
 
 def text_end(buffer: BytesLike, start: int, end: int) -> int:
-    """Return where the text ends, in a payload from `start` to `end` that has one.
+    """Return the end of the text in a payload [start, end) with an attribute block.
 
     Raises:
         CorruptRecordError: as `decode_payload`.
@@ -173,9 +173,9 @@ def text_end(buffer: BytesLike, start: int, end: int) -> int:
 
 
 def text_of(buffer: BytesLike, start: int, end: int, flag: int) -> bytes:
-    """Return the text of a payload from `start` to `end`.
+    """Return the text of a payload [start, end).
 
-    Empty where it has none, or one that is cut short.
+    Empty if it has none, or one that is cut short.
     """
     if not flag & HAS_ATTRIBUTE:
         return b""
@@ -194,12 +194,12 @@ def decode_text(text: bytes, flag: int) -> tuple[bytes | None, HeaderPairs, str 
 
 
 def has_field(payload: bytes, flag: int, field: bytes) -> bool:
-    """Return whether a payload has a key or header that is written like this.
+    """Return whether a payload has a key or header with this encoding.
 
     Args:
-        payload: payload of one record; any bytes.
+        payload: payload of one record; may be any bytes.
         flag: the record's flag.
-        field: as `encode_properties` writes a key, or one header.
+        field: a key or header as `encode_properties` writes it.
     """
     if not flag & HAS_PROPERTIES:
         return False
@@ -208,21 +208,21 @@ def has_field(payload: bytes, flag: int, field: bytes) -> bool:
 
 
 def encode_properties(key: str | bytes | None, headers: Headers) -> str:
-    """Return the line; "" where there is neither a key nor a header.
+    """Return the line of key and headers; "" without any.
 
     Args:
-        key: text means its UTF-8 bytes; None is no key, "" is an empty one.
+        key: a str is encoded as UTF-8; None is no key, "" is an empty one.
         headers: names are not empty; values are bytes.
 
     Raises:
-        ConfigError: a name is empty, or no UTF-8 (half of a surrogate pair), or
-            the key is not.
-        TypeError: one of them is of another type.
+        ConfigError: a name is empty, or a name or the key cannot be encoded as UTF-8
+            (half of a surrogate pair).
+        TypeError: one of them has another type.
     """
     fields = []
     if key is not None:
         fields.append("key=" + quote_octets(_octets("key", key)))
-    # Most messages have none, and checking them costs more than all the rest.
+    # Most messages have no headers, and checking them costs more than the rest.
     for name, value in () if headers == () else list_headers(headers):
         quoted = quote_octets(_octets("header", name))
         fields.append(f"h.{quoted}={quote_octets(value)}")
@@ -230,12 +230,12 @@ def encode_properties(key: str | bytes | None, headers: Headers) -> str:
 
 
 def quote_octets(octets: bytes) -> str:
-    """Return a name or a value as it is written in the line."""
+    """Return a name or a value as encoded in the line."""
     return quote_from_bytes(octets, _PLAIN)
 
 
 def key_line(key: bytes) -> bytes:
-    """Return the line of a message with only a key, as `encode_properties` does."""
+    """Return the line for a key alone, as `encode_properties` does."""
     if _PLAIN_OCTETS.fullmatch(key):
         return b"key=" + key
     return encode_properties(key, ()).encode()
@@ -246,10 +246,10 @@ def list_headers(headers: Headers) -> HeaderPairs:
 
     Raises:
         ConfigError: a name is empty, or there are too many.
-        TypeError: a name is no text, or a value is no bytes.
+        TypeError: a name is not a str, or a value is not bytes.
     """
     listed: HeaderPairs | None = None
-    # An iterator would be empty when the message is encoded again.
+    # Refuse iterators: they would be empty when the message is encoded again.
     if isinstance(headers, Mapping | Sequence):
         pairs = headers.items() if isinstance(headers, Mapping) else headers
         with suppress(TypeError, ValueError):
@@ -279,7 +279,7 @@ def list_headers(headers: Headers) -> HeaderPairs:
 
 
 def join_properties(line: str, attribute: str | None) -> str:
-    """Return the text of a line that is not empty, and an attribute; None for none."""
+    """Return the text for a line, not empty, and an attribute; None: there is none."""
     return line if attribute is None else f"{line}\n{attribute}"
 
 
@@ -287,10 +287,10 @@ def split_properties(text: str) -> tuple[bytes | None, HeaderPairs, str | None]:
     """Return (key, headers, attribute) of a text that begins with the line.
 
     Args:
-        text: an attribute of a record with flag bit 1.
+        text: text of a record with flag bit 1.
 
     Returns:
-        No key, no headers and the whole text, where it does not begin with such a line.
+        No key, no headers and the whole text, if it does not begin with a valid line.
     """
     line, newline, rest = text.partition("\n")
     if not _is_line(line):

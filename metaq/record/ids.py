@@ -3,13 +3,13 @@
     bit 63 ........................ 22 | 21 ....... 12 | 11 ........ 0
         milliseconds since ID_ZERO_MS  | broker 0..1023 | sequence
 
-The generator counts *ticks*: `milliseconds << 12 | sequence`, a plain number that
-only grows. It follows the wall clock when the clock is ahead, and runs ahead of the
-clock when the clock stepped back or when a millisecond needed more than 4096 ids; so
-ids of one broker never repeat and never decrease, also across restarts when its floor
-is the largest id on disk.
+The generator counts *ticks*: `milliseconds << 12 | sequence`, a number that only grows.
+It follows the wall clock when the clock is ahead, and runs ahead of the clock after the
+clock stepped back, or when a millisecond needed more than 4096 ids; so ids of one
+broker never repeat and never decrease, even across restarts if its floor is the largest
+id on disk.
 
-Java brokers use a monotonic clock and stamp negative ids; such an id is no floor.
+Java brokers use a monotonic clock and stamp negative ids, which are ignored as a floor.
 Source: docs/metaq-1.4/broker.md 8.
 """
 
@@ -25,12 +25,12 @@ SEQUENCE_MASK: Final = (1 << SEQUENCE_BITS) - 1
 BROKER_ID_MAX: Final = (1 << WORKER_BITS) - 1
 
 MS_MAX: Final = 2**41 - 2**35
-"""Latest millisecond that is believed, a year before the 41 bits run out (2080).
-A later floor comes from no clock, and would leave no ids."""
+"""Latest trusted millisecond, a year before the 41 bits run out (2080). A later floor
+does not come from a clock, and would leave no ids."""
 
 
 class WallClock(Protocol):
-    """Clock interface used by the generator."""
+    """Clock interface of the generator."""
 
     def wall_ms(self) -> Millis:
         """Return the wall clock in milliseconds since 1970 (UTC); it may jump."""
@@ -39,8 +39,8 @@ class WallClock(Protocol):
 def id_after(first: MessageId, k: int) -> MessageId:
     """Return the `k`-th id after `first`; k = 0 gives `first`.
 
-    Broker and client share this rule: the reply to an `mput` names its first id only.
-    It holds for negative ids too.
+    Broker and client share this rule, because the reply to an `mput` has its first id
+    only. It holds for negative ids too.
     """
     carried = (first & SEQUENCE_MASK) + k
     return MessageId(
@@ -52,9 +52,9 @@ def id_after(first: MessageId, k: int) -> MessageId:
 
 
 def id_runs(first: MessageId, count: int) -> Iterator[range]:
-    """Yield the ids of `count` records from `first` on, as runs without a gap.
+    """Yield the ids of `count` records from `first` on, as ranges.
 
-    A run ends where the sequence runs over: `id_after` of 0, 1, ... in their order.
+    A range ends where the sequence overflows. The ids are `id_after` of 0, 1, ... .
     """
     done = 0
     while done < count:
@@ -78,16 +78,16 @@ class IdGenerator:
         Args:
             clock: wall clock; may jump either way.
             broker_id: 0..1023.
-            floor: largest id on this broker's disk; negative when there is none.
+            floor: largest id on this broker's disk; negative if there is none.
 
         Raises:
-            ValueError: the broker id does not fit into its ten bits.
+            ValueError: the broker id is out of range.
         """
         if not 0 <= broker_id <= BROKER_ID_MAX:
             raise ValueError(f"broker id: expected 0..{BROKER_ID_MAX}, got {broker_id}")
         self._clock = clock
         self._worker = broker_id << SEQUENCE_BITS
-        # Tick 0 is left out: broker 0 would stamp the id 0, and 0 marks "no record".
+        # Start at tick 1: with tick 0 broker 0 would stamp the id 0, for "no record".
         self._next_tick = 1 << SEQUENCE_BITS
         if floor >= 0 and floor >> ID_MS_SHIFT <= MS_MAX:
             self._next_tick = max(self._next_tick, _tick_of(floor) + 1)
@@ -101,19 +101,19 @@ class IdGenerator:
     def advance_to(self, next_id: MessageId) -> None:
         """Use no id below `next_id` from now on.
 
-        An older one, and one that no clock has made, changes nothing.
+        No effect if the next id is greater already, or if no clock can have made it.
         """
         if next_id >> ID_MS_SHIFT <= MS_MAX:
             self._next_tick = max(self._next_tick, _tick_of(next_id))
 
     def advance_past(self, time_ms: Millis) -> None:
-        """Use no id of a time that a clock has shown from now on; as `advance_to`."""
+        """Use no id with a time up to `time_ms`; no effect as in `advance_to`."""
         tick = time_ms + 1 - ID_ZERO_MS
         if tick <= MS_MAX:
             self._next_tick = max(self._next_tick, tick << SEQUENCE_BITS)
 
     def reserve(self, count: int) -> MessageId:
-        """Take `count` ids (1 or more); return the first, `id_after` gives the rest."""
+        """Reserve `count` ids (1 or more); return the first, see `id_after`."""
         first = self.peek()
         self._next_tick += count
         return first

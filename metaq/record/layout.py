@@ -7,11 +7,11 @@
           +--------+----------+--------------------+-------+-----------------+
 
 Everything is big-endian and signed. `length` counts only the payload; `checksum` covers
-only the payload (the span index finds damage to headers). There is no topic, time or
-magic number in a record, and the next one begins right after it: the offset after a
-record is its own offset + 20 + length.
+only the payload (the span index detects damage to headers). A record has no topic, time
+or magic number, and the next one follows directly: the offset after a record is its own
+offset + 20 + length.
 
-A header of 20 zero bytes is not a record here although the Java broker reads one as an
+A header of 20 zero bytes is not a record here, although the Java broker reads one as an
 empty message: no broker stamps the id 0, and file systems fill unwritten tails with
 zeros. Keep `scan.py` and `batch.py` in step with this page.
 Source: docs/metaq-1.4/broker.md 1.14.
@@ -27,27 +27,27 @@ from metaq.model import MessageId, SizeBytes
 from metaq.record.checksum import BytesLike, checksum
 
 HEADER: Final = Struct(">iiqi")
-"""length, checksum, id, flag."""
+"""Length, checksum, id, flag."""
 
 HEADER_BYTES: Final = HEADER.size
 """20."""
 
 ID_AT: Final = 8
-"""First byte of the id in a record."""
+"""Position of the id in a record."""
 
 ZERO_HEADER: Final = bytes(HEADER_BYTES)
-"""Header of an unwritten tail: never a record."""
+"""Header of an unwritten tail, which is never a record."""
 
 PAYLOAD_BYTES_MAX: Final = SizeBytes(2**31 - 1)
-"""Greatest value of the length field; configured limits are far below it."""
+"""Maximum of the length field; configured limits are far below it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record, its payload copied out of the buffer it was read from."""
+    """One record, with a copy of its payload."""
 
     id: MessageId
-    """Id stamped by a broker; negative when a Java broker stamped it."""
+    """Id stamped by a broker; negative if a Java broker stamped it."""
     flag: int
     """The 32 flag bits as a signed number, stored as the producer sent them."""
     checksum: int
@@ -57,7 +57,7 @@ class Record:
 
     @property
     def size_bytes(self) -> SizeBytes:
-        """The record's size with its header: the distance to the next one."""
+        """Return the record's size with its header: the distance to the next one."""
         return SizeBytes(HEADER_BYTES + len(self.payload))
 
 
@@ -73,11 +73,11 @@ def encode_record(
     Args:
         payload: attribute block and application bytes, copied; < 2^31 bytes.
         id: signed 64-bit id.
-        flag: signed 32-bit flag word.
-        payload_checksum: `checksum(payload)` when the caller has it already.
+        flag: signed 32-bit flags.
+        payload_checksum: `checksum(payload)`, if the caller knows it.
 
     Raises:
-        struct.error: a field is out of its range, which is a bug of the caller.
+        struct.error: a field is out of range, which is a bug of the caller.
     """
     known = checksum(payload) if payload_checksum is None else payload_checksum
     return HEADER.pack(len(payload), known, id, flag) + payload
@@ -89,13 +89,13 @@ def encode_records(
     ids: Sequence[int],
     flags: Sequence[int],
 ) -> bytes:
-    """Return records back to back; no interpreted instruction runs per record.
+    """Return contiguous records, without interpreted code per record.
 
     Args:
         payloads: attribute blocks and application bytes.
-        checksums: of the payloads.
+        checksums: checksums of the payloads.
         ids: signed 64-bit ids.
-        flags: signed 32-bit flag words.
+        flags: signed 32-bit flags.
     """
     pieces = [b""] * (2 * len(payloads))
     pieces[0::2] = map(HEADER.pack, map(len, payloads), checksums, ids, flags)
@@ -104,13 +104,13 @@ def encode_records(
 
 
 def record_starts(payloads: Sequence[bytes], first: int) -> list[int]:
-    """Return the offset of each record, from `first` on, and the one after the last."""
+    """Return the offset of each record, the first being `first`, and the end offset."""
     sizes = map(HEADER_BYTES.__add__, map(len, payloads))
     return list(accumulate(sizes, initial=first))
 
 
 def record_positions(data: bytes | bytearray) -> list[int]:
-    """Return where each record of some whole ones begins."""
+    """Return the position of each record in whole records."""
     position, positions = 0, list[int]()
     while position < len(data):
         positions.append(position)

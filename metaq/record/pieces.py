@@ -1,4 +1,4 @@
-"""Bytes in several pieces, processed a step at a time."""
+"""Bytes in several pieces, processed in steps."""
 
 from collections.abc import Generator, Iterable, Iterator
 from typing import Final
@@ -6,22 +6,22 @@ from typing import Final
 from metaq.record.checksum import CHECKSUM_MASK, BytesLike, crc32
 
 CHECKSUM_STEP_BYTES: Final = 1 << 20
-"""Bytes whose checksum one step computes: less than half a millisecond, in which
-another thread may have the interpreter."""
+"""Bytes of one checksum step: less than half a millisecond, after which another thread
+may get the interpreter."""
 
 BLOCK_BYTES: Final = 1 << 20
-"""Bytes that are joined: most batches are one block. Each block costs the storage
+"""Size of joined blocks: most batches are one block. Each block costs the storage
 thread a turn, and a wait for the interpreter when its checksum is computed."""
 
 
 def in_steps(
     pieces: Iterable[BytesLike], step_bytes: int
 ) -> Iterator[list[memoryview]]:
-    """Yield all bytes in their order, `step_bytes` at a time; copies nothing.
+    """Yield all bytes in order, `step_bytes` at a time, without copying.
 
     Args:
-        pieces: any number, of any size; read, not changed.
-        step_bytes: bytes of each step but the last, 1 or more.
+        pieces: any number, of any size; not changed.
+        step_bytes: size of each step but the last, 1 or more.
     """
     step: list[memoryview] = []
     free_bytes = step_bytes
@@ -37,7 +37,7 @@ def in_steps(
 
 
 def checksum_in_steps(pieces: Iterable[BytesLike]) -> Generator[None, None, int]:
-    """Return the checksum of all bytes, CHECKSUM_STEP_BYTES a step."""
+    """Return the checksum of all bytes, in steps of CHECKSUM_STEP_BYTES."""
     crc = 0
     for number, step in enumerate(in_steps(pieces, CHECKSUM_STEP_BYTES)):
         if number:

@@ -3,10 +3,10 @@
     reply-to        7/0f3c...      broker and mailbox of the requester
     correlation     42             number of the request there
 
-    reply           kind u8 | data       kind 0: what the handler returned
+    reply           kind u8 | data       kind 0: the result of the handler
                                          kind 1: text of its exception, UTF-8
 
-The broker of a mailbox looks at neither.
+The broker of a mailbox reads neither.
 """
 
 import re
@@ -31,13 +31,13 @@ class ReplyAddress(NamedTuple):
     correlation: int
 
     def headers(self) -> HeaderPairs:
-        """Return the headers that say it."""
+        """Return the headers with this address."""
         place, number = f"{self.broker_id}/{self.mailbox}", str(self.correlation)
         return (REPLY_TO, place.encode()), (CORRELATION, number.encode())
 
 
 def reply_address(headers: HeaderPairs) -> ReplyAddress | None:
-    """Return where the reply to a message goes; None: it wants none."""
+    """Return the address for the reply to a message; None: it wants none."""
     found = dict(headers)
     place = _PLACE.fullmatch(found.get(REPLY_TO, b""))
     number = found.get(CORRELATION, b"")
@@ -52,14 +52,14 @@ def encode_reply(data: bytes) -> bytes:
 
 
 def encode_error(text: str) -> bytes:
-    """Return the bytes of a reply that says that the handler failed."""
+    """Return the bytes of a reply that reports a failure of the handler."""
     return _RAISED + text.encode(errors="replace")
 
 
 def decode_reply(payload: bytes) -> tuple[bytes, str | None]:
     """Return the data of a reply, or the text of an error.
 
-    Anything else than a reply is an error, too: its sender is not known.
+    Bytes that are not a reply count as an error, because their sender is unknown.
     """
     if payload[:1] == _RETURNED:
         return payload[1:], None

@@ -2,13 +2,13 @@
 
     byte  0          8            12
           +----------+------------+-----------------------+
-          | offset   | length     | length bytes of whole |   again and again
+          | offset   | length     | length bytes of whole |   repeated
           | i64      | i32        | records               |
           +----------+------------+-----------------------+
 
-The offset is that of the first record, and the records of a run follow each other in
-the log. Runs come in any order. The reply that carries them says where to go on
-(`next=`), so no reader ends inside a record, or waits where nothing was sent.
+The offset is that of the first record, and the records of a run are contiguous in the
+log. Runs come in any order. The reply with them has the offset to continue at
+(`next=`), so no reader stops inside a record, or waits where nothing was sent.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,20 +22,20 @@ from metaq.record.layout import HEADER, HEADER_BYTES
 _RUN: Final = Struct(">qi")
 
 RUN_BYTES: Final = _RUN.size
-"""12: what a run adds to its records."""
+"""12: size of the header of a run."""
 
 
 class RecordRun(NamedTuple):
-    """Records that follow each other in a log."""
+    """Contiguous records of a log."""
 
     offset: Offset
-    """Of the first record."""
+    """Offset of the first record."""
     data: bytes
     """Whole records, at least one."""
 
 
 def encode_runs(runs: Iterable[RecordRun]) -> bytes:
-    """Return the bytes of runs, in their order."""
+    """Return the encoded runs, in their order."""
     pieces = list[bytes]()
     for offset, data in runs:
         pieces += (_RUN.pack(offset, len(data)), data)
@@ -46,7 +46,7 @@ def decode_runs(payload: bytes, position: int = 0) -> list[RecordRun]:
     """Return the runs in a payload, from `position` to its end.
 
     Raises:
-        CorruptRecordError: a run is cut, has no record, or an offset below 0.
+        CorruptRecordError: a run is cut short, has no record, or a negative offset.
     """
     runs, size = list[RecordRun](), len(payload)
     while position < size:
@@ -67,7 +67,7 @@ def decode_runs(payload: bytes, position: int = 0) -> list[RecordRun]:
 
 
 def records_of(run: RecordRun) -> Iterator[RecordRun]:
-    """Yield each record of a run by itself, in order; checksums are not looked at.
+    """Yield each record as its own run, in order, without verifying checksums.
 
     Raises:
         CorruptRecordError: the bytes are not whole records.

@@ -1,15 +1,14 @@
 """Walk a buffer of records; return where and why the walk ends.
 
-A walk ends in one of three results, never in an exception:
+A walk ends with one of three results, never with an exception:
 
 * `CleanEnd`: the last record ends exactly at the end of the buffer;
-* `Incomplete`: a header or payload is cut short by the end of the buffer: more bytes
-  may follow (a window over a file, a slice of a get), or this is a torn tail;
+* `Incomplete`: the end of the buffer cuts a header or payload short: more bytes may
+  follow (a window over a file, a slice of a get), or this is a torn tail;
 * `Corrupt`: the bytes at that position cannot be a record.
 
-The bytes of a record alone do not show whether it is a torn tail or rot: storage
-decides that with `find_next_record` and its span index. The walk itself never skips
-anything.
+The bytes of a record alone do not distinguish a torn tail from rot: storage decides
+that with `find_next_record` and its span index. The walk itself never skips anything.
 """
 
 import enum
@@ -56,7 +55,7 @@ class CleanEnd:
     """End of the last valid record."""
     record_count: int = 0
     last_id: MessageId | None = None
-    """Id of the last valid record; None when there was none."""
+    """Id of the last valid record; None if there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +199,14 @@ def iter_records(
     window_bytes: int = WINDOW_BYTES,
     payload_bytes_max: int = PAYLOAD_BYTES_MAX,
 ) -> Iterator[tuple[Position, Record] | Corrupt | Incomplete]:
-    """Yield each record of a file with its position; last why that ended, if it did.
+    """Yield each record of a file with its position, then the fault that ends the walk.
+
+    A walk that ends at `end`, or at the end of the file, yields no fault.
 
     Args:
-        read: reads the file at a position; less than asked for is its end.
+        read: reads the file at a position; returns fewer bytes only at its end.
         start: a record boundary.
-        end: where to stop, the size of the file at most.
+        end: end of the walk, at most the size of the file.
         window_bytes: bytes read at once; a larger record is read by itself.
         payload_bytes_max: a longer payload counts as corruption.
     """
@@ -236,7 +237,7 @@ def iter_records(
 
 @cache
 def _candidates(top: int) -> re.Pattern[bytes]:
-    """Return a pattern for records whose length has a first byte of `top` at most."""
+    """Return a pattern for records whose length has a first byte of at most `top`."""
     # Look-ahead, so that candidates may overlap: a length whose first byte fits
     # the limit, a checksum without its top bit, and not 20 zero bytes.
     return re.compile(rb"(?=[\x00-\x%02x].{3}[\x00-\x7f])(?!\x00{20})" % top, re.DOTALL)
@@ -252,18 +253,19 @@ def find_next_record(
     """Return the position of the next whole record, searching byte by byte.
 
     An empty payload has the checksum 0, so any eight zero bytes before other bytes look
-    like an empty record; one counts only when it leads to a record with a payload,
-    through empty ones or directly, or exactly to the end of the buffer.
+    like an empty record. One counts only if it leads, directly or through empty ones,
+    to a record with a payload, or exactly to the end of the buffer.
 
     Args:
         buffer: bytes-like; no reference to it is kept.
-        start: first position that is tried.
-        limit: first position that is not tried; None tries up to the end.
-        payload_bytes_max: longer payloads are not considered. A smaller limit is
+        start: first position to try.
+        limit: position after the last one to try; None: the end of the buffer.
+        payload_bytes_max: records with longer payloads are not found. A smaller limit
+            is
             faster: text is skipped at the speed of a regular expression.
 
     Returns:
-        The position, or None where no whole record starts in start..limit.
+        The position, or None if no whole record starts in [start, limit).
     """
     found, position = search_next_record(
         buffer, start, limit, payload_bytes_max=payload_bytes_max, effort_max=math.inf
@@ -279,22 +281,22 @@ def search_next_record(
     payload_bytes_max: int = PAYLOAD_BYTES_MAX,
     effort_max: float,
 ) -> tuple[bool, Position]:
-    """Search as `find_next_record`, with a bound on the effort.
+    """Search as `find_next_record` does, with a bound on the effort.
 
-    In bytes made for that, every one begins what looks like a long record, and the
-    checksum of each is computed.
+    In malicious bytes a long record seems to begin at every one, and the checksum of
+    each has to be computed.
 
     Args:
         buffer: as in `find_next_record`, like the next three.
-        start: first position that is tried.
-        limit: first position that is not tried.
-        payload_bytes_max: longer payloads are not considered.
-        effort_max: bytes whose checksums were computed in vain after which it ends; a
-            header counts as HEADER_EFFORT, and a position as POSITION_EFFORT.
+        start: first position to try.
+        limit: position after the last one to try.
+        payload_bytes_max: records with longer payloads are not found.
+        effort_max: bytes of failed checksums after which the search ends; a header
+            counts as HEADER_EFFORT, and a position as POSITION_EFFORT.
 
     Returns:
-        Whether a record was found, and its position; else the first position that was
-        not tried, the end of the buffer if all were.
+        (True, position of the record); else (False, first position not tried), which is
+        the end of the buffer if all were.
     """
     with memoryview(buffer) as view:
         end = len(view)
@@ -318,7 +320,7 @@ def search_next_record(
 def _leads_to_payload(
     view: memoryview, position: int, payload_bytes_max: int
 ) -> tuple[bool, int]:
-    """Return whether this is a record, not eight zero bytes, and the effort."""
+    """Return whether a record is there, not just zero bytes, and the effort."""
     end, effort = len(view), 0
     while position < end:
         effort += HEADER_EFFORT
@@ -338,10 +340,10 @@ def _leads_to_payload(
 
 
 def is_blank_to_end(buffer: BytesLike, position: Position) -> bool:
-    """Return whether everything from a record on looks like empty records.
+    """Return whether all bytes from `position` on look like empty records.
 
-    Eight zero bytes look like one; where only the end of the buffer follows, they may
-    be a part of something larger.
+    Eight zero bytes look like one; before the end of the buffer they may be a part of
+    something larger.
     """
     at = int(position)
     with memoryview(buffer) as view:

@@ -1,15 +1,15 @@
-"""The Spark source and sink; importing the package itself takes no Spark, no Arrow.
+"""The Spark source and sink; importing the package imports neither Spark nor Arrow.
 
-Users import `register`, and of the modules `columns`, `errors`, `letters`, `offsets`,
-`options`, `schema`, `topics`, `values` and `segments.checks`: jobs of their own, and
-`metaq.pipeline`, need no others.
+Public for users' jobs and `metaq.pipeline`: `register`, and the modules `columns`,
+`errors`, `letters`, `offsets`, `options`, `schema`, `topics`, `values` and
+`segments.checks`.
 """
 
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Load `register` when it is asked for: it takes Spark."""
+    """Import `register` on first use, because it imports Spark."""
     if name == "register":
         from metaq.spark.data_source import register  # noqa: PLC0415  # it takes Spark
 

@@ -1,11 +1,11 @@
-"""Requests of a driver to brokers and ZooKeeper, over one client, blocking.
+"""Blocking requests of a driver to brokers and ZooKeeper, over one client.
 
-Spark never reports to a source that its query is over, so nothing here waits to be
-closed: a client unused for `IDLE_S` closes its connections, and the next call makes
-another one. Its thread stays; it is a daemon and costs nothing while it sleeps.
+Spark does not notify a source of the end of its query, so nothing here relies on being
+closed: a client unused for `IDLE_S` closes its connections, and the next call makes a
+new one. Its thread stays; it is a daemon and costs nothing while idle.
 
-Tasks are given the address of their broker, and use this only to look for topics or at
-the turn of their driver.
+Tasks get their brokers' addresses from the driver. They use this only to look up topics
+or new leaders, or to check that their driver is the current one.
 """
 
 import asyncio
@@ -58,10 +58,10 @@ from metaq.spark.routing import Route, WriteRoutes
 IDLE_S: Final = 60.0
 """Seconds after which an unused client is closed."""
 METADATA_S: Final = 10.0
-"""Seconds between two questions to brokers that were named by address: how late a new
+"""Seconds between metadata requests to brokers named by address: the delay until a new
 topic is found there."""
 TOPICS_S: Final = 5.0
-"""Seconds between two looks for new topics that match a pattern."""
+"""Seconds between looks for new topics that match a pattern."""
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ P = ParamSpec("P")
 
 
 ClusterWork: TypeAlias = Callable[[ClientContext, float], Coroutine[Any, Any, T]]
-"""Run on the client's loop, with an absolute deadline."""
+"""Coroutine function that runs on the client's loop, with a monotonic deadline."""
 
 
 def _blocking(
@@ -78,7 +78,7 @@ def _blocking(
         Concatenate["Cluster", ClientContext, float, P], Coroutine[Any, Any, T]
     ],
 ) -> Callable[Concatenate["Cluster", P], T]:
-    """Make a method that callers wait for of one that runs on the client's loop."""
+    """Turn a method that runs on the client's loop into a blocking one."""
 
     @wraps(method)
     def call(self: "Cluster", /, *args: P.args, **more: P.kwargs) -> T:
@@ -103,7 +103,7 @@ def _log_spans(
 
 
 class _Matching(NamedTuple):
-    """The topics that match a pattern, until the next look."""
+    """Topics that match a pattern, cached until the next look."""
 
     pattern: str
     names: tuple[str, ...]
@@ -111,14 +111,14 @@ class _Matching(NamedTuple):
 
 
 class Cluster:
-    """The brokers that some options lead to. One per process: `clusters.py`.
+    """The cluster to which options connect. One per process and options: `clusters.py`.
 
     Every call may raise NoBrokerError, RequestTimeoutError, WireError and
-    CoordinationError when the cluster cannot be asked for `retry_timeout_s`.
+    CoordinationError if the cluster is not available for `retry_timeout_s`.
     """
 
     def __init__(self, wire: WireOptions, *, idle_s: float = IDLE_S) -> None:
-        """Prepare to ask; nothing is connected yet."""
+        """Prepare; nothing is connected yet."""
         self._wire = wire
         self._idle_s = idle_s
         self._thread = LoopThread("metaq-spark")
@@ -132,28 +132,28 @@ class Cluster:
 
     @property
     def is_usable(self) -> bool:
-        """False in the child of a fork."""
+        """Whether calls can work; False in a forked child."""
         return self._thread.is_usable
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a client now; the next call makes one if not."""
+        """Whether there is a client now; if not, the next call creates one."""
         return self._client is not None
 
     def close(self) -> None:
-        """Close the client and end its thread, for tests; nothing can be asked then.
+        """Close the client and end its thread, for tests; no calls afterwards.
 
-        Harmless twice, and in the child of a fork.
+        Idempotent; harmless in a forked child.
         """
         self._thread.run_close(self._close())
         self._thread.stop()
 
     def run(self, work: ClusterWork[T]) -> T:
-        """Run a coroutine over the client and wait for its end."""
+        """Run a coroutine with the client; wait for its result."""
         return self._thread.run(self._run(work))
 
     def ask(self, question: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """Run a function of the client that takes its context and a deadline."""
+        """Run a coroutine function of the client with its context and a deadline."""
         return self.run(
             lambda context, deadline_s: question(context, *args, deadline_s=deadline_s)
         )
@@ -164,7 +164,7 @@ class Cluster:
     async def partitions(
         self, context: ClientContext, deadline_s: float, options: SourceOptions
     ) -> tuple[TopicPartition, ...]:
-        """Return the partitions that a query chose, in order; there may be none."""
+        """Return the partitions chosen by a query, sorted; may be empty."""
         if options.assigned:
             return tuple(sorted(options.assigned))
         topics = options.topics
@@ -180,11 +180,11 @@ class Cluster:
         options: SourceOptions,
         known: Iterable[TopicPartition] = (),
     ) -> tuple[TopicPartition, ...]:
-        """Return when all known partitions that a query chose are served.
+        """Wait until all known partitions chosen by a query are served.
 
-        Brokers record their partitions; for topics without a record they are those that
-        the query has read before (`known`), or that its group has offsets of.
-        Partitions away are waited for; without `failOnDataLoss` they are a warning.
+        The known partitions are those recorded by brokers; for topics without a record,
+        those that the query has read before (`known`) or its group has offsets of.
+        Without `failOnDataLoss` this does not wait, but warns of partitions away.
 
         Returns:
             The partitions that are away.
@@ -203,7 +203,7 @@ class Cluster:
             before.update(filter(options.chooses, found))
         snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
         while True:
-            # A broker that comes back announces itself to producers first.
+            # A returning broker registers for puts before it does for gets.
             snapshot = await wait_for_readers(
                 context, snapshot, topics, deadline_s=deadline_s
             )
@@ -223,10 +223,10 @@ class Cluster:
     async def _existing(
         self, context: ClientContext, options: SourceOptions, deadline_s: float
     ) -> tuple[str, ...]:
-        """Return the topics that a query chose; refuse those that no broker has."""
+        """Return the topics chosen by a query; refuse any that no broker has."""
         pattern = options.topic_pattern
         now_s = context.clock.monotonic_s()
-        # The names of the error are asked for after that.
+        # Leaves time to read the names for the error.
         soon_s = now_s + min(NEW_TOPIC_S, (deadline_s - now_s) / 2)
         is_last_look = False
         while True:
@@ -245,7 +245,7 @@ class Cluster:
                 if pattern:
                     raise unknown_pattern(pattern, there)
                 raise unknown_topic(missing[0], there)
-            # It may have been made a moment ago.
+            # The topic may have been created a moment ago.
             try:
                 await _newer(context, snapshot, soon_s)
             except NoBrokerError:
@@ -268,9 +268,9 @@ class Cluster:
         deadline_s: float,
         partitions: Collection[TopicPartition],
     ) -> dict[TopicPartition, str]:
-        """Return the addresses to read partitions from, as `meta://host:port`.
+        """Return partition → address to read it from, as `meta://host:port`.
 
-        Those of a broker that stays away for `retry_timeout_s` are missing.
+        Lacks partitions whose broker stays away for `retry_timeout_s`.
         """
         with suppress(NoBrokerError):
             while any(context.address_of(p.broker_id) is None for p in partitions):
@@ -281,9 +281,11 @@ class Cluster:
     def find_leaders(
         self, brokers: Collection[BrokerId]
     ) -> Future[Mapping[BrokerId, str]]:
-        """Begin to ask where brokers are, `meta://host:port`; those away are missing.
+        """Look up the addresses of brokers, `meta://host:port`, without blocking.
 
-        It does not block; the future fails as calls do.
+        Returns:
+            A future of broker → address, without brokers that are away. It fails with
+            the errors of other calls.
         """
 
         async def look(
@@ -303,12 +305,14 @@ class Cluster:
         *,
         is_whole: bool = False,
     ) -> dict[str, dict[TopicPartition, str]]:
-        """Return the partitions of topics that take puts, with their addresses.
+        """Return topic → partitions that take puts → their addresses.
 
-        Without ZooKeeper the list of the brokers decides where a batch goes:
-        `is_whole` waits until all named brokers are there.
+        Without ZooKeeper the routes of a batch depend on the brokers named: `is_whole`
+        waits until all of them are available.
 
-        NoBrokerError if no broker takes puts to a topic, or one of them is away.
+        Raises:
+            NoBrokerError: no broker takes puts to a topic; or, with `is_whole`, one of
+                the named brokers is away.
         """
         wanted = sorted(set(topics))
         snapshot = await read_takers(context, wanted, deadline_s=deadline_s)
@@ -333,17 +337,17 @@ class Cluster:
         *,
         fail_on_lost_route: bool,
     ) -> tuple[WriteRoutes, dict[TopicPartition, str]]:
-        """Keep the routes of a write's next batch; routes kept before win.
+        """Store the routes of a write's next batch; keep those stored before.
 
-        Partitions among them that take no puts are waited for, or, without
-        `fail_on_lost_route`, replaced with a warning.
+        Waits for partitions among them that take no puts, or, without
+        `fail_on_lost_route`, replaces them with a warning.
 
         Returns:
-            The kept routes, and the addresses that take puts to them now.
+            The stored routes, and the addresses that take puts to them now.
 
         Raises:
             NoBrokerError: no broker takes puts to a topic.
-            SparkError: the kept routes cannot be read.
+            SparkError: the stored routes cannot be parsed.
         """
         wanted = sorted(set(topics))
         snapshot = await read_takers(context, wanted, deadline_s=deadline_s)
@@ -378,7 +382,7 @@ class Cluster:
         return routes, put_addresses(snapshot, known)
 
     def end_batch(self, write: str, batch: int, query: str) -> None:
-        """Note that a batch of a query is written as a whole."""
+        """Record that all rows of a batch of a query are written."""
 
         def written(kept: str | None) -> str:
             return WriteRoutes.from_json(kept).written(batch, query).to_json()
@@ -386,11 +390,11 @@ class Cluster:
         self.ask(change_routes, write, written)
 
     def forget_routes(self, write: str) -> None:
-        """Forget where a write goes; harmless twice."""
+        """Delete the routes of a write; idempotent."""
         self.ask(forget_routes, write)
 
     def read_decision(self, query: str) -> bytes | None:
-        """Return the decision that is kept for a query; None for none."""
+        """Return the stored decision of a query; None if there is none."""
         return self.ask(read_decision, query)
 
     @_blocking
@@ -402,10 +406,10 @@ class Cluster:
         *,
         is_confirmed: bool = False,
     ) -> dict[TopicPartition, LogSpan | None]:
-        """Return the present spans of logs; None where a broker has no log yet.
+        """Return the current spans of logs; None if the broker has no log yet.
 
-        `is_confirmed`: before bytes are called lost by it. Of a replica set the leader
-        is asked then that is registered; where none is, it is waited for.
+        With `is_confirmed`, used before bytes are declared lost, only the registered
+        leader of a replica set is asked, and waited for if there is none.
         """
         logs = [LogQueries(context, p, deadline_s) for p in partitions]
         found = await all_of(
@@ -420,7 +424,7 @@ class Cluster:
         deadline_s: float,
         partitions: Collection[TopicPartition],
     ) -> frozenset[TopicPartition]:
-        """Return partitions of brokers that may have logs which they do not know."""
+        """Return partitions whose broker may have a log that it has not opened."""
         asked = [LogQueries(context, p, deadline_s) for p in partitions]
         found = await all_of(log.may_be_unopened() for log in asked)
         return frozenset(p for p, may in zip(partitions, found, strict=True) if may)
@@ -432,9 +436,9 @@ class Cluster:
         deadline_s: float,
         partitions: Iterable[TopicPartition],
     ) -> dict[TopicPartition, LogSpan | None]:
-        """Return the result of `spans`, at no cost for logs that do not grow.
+        """As `spans`, but at no cost for logs that do not grow.
 
-        Partitions of a broker that is away are missing. Log starts may be old.
+        Lacks partitions of brokers that are away. Log starts may be outdated.
         """
         there = [p for p in partitions if context.address_of(p.broker_id)]
         found = await self._log_ends(context).read(there, deadline_s=deadline_s)
@@ -444,7 +448,7 @@ class Cluster:
     async def wait_for_growth(
         self, context: ClientContext, _deadline_s: float, wait_s: float
     ) -> None:
-        """Return when a watched log has grown, or after so many seconds."""
+        """Wait until a watched log has grown, or for `wait_s` seconds."""
         await self._log_ends(context).wait(wait_s=wait_s)
 
     async def _run(self, work: ClusterWork[T]) -> T:
@@ -452,7 +456,7 @@ class Cluster:
         deadline_s = context.clock.monotonic_s() + self._wire.retry_timeout_s
         self._busy_count += 1
         try:
-            # Before the cluster is known every broker would look as if it were away.
+            # Without a first snapshot, every broker would seem to be away.
             await read_cluster(context, (), deadline_s=deadline_s)
             return await work(context, deadline_s)
         finally:
@@ -460,7 +464,7 @@ class Cluster:
             self._used_s = asyncio.get_running_loop().time()
 
     async def _opened(self) -> AsyncClient:
-        """Return the client; the first call makes it, others wait until it is ready."""
+        """Return the client; the first call creates it, others wait for it."""
         wire = self._wire
         async with self._opening:
             if self._client is None:
@@ -471,7 +475,7 @@ class Cluster:
                     request_timeout_s=wire.request_timeout_s,
                     metadata_s=METADATA_S,
                 )
-                # One that cannot start closes itself; the next call tries again.
+                # A client that fails to start closes itself; the next call tries again.
                 await client.start()
                 self._client = client
                 asyncio.get_running_loop().call_later(self._idle_s, self._look_if_idle)
@@ -483,7 +487,7 @@ class Cluster:
         if self._busy_count or idle_s < self._idle_s:
             loop.call_later(self._idle_s, self._look_if_idle)
             return
-        # Taken off at once: a call that comes before the task runs has another one.
+        # Removed at once, so that a call before the task runs creates a new client.
         client = self._take_client()
         if client is not None:
             self._closing = loop.create_task(client.close(), name="close idle client")

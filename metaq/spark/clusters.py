@@ -1,7 +1,7 @@
-"""The clusters of this process: one for each way to brokers that options name.
+"""The clusters of this process: one for each set of connection options.
 
-Tasks import this and, as a rule, ask no cluster: the client with ZooKeeper and all is
-imported when one is asked for.
+Tasks import this module but usually need no cluster, so the client and its ZooKeeper
+library are imported on first use.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -15,7 +15,7 @@ CLUSTERS: Final[dict[WireOptions, "Cluster"]] = {}
 
 
 def shared_cluster(wire: WireOptions) -> "Cluster":
-    """Return this process's way to the brokers that some options lead to."""
+    """Return this process's cluster for these options; create it if needed."""
     from metaq.spark.cluster import Cluster  # noqa: PLC0415  # see the top
 
     cluster = CLUSTERS.get(wire)

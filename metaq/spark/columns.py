@@ -1,11 +1,11 @@
-"""From a run of records to the columns of one Arrow batch.
+"""Conversion of a run of records to the columns of one Arrow batch.
 
     topic  broker_id  partition  offset  message_id  timestamp  attribute  flag
     key  headers  value
 
-Spark compares the schema of every batch with the declared one to the letter: plain
-`string` and `binary`, nullable, microseconds, UTC. The columns are made by Arrow and by
-strides over the headers; only records with an attribute cost a step of Python each.
+Spark requires the schema of every batch to equal the declared one exactly: plain
+`string` and `binary`, nullable, microseconds, UTC. Columns are built by Arrow and by
+strided slices of the headers; only records with an attribute cost Python code each.
 """
 
 import sys
@@ -46,13 +46,13 @@ ROW_SCHEMA: Final = pa.schema(
         ("value", pa.binary()),
     ]
 )
-"""A row of the source: `timestamp` is when the broker stamped the id, null for ids of
-Java brokers, which carry no wall time; `attribute`, `key` and `headers` are null where
-there is none. Key and headers have the types of Spark's own Kafka source."""
+"""A row of the source. `timestamp` is when the broker stamped the id, null for ids of
+Java brokers, which have no wall time; `attribute`, `key` and `headers` are null if the
+message has none. Key and headers have the types of Spark's Kafka source."""
 
 VALUE_BYTES_MAX: Final = 2**30 - 64
-"""A longer payload is taken for damage: columns address their bytes with 31 bits, and
-a run may pass its limit of the same size by one record."""
+"""Maximum payload bytes; a longer one is taken for damage. Columns address their bytes
+with 31 bits, and a run may exceed its limit of the same size by one record."""
 
 _ID_AT: Final = 8
 _FLAG_AT: Final = 16
@@ -62,7 +62,7 @@ _ATTRIBUTE_LENGTH: Final = Struct(">i")
 
 @dataclass(frozen=True, slots=True)
 class BadAttribute:
-    """A record whose flag announces an attribute that its payload does not hold."""
+    """A record whose flag announces an attribute that its payload does not have."""
 
     row: int
     detail: str
@@ -72,11 +72,11 @@ class RowBuilder:
     """Builds the batches of one partition. Owner: one decoder; one thread."""
 
     def __init__(self, partition: TopicPartition, records_max: int) -> None:
-        """Make the columns that are the same in every row, once.
+        """Create the columns that are the same in every row.
 
         Args:
-            partition: the partition named in the rows.
-            records_max: the largest run that `build` is given, 1 or more.
+            partition: partition of the rows.
+            records_max: maximum records of a run for `build`, 1 or more.
         """
         repeated = (partition.topic, partition.broker_id, partition.partition)
         self._constant = [
@@ -91,13 +91,13 @@ class RowBuilder:
         """Return the rows of a run, up to the first record with a bad attribute.
 
         Args:
-            run: the bytes that `edges` speaks of; copied.
-            edges: as `find_run` returns them; changed.
+            run: the bytes of the records; copied.
+            edges: of the records, as returned by `find_run`; modified.
             offset: of the first record of the run.
 
         Returns:
-            The batch, which owns its bytes, and the fault that made it shorter than the
-            run.
+            The batch, which owns its bytes; and the bad attribute at which it ends, or
+            None if it has the whole run.
         """
         count = len(edges) // 2
         headers = _pieces(run, edges).take(self._headers[:count]).buffers()[2]
@@ -125,7 +125,7 @@ class RowBuilder:
 
 @lru_cache(maxsize=4)
 def _which_pieces(records_max: int) -> tuple[pa.Array, pa.Array]:
-    """Return which pieces of a run are headers, and which are payloads."""
+    """Return the indexes of the headers, and those of the payloads, among pieces."""
     return (
         _numbers(array("i", range(0, 2 * records_max, 2))),
         _numbers(array("i", range(1, 2 * records_max, 2))),
@@ -144,7 +144,7 @@ def _pieces(run: memoryview, edges: "array[int]") -> pa.Array:
 
 
 def _column(headers: pa.Buffer, count: int, at: int, kind: pa.DataType) -> pa.Array:
-    """Return one big-endian number of each header as a column."""
+    """Return the big-endian number at `at` in each header as a column."""
     width = kind.bit_width // 8
     packed = memoryview(headers)[: count * HEADER_BYTES].tobytes()
     native = bytearray(count * width)
@@ -155,7 +155,7 @@ def _column(headers: pa.Buffer, count: int, at: int, kind: pa.DataType) -> pa.Ar
 
 
 def _times(ids: pa.Array) -> pa.Array:
-    """Return when ids were stamped, to the millisecond; null for negative ones."""
+    """Return the times at which ids were stamped, in ms; null for negative ids."""
     stamped = pc.shift_right(ids, pa.scalar(ID_MS_SHIFT, pa.int64()))
     since_1970 = pc.add(stamped, pa.scalar(ID_ZERO_MS, pa.int64()))
     micros = pc.multiply(since_1970, pa.scalar(_US_PER_MS, pa.int64()))
@@ -167,9 +167,9 @@ def _times(ids: pa.Array) -> pa.Array:
 def _take_attributes(
     run: memoryview, edges: "array[int]", flags: pa.Array
 ) -> tuple[pa.Array, pa.Array, pa.Array, BadAttribute | None]:
-    """Return attributes, keys and headers, and move the edges of those payloads.
+    """Return attributes, keys and headers; move the edges of their payloads past them.
 
-    Invalid UTF-8 is read with replacement characters, as `decode_payload` does.
+    Invalid UTF-8 is decoded with replacement characters, as by `decode_payload`.
     """
     count, bad = len(flags), None
     announced = pc.bit_wise_and(flags, pa.scalar(HAS_ATTRIBUTE, pa.int32()))
@@ -214,5 +214,5 @@ def _take_attributes(
 
 
 def partition_of(row: Any) -> TopicPartition:
-    """Return the partition of a row, which is Spark's or a mapping."""
+    """Return the partition of a row, a Spark `Row` or a mapping."""
     return TopicPartition(row["topic"], BrokerId(row["broker_id"]), row["partition"])

@@ -1,20 +1,19 @@
-"""The formats of Spark: topics as a source and a sink, and segment files as a source.
+"""The Spark formats: topics as a source and a sink, and segment files as a source.
 
     spark.read.format("metaq").options(zookeeper="zk:2181", subscribe="logs").load()
     df.write.format("metaq").options(zookeeper="zk:2181", topic="logs").save()
     spark.read.format("metaq-segments").load("/data/metaq")
 
-Rows of both formats are the same. Spark makes one data source for each thing that it
-wants to know, also several for one query, in processes of their own: nothing is kept
-here, and each of these processes imports the part that it is asked for.
+Both formats have the same rows. Spark creates a data source for each request, several
+per query, in separate processes: so no state is kept here, and each process imports
+only the part that it needs.
 
-PySpark finds the formats by itself: it looks for top-level modules named `pyspark_…`
-with a class `DefaultSource`, and there is one for each format. It looks in the Python
-that it starts for its own work: `PYSPARK_PYTHON`, else `python3` on `PATH`. That is
-another one where a script is run by its environment's own interpreter, and in a
-notebook, so there the formats are registered by hand: `metaq.spark.register(spark)`.
-The same holds for sessions in which that look-up is switched off, and for code that is
-shipped with `addPyFiles`.
+PySpark finds the formats itself: it looks for top-level modules named `pyspark_…` with
+a class `DefaultSource`, and there is one for each format. It looks in the Python of its
+workers: `PYSPARK_PYTHON`, else `python3` on `PATH`. A notebook, or a script run by the
+interpreter of its own environment, may have another one; there users register the
+formats with `metaq.spark.register(spark)`. So do users who have switched the look-up
+off, or ship the code with `addPyFiles`.
 """
 
 import os
@@ -43,17 +42,17 @@ _ALREADY_THERE: Final = "DATA_SOURCE_ALREADY_EXISTS"
 class MetaqDataSource(DataSource):
     """The format `metaq`, on the driver.
 
-    Spark makes one for a plan, and keeps one in pickled form for what follows it: the
-    commit of a micro-batch is the latter's.
+    Spark creates an instance to plan, and uses a pickled copy afterwards: the copy
+    commits micro-batches.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        """Take the options of the user, as Spark hands them over."""
+        """Store the user's options, as passed by Spark."""
         super().__init__(options)
         self._is_planning = True
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: an instance that plans no more."""
+        """Return the state to pickle: that of an instance which does not plan."""
         return {**self.__dict__, "_is_planning": False}
 
     @classmethod
@@ -77,7 +76,7 @@ class MetaqDataSource(DataSource):
         """Return the reader that plans and reads a batch.
 
         Raises:
-            OptionError: an option is wrong, or the user asked for other columns.
+            OptionError: an option is wrong, or the user's schema has other columns.
         """
         from metaq.spark.source.batch import batch_reader  # noqa: PLC0415  # see the top
 
@@ -88,7 +87,7 @@ class MetaqDataSource(DataSource):
         """Return the reader that plans and reads the micro-batches of a query.
 
         Raises:
-            OptionError: an option is wrong, or the user asked for other columns.
+            OptionError: an option is wrong, or the user's schema has other columns.
         """
         from metaq.spark.source.stream import stream_reader  # noqa: PLC0415  # see the top
 
@@ -99,7 +98,7 @@ class MetaqDataSource(DataSource):
         """Return the writer of a batch.
 
         Raises:
-            OptionError: an option is wrong, or rows are to be overwritten.
+            OptionError: an option is wrong, or the save mode is "overwrite".
             SchemaError: the rows cannot be written.
         """
         from metaq.spark.sink.writer import batch_writer  # noqa: PLC0415  # see the top
@@ -112,7 +111,7 @@ class MetaqDataSource(DataSource):
     ) -> DataSourceStreamWriter:
         """Return the writer of micro-batches; raises as `writer`.
 
-        In the output mode "complete" every result is appended again.
+        In the output mode "complete" each trigger appends the whole result again.
         """
         from metaq.spark.sink.writer import stream_writer  # noqa: PLC0415  # see the top
 
@@ -121,7 +120,7 @@ class MetaqDataSource(DataSource):
 
 
 class SegmentsDataSource(DataSource):
-    """The format `metaq-segments`; Spark makes one per query, on the driver."""
+    """The format `metaq-segments`, on the driver."""
 
     @classmethod
     def name(cls) -> str:
@@ -144,7 +143,7 @@ class SegmentsDataSource(DataSource):
         """Return the reader that plans and reads.
 
         Raises:
-            OptionError: An option is wrong, or the user asked for other columns.
+            OptionError: an option is wrong, or the user's schema has other columns.
         """
         from metaq.spark.segments.segment_reader import segments_reader  # noqa: PLC0415  # see the top
 
@@ -155,16 +154,16 @@ FORMATS: Final[tuple[type[DataSource], ...]] = (MetaqDataSource, SegmentsDataSou
 
 
 def register(spark: SparkSession) -> None:
-    """Register every format with a session; a second call changes nothing.
+    """Register every format with a session; idempotent.
 
-    On a local master the Python workers of the session are this interpreter from now
+    On a local master, the Python workers of the session use this interpreter from now
     on, unless `PYSPARK_PYTHON` names another one. The executors of a cluster need this
-    package too: installed, or shipped with the query.
+    package too, installed or shipped with the query.
 
     Raises:
-        SparkError: the server of Spark Connect runs a Python without this package.
+        SparkError: the Spark Connect server runs a Python without this package.
     """
-    # The driver of Spark Connect is another process, with workers of its own.
+    # With Spark Connect the driver is another process, with its own workers.
     if not is_remote() and "PYSPARK_PYTHON" not in os.environ:
         context = spark.sparkContext
         if (context.master or "").startswith("local"):
@@ -173,7 +172,7 @@ def register(spark: SparkSession) -> None:
         try:
             spark.dataSource.register(source)
         except PySparkException as error:
-            # Spark 4.0 cannot register a format again that it has found by its name.
+            # Spark 4.0 refuses to register a format that it has found itself.
             if error.getCondition() != _ALREADY_THERE:
                 raise
     if is_remote():
@@ -181,7 +180,7 @@ def register(spark: SparkSession) -> None:
 
 
 def _require_package(spark: SparkSession) -> None:
-    """Have a server name the columns of the format, which asks no broker."""
+    """Check the server's Python by requesting the schema, which contacts no broker."""
     rows = spark.read.format(MetaqDataSource.name())
     try:
         _ = rows.options(brokers="none:1", subscribe="none").load().schema

@@ -1,8 +1,7 @@
-"""Errors between Spark and the log, beyond `metaq.errors`.
+"""Errors of the Spark source and sink, beyond those of `metaq.errors`.
 
-Executors hand their errors to the driver in pickled form, so an error with fields of
-its own says how it is built again. Spark shows the text that its Python worker writes;
-`one_sentence` sees to it that this is our sentence alone.
+Spark shows the text written by its Python worker; `one_sentence` reduces that text to
+the error's own sentence.
 """
 
 import logging
@@ -20,19 +19,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _WORKER: Final = "PYTHON_WORKER_FACTORY_"
-"""Start of variables that Spark sets for its Python workers only."""
+"""Prefix of environment variables that Spark sets only for its Python workers."""
 _HIDDEN: Final = "SPARK_HIDE_TRACEBACK"
-"""Heeded by a worker when it writes its error."""
+"""Environment variable that a worker reads when it writes its error."""
 
 _log = logging.getLogger(__name__)
 
 
 def one_sentence(call: Callable[P, T]) -> Callable[P, T]:
-    """Let a method that Spark calls fail with the sentence of our error alone.
+    """Make a method called by Spark report our errors without a traceback.
 
-    Without it the sentence would follow the lines of a trace. A worker that has failed
-    ends, so no other trace is hidden. The trace of ours goes to the log at
-    DEBUG; an error that is not ours is a bug, and keeps it.
+    The traceback is logged at DEBUG. A worker exits after an error, so no other
+    traceback is hidden. Errors other than MetaqError are bugs, and keep theirs.
     """
 
     @wraps(call)
@@ -63,7 +61,7 @@ def _hide_trace() -> None:
 
 
 class SparkError(MetaqError):
-    """Root of errors raised on the Spark side only."""
+    """Root of the errors of the Spark source and sink."""
 
 
 class OptionError(SparkError, ConfigError):
@@ -71,19 +69,19 @@ class OptionError(SparkError, ConfigError):
 
 
 class OffsetTextError(SparkError):
-    """A text that should name offsets does not; the message quotes it."""
+    """A text is not valid JSON of offsets or partitions; the message quotes it."""
 
 
 class BackwardRangeError(SparkError):
-    """A read would end before it starts: never taken for an empty one."""
+    """A read would end before it starts; not treated as empty."""
 
 
 class SchemaError(SparkError):
-    """Rows that are to be written lack a column, or have one of another type."""
+    """Rows to write lack a column, or have one of another type."""
 
 
 class RowError(SparkError):
-    """A row cannot be written: it names no topic, or a partition that is none."""
+    """A row cannot be written: it has no topic, or an invalid partition."""
 
 
 class DecisionError(SparkError):
@@ -91,25 +89,25 @@ class DecisionError(SparkError):
 
 
 class TakenOverError(SparkError):
-    """Another driver writes the same query: this one can decide nothing any more."""
+    """Another driver writes the same query, so this one can no longer decide."""
 
 
 class IncompleteError(SparkError):
-    """Not all of a write is known to be ended as was decided."""
+    """Parts of a write may not have ended as decided."""
 
 
 class NoTransactionsError(SparkError):
-    """A broker cannot do what `delivery=exactly-once` needs of it."""
+    """A broker lacks a capability that `delivery=exactly-once` needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Bytes of a partition that should be read and cannot be read any more."""
+    """Bytes of a partition that were to be read and are gone."""
 
     partition: TopicPartition
     start: Offset
     end: Offset | None
-    """The first byte that is not lost; None where the log end is unknown."""
+    """Offset after the lost bytes; None if the log end is unknown."""
     reason: str
 
     def __str__(self) -> str:
@@ -121,7 +119,7 @@ class LostRange:
 
 
 class DataLossError(SparkError):
-    """Bytes that should be read are gone; the message names every lost range."""
+    """Bytes to be read are gone; the message names every lost range."""
 
     def __init__(self, lost: tuple[LostRange, ...]) -> None:
         ranges = "; ".join(map(str, lost))
@@ -130,7 +128,7 @@ class DataLossError(SparkError):
 
 
 class BadRowError(SparkError):
-    """A value is not of the asked format, and bad rows are to fail the query."""
+    """A value does not have the requested format, and `badRows` is `fail`."""
 
     def __init__(self, partition: TopicPartition, offset: Offset, reason: str) -> None:
         super().__init__(
@@ -143,7 +141,7 @@ class BadRowError(SparkError):
 
 
 class DamagedRecordError(CorruptRecordError):
-    """A record's bytes contradict themselves; nothing after it was read."""
+    """A record's bytes are corrupt; nothing after it was read."""
 
     def __init__(
         self,

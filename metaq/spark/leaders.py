@@ -1,7 +1,7 @@
-"""Brokers that take the place of others under a task of Spark.
+"""New leaders of replica sets, for running Spark tasks.
 
-A task is given the addresses of its brokers when it is planned. A replica set may have
-another leader before the task is over: one that waits in vain asks the cluster.
+A task gets the addresses of its brokers when it is planned. A replica set may change
+its leader before the task ends: a task without progress asks the cluster.
 """
 
 import asyncio
@@ -17,25 +17,25 @@ from metaq.spark.clusters import shared_cluster
 from metaq.spark.options import WireOptions
 
 LOOK_S: Final = 1.0
-"""Seconds without progress after which the cluster is asked, and between two looks."""
+"""Seconds without progress after which the cluster is asked; interval of the checks."""
 
 FindLeaders: TypeAlias = Callable[
     [Collection[BrokerId]], "Future[Mapping[BrokerId, str]]"
 ]
-"""Begins to ask where brokers are, `meta://host:port`; those away are missing."""
+"""Looks up the addresses of brokers, `meta://host:port`; omits those away."""
 
 _log = logging.getLogger(__name__)
 
 
 def leaders_of(wire: WireOptions) -> FindLeaders:
-    """Return what asks the cluster of some options; nothing is connected before."""
+    """Return a function that asks the options' cluster; it connects when called."""
     return lambda brokers: shared_cluster(wire).find_leaders(brokers)
 
 
 async def look(
     find: FindLeaders, brokers: Collection[BrokerId]
 ) -> dict[BrokerId, BrokerAddress]:
-    """Return where brokers are; none of them where the cluster cannot be asked."""
+    """Return the addresses of brokers; {} if the cluster is not available."""
     try:
         found = await asyncio.wrap_future(find(brokers))
     except MetaqError as error:
@@ -52,14 +52,15 @@ async def follow_leaders(
     *,
     pause_s: float = LOOK_S,
 ) -> None:
-    """Look where brokers are while a task waits in vain; ends by cancellation.
+    """Look up the brokers of a task while it makes no progress; ends by cancellation.
 
     Args:
         find: asks the cluster.
-        brokers: returns those of the task.
-        progress: returns what changes with each answer; None while none is waited for.
-        move: is called with each address, also with one that is known.
-        pause_s: seconds between two looks.
+        brokers: returns the brokers of the task.
+        progress: returns a value that changes with each answer; None while the task
+            waits for no answer.
+        move: called with the address of each broker, also if it has not changed.
+        pause_s: seconds between checks.
     """
     before: object = None
     while True:

@@ -9,11 +9,11 @@ from metaq.spark.columns import partition_of
 
 
 def headers_of(row: Mapping[str, Any], reason: str) -> HeaderPairs:
-    """Return the headers of the dead letter that a row becomes.
+    """Return the headers of the dead letter for a row.
 
     Args:
-        row: its columns; those of its place, and `headers`.
-        reason: fault of its value.
+        row: column → value; those that identify the message, and `headers`.
+        reason: error of its value.
     """
     origin = Origin(
         partition_of(row),

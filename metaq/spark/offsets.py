@@ -1,18 +1,18 @@
-"""The offsets of a stream as JSON, and the other texts that name partitions. Pure.
+"""The offsets of a stream as JSON, and other texts that name partitions. Pure.
 
-A stream's offset says for every partition which byte is read next:
+A stream's offset has the next byte to read of every partition:
 
     {"/version": 1, "logs": {"0-0": 4096, "0-1": 0}}
 
 Worked example: partition 0 of topic `logs` on broker 0 holds three records of 100, 200
 and 300 bytes. A query that has read the first two has offset 300: the first byte of the
-third record, which is also the end of the second. When everything is read it has
-600, where the next record will begin; a batch from 300 to 600 has one record.
+third record, which is also the end of the second. After all three it has offset 600,
+where the next record will begin; a batch from 300 to 600 has one record.
 
-Keys are sorted, so equal offsets have equal texts: Spark compares texts. `/version` can
-be no topic, for no topic has a slash in its name. The parser is strict, because a
-checkpoint that is read wrongly loses or doubles data; all that is odd is quoted. The
-JSON that a query stores can be pasted into `startingOffsets`.
+Keys are sorted, so that equal offsets have equal texts, because Spark compares texts.
+`/version` is never a topic, because topic names have no slash. The parser is strict,
+because a misread checkpoint loses or doubles data; errors quote the text. The JSON
+stored by a query can be pasted into `startingOffsets`.
 """
 
 import json
@@ -24,32 +24,32 @@ from metaq.model import MAX_OFFSET, BrokerId, Millis, Offset, TopicPartition
 from metaq.spark.errors import OffsetTextError
 
 Offsets: TypeAlias = Mapping[TopicPartition, Offset]
-"""Per partition, the next byte to read."""
+"""Partition → next byte to read."""
 
 VERSION: Final = 1
-"""Version of the JSON form; another one is refused."""
+"""Version of the JSON; others are refused."""
 VERSION_KEY: Final = "/version"
-"""Key of the version: beside the topics, and no topic's name."""
+"""Key of the version, next to the topics."""
 
 LAG_KEY: Final = "/behind"
-"""Key of the backlog of each topic, in the log ends that a progress shows."""
+"""Key of the backlog of each topic, in the log ends of a query's progress."""
 
 EARLIEST: Final = Offset(-2)
-"""Wanted offset: the log start at the time of reading."""
+"""Stands for the log start at the time of reading."""
 LATEST: Final = Offset(-1)
-"""Wanted offset: the log end at the time of reading."""
+"""Stands for the log end at the time of reading."""
 
 QUOTED_CHARS_MAX: Final = 80
-"""A message quotes that much of a text that it refuses."""
+"""Maximum characters of a refused text that an error quotes."""
 
 _PARTITION: Final = re.compile(r"(0|[1-9][0-9]{0,9})-(0|[1-9][0-9]{0,9})")
 _Number = TypeVar("_Number", bound=int)
 
 
 def offsets_to_json(offsets: Offsets) -> dict[str, object]:
-    """Return offsets as the sorted dictionary that Spark writes down.
+    """Return offsets as a sorted dictionary, which Spark stores as JSON.
 
-    The same offsets always give the same text through `json.dumps`.
+    Equal offsets give equal texts through `json.dumps`.
     """
     topics: dict[str, dict[str, int]] = {}
     for partition, offset in sorted(offsets.items()):
@@ -58,13 +58,13 @@ def offsets_to_json(offsets: Offsets) -> dict[str, object]:
 
 
 def offsets_from_json(value: object) -> dict[TopicPartition, Offset]:
-    """Read the result of `offsets_to_json`.
+    """Parse the result of `offsets_to_json`.
 
     Args:
-        value: a dictionary from a checkpoint of Spark.
+        value: a dictionary from a Spark checkpoint.
 
     Raises:
-        OffsetTextError: anything but such a dictionary; the message says where.
+        OffsetTextError: not such a dictionary; the message says where.
     """
     if not isinstance(value, dict) or VERSION_KEY not in value:
         _refuse("offset", f"expected an object with {VERSION_KEY!r}", value)
@@ -77,51 +77,51 @@ def format_offsets(offsets: Offsets) -> str:
 
 
 def parse_offsets(text: str) -> dict[TopicPartition, Offset]:
-    """Read the result of `format_offsets`.
+    """Parse the result of `format_offsets`.
 
     Raises:
-        OffsetTextError: the text is of another form; the message quotes it.
+        OffsetTextError: the text has another form; the message quotes it.
     """
     return offsets_from_json(_parse_json("offset", text))
 
 
 def parse_wanted(text: str, *, option: str) -> dict[TopicPartition, Offset]:
-    """Read offsets that a user wrote: without version, and with names for the edges.
+    """Parse offsets written by a user: the version is optional, the edges are allowed.
 
     Args:
         text: JSON as above; `EARLIEST` (-2) and `LATEST` (-1) mean the log start
             and the log end.
-        option: whose value it is, for messages.
+        option: name of the option, for errors.
 
     Raises:
-        OffsetTextError: the text is of another form; the message quotes it.
+        OffsetTextError: the text has another form; the message quotes it.
     """
     return _read_numbers(option, _parse_json(option, text), Offset, low=EARLIEST)
 
 
 def parse_times(text: str, *, option: str) -> dict[TopicPartition, Millis]:
-    """Read a time per partition, milliseconds since 1970, in the form of offsets.
+    """Parse a time per partition, milliseconds since 1970, in the form of offsets.
 
     Args:
         text: `{"logs": {"0-0": 1700000000000}}`.
-        option: whose value it is, for messages.
+        option: name of the option, for errors.
 
     Raises:
-        OffsetTextError: the text is of another form; the message quotes it.
+        OffsetTextError: the text has another form; the message quotes it.
     """
     return _read_numbers(option, _parse_json(option, text), Millis)
 
 
 def parse_assigned(text: str, *, option: str) -> frozenset[TopicPartition]:
-    """Read the partitions that a user picked; one or more.
+    """Parse the partitions assigned by a user; one or more.
 
     Args:
         text: `{"logs": ["0-0", "0-1"]}`.
-        option: whose value it is, for messages.
+        option: name of the option, for errors.
 
     Raises:
-        OffsetTextError: the text is something else, or names nothing or the same
-            partition twice.
+        OffsetTextError: the text has another form, is empty, or names a partition
+            twice.
     """
     value = _parse_json(option, text)
     if not isinstance(value, dict):
@@ -160,7 +160,7 @@ def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _read_numbers(
     option: str, value: object, kind: Callable[[int], _Number], *, low: int = 0
 ) -> dict[TopicPartition, _Number]:
-    """Read topic → partition → number, `low` or more."""
+    """Parse topic → partition → number, `low` or more."""
     if not isinstance(value, dict):
         _refuse(option, "expected an object of topics", value)
     topics = dict(value)
@@ -175,7 +175,7 @@ def _read_numbers(
             )
         for name, number in numbers.items():
             partition = _read_partition(option, topic, name)
-            # A bool is an int to Python, and 1.0 is equal to 1.
+            # Refuses bool, which is an int, and 1.0, which equals 1.
             if type(number) is not int or not low <= number <= MAX_OFFSET:
                 _refuse(option, f"{partition}: not a number in range", number)
             found[partition] = kind(number)

@@ -1,9 +1,9 @@
-"""The table of every option: name, kind, default, range, and where it applies.
+"""The table of all options: name, kind, default, range, and uses.
 
-One row serves the parser, the error messages and the check that the tables of
-`docs/spark.md` are true. Names are those of Kafka's source wherever the meaning is the
-same, so that a query changes hands by changing its format. Spark hands names over in
-small letters, so case never matters.
+The parser, the error messages and the tables of `docs/spark.md` are made from it.
+Options have the names of Spark's Kafka source if they mean the same, so that most
+queries can switch by changing the format. Names are case-insensitive, because Spark
+passes them in lower case.
 """
 
 import difflib
@@ -26,7 +26,7 @@ from metaq.spark.offsets import (
 
 COUNT_MAX: Final = int(MAX_OFFSET)
 TASKS_MAX: Final = 1_000_000
-"""More tasks than that keep the driver busy."""
+"""Maximum number of tasks: planning more takes the driver too long."""
 TIMEOUT_MS_MAX: Final = 24 * 3600 * 1000
 
 _UNITS_S: Final = {
@@ -46,14 +46,14 @@ _OF_KAFKA: Final[Mapping[str, str]] = {
     "fetchoffset.numretries": "retryTimeoutMs is the time of all tries",
     "fetchoffset.retryintervalms": "retryTimeoutMs is the time of all tries",
 }
-"""Options of Kafka's source and sink that have another name here, or none."""
+"""Option of Spark's Kafka source and sink → advice: its name here, or why none."""
 
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
-"""Options of a writer that are meant for Spark and reach the sink as well."""
+"""Options of Spark's own writer that are passed to the sink too."""
 
 
 class Use(enum.Enum):
-    """Use of an option; the value is the name for messages."""
+    """Use of an option; the value is its name in errors."""
 
     BATCH = "batch reads"
     STREAM = "streaming reads"
@@ -62,14 +62,14 @@ class Use(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """Form of the text of a value; the value is the name for the page."""
+    """Form of an option's text; the value is its name in the docs."""
 
     TEXT = "text"
-    """As it is, not blank."""
+    """Any text that is not blank."""
     NAMES = "list of names"
-    """Separated by commas, none blank, none twice."""
+    """Separated by commas; none blank, none twice."""
     PATTERN = "regular expression"
-    """A pattern of Python's `re`, which has to match the whole name."""
+    """A pattern of Python's `re` that must match the whole name."""
     PARTITIONS = "JSON of partitions"
     """`{"topic": ["0-0"]}`: broker and partition."""
     OFFSETS = "edge or JSON of offsets"
@@ -92,18 +92,18 @@ class OptionSpec:
     kind: Kind
     uses: frozenset[Use]
     meaning: str
-    """One sentence for the page, with the unit of a number."""
+    """Text for the docs, with the unit of a number."""
     default: str | None = None
-    """Default as text; None: none, or as `meaning` says."""
+    """Default as text; None for none, or for one described in `meaning`."""
     low: int = 1
     high: int = COUNT_MAX
     choices: tuple[str, ...] = ()
 
     def read(self, text: str) -> object:
-        """Turn the text of a value into the value.
+        """Parse the text of a value.
 
         Raises:
-            OptionError: the text is no value of this option; the message says what
+            OptionError: the text is not a value of this option; the message says what
                 was expected.
             OffsetTextError: the same for JSON.
         """
@@ -151,7 +151,7 @@ class OptionSpec:
         return text or self._refuse("a regular expression", text)
 
     def _read_integer(self, text: str) -> int:
-        # More digits than that are out of any range, and slow to convert.
+        # Numbers with more digits are out of any range, and slow to convert.
         if not re.fullmatch(r"-?[0-9]{1,20}", text):
             self._refuse("an integer", text)
         if not self.low <= int(text) <= self.high:
@@ -315,24 +315,24 @@ OPTIONS: Final = (
         meaning="Bound of every wait for a broker or ZooKeeper, with all its tries, in"
         " the driver and in tasks; a shorter one bounds `requestTimeoutMs` as well."),
 )  # fmt: skip
-"""All options, in the order of the page."""
+"""All options, in the order of the docs."""
 
 
 def read_options(options: Mapping[str, str], use: Use) -> dict[str, Any]:
-    """Read a user's options for one use; missing ones have their defaults.
+    """Parse a user's options for one use; add defaults.
 
     Args:
-        options: name → text as Spark hands them over; case does not matter.
+        options: name → text, as passed by Spark; names are case-insensitive.
         use: the use of the options.
 
     Returns:
-        A value for each option of that use under its name, None where nothing was
-        given and there is no default.
+        Name → value, for every option of that use; None for an option without a value
+        or default.
 
     Raises:
-        OptionError: an option is unknown, means nothing here, is given twice, or its
-            value is none. All of this is said in one sentence that names it.
-        OffsetTextError: the same for JSON.
+        OptionError: an option is unknown, has another use, is given twice, or has an
+            invalid value; the message names the option.
+        OffsetTextError: an invalid value in JSON.
     """
     known = {spec.name.lower(): spec for spec in OPTIONS}
     found: dict[str, Any] = {

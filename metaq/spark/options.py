@@ -1,7 +1,7 @@
-"""Options of a source or sink: frozen values, contradictions refused.
+"""Options of a source or sink: frozen values without contradictions.
 
-`option_table.py` reads the texts; here they are fitted together. A contradiction ends
-in one sentence that names both sides, before anything is connected or read.
+`option_table.py` parses the texts; this module combines them. A contradiction is an
+error that names both options, raised before anything is connected or read.
 """
 
 import enum
@@ -25,16 +25,16 @@ _NOT_NULL: Final = re.compile(r"\bNOT\s+NULL\b", re.IGNORECASE)
 
 
 class Edge(enum.Enum):
-    """Start or end of reading when no offset is named; the value is the text."""
+    """Start or end of reading without a named offset; the value is the user's text."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
     GROUP = "group"
-    """The committed offset of a consumer group; the log start where it has none."""
+    """The committed offset of a consumer group; the log start if it has none."""
 
 
 class ValueFormat(enum.Enum):
-    """Format of the column `value`: the texts of `valueFormat` (`option_table.py`)."""
+    """Format of the column `value`; values of the option `valueFormat`."""
 
     BINARY = "binary"
     STRING = "string"
@@ -42,7 +42,7 @@ class ValueFormat(enum.Enum):
 
 
 class BadRows(enum.Enum):
-    """Fate of values of another format: the texts of `badRows` (`option_table.py`)."""
+    """Handling of values without the format; values of the option `badRows`."""
 
     FAIL = "fail"
     COLUMN = "column"
@@ -51,22 +51,22 @@ class BadRows(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Start or end of reading in any partition, before any log is asked."""
+    """Start or end of reading as given by the options, for any partition."""
 
     edge: Edge
-    """Edge for partitions that the other fields leave open."""
+    """Edge for partitions without a value in the other fields."""
     offsets: Offsets = field(default_factory=dict)
     time_ms: Millis | None = None
-    """One time for all partitions; wins over everything else."""
+    """One time for all partitions; overrides all other fields."""
     times_ms: Mapping[TopicPartition, Millis] = field(default_factory=dict)
 
     @property
     def named(self) -> frozenset[TopicPartition]:
-        """The partitions that have something of their own."""
+        """The partitions with an offset or time of their own."""
         return frozenset(self.offsets.keys() | self.times_ms.keys())
 
     def of(self, partition: TopicPartition) -> "Edge | Offset | AtTime":
-        """Return the bound of one partition: the strongest of the fields."""
+        """Return the bound of one partition, by the precedence of the fields."""
         time_ms = self.time_ms
         if time_ms is None:
             time_ms = self.times_ms.get(partition)
@@ -89,26 +89,26 @@ class AtTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireOptions:
-    """Address of the brokers, and time-outs."""
+    """Addresses of the cluster, and time-outs."""
 
     zookeeper: str | None
-    """Connect string; None where brokers are named."""
+    """Connect string; None if brokers are named."""
     zk_root: str
     brokers: tuple[str, ...]
-    """`host:port` each; empty where ZooKeeper is asked."""
+    """`host:port` of each; empty if ZooKeeper is used."""
     request_timeout_s: float
-    """Bound on one answer, `retry_timeout_s` at most."""
+    """Time limit for one answer, at most `retry_timeout_s`."""
     retry_timeout_s: float
-    """Bound on every wait, with all its tries."""
+    """Time limit for every wait, retries included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueOptions:
-    """Conversion of values to the column `value`."""
+    """Conversion of payloads to the column `value`."""
 
     format: ValueFormat
     ddl: str | None
-    """Fields of JSON values; None for the other formats."""
+    """Fields of JSON values as DDL; None for the other formats."""
     bad_rows: BadRows
     dead_letter_topic: str | None
     """Topic for bad values; None unless `bad_rows` is TOPIC."""
@@ -116,9 +116,9 @@ class ValueOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The partitions that a read chose in one of three ways; all without any.
+    """The partitions chosen for a read, in one of three ways.
 
-    The fields of the other ways are empty.
+    The fields of the other two ways are empty. If all are empty, it chooses everything.
     """
 
     topics: tuple[str, ...] = ()
@@ -141,11 +141,11 @@ class Chosen:
         """Refuse bounds of partitions that the query does not read.
 
         Args:
-            name: of the option, for the error.
-            named: the partitions that it names.
+            name: name of the option, for the error.
+            named: partitions named in its value.
 
         Raises:
-            OptionError: some of those named are not read.
+            OptionError: the query does not read some of them.
         """
         if strangers := {each for each in named if not self.chooses(each)}:
             way = "assign" if self.assigned else "subscribe"
@@ -156,9 +156,9 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions(Chosen):
-    """Options of a batch or streaming read. Go to executors in pickled form.
+    """Options of a batch or streaming read; picklable, for executors.
 
-    `option_table.py` says what each of them does.
+    `option_table.py` describes each option.
     """
 
     wire: WireOptions
@@ -167,9 +167,9 @@ class SourceOptions(Chosen):
     ending: Bound
     is_late_start_error: bool
     pin_name: str | None
-    """Under which name the start of a stream is kept; None: it is not."""
+    """Name under which the start of a stream is stored; None: it is not stored."""
     start_group: str | None
-    """The group that `Edge.GROUP` means."""
+    """Consumer group for `Edge.GROUP`."""
     progress_group: str | None
     fail_on_data_loss: bool
     limits: BatchLimits
@@ -179,18 +179,18 @@ class SourceOptions(Chosen):
     on_corrupt: OnCorrupt
     is_filter_pushdown: bool
     where: Filter | None
-    """Messages that are to be rows; None: all."""
+    """Condition on messages; None reads all."""
 
     @property
     def named(self) -> frozenset[TopicPartition]:
-        """The partitions that the user wrote down one by one."""
+        """The partitions that the user named one by one."""
         return self.assigned | self.starting.named | self.ending.named
 
     def require_raw_values(self) -> None:
-        """Refuse decoded values, and some of the messages: an archive has neither.
+        """Refuse options that an archive does not support: decoding and `where`.
 
         Raises:
-            OptionError: the read converts values, or leaves messages out.
+            OptionError: the read decodes values, or filters messages.
         """
         if self.where is not None:
             raise OptionError("an archive has all messages: expected no where")
@@ -204,10 +204,10 @@ class SourceOptions(Chosen):
     def from_map(
         cls, options: Mapping[str, str], *, is_stream: bool
     ) -> "SourceOptions":
-        """Read the options of a read.
+        """Parse the options of a read.
 
         Args:
-            options: name → text; case does not matter.
+            options: name → text; names are case-insensitive.
             is_stream: whether it is a streaming read.
 
         Raises:
@@ -252,14 +252,14 @@ class SourceOptions(Chosen):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """Options of a write. Go to executors in pickled form.
+    """Options of a write; picklable, for executors.
 
-    `option_table.py` says what each of them does.
+    `option_table.py` describes each option.
     """
 
     wire: WireOptions
     topic: str | None
-    """Topic of all rows; None: the rows name theirs."""
+    """Topic of all rows; None takes it from the column `topic`."""
     has_tombstones: bool
     is_exactly_once: bool
     batch_bytes: int
@@ -267,10 +267,10 @@ class SinkOptions:
 
     @classmethod
     def from_map(cls, options: Mapping[str, str]) -> "SinkOptions":
-        """Read the options of a write.
+        """Parse the options of a write.
 
         Args:
-            options: name → text; case does not matter; Spark's own are left alone.
+            options: name → text; names are case-insensitive; ignores Spark's own.
 
         Raises:
             OptionError: an option is unknown, wrong, or contradicts another.
@@ -297,7 +297,7 @@ class SinkOptions:
 
 
 def read_value_options(options: Mapping[str, str], use: Use) -> ValueOptions:
-    """Read the options of `use` about the column `value`.
+    """Parse the options of `use` about the column `value`.
 
     Raises:
         OptionError: an option is unknown, wrong, or contradicts another.
@@ -306,7 +306,7 @@ def read_value_options(options: Mapping[str, str], use: Use) -> ValueOptions:
 
 
 class FoundOptions:
-    """Values by name, each of the type that its kind in the table promises."""
+    """Parsed options by name; the kind in the table determines the type."""
 
     def __init__(self, options: Mapping[str, str], use: Use) -> None:
         self._values = read_options(options, use)
@@ -314,14 +314,14 @@ class FoundOptions:
         self.given = frozenset(n for n in self._values if n.lower() in given)
 
     def exactly_one(self, *names: str) -> None:
-        """Refuse none and several of these options."""
+        """Raise unless exactly one of these options is given."""
         chosen = [name for name in names if name in self.given]
         if len(chosen) != 1:
             got = " and ".join(chosen) or "none of them"
             raise OptionError(f"expected exactly one of {', '.join(names)}, got {got}")
 
     def chosen(self) -> Chosen:
-        """Return the partitions that the user chose."""
+        """Return the user's choice of partitions."""
         return Chosen(
             topics=self["subscribe"] or (),
             topic_pattern=self["subscribePattern"],
@@ -329,21 +329,21 @@ class FoundOptions:
         )
 
     def needs(self, name: str, other: str) -> None:
-        """Refuse an option that means nothing without another."""
+        """Raise if an option is given without another that it needs."""
         if name in self.given and self._values[other] is None:
             raise OptionError(f"{name} has no effect without {other}")
 
     def __getitem__(self, name: str) -> Any:
-        """Return a value of the option's kind; None also for one of another use."""
+        """Return the parsed value; None also for an option of another use."""
         return self._values.get(name)
 
     def seconds(self, name: str) -> float:
-        """Return a duration, or milliseconds, as seconds; 0 for one of another use."""
+        """Return a duration, or milliseconds, in seconds; 0 if there is no value."""
         value = self[name] or 0.0
         return value if isinstance(value, float) else value / _MS_PER_S
 
     def bound(self, side: str, edge: Edge) -> Bound:
-        """Return `startingX` or `endingX`; without any, the edge."""
+        """Return the bound of `side`, "starting" or "ending"; `edge` by default."""
         offsets = self[f"{side}Offsets"]
         return Bound(
             edge=Edge(offsets) if isinstance(offsets, str) else edge,

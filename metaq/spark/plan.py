@@ -1,17 +1,17 @@
-"""Ranges of a batch, and their division among tasks. Pure.
+"""Plans the ranges of a batch, and their division among tasks. Pure.
 
     backlog, limits  --plan_batch_end-->  end offsets  --plan_reads-->  read ranges
 
-Offsets are bytes, so a number in the middle of a log need not be where a record begins.
-Nothing here ever makes up an offset: every end and every cut is one that `SpanFacts`
-named, or the end of a span that was given. A batch therefore never ends inside a
-record, and the ranges of a plan cover its spans exactly, without overlap.
+Offsets are bytes, so an arbitrary number inside a log is usually not the start of a
+record. Nothing here computes an offset: every end and every cut was returned by
+`SpanFacts`, or is an edge of a given span. So a batch never ends inside a record, and
+the ranges of a plan cover its spans exactly, without overlap.
 
-`settle` is the one policy for data that should be read and is gone. Data are lost in
-three ways: retention moves the log start past a query's offset, a log ends before its
-old end (it was created again, or a disk lost its tail), or a partition no longer
-exists. Driver and tasks call the same function, so that they never disagree; nothing is
-ever left out without a `LostRange` that names it.
+`settle` is the only policy for data to be read that are gone. Data are lost in three
+ways: retention moves the log start past a query's offset, a log ends before its former
+end (it was created again, or a disk lost its tail), or a partition no longer exists.
+Driver and tasks call the same function, so that they never disagree; all data left out
+are reported as a `LostRange`.
 """
 
 from bisect import bisect_left, bisect_right
@@ -24,39 +24,39 @@ from metaq.model import Offset, SizeBytes, TopicPartition
 from metaq.spark.errors import BackwardRangeError, DataLossError, LostRange
 
 PROBES: Final = 15
-"""Boundaries asked for at once while one is searched. A guess says where among them it
-is, and a count or two confirm it."""
+"""Number of boundaries requested at once in a search. The right one among them is
+guessed, and one or two counts confirm it."""
 PROBES_MAX: Final = 1000
-"""The same within `WALK_BYTES`: there they are all, as a rule."""
+"""The same within `WALK_BYTES`; usually these are all boundaries there."""
 WALK_BYTES: Final = 256 * 1024
 """Bytes that a broker walks record by record in less time than another request
 takes."""
 PIECES_PER_RANGE: Final = 4
-"""Factor by which boundaries are asked for finer than the result; the ranges then come
-within a quarter of the asked size."""
+"""Number of boundaries requested per resulting range; the ranges then are within a
+quarter of the requested size."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogSpan:
-    """A stretch of one partition's log, from one record boundary to another."""
+    """A range of one partition's log, between two record boundaries."""
 
     start: Offset
     end: Offset
 
     @property
     def size_bytes(self) -> SizeBytes:
-        """Return how many bytes it has; negative where it ends before it starts."""
+        """Size in bytes; negative if it ends before it starts."""
         return SizeBytes(self.end - self.start)
 
 
 Spans: TypeAlias = Mapping[TopicPartition, LogSpan]
 Logs: TypeAlias = Mapping[TopicPartition, LogSpan | None]
-"""None: a broker does not have the log, or does not have it yet."""
+"""Partition → span; None if its broker has no log, or none yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRange:
-    """Range of one partition for a Spark task; goes to executors in pickled form."""
+    """Range of one partition for a Spark task; picklable, for executors."""
 
     partition: TopicPartition
     start: Offset
@@ -64,55 +64,55 @@ class ReadRange:
 
 
 class SpanFacts(Protocol):
-    """Log facts used by planning; all answers are about [start, end)."""
+    """Facts about logs used by planning; all results are about [start, end)."""
 
     def count(self, partition: TopicPartition, start: Offset, end: Offset) -> int:
-        """Return how many records begin there.
+        """Return the number of records that begin in the range.
 
-        An estimate will do where a broker cannot count; limits then hold roughly.
+        May be an estimate if the broker cannot count; limits are then approximate.
         """
 
     def boundaries(
         self, partition: TopicPartition, start: Offset, end: Offset, count: int
     ) -> Sequence[Offset]:
-        """Return about `count` (1 or more) places where records begin.
+        """Return about `count` (1 or more) record boundaries.
 
         Returns:
             Offsets strictly between `start` and `end`, ascending, spread evenly over
-            the bytes. Empty only where no such place is known.
+            the bytes. Empty only if no boundary is known.
         """
 
     def boundaries_after(
         self, partition: TopicPartition, start: Offset, end: Offset, origin: Offset
     ) -> Sequence[Offset]:
-        """Return offsets soon after `start` where records begin.
+        """Return record boundaries shortly after `start`.
 
-        Asked where `boundaries` named none.
+        Called if `boundaries` returned none.
 
         Args:
-            partition: whose.
-            start: where a record begins.
-            end: the same.
-            origin: where the search began, at `start` or before it.
+            partition: partition of the log.
+            start: a record boundary.
+            end: a record boundary.
+            origin: offset at which the search began, at `start` or before it.
 
         Returns:
-            Offsets strictly between `start` and `end`, ascending. Empty where none is
-            known, or where enough was searched.
+            Offsets strictly between `start` and `end`, ascending. Empty if none is
+            known, or the search has gone far enough.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """Bounds of one micro-batch; None is no limit."""
+    """Limits of one micro-batch; None is no limit."""
 
     messages_max: int | None = None
-    """At most that many messages, but one of each partition; 1 or more."""
+    """Maximum number of messages, 1 or more; but at least one per partition."""
     bytes_max: int | None = None
-    """At most that many bytes, but one message of each partition; 1 or more."""
+    """Maximum bytes, 1 or more; but at least one message per partition."""
     messages_min: int | None = None
-    """Wait until so many are there, 1 or more."""
+    """Number of messages to wait for, 1 or more."""
     delay_s_max: float = 0.0
-    """Wait no longer than that for `messages_min`."""
+    """Maximum wait for `messages_min`, in seconds."""
 
     @property
     def is_any(self) -> bool:
@@ -124,20 +124,20 @@ class BatchLimits:
 def plan_batch_end(
     backlog: Spans, limits: BatchLimits, facts: SpanFacts, *, waited_s: float
 ) -> dict[TopicPartition, Offset]:
-    """Return where a micro-batch ends in each partition.
+    """Return the end offset of a micro-batch in each partition.
 
-    A limit is shared in proportion to the backlog, as Kafka's source does; every
-    partition that has a backlog takes one record at least, so that none starves.
+    A limit is shared in proportion to the backlog, as by Spark's Kafka source; every
+    partition with a backlog gets at least one record, so that none starves.
 
     Args:
-        backlog: per partition, from the next byte to read to the log end.
-        limits: bounds of the batch.
-        facts: asked only where a limit makes it necessary.
-        waited_s: how long the oldest of the backlog has waited.
+        backlog: partition → span from the next byte to read to the log end.
+        limits: limits of the batch.
+        facts: used only if a limit requires it.
+        waited_s: seconds for which the oldest message of the backlog has waited.
 
     Returns:
-        One record boundary for each partition of `backlog`. All of them are the
-        starts when the batch is to wait for more.
+        One record boundary for each partition of `backlog`; the starts if the batch
+        has to wait for more messages.
 
     Raises:
         BackwardRangeError: a span ends before it starts.
@@ -172,15 +172,15 @@ def plan_reads(
 
     Args:
         spans: the span to read of each partition; empty ones give no range.
-        facts: asked only where a span has to be cut.
-        ranges_min: a hint: cut large spans so that there are about so many ranges,
-            1 or more; None leaves every span whole.
-        records_max: records of one range, 1 or more; exceeded only where a log names
-            no boundary. None is no limit.
+        facts: used only to cut a span.
+        ranges_min: approximate number of ranges, 1 or more, up to which large spans are
+            cut; None leaves every span whole.
+        records_max: maximum records of one range, 1 or more; exceeded only if no
+            boundary is known. None is no limit.
 
     Returns:
-        Ranges that cover the spans exactly, the largest first: a task that starts
-        late should be a short one.
+        Ranges that cover the spans exactly, the largest first, so that tasks that start
+        late are short.
 
     Raises:
         BackwardRangeError: a span ends before it starts.
@@ -221,7 +221,7 @@ def _check_forward(spans: Spans) -> None:
 def _shares(
     sizes: Mapping[TopicPartition, int], limit: int | None
 ) -> dict[TopicPartition, int]:
-    """Share a limit in proportion to `sizes`; nothing if it holds."""
+    """Share a limit in proportion to `sizes`; {} if their sum is within it."""
     total = sum(sizes.values())
     if limit is None or total <= limit:
         return {}
@@ -230,11 +230,11 @@ def _shares(
 
 @dataclass(slots=True)
 class _Search:
-    """Search for the last boundary of a span, not empty, that is within a limit.
+    """Search for the last boundary of a non-empty span that is within a limit.
 
-    Each round keeps one gap between boundaries, so the search ends: at a gap between
-    two records, or where the log names no boundary. Boundaries and counts are requests,
-    so the limit is guessed, as if all records were of one size.
+    Each round keeps one gap between boundaries, so the search ends: at a single record,
+    or if no boundary is known inside the gap. Boundaries and counts cost requests, so
+    the position of the limit is first guessed as if all records had the same size.
     """
 
     facts: SpanFacts
@@ -242,7 +242,7 @@ class _Search:
     span: LogSpan
     limit: int
     is_count: bool
-    """It limits records; bytes otherwise."""
+    """Whether `limit` counts records; otherwise bytes."""
     has_boundaries: bool = True
 
     def run(self) -> Offset:
@@ -254,7 +254,7 @@ class _Search:
         while inner := self._inner(low, high):
             known = [low[0], *inner, high[0]]
             if self.is_count and high[1] - low[1] == len(known) - 1:
-                # Every record is known; nothing has to be counted.
+                # The boundaries of every record are known: no more counts.
                 return known[max(self.limit - low[1], low[0] == self.span.start)]
             low, high = self._narrow(known, low, high)
         return low[0] if low[0] > self.span.start else high[0]
@@ -275,7 +275,7 @@ class _Search:
         inner: Sequence[Offset] = ()
         if self.has_boundaries:
             inner = facts.boundaries(partition, low[0], high[0], probes)
-            # Where it names none in a gap, it names none in a part of it.
+            # If there are none in a gap, there are none in a part of it.
             self.has_boundaries = bool(inner)
         if not inner:
             inner = facts.boundaries_after(partition, low[0], high[0], self.span.start)
@@ -284,20 +284,22 @@ class _Search:
     def _narrow(
         self, known: Sequence[Offset], low: tuple[Offset, int], high: tuple[Offset, int]
     ) -> tuple[tuple[Offset, int], tuple[Offset, int]]:
-        """Return the neighbours in `known` between which the limit is passed.
+        """Return the adjacent boundaries in `known` around the limit.
 
-        `known` has three boundaries or more, ascending: `low` is the first, which fits,
-        and `high` the last, which does not, each with the amount before it.
+        Args:
+            known: three boundaries or more, ascending, from that of `low` to `high`.
+            low: first boundary, within the limit, and the amount before it.
+            high: last boundary, over the limit, and the amount before it.
         """
         first, last, is_guess = 0, len(known) - 1, True
         while last - first > 1:
             share = (self.limit - low[1]) / (high[1] - low[1])
             expected = low[0] + share * (high[0] - low[0])
-            # Every other time the middle: guesses alone may come from one side.
+            # Bisects every other time: guesses alone may approach from one side only.
             middle = (first + last) // 2
             place = bisect_right(known, expected) - 1 if is_guess else middle
             place, is_guess = min(max(place, first + 1), last - 1), not is_guess
-            # Asked from the last place that fits: long ranges cost the broker more.
+            # Counted from `low`, because short ranges cost the broker less.
             at, before = known[place], low[1] + self._amount(low[0], known[place])
             if before <= self.limit:
                 first, low = place, (at, before)
@@ -352,7 +354,7 @@ def _cut_evenly(facts: SpanFacts, whole: ReadRange, count: int) -> list[ReadRang
 def _checked(
     partition: TopicPartition, span: LogSpan, inner: Sequence[Offset]
 ) -> Sequence[Offset]:
-    """Catch boundaries that would make a plan overlap or run for ever."""
+    """Assert that boundaries ascend; others would make a plan overlap or never end."""
     edges = [span.start, *inner, span.end]
     assert all(a < b for a, b in pairwise(edges)), (
         f"{partition}: boundaries are not ascending: {edges}"
@@ -365,7 +367,7 @@ class Settled:
     """Readable and lost parts of a wanted span."""
 
     span: LogSpan
-    """Span to read: within the wanted span or empty, and within the log."""
+    """Span to read: within the log, and within the wanted span or empty."""
     lost: tuple[LostRange, ...] = ()
 
 
@@ -376,16 +378,19 @@ def settle(
     *,
     fail_on_data_loss: bool,
 ) -> Settled:
-    """Decide how to go on when a log may not hold the wanted span.
+    """Decide what to read if a log may not have the wanted span.
 
-    Reading goes on at the end of a log that ends before the query's offset: messages
+    If a log ends before the query's offset, reading continues at the log end: messages
     put after the loss cannot be distinguished from those read before.
 
-    `wanted` is empty where a query only has an offset; `log` is None where the
-    partition is gone.
+    Args:
+        partition: partition of the log.
+        wanted: span to read; empty for the current offset of a query.
+        log: span of the log; None if the partition is gone.
+        fail_on_data_loss: raise if bytes are lost.
 
     Raises:
-        DataLossError: something is lost and `fail_on_data_loss` is set.
+        DataLossError: bytes are lost, and `fail_on_data_loss` is set.
         BackwardRangeError: `wanted` ends before it starts.
     """
     if wanted.start > wanted.end:
@@ -410,7 +415,7 @@ def _fit(partition: TopicPartition, wanted: LogSpan, log: LogSpan) -> Settled:
         lost.append(LostRange(partition, start, end, reason))
 
     if wanted.start < log.start:
-        # A query that only has an offset there has lost everything up to the log start.
+        # For an empty span, everything from its offset to the log start is lost.
         is_empty = wanted.start == wanted.end
         end = log.start if is_empty else min(wanted.end, log.start)
         lose(wanted.start, end, f"the log starts at {log.start}")

@@ -1,9 +1,9 @@
-"""Bounds of the wanted records of a partition, and filters of a query that narrow them.
+"""Bounds on the records to read, and the query's filters that narrow them.
 
-Filters that Spark hands down count as far as they help to leave out files. Every filter
-is evaluated by Spark once more, so the conditions taken from them here may be weaker,
-and never stronger. Filters are distinguished by the names of their classes, which Spark
-lacks before 4.1.
+Filters pushed down by Spark are used only as far as they exclude files. Spark evaluates
+every filter again, so the conditions derived here may be weaker, never stronger.
+Filters are distinguished by the names of their classes, which do not exist before Spark
+4.1.
 """
 
 from collections.abc import Iterable
@@ -25,14 +25,13 @@ _FIRST: Final = Offset(0)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Half-open ranges; a record is wanted when it is in both. None: no bound.
+    """Half-open ranges of offsets and times; a wanted record is in both. None: open.
 
-    A record without a time (a Java broker stamped it) is in every range of times:
-    its time is unknown.
+    A record of unknown time, stamped by a Java broker, is in every range of times.
     """
 
     start: Offset = _FIRST
-    """First offset that is wanted; need not be a record boundary."""
+    """First wanted offset; need not be a record boundary."""
     end: Offset = MAX_OFFSET
     start_ms: Millis | None = None
     end_ms: Millis | None = None
@@ -49,11 +48,11 @@ class Bounds:
         )
 
     def overlaps(self, start: Offset, end: Offset) -> bool:
-        """Return whether a record of [start, end) can be wanted."""
+        """Return whether a record in [start, end) may be wanted."""
         return start < self.end and self.start < end
 
     def clip(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the wanted rows of a batch with the columns `offset`, `timestamp`."""
+        """Return the wanted rows of a batch; uses columns `offset` and `timestamp`."""
         masks = []
         offsets, times = batch.column("offset"), batch.column("timestamp")
         if self.start > 0:
@@ -83,9 +82,9 @@ _SETS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PushedFilters:
-    """Conditions on files that follow from a set of filters, all of which must hold.
+    """Conditions on files derived from filters, all of which must hold.
 
-    None: any topic, broker or partition can match.
+    None: any topic, broker or partition may match.
     """
 
     topics: frozenset[str] | None = None
@@ -94,7 +93,7 @@ class PushedFilters:
     bounds: Bounds = EVERYTHING
 
     def allows(self, partition: TopicPartition) -> bool:
-        """Return whether a record of a partition can match."""
+        """Return whether a record of a partition may match."""
         pairs = (
             (self.topics, partition.topic),
             (self.broker_ids, partition.broker_id),
@@ -104,20 +103,21 @@ class PushedFilters:
 
 
 class TakesFilters:
-    """A reader that leaves out parts that cannot match the filters of the query."""
+    """Mixin of readers that skip parts which cannot match the query's filters."""
 
     _pushed: PushedFilters
 
     def pushFilters(self, filters: "list[Filter]") -> "Iterable[Filter]":  # noqa: N802  # Spark's name
-        """Take note of filters; all are returned, so that Spark evaluates them too."""
+        """Store filters; return all of them, so that Spark evaluates them too."""
         self._pushed = read_filters(filters)
         return filters
 
 
 def read_filters(filters: Iterable[object]) -> PushedFilters:
-    """Return the conditions on files in Spark's filters; others are ignored.
+    """Return the conditions on files that follow from filters; others are ignored.
 
-    They are objects of `pyspark.sql.datasource.Filter`.
+    Args:
+        filters: objects of `pyspark.sql.datasource.Filter`.
     """
     found = PushedFilters()
     for item in filters:
@@ -131,7 +131,7 @@ def read_filters(filters: Iterable[object]) -> PushedFilters:
 def _narrowed(
     found: PushedFilters, column: str, kind: str, value: Any
 ) -> PushedFilters:
-    """Return `found` and one more filter."""
+    """Return `found` narrowed by one more filter."""
     if value is None:
         return found
     if kind == "In" or kind in _EQUALS:
@@ -167,7 +167,7 @@ def _time_bounds(kind: str, value: datetime) -> Bounds | None:
     aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
     since = aware - _1970
     low = Millis(since // timedelta(milliseconds=1))
-    # A part of a millisecond counts as a whole: a bound may be loose, never tight.
+    # Rounds up to a whole millisecond: a bound may be too loose, never too tight.
     high = Millis(low + 1)
     if kind in _EQUALS:
         return Bounds(start_ms=low, end_ms=high)

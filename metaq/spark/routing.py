@@ -1,18 +1,18 @@
-"""Routes of a write's batches: kept, so that a batch that is run again goes there.
+"""Routes of a write's batches, stored so that a repeated batch takes the same ones.
 
-A row goes where its key, its place and the partitions of its topic say. Brokers
-recognise batches they have stored already; so a batch that is run again has to go to
-the partitions of its first run, with any brokers that exist by then. Those are written
-down before its first row is sent:
+The partition of a row depends on its key, its position and the partitions of its topic.
+Brokers recognise batches that they have stored; so a repeated batch must go to the
+partitions of its first run, although other brokers may exist by then. These are stored
+before the first row is sent:
 
-    next       where the batch goes that comes next, or has begun; none right after a
-               commit, because brokers may come and go until it begins
-    committed  the last batch that is written as a whole, and of which query: one that
-               starts again in the same place counts its batches from 0
-    last       where that one went: Spark runs it again if it stops before it has
-               noted the commit
+    next       partitions of the next batch, or of the one in progress; empty right
+               after a commit, because brokers may come and go before the next begins
+    committed  number of the last batch written completely, and its query: a query
+               restarted in the same place counts its batches from 0
+    last       partitions of that batch: Spark repeats it after a stop before Spark
+               has recorded the commit
 
-Pure; `cluster.py` keeps it in ZooKeeper.
+Pure; `cluster.py` stores them in ZooKeeper.
 """
 
 import json
@@ -27,7 +27,7 @@ from metaq.model import TopicPartition
 from metaq.spark.errors import SparkError
 
 Route: TypeAlias = Mapping[str, tuple[TopicPartition, ...]]
-"""Topic → the partitions that its rows are spread over, in order."""
+"""Topic → the partitions that share its rows, in order."""
 NO_BATCH: Final = -1
 _NO_ROUTES: Final = (
     ValueError, KeyError, TypeError, AttributeError, ConfigError,
@@ -36,7 +36,7 @@ _NO_ROUTES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class WriteRoutes:
-    """Kept routes of one write; the fields are explained at the top of this file."""
+    """Stored routes of one write; the module docstring explains the fields."""
 
     committed: int = NO_BATCH
     query: str = ""
@@ -44,15 +44,15 @@ class WriteRoutes:
     next: Route = field(default_factory=dict)
 
     def begun(self, available: Route) -> "WriteRoutes":
-        """Return the same with topics that a batch begins to write now.
+        """Return routes with the topics added that a batch begins to write.
 
         Args:
-            available: partitions that take puts; nothing changes for known topics.
+            available: partitions that take puts; ignored for topics with a route.
         """
         return replace(self, next={**available, **self.next})
 
     def moved(self, available: Route) -> "WriteRoutes":
-        """Return the same with other partitions in the place of the known ones."""
+        """Return routes with the partitions of known topics replaced."""
         return replace(
             self,
             last={**self.last, **_same_topics(available, self.last)},
@@ -60,16 +60,16 @@ class WriteRoutes:
         )
 
     def written(self, batch: int, query: str) -> "WriteRoutes":
-        """Return the same after the commit of a batch."""
+        """Return routes after the commit of a batch."""
         return WriteRoutes(batch, query, self.of(batch, query), {})
 
     def of(self, batch: int, query: str) -> Route:
-        """Return where a batch of a query goes."""
+        """Return the route of a batch of a query."""
         is_again = batch <= self.committed and query == self.query
         return {**self.next, **self.last} if is_again else self.next
 
     def to_json(self) -> str:
-        """Return the text that is kept; the same for the same routes."""
+        """Return the text to store; equal routes have equal texts."""
         fields = {
             "committed": self.committed,
             "query": self.query,
@@ -80,10 +80,10 @@ class WriteRoutes:
 
     @classmethod
     def from_json(cls, text: str | None) -> "WriteRoutes":
-        """Read the JSON of `to_json`; None is nothing.
+        """Parse the text of `to_json`; None gives empty routes.
 
         Raises:
-            SparkError: the text is something else.
+            SparkError: the text has another form.
         """
         if text is None:
             return cls()
@@ -102,10 +102,10 @@ class WriteRoutes:
 def require_targets(
     route: Route, topics: Collection[str], addresses: Mapping[TopicPartition, str]
 ) -> dict[str, dict[TopicPartition, str]]:
-    """Return the partitions of topics with the addresses that take their puts.
+    """Return topic → partitions of the route → addresses that take their puts.
 
     Raises:
-        NoBrokerError: some take none now.
+        NoBrokerError: no broker takes puts to a partition now.
     """
     wanted = {partition for topic in topics for partition in route[topic]}
     if away := wanted - addresses.keys():

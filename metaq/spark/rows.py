@@ -1,4 +1,4 @@
-"""From bytes of the log to Arrow batches of rows, every checksum verified.
+"""Decoding of log bytes into Arrow batches of rows; every checksum is verified.
 
     decoder = RowDecoder(partition, start, end)
     while not decoder.is_done:
@@ -6,25 +6,25 @@
         for batch in decoder.decode(data):
             ...
 
-The decoder says where to read on; how the bytes are got is the caller's business: a
-get of a broker, a window over a segment file, a decompressor. A record that is cut
-short by the end of the data is left for the next time.
+The decoder names the next offset to read; the caller gets the bytes, from a broker, a
+segment file or a decompressor. A record truncated by the end of the data is decoded by
+the next call.
 
-Damage either stops the read with an error that names the record, or is left out and
-kept in `damage`: the decoder then searches for the next record whose checksum matches.
-It may be megabytes away, and the search never takes less than `RESYNC_BYTES` at once,
-so that no good record up to that size is missed because it was cut.
+Damage either ends the read with an error that names the record, or is skipped and
+recorded in `damage`: the decoder then searches for the next record whose checksum
+matches. That may be megabytes away. The search uses at least `RESYNC_BYTES` at once, so
+that it misses no good record up to that size because of a truncation.
 
-Runs of whole, verified records are found first, without an object per record
+Runs of complete, verified records are found first, without an object per record
 (`find_run`). A run is described by its edges, one flat array of positions in the bytes:
 
     edges:  0        1         2        3         4            2n
             | header | payload | header | payload | ... payload |
             |<--- record 0 --->|<--- record 1 --->|
 
-Producers that care for speed send records of equal size, so that case has a way of its
-own: the length fields are compared by strides, and one unpacking iterator feeds the
-checksums. Both ways accept and refuse the same bytes.
+Producers that care for speed send records of equal size, so that case has a fast path:
+the length fields are compared as strided slices, and one unpacking iterator feeds the
+checksums. Both paths accept and refuse the same bytes.
 """
 
 import enum
@@ -59,24 +59,24 @@ _TOP_BIT_CLEARED: Final = bytes(byte & 0x7F for byte in range(256))
 def find_run(
     data: memoryview, start: int, *, records_max: int, bytes_max: int, payload_max: int
 ) -> "array[int]":
-    """Return the edges of the whole records from `start` on, each checksum verified.
+    """Return the edges of the complete records from `start`; verify their checksums.
 
     Args:
-        data: bytes of the log; read, not kept.
+        data: bytes of the log; not kept.
         start: position of a record, 0..len(data).
-        records_max: end the run after that many records, 1 or more.
-        bytes_max: end the run with the first record that reaches this size, so that
-            a run has at least one record however large that is.
+        records_max: maximum number of records, 1 or more.
+        bytes_max: the run ends with the record that reaches this size, so it may have
+            one larger record.
         payload_max: a longer payload ends the run.
 
     Returns:
         2n + 1 edges for n records, positions in `data` minus `start`. A run ends at a
-        limit, at a record that is cut short by the end of `data`, or at bytes that
-        are no record; `metaq.record.scan` distinguishes them.
+        limit, at a record truncated by the end of `data`, or at bytes that are not a
+        record; `metaq.record.scan` distinguishes these.
     """
     view = data[start:]
     edges = _find_uniform(view, records_max, bytes_max, payload_max)
-    # After records of equal size there may be some of another size.
+    # Records of other sizes may follow those of equal size.
     _find_each(view, edges, records_max, bytes_max, payload_max)
     return edges
 
@@ -84,9 +84,9 @@ def find_run(
 def _find_uniform(
     view: memoryview, records_max: int, bytes_max: int, payload_max: int
 ) -> "array[int]":
-    """Return the edges if all records have the first one's size and are whole.
+    """Return the edges if all records are complete and of the first one's size.
 
-    The only edge is 0 where that is not so.
+    Otherwise the only edge is 0.
     """
     nothing = array("i", [0])
     if len(view) < HEADER_BYTES:
@@ -123,7 +123,7 @@ def _find_each(
     bytes_max: int,
     payload_max: int,
 ) -> None:
-    """Go on after the last edge. Flat on purpose: rows pass here one by one."""
+    """Append the edges after the last one. Inlined for speed: it runs once per row."""
     unpack, crc, mask = _LENGTH_CHECKSUM.unpack_from, crc32, CHECKSUM_MASK
     header_bytes, end, append = HEADER_BYTES, len(view), edges.append
     position, left = edges[-1], records_max - len(edges) // 2
@@ -145,16 +145,16 @@ def _find_each(
 
 
 BATCH_RECORDS_MAX: Final = 10_000
-"""Rows of a batch: Spark's own default, and larger ones were no faster."""
+"""Maximum rows of a batch: Spark's own default; larger batches were no faster."""
 BATCH_BYTES_MAX: Final = SizeBytes(32 * 1024 * 1024)
-"""Bytes of a batch, exceeded by less than one record."""
+"""Maximum bytes of a batch, exceeded by less than one record."""
 RESYNC_BYTES: Final = SizeBytes(4 * 1024 * 1024)
-"""Least bytes for a search for the next good record, four times the largest message
-that brokers take by default."""
+"""Minimum bytes for a search for the next good record: four times the largest message
+that brokers accept by default."""
 
 
 class OnCorrupt(enum.Enum):
-    """Reaction to a damaged record: the texts of `onCorrupt` (`option_table.py`)."""
+    """Reaction to a damaged record; values of the option `onCorrupt`."""
 
     FAIL = "fail"
     SKIP = "skip"
@@ -162,13 +162,13 @@ class OnCorrupt(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RowDamage:
-    """Bytes that were left out because they are no records."""
+    """Bytes that were skipped because they are not records."""
 
     partition: TopicPartition
     start: Offset
-    """The first of them: where a record should have begun."""
+    """Offset of the first byte, at which a record should begin."""
     end: Offset
-    """The next good record, or the end of the read."""
+    """Offset of the next good record, or the end of the read."""
     detail: str
 
     def __str__(self) -> str:
@@ -177,14 +177,14 @@ class RowDamage:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Start of damage, while the next good record is looked for."""
+    """Damage whose end, the next good record, is being searched for."""
 
     start: Offset
     detail: str
 
 
 class RowDecoder:
-    """Turns the bytes of one read range into rows. Owner: one task; one thread."""
+    """Decodes the bytes of one read range into rows. Owner: one task; one thread."""
 
     def __init__(
         self,
@@ -204,14 +204,14 @@ class RowDecoder:
         Args:
             partition: the partition to read.
             start: a record boundary.
-            end: a record boundary, at or after `start`; it is not read.
+            end: a record boundary at or after `start`; exclusive.
             on_corrupt: reaction to a damaged record.
             payload_bytes_max: a longer payload is damage, 1..VALUE_BYTES_MAX.
-            limit_hint: ends the sentence about such a payload.
-            batch_records_max: rows of a batch, 1 or more.
-            batch_bytes_max: bytes of a batch, exceeded by less than one record;
+            limit_hint: appended to the error about such a payload.
+            batch_records_max: maximum rows of a batch, 1 or more.
+            batch_bytes_max: maximum bytes of a batch, exceeded by less than one record;
                 1..VALUE_BYTES_MAX.
-            resync_bytes: least bytes for a search for the next good record.
+            resync_bytes: minimum bytes for a search for the next good record.
 
         Raises:
             BackwardRangeError: `end` is before `start`.
@@ -221,10 +221,10 @@ class RowDecoder:
         self.partition = partition
         self.end = end
         self.next_offset = start
-        """Offset of the next data: a record boundary, or where a search goes on."""
+        """Offset of the next data: a record boundary, or a position in a search."""
         self.needed_bytes = SizeBytes(HEADER_BYTES)
-        """From `next_offset` on, that much has to be there for any progress, unless
-        `end` comes first."""
+        """Minimum bytes from `next_offset` needed for progress, unless `end` is
+        nearer."""
         self.damage: list[RowDamage] = []
         self._on_corrupt = on_corrupt
         self._payload_bytes_max = payload_bytes_max
@@ -237,23 +237,23 @@ class RowDecoder:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything up to the end was handed out."""
+        """Whether everything up to the end was decoded."""
         return self.next_offset >= self.end
 
     def decode(self, data: BytesLike) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the whole records in `data`, in order.
+        """Yield the rows of the complete records in `data`, in order.
 
         Args:
-            data: the log from `next_offset` on, of any length; must not change until
-                the iterator is exhausted. Bytes at or after `end` are ignored.
+            data: the log from `next_offset`, of any length; must not change until the
+                iterator is exhausted. Bytes at or after `end` are ignored.
 
         Yields:
-            Batches of `ROW_SCHEMA` that own their bytes, none of them empty. When one
-            is handed out, `next_offset` is the end of its last record.
+            Batches of `ROW_SCHEMA` that own their bytes; never empty. When one is
+            yielded, `next_offset` is the end of its last record.
 
         Raises:
-            DamagedRecordError: a record is damaged, and damage is to fail the read.
-                The records before it were handed out.
+            DamagedRecordError: a record is damaged, with `OnCorrupt.FAIL`. The records
+                before it were yielded.
         """
         view = memoryview(data)[: self.end - self.next_offset]
         base, position = self.next_offset, 0
@@ -277,11 +277,11 @@ class RowDecoder:
             position = self.next_offset - base
 
     def finish(self) -> None:
-        """End the read: no more data will come.
+        """End the read, when there is no more data.
 
         Raises:
-            DamagedRecordError: data is missing before the end, and damage is to fail
-                the read; with SKIP the rest is added to `damage`.
+            DamagedRecordError: data is missing before the end, with `OnCorrupt.FAIL`;
+                with SKIP the missing range is added to `damage`.
         """
         if self.is_done:
             return
@@ -291,7 +291,7 @@ class RowDecoder:
         self._go_on_at(self.end)
 
     def _rows(self, run: memoryview, edges: "array[int]") -> Iterator[pa.RecordBatch]:
-        """Hand out a run, up to a bad attribute block, which is damage."""
+        """Yield the rows of a run, up to a bad attribute block, which is damage."""
         start, ends = self.next_offset, edges[2::2]
         batch, bad = self._builder.build(run[: edges[-1]], edges, start)
         self.needed_bytes = SizeBytes(HEADER_BYTES)
@@ -304,10 +304,10 @@ class RowDecoder:
             self._go_on_at(after)
 
     def _may_go_on(self, view: memoryview, position: int) -> bool:
-        """Judge the bytes at `position`, which are no whole record.
+        """Examine the bytes at `position`, which are not a complete record.
 
         Returns:
-            False where the end of the data is all that is wrong.
+            False if only the rest of the record is missing from the data.
         """
         found = read_record(
             view, Position(position), payload_bytes_max=self._payload_bytes_max
@@ -329,7 +329,7 @@ class RowDecoder:
         return True
 
     def _resync(self, view: memoryview, position: int) -> bool:
-        """Go on at the next good record in the data; say whether there is one."""
+        """Continue at the next good record in the data; return whether there is one."""
         found = self._next_good(view, position)
         data_end = Offset(self.next_offset + len(view) - position)
         if found is not None:
@@ -337,7 +337,7 @@ class RowDecoder:
         elif data_end >= self.end:
             self._go_on_at(self.end)
         else:
-            # The rest may be the beginning of a good record.
+            # The last bytes may be the beginning of a good record.
             self.next_offset = max(
                 self.next_offset, Offset(data_end - self._resync_bytes)
             )
@@ -345,7 +345,7 @@ class RowDecoder:
         return found is not None
 
     def _next_good(self, view: memoryview, position: int) -> Position | None:
-        """Return the next good record after the damage; None if none is in sight."""
+        """Return the position of the next good record after damage; None for none."""
         search = self._search
         is_damaged = search is None or search.start == self.next_offset
         found = find_next_record(
@@ -381,20 +381,20 @@ class RowDecoder:
 def decode_pieces(
     decoder: RowDecoder, pieces: Iterable[BytesLike], *, batch_bytes: int = 0
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of bytes that come in pieces, back to back.
+    """Yield the rows of bytes that come in contiguous pieces.
 
     Args:
         decoder: its `next_offset` is that of the first piece; afterwards it has the
             damage.
-        pieces: of any size; records that the cuts go through are put together.
-        batch_bytes: decoded at a time, at least, while there are so many.
+        pieces: of any size; records cut between pieces are joined.
+        batch_bytes: minimum bytes decoded at a time, except the last.
 
     Yields:
-        Batches as `RowDecoder.decode` gives them.
+        Batches as from `RowDecoder.decode`.
 
     Raises:
-        DamagedRecordError: a record is damaged, or the pieces end early, and damage
-            is to fail the read.
+        DamagedRecordError: a record is damaged, or the pieces end early, with
+            `OnCorrupt.FAIL`.
     """
     waiting: list[BytesLike] = []
     waiting_bytes = 0

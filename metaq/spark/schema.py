@@ -1,10 +1,10 @@
-"""The row as Spark declares it: DDL for the source, and Arrow types from Spark's own.
+"""Schemas of the rows: DDL for Spark, and Arrow types from Spark's types.
 
-Spark parses the DDL, so that no type of a JSON value is understood in two ways.
+Only Spark parses the DDL, so that types of JSON values have one interpretation.
 
-The options of `CREATE TABLE ... USING metaq` travel with the columns. Spark hands them
-to a Python source while it creates the table, and to none of the queries that read it;
-it keeps, and hands on each time, the schema. So they are the comment of the
+The options of `CREATE TABLE ... USING metaq` are stored in the schema. Spark passes
+them to a Python source when it creates the table, but not for queries that read it; it
+stores the schema, and passes that each time. So the options are in the comment of the
 first column, which `DESCRIBE` shows.
 """
 
@@ -45,19 +45,19 @@ _STREAM_ONLY: Final = frozenset(
     if Use.STREAM in spec.uses and Use.BATCH not in spec.uses
 )
 _TABLE: Final = "metaq table "
-"""Start of a comment that is followed by the options of a table, as JSON."""
+"""Prefix of a comment with the options of a table, as JSON."""
 _OF_TABLE: Final = "option."
-"""Prefix that Spark gives to each option of a table that is created."""
+"""Prefix that Spark adds to each option of a new table."""
 
 _STAND_INS: Final = frozenset({b"variant", b"geometry", b"geography"})
-"""Marks of fields by which Spark knows types that Arrow has not."""
+"""Metadata keys of fields by which Spark marks types that Arrow lacks."""
 
 _TAKES_ZONE: Final = "timezone" in inspect.signature(to_arrow_schema).parameters
-"""Before 4.2 the zone of timestamps was always UTC, and there was nothing to say."""
+"""Whether the time zone of timestamps is an argument; before 4.2 it was always UTC."""
 
 
 def row_ddl(options: ValueOptions) -> str:
-    """Return the columns that a source declares.
+    """Return the columns of a source, as DDL.
 
     Args:
         options: format of the column `value`, and whether bad values have columns.
@@ -76,17 +76,17 @@ def row_ddl(options: ValueOptions) -> str:
 
 
 def declared_columns(options: Mapping[str, str]) -> str:
-    """Return the columns that a source of these options declares, as DDL.
+    """Return the columns of a source with these options, as DDL.
 
     Args:
-        options: as Spark hands them over, of a read or of a table that is created.
+        options: of a read or of a new table, as passed by Spark.
 
     Raises:
         OptionError: an option is wrong.
     """
     table = _options_of_new_table(options)
     if table is not None:
-        # The last moment for errors to reach the table's creator.
+        # Errors found later would not reach the table's creator.
         read = SourceOptions.from_map(table, is_stream=_is_of_stream(table))
         return _table_ddl(row_ddl(read.values), table)
     use = Use.STREAM if _is_of_stream(options) else Use.BATCH
@@ -94,15 +94,15 @@ def declared_columns(options: Mapping[str, str]) -> str:
 
 
 def _is_of_stream(options: Mapping[str, str]) -> bool:
-    """Whether options can only be those of a stream; Spark does not say."""
+    """Return whether any option is for streams only: Spark does not pass on the use."""
     return any(name.lower() in _STREAM_ONLY for name in options)
 
 
 def _options_of_new_table(options: Mapping[str, str]) -> dict[str, str] | None:
-    """Return the OPTIONS among all properties of a table that is created.
+    """Return the OPTIONS among all properties of a new table; None for a read.
 
     Args:
-        options: as Spark hands them over; None is returned for those of a read.
+        options: as passed by Spark.
     """
     if "provider" not in options:
         return None
@@ -111,7 +111,7 @@ def _options_of_new_table(options: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def _table_ddl(ddl: str, options: Mapping[str, str]) -> str:
-    """Return the columns of a table that is read with some options."""
+    """Return DDL with a table's options in the comment of the first column."""
     text = _TABLE + json.dumps(dict(options), sort_keys=True)
     text = text.replace("\\", "\\\\").replace("'", "\\'")
     first, rest = ddl.split(",", 1)
@@ -121,11 +121,11 @@ def _table_ddl(ddl: str, options: Mapping[str, str]) -> str:
 def with_table_options(
     schema: StructType, options: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Return the options of a read: its own over those of its table.
+    """Return the options of a read, which override those of its table.
 
     Args:
-        schema: as Spark hands it to a reader.
-        options: the read's own; where they name a cluster, they are all.
+        schema: as passed by Spark to a reader.
+        options: of the read itself; if they name a cluster, the table's are ignored.
     """
     comment = schema.fields[0].metadata.get("comment", "") if schema.fields else ""
     own = {name.lower(): text for name, text in options.items()}
@@ -139,11 +139,11 @@ def value_type(schema: StructType, options: ValueOptions) -> pa.DataType:
     """Return the Arrow type of the column `value`.
 
     Args:
-        schema: as Spark hands it to a reader: ours, or the user's own.
+        schema: as passed by Spark to a reader: ours, or the user's own.
         options: format of the column.
 
     Raises:
-        OptionError: The columns are others, or JSON is not read into the type.
+        OptionError: the schema has other columns, or a type not supported for JSON.
     """
     found = arrow_schema(schema)
     names = list(ROW_SCHEMA.names)
@@ -160,7 +160,7 @@ def value_type(schema: StructType, options: ValueOptions) -> pa.DataType:
             f"column value: expected what valueFormat={options.format.value} gives,"
             f" got {kind}"
         )
-    # It refuses types that it cannot make, here and not in every task.
+    # Raises for unsupported types, here rather than in every task.
     ValueConverter(options.format, options.bad_rows, kind)
     return kind
 
@@ -173,13 +173,13 @@ _FITS: Final = {
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark compares batches with, to the letter.
+    """Return the Arrow schema that Spark requires of batches, exactly.
 
     Args:
-        schema: as Spark hands it to a reader.
+        schema: as passed by Spark to a reader.
 
     Raises:
-        OptionError: a column has a type that Arrow has not.
+        OptionError: a column has a type that Arrow lacks.
     """
     zone: dict[str, Any] = {"timezone": "UTC"} if _TAKES_ZONE else {}
     try:
@@ -194,7 +194,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def _is_disguised(kind: pa.DataType) -> bool:
-    """Whether there is a struct in a type that represents a VARIANT, or a shape."""
+    """Return whether a type contains a struct for VARIANT, GEOMETRY or GEOGRAPHY."""
     fields = [kind.field(number) for number in range(kind.num_fields)]
     return any(
         _STAND_INS & (each.metadata or {}).keys() or _is_disguised(each.type)

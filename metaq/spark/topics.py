@@ -1,6 +1,7 @@
-"""Topics without a DataFrame: what a job of one's own asks, plans and reads with.
+"""Functions for jobs that plan and read topics themselves, without a DataFrame.
 
-Tasks import this for `read_rows`, so it imports neither the client nor ZooKeeper.
+Tasks import this module for `read_rows`, so it imports neither the client nor the
+ZooKeeper library.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -31,28 +32,28 @@ class PartitionsFound:
     """Partitions of a read."""
 
     served: tuple[TopicPartition, ...]
-    """Those that a broker has now, in order."""
+    """Partitions that a broker serves now, sorted."""
     away: tuple[TopicPartition, ...]
-    """Those that no broker has, and of known ones those that MetaQ 1.4 forgot."""
+    """Partitions that no broker serves, or that a MetaQ 1.4 broker has forgotten."""
 
 
 def find_partitions(
     options: SourceOptions, known: Collection[TopicPartition] = ()
 ) -> PartitionsFound:
-    """Return the partitions of a read, once those away were waited for.
+    """Return the partitions of a read, after waiting for those away.
 
     Args:
-        options: of the read; without `failOnDataLoss` nothing is waited for.
-        known: partitions that were read before: they are expected too.
+        options: of the read; without `failOnDataLoss` this does not wait.
+        known: partitions read before, which are expected too.
 
     Raises:
         NoBrokerError: no broker has a topic, or no topic matches the pattern.
-        PartitionsAwayError: a broker stays away, and that is to fail the read.
+        PartitionsAwayError: a broker stays away, with `failOnDataLoss`.
     """
     cluster = shared_cluster(options.wire)
     away = set(cluster.require_whole(options, known))
     served = cluster.partitions(options)
-    # Only they are asked again: as a rule there are none.
+    # Requests spans only for these; usually there are none.
     forgetful = cluster.unopened(set(served).intersection(known))
     away |= {p for p, span in cluster.spans(forgetful).items() if span is None}
     return PartitionsFound(served, tuple(sorted(away)))
@@ -61,17 +62,17 @@ def find_partitions(
 def log_starts(
     options: SourceOptions, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, Offset]:
-    """Return the first offset that each partition has now; 0 where it has no log yet.
+    """Return the current log start of each partition; 0 if it has no log yet.
 
     Raises:
-        MetaqError: a broker cannot be asked.
+        MetaqError: a broker is not available.
     """
     spans = shared_cluster(options.wire).spans(partitions)
     return {p: Offset(0) if span is None else span.start for p, span in spans.items()}
 
 
 def plan_stream(options: SourceOptions) -> "StreamProgress":
-    """Return what plans the batches of a stream, on the driver; nothing is asked yet.
+    """Return a planner for the batches of a stream, on the driver; connects later.
 
     `read_rows` reads the tasks of its batches.
     """

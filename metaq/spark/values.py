@@ -1,12 +1,11 @@
-"""Values as text or as fields of JSON, many in one go, with bad ones kept apart.
+"""Conversion of values to text or fields of JSON, in blocks; bad ones are separated.
 
-Arrow reads a block of values, and refuses all of it where one is bad: halving finds
-that one (`read_by_halves`).
+Arrow parses a block of values, and refuses the whole block if one is bad; bisection
+finds that one (`read_by_halves`).
 
-JSON objects are read back to back, a line each. Every one is sure to begin with
-`{` and to end with `}`, and `}` newline `{` occurs in no JSON value, so objects cannot
-flow into one another; when as many come out as values went in, each value is exactly
-one object.
+JSON objects are parsed as one text, one object per line. Each is known to begin with
+`{` and to end with `}`, and no JSON value contains `}` newline `{`, so objects cannot
+merge: if the number of objects equals that of values, each value is one object.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,11 +22,11 @@ from metaq.spark.errors import BadRowError, OptionError
 from metaq.spark.options import BadRows, ValueFormat
 
 BAD_VALUE: Final = "bad_value"
-"""Column for the bytes of a bad value; null where the value is good."""
+"""Column with the bytes of a bad value; null for good values."""
 BAD_REASON: Final = "bad_reason"
-"""Column with the fault of a value; null where it is good."""
+"""Column with what is wrong with a bad value; null for good values."""
 REASON_CHARS_MAX: Final = 200
-"""A reason is cut there: it may quote the value."""
+"""Maximum characters of a reason, which may quote the value."""
 
 _VALUE_AT: Final = ROW_SCHEMA.get_field_index("value")
 _BLANKS: Final = b" \t\r\n"
@@ -39,15 +38,15 @@ class Converted:
     """Result of converting one batch."""
 
     rows: pa.RecordBatch
-    """Rows of the asked schema, in order; without the rejected ones."""
+    """Rows of the requested schema, in order, without rejected ones."""
     rejected: pa.RecordBatch | None = None
-    """Rows of `ROW_SCHEMA` for the dead-letter topic; None where there are none."""
+    """Rows of `ROW_SCHEMA` for the dead-letter topic; None if there are none."""
     reasons: tuple[str, ...] = ()
-    """Fault of each rejected row, in the same order."""
+    """Reason for each rejected row, in the same order."""
 
 
 class ValueConverter:
-    """Turns batches with binary values into the asked ones. Stateless, one schema."""
+    """Converts the values of batches from binary to one format. Stateless."""
 
     def __init__(
         self, value_format: ValueFormat, bad_rows: BadRows, value_type: pa.DataType
@@ -56,11 +55,11 @@ class ValueConverter:
 
         Args:
             value_format: format of the column `value`.
-            bad_rows: fate of values that are not of the format.
+            bad_rows: handling of values that do not have the format.
             value_type: Arrow type of the column: binary, string, or a struct.
 
         Raises:
-            OptionError: the struct has a type that JSON is not read into.
+            OptionError: the struct has a type not supported for JSON.
         """
         self._format = value_format
         self._bad_rows = bad_rows
@@ -80,10 +79,10 @@ class ValueConverter:
         """Convert the values of one batch.
 
         Args:
-            batch: rows of `ROW_SCHEMA`; kept as it is.
+            batch: rows of `ROW_SCHEMA`; not modified.
 
         Raises:
-            BadRowError: a value is not of the format, and bad rows are to fail.
+            BadRowError: a value does not have the format, with `BadRows.FAIL`.
         """
         values = batch.column(_VALUE_AT)
         reasons: dict[int, str] = {}
@@ -118,27 +117,27 @@ def _first_bad(batch: pa.RecordBatch, reasons: dict[int, str]) -> BadRowError:
 
 
 class JsonValues:
-    """Reads JSON objects as structs of one type. Stateless."""
+    """Parses JSON objects as structs of one type. Stateless."""
 
     def __init__(self, kind: pa.DataType, named: str) -> None:
         """Prepare for one type.
 
         Args:
-            kind: struct of the fields that are read; others are ignored.
+            kind: struct of the fields to parse; other fields are ignored.
             named: name of the struct, for errors.
 
         Raises:
-            OptionError: the struct has a type that JSON is not read into.
+            OptionError: the struct has a type not supported for JSON.
         """
         self.kind: Final = kind
         self._read_kind = _kind_to_read(kind, named)
 
     def decode(self, values: pa.Array, reasons: dict[int, str]) -> pa.Array:
-        """Return the fields of each value, null for a bad one; say why in `reasons`.
+        """Return the fields of each value, null for a bad one.
 
         Args:
-            values: binary, none of them null.
-            reasons: number of a value → its fault, added to.
+            values: binary, without nulls.
+            reasons: index of a bad value → what is wrong with it; extended.
         """
         texts = read_texts(values, reasons)
         lines: list[bytes] = []
@@ -173,7 +172,7 @@ class JsonValues:
         return read.take(pa.array(places, pa.int64()))
 
     def _read_block(self, lines: list[bytes]) -> pa.Array:
-        """Return the fields of these lines; raise ArrowInvalid where one is bad."""
+        """Return the fields of lines; raise ArrowInvalid if one is bad."""
         data = b"\n".join(lines)
         table = pj.read_json(
             pa.BufferReader(data),
@@ -187,7 +186,7 @@ class JsonValues:
         if table.num_rows != len(lines):
             raise pa.ArrowInvalid("more than one object in a value")
         read = pa.concat_arrays(table.to_struct_array().chunks).cast(self.kind)
-        # Arrow takes numbers with more digits than a decimal has.
+        # Arrow itself accepts numbers with more digits than the decimal type.
         read.validate(full=True)
         require_finite(read, may_be_nan=False)
         return read
@@ -197,8 +196,8 @@ def read_texts(values: pa.Array, reasons: dict[int, str]) -> pa.Array:
     """Return binary values as text, null for invalid UTF-8.
 
     Args:
-        values: binary, none of them null.
-        reasons: number of a value → its fault, added to.
+        values: binary, without nulls.
+        reasons: index of a bad value → what is wrong with it; extended.
     """
     try:
         return values.cast(pa.string())
@@ -216,10 +215,10 @@ def _texts(values: list[bytes], reasons: dict[int, str]) -> Iterator[str | None]
 
 
 def _kind_to_read(wanted: pa.DataType, path: str) -> pa.DataType:
-    """Return the type that Arrow reads from JSON before it is cast to `wanted`.
+    """Return the type that Arrow parses from JSON, before a cast to `wanted`.
 
     Raises:
-        OptionError: there is none; the message names the field.
+        OptionError: `wanted` is not supported; the message names the field.
     """
     if pa.types.is_struct(wanted) and wanted.num_fields:
         names = [f.name for f in wanted]
@@ -237,8 +236,8 @@ def _kind_to_read(wanted: pa.DataType, path: str) -> pa.DataType:
             pa.field(element.name, _kind_to_read(element.type, f"{path}.element"))
         )
     if pa.types.is_date32(wanted) or wanted == _NO_ZONE:
-        # Arrow reads a date from a number only; people write 2024-05-01. And where
-        # there is no zone, it moves a time that has one to UTC and says nothing.
+        # Arrow parses dates only from numbers, not from 2024-05-01. And for a type
+        # without a zone it silently converts times with a zone to UTC.
         return pa.string()
     if any(is_kind(wanted) for is_kind in _READABLE):
         return wanted
@@ -257,14 +256,14 @@ _READABLE: Final = (
 
 
 def require_finite(values: pa.Array, *, may_be_nan: bool) -> None:
-    """Refuse infinity, which Arrow makes of numbers that a DOUBLE cannot hold.
+    """Refuse infinity, which Arrow makes from numbers too large for a DOUBLE.
 
     Args:
-        values: of any type; structs and lists are looked into.
-        may_be_nan: the format has NaN; JSON has not, and Arrow reads it there as well.
+        values: of any type; structs and lists are searched.
+        may_be_nan: whether NaN is allowed; JSON lacks it, though Arrow accepts it.
 
     Raises:
-        ArrowInvalid: a number in them is infinite, or none.
+        ArrowInvalid: a number is infinite, or NaN and that is not allowed.
     """
     kind = values.type
     if pa.types.is_struct(kind):
@@ -286,18 +285,18 @@ def read_by_halves(
     on_bad: Callable[[int, pa.ArrowInvalid], None],
     kind: pa.DataType,
 ) -> Iterator[pa.Array]:
-    """Yield what is read of a number of values, in order; bad ones are null.
+    """Yield values parsed in blocks, in order; bad ones are null.
 
     Args:
         count: number of values.
-        read: reads the values [start, end); raises ArrowInvalid where one is bad.
-        on_bad: called with the number of each bad value, and its fault.
-        kind: type of what is read.
+        read: parses the values [start, end); raises ArrowInvalid if one is bad.
+        on_bad: called with the index of each bad value, and its error.
+        kind: type of the parsed values.
 
     Yields:
         Arrays of one or more elements; none for a count of 0.
     """
-    # Halves wait on a list, in order, so that no depth of calls is a limit.
+    # A stack of ranges instead of recursion, whose depth is limited.
     waiting = [(0, count)] if count else []
     while waiting:
         start, end = waiting.pop()

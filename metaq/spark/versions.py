@@ -1,7 +1,6 @@
-"""Capabilities of the PySpark that runs, and a sentence for each missing one.
+"""Capabilities of the running PySpark, and a warning for each missing one.
 
-Each capability is looked for by its own mark, not by a number: vendors put new features
-into older versions.
+Each is detected by itself, not by version number, because vendors backport features.
 """
 
 import inspect
@@ -16,20 +15,20 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 T = TypeVar("T")
 
 HAS_FILTERS: Final = hasattr(datasource, "Filter")
-"""From 4.1 on Spark hands the filters of a query to its source."""
+"""Whether Spark passes the filters of a query to its source (since 4.1)."""
 HAS_ARROW_STREAM_WRITER: Final = hasattr(datasource, "DataSourceStreamArrowWriter")
-"""From 4.1 on Spark hands Arrow batches to the sink of a stream, not rows."""
+"""Whether Spark passes Arrow batches, not rows, to the sink of a stream (since 4.1)."""
 HAS_LIMITS: Final = (
     "limit" in inspect.signature(DataSourceStreamReader.latestOffset).parameters
 )
-"""From 4.2 on Spark passes a reader its offsets when it asks for more, and heeds the
-reader's reaction to `Trigger.AvailableNow`."""
+"""Whether Spark passes the current offsets to `latestOffset`, and supports the reader's
+handling of `Trigger.AvailableNow` (since 4.2)."""
 
 _log = logging.getLogger(__name__)
 
 
 def report_missing_filters(is_wanted: bool) -> None:
-    """Warn where filters cannot be pushed down although that is wanted."""
+    """Warn if filter pushdown is wanted but not supported."""
     if is_wanted and not HAS_FILTERS:
         _log.warning(
             "filterPushdown saves nothing: PySpark %s hands no filters to a source,"
@@ -39,7 +38,7 @@ def report_missing_filters(is_wanted: bool) -> None:
 
 
 def report_missing_limits(is_wanted: bool) -> None:
-    """Warn where the limits of a stream are not always heeded."""
+    """Warn if limits of a stream are given but may not hold."""
     if is_wanted and not HAS_LIMITS:
         _log.warning(
             "limits of a micro-batch may not hold for the first one of a run, and"
@@ -50,8 +49,8 @@ def report_missing_limits(is_wanted: bool) -> None:
 
 
 def tasks_of(values: Sequence[T]) -> list[InputPartition]:
-    """Return one task for each value; where there is none, one that has nothing to do.
+    """Return one task for each value; without values, one empty task.
 
-    Spark makes up such a task by itself, but before 4.2 one that no reader can take.
+    Spark adds an empty task itself, but before 4.2 one that readers cannot handle.
     """
     return [InputPartition(value) for value in values] or [InputPartition(None)]

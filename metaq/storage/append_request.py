@@ -1,9 +1,9 @@
-"""Requests and outcomes: the values that the two sides of a log exchange.
+"""Requests and outcomes: the values exchanged by the two sides of a log.
 
     partition_log.py   ── AppendRequest, Task ─────────>   appender.py
     loop's thread      <── WriterProgress, refusal ─────   storage thread
 
-A request names both sides of its log; nothing else is shared.
+A request refers to both sides of its log; they share nothing else.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ from metaq.storage.segment import Segment
 
 BeforeWrite: TypeAlias = Callable[[Offset], Iterable[Task]]
 """Called with the offset of an append before its bytes are written. The tasks that it
-returns run before the write, each once for all appends of a group that return it."""
+returns run before the write; one returned by several appends of a group runs once."""
 
 
 class AppendTicket(Protocol):
@@ -33,17 +33,17 @@ class AppendTicket(Protocol):
 
 
 class Tickets(NamedTuple):
-    """One outcome for several; none are what an append has that was answered early."""
+    """One ticket for several; empty for an append that was answered early."""
 
     tickets: tuple[AppendTicket, ...] = ()
 
     def on_stored(self) -> None:
-        """Answer all of them, in their order."""
+        """Call `on_stored` of all tickets, in order."""
         for ticket in self.tickets:
             ticket.on_stored()
 
     def on_failed(self, error: StorageError) -> None:
-        """Likewise."""
+        """Call `on_failed` of all tickets, in order."""
         for ticket in self.tickets:
             ticket.on_failed(error)
 
@@ -52,7 +52,7 @@ class AppendReceiver(Protocol):
     """The loop's side of a log."""
 
     def on_written(self, end: Offset) -> None:
-        """Appends up to this end were written; their sync goes on, or begins now."""
+        """Appends up to `end` were written; their sync is in progress or begins now."""
 
     def on_progress(self, progress: "WriterProgress") -> None:
         """Appends were written or synced."""
@@ -72,60 +72,60 @@ class AppendRequest(NamedTuple):
     receiver: AppendReceiver
     """The log's side of the loop."""
     version: int
-    """The writer's version that the offset belongs to."""
+    """Version of the writer for which the offset is valid."""
     offset: Offset
     chunks: Sequence[Buffer]
-    """Its bytes, whole records; owned by the request."""
+    """The bytes, whole records; owned by the request."""
     size_bytes: SizeBytes
     record_count: int
     last_id: MessageId
     ticket: AppendTicket
     """Receives the outcome; used on the loop's thread only."""
     batches: Sequence[StoredBatch] = ()
-    """Its notes in the producer file, where producers may send parts of it again."""
+    """Entries for the producer file, if producers may resend parts of the append."""
     before_write: BeforeWrite | None = None
-    """Called on the storage thread before its bytes are written; it, and what it
-    returns, raise nothing."""
+    """Called on the storage thread before the bytes are written; neither it nor the
+    tasks that it returns may raise."""
     finish: Iterable[None] = ()
-    """Steps that finish its bytes, done before they are written; they only compute."""
+    """Steps that finish the bytes before they are written; pure computation."""
     is_light: bool = False
-    """Of a connection that has little in flight; see `GroupQueue`."""
+    """Whether the connection has little in flight; see `GroupQueue`."""
     completes: bool = False
-    """It begins with the rest of an append, and belongs into the same segment."""
+    """Whether it begins with the rest of an append, so it must be in that segment."""
 
     @property
     def end_offset(self) -> Offset:
-        """Return the offset after its last byte."""
+        """Return the offset after the last byte."""
         return Offset(self.offset + self.size_bytes)
 
     @property
     def is_single(self) -> bool:
-        """Return whether it is of connections that wait for each reply, and only bytes.
+        """Return whether it is a single put, with nothing to do before its write.
 
-        Nothing is to be computed or reported before it is written.
+        Its connections wait for each reply, and there is nothing to compute or report.
         """
         return self.is_light and self.before_write is None and not self.finish
 
     @property
     def is_current(self) -> bool:
-        """Return whether its writer has not refused what it follows."""
+        """Return whether the writer has refused no append before this one."""
         return self.version == self.writer.version
 
 
 class CopiedAppends(NamedTuple):
-    """Appends that a leader has written, as its followers get them."""
+    """Appends written by a leader, in the form that its followers get."""
 
     offset: Offset
-    """Of the first byte."""
+    """Offset of the first byte."""
     chunks: Sequence[Buffer]
-    """Bytes of whole appends, of one segment of the leader."""
+    """Bytes of whole appends, all from one segment of the leader."""
     size_bytes: SizeBytes
     """Sum of the lengths of the chunks, 1 or more."""
     record_count: int
     last_id: MessageId
     """Greatest id among the records."""
     batches: Sequence[StoredBatch] = ()
-    """Notes of the batches that begin there, in their order."""
+    """Entries of the batches that begin in this range, in order."""
 
 
 Request: TypeAlias = AppendRequest | Task
@@ -139,7 +139,7 @@ class WriterProgress(NamedTuple):
     synced_end: Offset
     """Offset after the last byte synced."""
     last_sync_s: float
-    """When the last sync ended, on the monotonic clock."""
+    """Time when the last sync ended, on the monotonic clock."""
     sync_count: int
     sync_s: float
-    """Time they took together, seconds."""
+    """Total duration of the syncs, in seconds."""

@@ -1,47 +1,47 @@
 """Group commit: the cycle of the storage thread.
 
-Theory of operation. A data directory has one storage thread, and this is all it does:
+Theory of operation. A data directory has one storage thread, which runs this cycle:
 
-    take what is queued  →  one group: write, sync  →  report  →  index  →  roll if full
-            ↑                                                                    |
-            └──────────────────── others queue ←─────────────────────────────────┘
+    accept requests  →  one group: write, sync  →  report  →  index  →  roll if full
+           ↑                                                                    |
+           └─────────────────── others queue ←──────────────────────────────────┘
 
-* A group is what one log has queued, `GROUP_BYTES_MAX` at most: one write and one sync.
-  Logs take turns (`GroupQueue`), and new requests are accepted before each turn. So a
-  put waits for one group of each busy log, however much is queued there, and a put of
-  a connection with little in flight for fewer. A larger single append is written and
-  synced in steps, each of them a turn.
-* Appends come in the order the loop made them. A task (a sync by time, a close) is a
-  barrier: what came before it is committed before it runs, what came after it waits.
+* A group is the queued appends of one log, up to `GROUP_BYTES_MAX`: one write and one
+  sync. Logs take turns (`GroupQueue`), and new requests are accepted before each turn.
+  So a put waits for at most one group of each busy log, however much is queued there;
+  a put of a connection with little in flight waits for fewer. A larger single append is
+  written and synced in steps, one step a turn.
+* Appends are committed in the order in which the loop made them. A task (a timed sync,
+  a close) is a barrier: earlier requests are committed before it, later ones wait.
 * Everything is reported to the loop with `post`, in the order it happened, and only
   with values. A `WriterProgress` says how far a log is written and synced; the loop's
-  side knows which appends that answers. Nothing comes between a sync and its report.
-  Of small groups that others copy the write is reported too: it is sent while it is
-  synced. Large ones wait for their report, so that copies have few and large messages.
+  side knows which appends that answers. Nothing runs between a sync and its report.
+  Small groups of a log with copies are also reported after the write, so that they are
+  sent during the sync. Large groups are not, so that copies get few, large messages.
 * Logs that get their first append are created together, `NEW_LOGS_MAX` at a time: each
-  directory is synced, but the first sync does most of the work of all.
-* The span index is written after the report, in a turn of its own; that of small groups
-  later (`index_later`). Their checksum is not computed earlier either, because a loop
-  that has a reply to send needs the interpreter. A kill then leaves whole records
-  without an entry, fewer bytes than a span; recovery keeps them.
+  directory is synced, but the first sync does most of the work for all of them.
+* The span index is written after the report, in a turn of its own; small groups are
+  indexed later (`index_later`). Their checksum is also computed later, because a loop
+  that has a reply to send needs the interpreter. After a kill whole records, fewer
+  bytes than a span, have no entry; recovery keeps them.
 * A roll happens after the report, so that no put waits for it, but before the next
   write of that log. If the disk is full, the next write tries again.
-* A full disk (`NoSpaceError`): the group is refused, and so is everything that was
-  queued after it for that log, because its offsets assume that the group is stored.
-  The writer's version grows. Requests of an older version are dropped here without a
-  report: the loop's side failed them when it received the refusal.
+* If the disk is full (`NoSpaceError`), the group and all later queued appends of that
+  log are refused, because their offsets assume that the group is stored. The writer's
+  version grows. Requests of an older version are dropped here without a report: the
+  loop's side failed them when it received the refusal.
 * Before a group is acknowledged, the thread checks that its segment still has its name,
-  and with the free space also that the lock is still ours: each once a second at most.
-* Any other failure takes the directory offline: one post, and from then on requests are
-  dropped; the loop's side fails everything in flight. Nothing is retried: after a
+  and with the free space that the lock is still ours; each at most once a second.
+* Any other failure takes the directory offline: it is posted once, and later requests
+  are dropped; the loop's side fails everything in flight. Nothing is retried: after a
   failed sync the page cache shows bytes that the disk does not have.
 
-Groups of single puts may be committed by the loop's thread in between, never at the
-same time: `commit_owner.py` has the table.
+While the storage thread is idle, the loop's thread may commit groups of single puts;
+the two never commit at the same time (table in `commit_owner.py`).
 
-Invariants: a log's high watermark as reported is never beyond its last successful sync;
-a request is answered exactly once, by a `WriterProgress`, a refusal or the end of the
-directory. Keep in step: `partition_log.py`, the other end of the posts.
+Invariants: the reported high watermark of a log is never beyond its last successful
+sync; a request is answered exactly once, by a `WriterProgress`, a refusal or the
+directory going offline. Keep in step: `partition_log.py`, which receives the posts.
 """
 
 import logging
@@ -70,24 +70,24 @@ from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter, create_segments
 from metaq.storage.producers import StoredBatch
 
 FREE_SPACE_REFRESH_S: Final = 1.0
-"""Least time between two looks at the free space; in between, written bytes count."""
+"""Minimum time between two free-space checks; in between, written bytes are counted."""
 
 CHUNK_BYTES_MIN: Final = 16 * 1024
-"""Chunks that are smaller on average are joined: the system takes few in one call."""
+"""Chunks with a smaller mean size are joined: one system call takes few chunks."""
 
 SIDE_SYNC_S_MAX: Final = 1.0
-"""Longest time of the syncs of indexes and producer files at a stop, which is bounded
-too: thousands of partitions leave the rest of them to the kernel."""
+"""Time limit for syncs of indexes and producer files at a stop. With thousands of
+partitions the rest is left to the kernel, because a stop is bounded too."""
 
 NEW_LOGS_MAX: Final = 32
-"""Logs that are created together: a put to another log waits for that, some 10 ms of an
-SSD."""
+"""Maximum number of logs created together: a put to another log waits for that, some
+10 ms on an SSD."""
 
 INDEXED_LATER_MAX: Final = 256
-"""Logs whose small groups are indexed in one task: a put waits some 10 ms for that."""
+"""Maximum number of logs indexed in one task: a put waits some 10 ms for that."""
 
 _BROKEN: Final = frozenset({"rename", "sync"})
-"""Operations after whose failure it is unknown which names are on the disk."""
+"""Operations whose failure leaves unknown which names are on the disk."""
 
 _log = logging.getLogger(__name__)
 
@@ -95,33 +95,33 @@ _log = logging.getLogger(__name__)
 RecoveredT = TypeVar("RecoveredT")
 
 _Turn: TypeAlias = tuple[int, int, LogWriter]
-"""In the order of turns: the last turn of a log, when it wanted the next, the log."""
+"""Sort key and log: number of the log's last turn, of this request for one, the log."""
 
 
 class GroupQueue:
-    """Appends that wait for the disk, and which log has the next turn. Pure.
+    """Appends that wait to be written, and the order in which logs take turns. Pure.
 
-    It is the log that was served longest ago: one that is seldom used goes first, and
-    none starves. A new one counts as served when it comes. Appends of one log keep
-    their order.
+    The next turn goes to the log that was served longest ago: a seldom used log goes
+    first, and none starves. A new log counts as served when it is queued. Appends of
+    one log keep their order.
 
-    A log with a light append goes before the others, in every other turn at most: a
+    A log with a light append goes before the others, but at most in every other turn: a
     connection with little in flight does not wait for all logs that others flood, and
-    these keep half of the turns.
+    those logs keep half of the turns.
     """
 
     def __init__(self, group_bytes_max: int = GROUP_BYTES_MAX) -> None:
-        """Hand out groups of so many bytes at most; a larger append is one alone."""
+        """Set the maximum size of a group, bytes; a larger append is its own group."""
         self._group_bytes_max = group_bytes_max
         self._waiting: dict[LogWriter, deque[AppendRequest]] = {}
         self._turn_of: dict[LogWriter, _Turn] = {}
         """The entry of each log that wants a turn."""
         self._turns: list[_Turn] = []
-        """A heap of these entries, and of entries that are not wanted any more."""
+        """Heap of these entries and of stale ones."""
         self._light_turns: list[_Turn] = []
-        """Likewise, of the logs with a light append."""
+        """The same for logs with a light append."""
         self._light_counts: Counter[LogWriter] = Counter()
-        """Light appends that wait, for each log that has any."""
+        """Number of queued light appends for each log that has any."""
         self._was_light = False
         """Whether the last turn went to a log for its light appends."""
         self._numbers = count(1)
@@ -130,12 +130,12 @@ class GroupQueue:
         return bool(self._turn_of)
 
     def push(self, request: AppendRequest) -> None:
-        """Queue an append after those of its log."""
+        """Queue an append after the others of its log."""
         writer = request.writer
         waiting = self._waiting.get(writer)
         if waiting is None:
             waiting = self._waiting[writer] = deque()
-            # Thousands of new logs must not go before one that had a turn.
+            # Thousands of new logs must not go before a log that had a turn.
             writer.last_turn = writer.last_turn or next(self._numbers)
             self._want_turn(writer)
         waiting.append(request)
@@ -145,7 +145,7 @@ class GroupQueue:
                 heappush(self._light_turns, self._turn_of[writer])
 
     def begin_turn(self) -> LogWriter:
-        """Return the log whose turn it is; `end_turn` follows."""
+        """Return the log whose turn it is; call `end_turn` next."""
         light = None if self._was_light else self._pop(self._light_turns)
         self._was_light = light is not None
         writer = light or self._pop(self._turns)
@@ -153,11 +153,11 @@ class GroupQueue:
         return writer
 
     def waiting(self) -> Iterable[LogWriter]:
-        """Return the logs that wait, in the order they came."""
+        """Return the logs with queued appends, in the order they were queued."""
         return self._waiting
 
     def take(self, writer: LogWriter) -> list[AppendRequest]:
-        """Take the next group of a log that has its turn."""
+        """Remove and return the next group of a log that has its turn."""
         waiting = self._waiting[writer]
         group = [waiting.popleft()]
         room_bytes = self._group_bytes_max - group[0].size_bytes
@@ -173,12 +173,13 @@ class GroupQueue:
     def end_turn(
         self, writer: LogWriter, *, is_done: bool, counts: bool = True
     ) -> None:
-        """Let the log queue again if more waits, or its group is not done.
+        """Queue the log again if it has more appends or an unfinished group.
 
         Args:
             writer: the log whose turn it was.
-            is_done: nothing of its group is left to do.
-            counts: others go first now; else it was no turn, as nothing was written.
+            is_done: whether its group is finished.
+            counts: whether the log goes after the others now; False: nothing was
+                written, so it was no turn.
         """
         if counts:
             writer.last_turn = next(self._numbers)
@@ -194,7 +195,7 @@ class GroupQueue:
             heappush(self._light_turns, turn)
 
     def _pop(self, turns: list[_Turn]) -> LogWriter | None:
-        """Take the first turn that is still wanted; None: there is none."""
+        """Remove the first entry that is not stale and return its log, or None."""
         while turns:
             turn = heappop(turns)
             writer = turn[-1]
@@ -205,9 +206,9 @@ class GroupQueue:
 
 
 class Appender:
-    """Carry out the requests of one data directory.
+    """Carries out the requests of one data directory.
 
-    Owner: the storage thread; the loop's thread while a group of its own is under way.
+    Owner: the storage thread; the loop's thread while it commits a group.
     """
 
     def __init__(
@@ -225,13 +226,14 @@ class Appender:
 
         Args:
             fs: the disk.
-            clock: for time between looks at the free space.
+            clock: measures the time between free-space checks.
             post: runs a callback on the loop's thread.
             path: the directory.
-            check_lock: raises `StorageError` where the directory is not ours any more;
+            check_lock: raises `StorageError` if the directory is no longer ours;
                 called here.
             on_offline: posted to the loop, once, after a disk error.
-            on_free_space: posted to the loop after each look; None: it is read-only.
+            on_free_space: posted to the loop after each check; None: the disk is
+                read-only.
         """
         self._fs = fs
         self._clock = clock
@@ -243,21 +245,21 @@ class Appender:
         self._accepted: deque[Request] = deque()
         self._groups = GroupQueue()
         self._under_way: dict[LogWriter, Iterator[None]] = {}
-        """Groups of which some steps are done."""
+        """Groups in progress: some of their steps are done."""
         self.unindexed: Final[set[LogWriter]] = set()
-        """Logs with small groups that `index_later` is to index."""
+        """Logs with small groups that `index_later` will index."""
         self.free_space_s = float("-inf")
-        """When the free space and the lock were looked at last."""
+        """Time of the last check of free space and lock, monotonic."""
         self.alive_s = float("-inf")
-        """When a sync ended last."""
+        """Time when the last sync ended, monotonic."""
         self.is_offline = False
         """Set once, by the first disk error."""
 
     def run(self, requests: Sequence[Request]) -> bool:
-        """Take requests over, then give one log its turn, or run a task.
+        """Accept requests, then give one log its turn or run one task.
 
         Returns:
-            Whether there is more to do; then it is to be called again.
+            Whether there is more to do; then call it again.
         """
         try:
             return self._run(requests)
@@ -282,12 +284,12 @@ class Appender:
         return bool(self._groups or accepted)
 
     def index_later(self) -> None:
-        """Write index entries that were put off, of INDEXED_LATER_MAX logs; a task."""
+        """Write postponed index entries of up to INDEXED_LATER_MAX logs; a task."""
         for _ in range(min(len(self.unindexed), INDEXED_LATER_MAX)):
             self.guarded(self.unindexed.pop().index)
 
     def look_at_free_space(self) -> None:
-        """Report the free space to the loop; a task."""
+        """Check the lock, and report the free space to the loop; a task."""
 
         def look() -> None:
             self.free_space_s = self._clock.monotonic_s()
@@ -298,7 +300,7 @@ class Appender:
         self.guarded(look)
 
     def sync(self, writer: LogWriter, receiver: AppendReceiver) -> None:
-        """Sync one log because its time has come; a task."""
+        """Sync one log whose sync interval is over; a task."""
 
         def sync() -> None:
             writer.sync()
@@ -309,7 +311,7 @@ class Appender:
     def take_back(
         self, writer: LogWriter, receiver: AppendReceiver, error: NoSpaceError
     ) -> None:
-        """Refuse a group for which the disk became full during its write; a task."""
+        """Cut off and refuse a group whose write found the disk full; a task."""
 
         def take_back() -> None:
             writer.take_back()
@@ -318,7 +320,7 @@ class Appender:
         self.guarded(take_back)
 
     def write_record(self, record: Holdings) -> None:
-        """Write what the directory holds; a task."""
+        """Write the record of what the directory holds; a task."""
         self.guarded(try_write_holdings, self._fs, self._path, record)
 
     def forget(
@@ -327,12 +329,12 @@ class Appender:
         record: Holdings,
         on_done: Callable[[StorageError | None], None],
     ) -> None:
-        """Close logs, then write the record without them; a task.
+        """Close logs, then write a record without them; a task.
 
         Args:
-            writers: the logs' side of the storage thread.
-            record: no longer names them.
-            on_done: posted to the loop, with what went wrong.
+            writers: the storage thread's side of the logs.
+            record: the record, without these logs.
+            on_done: posted to the loop with the error, or None.
         """
         failed: StorageError | None = None
         try:
@@ -361,7 +363,8 @@ class Appender:
         Args:
             work: raises StorageError.
             on_done: called on the loop's thread with the error, or None.
-            is_vital: logs depend on it: no failure passes by itself.
+            is_vital: logs depend on it, so that any failure takes the directory
+                offline.
         """
         failed: StorageError | None = None
         try:
@@ -381,14 +384,14 @@ class Appender:
         recover: Callable[[], RecoveredT],
         on_done: Callable[[RecoveredT | None, StorageError | None], None],
     ) -> None:
-        """Close a log, have its files changed, and recover it; a task.
+        """Close a log, change its files, and recover it; a task.
 
         Args:
-            writer: the log's side of the storage thread.
-            change: raises StorageError, also a lack that passes.
+            writer: the storage thread's side of the log.
+            change: raises StorageError; other than a DiskError it is reported only.
             recover: opens the writer again.
-            on_done: called on the loop's thread with what was recovered, or None where
-                the directory is offline, and what went wrong.
+            on_done: called on the loop's thread with the recovered log, or None if the
+                directory is offline, and the error, if any.
         """
         found: RecoveredT | None = None
         failed: StorageError | None = None
@@ -418,9 +421,9 @@ class Appender:
         seal: Callable[[], Holdings],
         on_closed: Task,
     ) -> None:
-        """Sync and close every log, or abandon them when the disk failed; a task.
+        """Sync and close every log, or abandon them if the disk failed; a task.
 
-        `seal` returns the record that the directory is left with.
+        `seal` returns the record to write last.
         """
         deadline_s = self._clock.monotonic_s() + SIDE_SYNC_S_MAX
         for writer, receiver in logs:
@@ -436,18 +439,18 @@ class Appender:
         self._post(on_closed)
 
     def go_offline(self, error: StorageError) -> None:
-        """Stop believing this directory until it is opened again; only once."""
+        """Take the directory offline until a restart; later calls do nothing."""
         if not self.is_offline:
             self.is_offline = True
             self._post(partial(self._on_offline, error))
 
     def _note_bug(self, error: Exception) -> None:
-        """Take the directory offline: nothing is known about what failed."""
+        """Take the directory offline: after a bug its state is unknown."""
         _log.error("storage failed: directory=%s", self._path, exc_info=error)
         self.go_offline(StorageError(f"bug in the storage thread: {error!r}"))
 
     def _run_turn(self) -> None:
-        """Commit the next group, or go on with one."""
+        """Commit the next group, or continue one."""
         writer = self._groups.begin_turn()
         if writer.is_new:
             self.guarded(self._create_logs)
@@ -464,21 +467,21 @@ class Appender:
         try:
             self.guarded(step)
         finally:
-            # The last of several steps writes nothing of the log.
+            # The final step of a group in steps writes no records.
             is_done = writer not in self._under_way
             counts = is_first or not is_done
             self._groups.end_turn(writer, is_done=is_done, counts=counts)
 
     def _create_logs(self) -> None:
-        """Create the first segments of new logs that wait; they share syncs.
+        """Create the first segments of new logs that wait, with shared syncs.
 
-        One for which there is no space tries again at its turn, and is refused there.
+        A log without space for one tries again at its turn, and is refused there.
         """
         new = (each for each in self._groups.waiting() if each.is_new)
         create_segments(self._fs, list(islice(new, NEW_LOGS_MAX)))
 
     def guarded(self, work: Callable[..., None], *args: object) -> None:
-        """Do some work unless the directory is offline; a failure takes it there."""
+        """Run `work` unless offline; a failure takes the directory offline."""
         if self.is_offline:
             return
         try:
@@ -493,7 +496,7 @@ class Appender:
     ) -> Iterator[None]:
         """Write, sync and report appends of one log, then index them and roll.
 
-        Yields where other logs may have their turn.
+        Yields where other logs may take a turn.
         """
         group: list[AppendRequest] = []
         batches: list[StoredBatch] = []
@@ -505,7 +508,7 @@ class Appender:
                 group.append(request)
                 size_bytes += request.size_bytes
                 record_count += request.record_count
-                # Those of a transaction are older.
+                # Ids of transactions are older.
                 last_id = max(last_id, request.last_id)
                 batches += request.batches
                 is_light = is_light and request.is_light
@@ -534,14 +537,14 @@ class Appender:
             return
         if writer.is_led and is_light:
             self._post(partial(receiver.on_written, writer.end))
-        # The journal of transactions forgets an append once it is answered.
+        # The transaction journal forgets an append once it is answered.
         if is_reported or writer.is_sync_due():
             writer.sync_segment()
         writer.require_in_place()
         self._post_progress(writer, receiver)
         writer.cover_later(chunks, record_count=record_count)
         if writer.is_cover_due:
-            # Checksum, and a file that may be busy, are no reason for others to wait.
+            # Others need not wait for the checksum, or for a file that may be busy.
             yield
             for _ in writer.cover():
                 yield
@@ -554,7 +557,7 @@ class Appender:
     def roll_on_order(
         self, writer: LogWriter, receiver: AppendReceiver, offset: Offset
     ) -> None:
-        """Roll a log that follows where its leader did, if it ends there; a task."""
+        """Roll a follower's log at `offset`, as its leader did, if it ends there."""
         if writer.end == offset:
             writer.order_roll()
             self.guarded(self._roll_if_full, writer, receiver)
@@ -586,7 +589,7 @@ class Appender:
     def report_sync(
         self, writer: LogWriter, receiver: AppendReceiver, error: DiskError | None
     ) -> None:
-        """Report a sync that has ended with an error or none; on the loop's thread."""
+        """Report a sync that ended, with its error or None; on the loop's thread."""
         if error is not None:
             self.go_offline(error)
         elif not self.is_offline:
@@ -596,7 +599,7 @@ class Appender:
                 _log.error("report failed: %s", writer.directory, exc_info=bug)
 
     def _progress_of(self, writer: LogWriter) -> WriterProgress:
-        """Return how far a log is written and synced, for its other side."""
+        """Return how far a log is written and synced, for the loop's side."""
         self.alive_s = max(self.alive_s, writer.last_sync_s)
         return WriterProgress(
             writer.end,
@@ -611,7 +614,7 @@ def _finish(group: Sequence[AppendRequest]) -> Iterator[None]:
     """Finish the bytes of a group, in steps.
 
     Raises:
-        NoSpaceError: there is no memory for it now; nothing was written.
+        NoSpaceError: there is not enough memory now; nothing was written.
     """
     try:
         for request in group:
@@ -621,7 +624,7 @@ def _finish(group: Sequence[AppendRequest]) -> Iterator[None]:
 
 
 def _report_offsets(group: Sequence[AppendRequest]) -> None:
-    """Report the offsets of the appends that are written next, and run the tasks."""
+    """Call `before_write` of the next appends, then run the returned tasks once."""
     tasks: dict[Task, None] = {}
     for request in group:
         if request.before_write is not None:
@@ -634,7 +637,7 @@ def gathered(group: Sequence[AppendRequest], size_bytes: int) -> Sequence[Buffer
     """Return the bytes of a group in few pieces; large ones are not copied.
 
     Raises:
-        NoSpaceError: there is no memory for it now; nothing was written.
+        NoSpaceError: there is not enough memory now; nothing was written.
     """
     chunks: list[Buffer] = []
     try:

@@ -1,42 +1,41 @@
-"""The thread that commits to a data directory, and the loop's groups of single puts.
+"""The thread that commits to a data directory, and the loop's commits of single puts.
 
 Theory of operation. The storage thread writes, syncs, rolls, creates and indexes
-(`appender.py`). To wake it for one small put takes longer than the sync of a fast disk,
-so while it has nothing to do the loop's thread may commit a group of single puts
-itself: it writes them, has the kernel sync (`fs/kernel_syncs.py`), and reports. One of
-the two works at any time, and `TRANSITIONS` says which:
+(`appender.py`). Waking it for one small put takes longer than the sync of a fast disk.
+So while it is idle the loop's thread may commit a group of single puts itself: it
+writes them, has the kernel sync them (`fs/kernel_syncs.py`), and reports. Only one of
+the two works at any time, as `TRANSITIONS` says:
 
                     HAND                       BEGIN
     THREAD  <-----------------  NONE    -----------------> LOOP
             ----------------->          <-----------------
                  REPORTED                      ENDED
 
-* The thread is handed requests while it works, and the loop never takes over from it
-  before every report of it was processed: the thread's last word on a turn is a post,
-  and posts keep their order. Being done is not enough, as reports may come any number
-  of turns late.
-* What comes while the loop has a group under way waits for its end, and is the next
-  group of one or the other. What comes while the thread works is handed over together,
-  at the end of the turn: each hand-over takes the interpreter from the loop. Where
-  the thread was given no other puts than single ones, those that come wait for its last
-  report, and the loop takes over with them: else a thread that is never quite done
-  would keep the directory, and commit one log after the other. A task is no reason for
-  more: what comes after it waits for its end anyhow.
-* Clients that were answered together send their next puts together, so what waits at
-  the end of a loop's group is not begun at once: it would go without them, and they
-  would wait for its sync. Up to `GATHER_TURNS` turns are given until as many puts
-  wait as were answered and waited then. A client that is alone waits for nothing.
-* A group that the loop commits takes a write and a sync of each log, and nothing else
-  (`LogWriter.takes_small`). What goes wrong on the way is a task for the thread, which
-  is handed before everything that came since: a sync that the kernel does not take, and
+* The thread may be handed requests while it works. The loop takes over only after every
+  report of the thread was processed: the last thing of a turn of the thread is a post,
+  and posts keep their order. An idle thread is not enough, because its reports may
+  arrive any number of turns of the loop later.
+* Requests that come while the loop commits a group wait for its end, and form the next
+  group, of either thread. Requests that come while the thread works are handed over
+  together, at the end of the loop's turn, because each hand-over takes the interpreter
+  from the loop. If the thread was given no puts but single ones, further single puts
+  wait for its last report, and the loop takes over with them: otherwise a thread that
+  is never quite idle would keep the directory, and commit one log after the other. A
+  task does not change that: requests after it wait for its end anyway.
+* Clients that are answered together send their next puts together. So requests that
+  wait at the end of a loop's group are not committed at once: the next puts would miss
+  the group and wait for its sync. The loop waits up to `GATHER_TURNS` turns, until as
+  many puts are queued as were answered and waited then. A lone client never waits.
+* A group committed by the loop consists of one write and one sync of each log, and
+  nothing else (`LogWriter.takes_small`). Failures on the way become tasks for the
+  thread, handed over before later requests: a sync that the kernel does not accept, and
   a write to a full disk.
-* A log that has copies elsewhere hears of the write, too: they are sent in the time of
-  the sync.
-* The loop writes to no disk that has synced nothing for `ALIVE_S`, nor to one that has
-  just kept it waiting: a disk that hangs keeps the loop in one write at most. Free
-  space and lock are looked at by the thread, so it has a group each second.
+* For a log with copies the write is reported too, so that it is sent during the sync.
+* The loop does not write to a disk that has synced nothing for `ALIVE_S`, or that has
+  just blocked it: a hanging disk blocks the loop in one write at most. The thread
+  checks free space and lock, so it gets a group each second.
 
-Invariant: writers and appender are touched by the owner alone.
+Invariant: only the owner touches writers and appender.
 """
 
 import enum
@@ -55,20 +54,20 @@ from metaq.storage.appender import FREE_SPACE_REFRESH_S, Appender, gathered
 from metaq.storage.log_writer import LogWriter
 
 LOOP_BYTES_MAX: Final = 128 * 1024
-"""Most bytes that the loop writes in one turn, some 20 µs."""
+"""Maximum number of bytes that the loop writes in one turn, some 20 µs."""
 
 LOOP_LOGS_MAX: Final = 16
-"""Most logs that they may be of: each is a write and a sync of its own."""
+"""Maximum number of logs in a group of the loop: each takes a write and a sync."""
 
 ALIVE_S: Final = 1.0
-"""A disk that has synced nothing for so long may hang."""
+"""A disk that has synced nothing for this long may hang."""
 
 HELD_UP_S: Final = 0.02
-"""A disk that has kept the loop so long in one turn is the thread's for `ALIVE_S`: it
-is written through, or was frozen, or has no memory left."""
+"""A disk that has blocked the loop for longer in one turn is left to the thread for
+`ALIVE_S`: it writes through, was frozen, or the kernel lacks memory."""
 
 GATHER_TURNS: Final = 8
-"""Most turns of the loop that a group waits for the next puts: each takes what came."""
+"""Maximum number of the loop's turns for which a group waits for the next puts."""
 
 
 class Owner(enum.Enum):
@@ -84,9 +83,9 @@ class Owner(enum.Enum):
 class OwnerEvent(enum.Enum):
     """Event that may change the owner.
 
-    The loop begins a group (BEGIN), and its last sync is done and reported (ENDED). The
-    thread is handed requests (HAND), and has done all of them, with every report
-    processed (REPORTED).
+    BEGIN: the loop begins a group. ENDED: the last sync of that group is reported.
+    HAND: requests are handed to the thread. REPORTED: the thread has done all of them,
+    and every report was processed. STOP: no requests will follow.
     """
 
     BEGIN = "begin"
@@ -110,11 +109,11 @@ TRANSITIONS: Final = {
 
 
 _Group = tuple[list[AppendRequest], Sequence[Buffer]]
-"""Part of a group that is of one log: its requests, and their bytes."""
+"""The part of a group that belongs to one log: its requests and their bytes."""
 
 
 class CommitOwner:
-    """Hands the requests of a directory to one thread or the other. Owner: the loop."""
+    """Gives the requests of a directory to one of two threads. Owner: the loop."""
 
     def __init__(
         self,
@@ -124,14 +123,15 @@ class CommitOwner:
         post: Post,
         syncs: Syncs | None,
     ) -> None:
-        """Begin with no thread at work.
+        """Start in state NONE: neither thread is at work.
 
         Args:
-            appender: what both threads carry out requests with.
+            appender: carries out requests, for both threads.
             start_worker: makes the storage thread, given its `on_idle`.
-            clock: for the time since a disk has answered.
+            clock: measures the time since the disk last answered.
             post: runs a callback in a later turn of the loop.
-            syncs: on the loop's thread; None: all groups are the storage thread's.
+            syncs: kernel syncs of the loop's thread; None: the storage thread commits
+                all groups.
         """
         self.owner = Owner.NONE
         self._appender = appender
@@ -139,25 +139,25 @@ class CommitOwner:
         self._post = post
         self._syncs = syncs
         self._worker = start_worker(lambda n: post(partial(self._on_reported, n)))
-        # Requests that no thread was given yet, in their order.
+        # Requests not yet given to either thread, in order.
         self._waiting: list[Request] = []
-        # Turns of the loop until what waits is begun; 0: none is posted.
+        # Turns of the loop until waiting requests are begun; 0: no callback is posted.
         self._turns_left = 0
         # Whether the thread was given no puts but single ones.
         self._is_brief = syncs is not None
-        # Puts of the loop's last group, and of those that waited for its end: as many
-        # may come together next.
+        # Puts of the loop's last group plus puts that waited for its end: as many may
+        # arrive together next.
         self._expected_count = 0.0
         self._handed_count = 0
         self._syncs_under_way = 0
-        # Tasks of the loop's group that are for the thread.
+        # Tasks for the thread that the loop's group has left.
         self._left: list[Request] = []
-        # When a disk has kept the loop waiting last.
+        # Time when a disk last blocked the loop, monotonic.
         self._held_up_s = float("-inf")
 
     @property
     def is_idle(self) -> bool:
-        """Return whether everything that was submitted is done and reported."""
+        """Return whether all submitted requests are done and reported."""
         return self.owner is Owner.NONE and not self._waiting
 
     def start(self) -> None:
@@ -168,19 +168,19 @@ class CommitOwner:
         """Queue a request; never blocks.
 
         Args:
-            request: what is to be done.
-            joins: others come in this turn of the loop: they are handed over together.
+            request: the request.
+            joins: more requests come in this turn of the loop; hand them over together.
         """
         self._waiting.append(request)
         if self._turns_left or self.owner not in (Owner.NONE, Owner.THREAD):
-            return  # it is looked at later
+            return  # `_end_turn`, `_on_reported` or `_on_ended` continues
         if self.owner is Owner.NONE and not joins:
             self._go_on()
         else:
             self._wait_turns(1)
 
     def stop(self, last: Request) -> None:
-        """Have what is queued, and then `last`, done by the thread, which ends then."""
+        """Have the thread do the queued requests, then `last`, and end."""
         self._waiting.append(last)
         self._apply(OwnerEvent.STOP)
         if self.owner is Owner.ENDED:
@@ -201,14 +201,14 @@ class CommitOwner:
             self._go_on()
 
     def _count_puts(self) -> float:
-        """Return how many puts wait; infinity if anything else does, which is begun."""
+        """Return the number of waiting puts; infinity if a task waits."""
         return sum(
             each.record_count if isinstance(each, AppendRequest) else float("inf")
             for each in self._waiting
         )
 
     def _go_on(self) -> None:
-        """Begin a group of what waits, or hand it to the thread."""
+        """Begin a group of the waiting requests, or hand them to the thread."""
         if not self._waiting:
             return
         if self.owner is Owner.THREAD and self._is_brief and _are_single(self._waiting):
@@ -216,7 +216,7 @@ class CommitOwner:
         try:
             groups = self._plan(self._waiting) if self.owner is Owner.NONE else None
         except (MemoryError, NoSpaceError):
-            groups = None  # no memory, and nothing has begun
+            groups = None  # not enough memory, and nothing has begun
         if groups is None:
             self._apply(OwnerEvent.HAND)
             self._hand()
@@ -234,7 +234,7 @@ class CommitOwner:
         self._worker.submit(*waiting)
 
     def _end_worker(self) -> None:
-        """Hand over all together, the end too: the last one's word may end the loop."""
+        """Hand over all requests together with the end: the last may end the loop."""
         self._worker.stop(*self._waiting)
         self._waiting = []
 
@@ -248,11 +248,11 @@ class CommitOwner:
     # -- the loop's groups
 
     def _plan(self, requests: Sequence[Request]) -> dict[LogWriter, _Group] | None:
-        """Return what the loop commits of each log; None: it is for the thread.
+        """Return the loop's group, by log; None: the thread has to commit.
 
         Raises:
-            MemoryError: there is none for it now.
-            NoSpaceError: likewise.
+            MemoryError: there is not enough memory now.
+            NoSpaceError: the same.
         """
         now_s, appender = self._clock.monotonic_s(), self._appender
         if (
@@ -297,7 +297,7 @@ class CommitOwner:
             self._on_ended()
 
     def _commit(self, writer: LogWriter, group: _Group) -> None:
-        """Write a group of one log, and begin its sync."""
+        """Write the group of one log, and begin its sync."""
         assert self._syncs is not None, "a group was planned"
         appender, (requests, chunks) = self._appender, group
         record_count = sum(each.record_count for each in requests)
@@ -326,12 +326,12 @@ class CommitOwner:
             self._syncs_under_way += 1
             receiver.on_written(writer.end)
             if writer.is_cover_due and not writer.is_index_due:
-                deque(writer.cover(), maxlen=0)  # some µs, in the time of the sync
+                deque(writer.cover(), maxlen=0)  # some µs, during the sync
         else:
             self._left.append(partial(appender.sync, writer, receiver))
 
     def _on_ended(self) -> None:
-        """Go on after the last sync of the loop's group."""
+        """Continue after the last sync of the loop's group."""
         self._apply(OwnerEvent.ENDED)
         self._expected_count += self._count_puts()
         left, self._left = self._left, []
@@ -345,5 +345,5 @@ class CommitOwner:
 
 
 def _are_single(requests: Sequence[Request]) -> bool:
-    """Return whether requests are of connections that wait for each reply."""
+    """Return whether all requests are single puts; see `AppendRequest.is_single`."""
     return all(isinstance(each, AppendRequest) and each.is_single for each in requests)

@@ -1,20 +1,20 @@
 """Cut the end off the files of one partition.
 
-A replica that follows a new leader drops what that leader does not have. The order of
-the steps makes a crash between any two of them leave a log that opens, with all bytes
-below the cut, and perhaps some after it, but never a hole:
+A replica that follows a new leader drops the bytes that the leader does not have. With
+this order of steps, a crash between any two of them leaves a log that opens, with all
+bytes below the cut and perhaps some after it, but never a hole:
 
     1  copy the bytes aside, `<name>.torn-<offset>`; they were never acknowledged
     2  remove later segments, newest first, the index of each before its file: an index
        after the end of a log would say that its segment is missing
-    3  cut the index of the last segment
-    4  write the producer file without batches that end later, and with those that it
-       had forgotten for them
-    5  cut the segment
+    3  truncate the index of the last segment
+    4  write the producer file without batches that end later, and with earlier ones
+       that those had displaced
+    5  truncate the segment
 
-Each step is durable before the next. An index, or a producer file, that is short costs
-time or a repetition; one that says more than the bytes would be believed once other
-bytes have come. After it the log is recovered, which makes index and notes whole.
+Each step is durable before the next. A short index or producer file costs time or a
+repeated batch; one that claims more than the bytes would be trusted once other bytes
+have come. Then the log is recovered, which completes the index and the producer file.
 """
 
 from functools import partial
@@ -32,24 +32,24 @@ from metaq.storage.recovery import cut_file, cut_index, keep_aside
 from metaq.storage.span_index import spans_path, try_read_index
 
 KEPT_BYTES_MAX: Final = SizeBytes(64 << 20)
-"""Copied aside at most, the first ones."""
+"""Maximum number of bytes copied aside, the first ones."""
 
 
 def cut_log(logs: LogManager, log_id: LogId, offset: Offset, on_done: OnDone) -> None:
-    """Drop the bytes of a log that follows from an offset on; never blocks.
+    """Drop the bytes of a log that follows, from an offset on; never blocks.
 
-    Until the callback the log takes nothing but gets.
+    Until the callback the log accepts only gets.
 
     Args:
-        logs: has the log; on the loop's thread.
-        log_id: which partition.
-        offset: where a record starts; not below the high watermark.
-        on_done: called on the loop's thread when the log is open again, with the error
-            that left some of these bytes there, or None.
+        logs: has the log; used on the loop's thread.
+        log_id: the partition.
+        offset: a record boundary, not below the high watermark.
+        on_done: called on the loop's thread when the log is open again, with None or
+            the error, after which some of these bytes may be left.
 
     Raises:
-        StorageError: bytes below the high watermark would go, or the log ends before;
-            there is no such log, or it takes puts.
+        StorageError: the offset is below the high watermark or after the end; there is
+            no such log, or it takes puts.
     """
     log = logs.get(log_id)
     if log is not None and not log.high_watermark <= offset <= log.next_offset:
@@ -68,23 +68,23 @@ def cut_log(logs: LogManager, log_id: LogId, offset: Offset, on_done: OnDone) ->
 def cut_files(
     fs: FileSystem, directory: Path, producer_count_max: int, *, offset: Offset
 ) -> None:
-    """Drop all bytes from an offset on; see the head of this file. Blocks.
+    """Drop all bytes from an offset on; see the module docstring. Blocks.
 
-    A segment that begins there goes as well, unless it is the first: whether the leader
-    has rolled there is its business.
+    A segment that begins there is removed, too, unless it is the first: the leader
+    decides whether the log rolls there.
 
     Args:
         fs: the disk.
-        directory: the partition directory; its log has no file open.
-        producer_count_max: producers that are remembered.
-        offset: where a record starts, not below the log start.
+        directory: the partition directory; its log has no open files.
+        producer_count_max: maximum number of producers to remember.
+        offset: a record boundary, not below the log start.
 
     Raises:
-        NoSpaceError: a step was not done; what is there opens, and may be cut again.
-        StorageError: a file has a name that no segment has: nothing was done.
+        NoSpaceError: a step failed; the log opens, and may be cut again.
+        StorageError: a file name is invalid; nothing was done.
         DiskError: the disk refuses.
     """
-    # Nothing was written yet where there is none.
+    # Without a directory nothing was written yet.
     names = check_names(fs, directory) if fs.is_directory(directory) else Names()
     if names.bad_name:
         raise StorageError(f"{names.bad_name}: directory={directory}")
@@ -100,7 +100,7 @@ def cut_files(
         fs.unlink(segment.path)
     index = try_read_index(fs, last.path, last.base_offset)
     if index is None:
-        # Another try may read it.
+        # Unreadable now, but a later try might read it.
         fs.discard(spans_path(last.path, last.base_offset))
     else:
         cut_index(fs, last.path, index.until(offset))

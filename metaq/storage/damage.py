@@ -1,8 +1,8 @@
-"""Find the damage in a segment: where it starts, and where a reader can go on.
+"""Find the damage in a segment: where it begins, and where a reader can resume.
 
 Used by recovery, the scrub and `metaq verify`. Bytes that the span index covers were
 once on disk, so any contradiction there is corruption. After the index there are only
-the records, and a crash may have torn the last of them.
+records, the last of which may be torn by a crash.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,10 +25,11 @@ from metaq.storage.walk import (
 )
 
 DAMAGES_MAX: Final = 100
-"""Damaged ranges named per log; the last one then reaches to the end of the log."""
+"""Maximum number of damaged ranges per log; the last one then extends to its end."""
 
 EXPLANATIONS_MAX: Final = 256
-"""Checksums tried for a span with damaged records; beyond, all of it is named."""
+"""Maximum number of checksums tried for a span with damaged records; with more, the
+whole span counts as damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +39,24 @@ class Tail:
     spans: tuple[Span, ...]
     """Valid records up to the first flaw, cut into spans; times are estimates."""
     end: Offset
-    """End of the last valid record, also where that is after damage."""
+    """End of the last valid record, even after damage."""
     flaw: str | None
-    """Fault at `end` that a crash explains; None if there is none."""
+    """Fault at `end` that a crash can explain; None if there is none."""
     damage: tuple[Damage, ...]
-    """Faults that no crash explains, by offset."""
+    """Faults that a crash can not explain, by offset."""
     last_id: MessageId
-    """Largest id that was seen, -1 for none."""
+    """Largest id found, -1 for none."""
 
 
 def damage_in_spans(
     file: ReadFile, segment: Segment, spans: Iterable[Span]
 ) -> tuple[Damage, ...]:
-    """Verify every byte of some spans; return the damaged ranges, apart and in order.
+    """Verify every byte of some spans; return the damaged ranges, merged and sorted.
 
     Args:
         file: The segment's file.
-        segment: Its base offset and the size it has, or should have.
-        spans: Believed entries of its index, in order.
+        segment: The segment, with its actual or expected size.
+        spans: Valid entries of its index, in order.
     """
     damage: list[Damage] = []
     size = Position(min(file.size(), segment.size_bytes))
@@ -69,11 +70,11 @@ def damage_in_spans(
 def _damage_in_span(
     file: ReadFile, segment: Segment, span: Span, size: Position
 ) -> list[Damage]:
-    """Walk the records of a span whose checksum is wrong, to name the bytes.
+    """Find the damaged ranges of a span with a wrong checksum, record by record.
 
-    Where they do not explain that checksum something else is wrong in the span as well,
-    in headers, which checksums of records do not cover. Then all of it is named, except
-    in a span that the end of the file cuts off: the rest has no other checksum.
+    If bad records do not explain that checksum, another fault is in headers, which
+    checksums of records do not cover. Then the whole span is damaged, except in a span
+    that the end of the file cuts off: what is left of it has no other checksum.
     """
     whole = segment.position_of(span.end_offset)
     end = min(whole, size)
@@ -123,19 +124,19 @@ def _after(
 def _explained(
     reader: RangeReader, start: Position, end: Position, before: set[int]
 ) -> set[int]:
-    """Return the possible checksums after damaged records, by one bad field of each.
+    """Return the possible checksums after damaged records, with one bad field in each.
 
-    Either a payload is damaged, and had the checksum of its header (31 bits of it); or
-    the payload is good, and its length or checksum in the header is damaged.
+    Either a payload is damaged, and its header has the original checksum (31 bits of
+    it); or the payload is good, and the length or checksum in its header is damaged.
 
     Args:
         reader: Reads the segment.
-        start: Where the damaged bytes begin.
-        end: Where they end.
-        before: The possible checksums of all bytes before.
+        start: Start of the damaged bytes.
+        end: End of the damaged bytes.
+        before: Possible checksums of all bytes before `start`.
 
     Returns:
-        Nothing where that does not explain these bytes.
+        The empty set if that does not explain these bytes.
     """
     if start == end or not before:
         return before
@@ -175,9 +176,9 @@ class Part:
     damage: tuple[Damage, ...]
     record_count: int
     spans: tuple[Span, ...]
-    """Spans made of bytes that the index does not cover; times are estimates."""
+    """Spans made from bytes that the index does not cover; times are estimates."""
     miscounted: tuple[Span, ...] = ()
-    """Entries of the index that do not have the number of records of their bytes."""
+    """Entries of the index with a wrong number of records."""
 
 
 def check_part(
@@ -189,20 +190,20 @@ def check_part(
     bytes_max: int,
     span_bytes_min: int,
 ) -> Part:
-    """Check durable bytes of a segment from `start` on, about `bytes_max` of them.
+    """Check about `bytes_max` durable bytes of a segment, from `start` on.
 
     Bytes that the index covers are checked against it and record by record; others
-    record by record only. Nothing here may be torn: every flaw is damage, and so are
+    record by record only. None of them may be torn: every flaw is damage, and so are
     unreadable bytes.
 
     Args:
         file: The segment's file.
-        segment: Its base offset, and as size how far its bytes are durable, or should
-            be.
+        segment: The segment; its size is the extent of bytes that are durable, or
+            should be.
         index: The valid part of its index.
-        start: `end` of the part before, or the base offset; below the segment's end.
+        start: `end` of the previous part, or the base offset; below the segment's end.
         bytes_max: The part ends with the span that reaches this many bytes.
-        span_bytes_min: Size of the spans that are made.
+        span_bytes_min: Minimum size of new spans.
     """
     spans: list[Span] = []
     if start < index.end_offset:
@@ -232,8 +233,8 @@ def check_parts(
 ) -> Iterator[Part]:
     """Check a segment from `start` on, part by part, until one reaches `end`.
 
-    The last part names the missing bytes of a segment that ends before `end`.
-    Arguments are those of `check_part`.
+    If the segment ends before `end`, the last part has the missing bytes as damage.
+    For the arguments see `check_part`.
     """
     is_cut = False
     while start < end and not is_cut:
@@ -293,7 +294,7 @@ def _check_covered(
         found = sum(part.record_count for part in walk.spans)
         count += found
         if walk.flaw is not None:
-            # Stored as it was handed in: the span agrees, the records do not.
+            # Stored as it was put: the span agrees, the records do not.
             offset = segment.offset_at(walk.end)
             damage.append(Damage(segment.path, offset, span.end_offset, walk.flaw))
         elif found != span.record_count:
@@ -317,12 +318,12 @@ def check_tail(
 
     Args:
         file: The segment's file.
-        segment: Its base offset and the size it has.
+        segment: The segment, with the size of its file.
         start: End of the covered bytes, a record boundary.
         unsynced_bytes_max: A flaw is a torn tail unless a whole record begins this
             far after it; None: it always is.
-        span_bytes_min: Size of the spans that are made.
-        time_ms: Time of the last append at the latest.
+        span_bytes_min: Minimum size of new spans.
+        time_ms: Latest possible time of the last append.
     """
     spans: tuple[Span, ...] | None = None
     damage: list[Damage] = []
@@ -343,7 +344,7 @@ def check_tail(
         end = segment.offset_at(walk.end)
         far = None
         if walk.flaw is not None and unsynced_bytes_max is not None:
-            # Cheap after a crash: no bytes are that far after the flaw.
+            # Cheap after a crash: the file ends before that position.
             start_at = Position(walk.end + max(1, unsynced_bytes_max))
             far = search_record(file, start_at, size)
         if walk.flaw is None or far is None:
@@ -357,9 +358,9 @@ def check_tail(
 
 
 def apart(damage: Iterable[Damage]) -> tuple[Damage, ...]:
-    """Sort damaged ranges and merge such as touch, so that a good offset is good.
+    """Sort damaged ranges and merge those that touch, so that good offsets are good.
 
-    Empty ranges, which name a file and cost no offset, stay as they are. At most
+    Empty ranges, which name a file but cover no offset, are kept. At most
     `DAMAGES_MAX` are returned; the last one then has no next good offset.
     """
     merged: list[Damage] = []
@@ -381,11 +382,11 @@ def apart(damage: Iterable[Damage]) -> tuple[Damage, ...]:
 
 
 def _touch(one: Damage, two: Damage) -> bool:
-    """Return whether two damaged ranges, in order, leave nothing good between them."""
+    """Return whether two damaged ranges, in order, have no good byte between them."""
     return one.next_good_offset is None or two.offset <= one.next_good_offset
 
 
 def _later(one: Damage, two: Damage) -> Offset | None:
-    """Return the good offset after both; None where one has none."""
+    """Return the larger next good offset; None if one range has none."""
     first, second = one.next_good_offset, two.next_good_offset
     return None if first is None or second is None else max(first, second)

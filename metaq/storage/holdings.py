@@ -11,20 +11,20 @@
      "journal": "/journal/transactions",                 (only without replicas)
      "refused_by": {"ZooKeeper /meta/…": ["90c2…", partition count], …}}      (likewise)
 
-A disk that is not mounted, a directory that was removed and a segment that is gone look
-as if nothing had ever been there. This record distinguishes them from new ones. It is
-written at each start, when segments roll and logs come or go, and *sealed* at a clean
-stop; never in step with puts. So an end in it is a synced one, and not more than the
-disk has. Differences without a loss:
+An unmounted disk, a removed directory and a missing segment look as if nothing had ever
+been there. This record distinguishes them from new ones. It is written at each start,
+when segments roll and when logs are added or removed, and *sealed* at a clean stop;
+never in step with puts. So an end in it is a synced one, and not more than the disk
+has. Differences without a loss:
 
 * a later end: appends since the record was written, ours or a Java broker's;
-* a later start: retention. Only between a seal and the next start is none of ours
-  possible; then a Java broker's is, and it leaves traces (see `find_losses`). Nor does
-  ours touch a partition that a start has stopped for a loss: it is in `lost`.
+* a later start: retention. Only between a seal and the next start can it not be ours;
+  a Java broker's leaves traces (see `find_losses`). Nor does our retention touch a
+  partition that a start has stopped for a loss: it is in `lost`.
 
 Deleting the file loses no record of a log, only this knowledge. If another data
-directory of the broker is gone as a whole, its claim here is all that is left of it.
-This module is values and judgement; `inventory.py` reads and writes.
+directory of the broker is missing as a whole, only its claim here is left of it. This
+module has the values and rules; `inventory.py` reads and writes.
 """
 
 import json
@@ -39,10 +39,10 @@ from metaq.record.checksum import body_after_crc_line, with_crc_line
 from metaq.storage.segment import Damage
 
 HOLDINGS_FILE: Final = "holdings"
-"""Name of the record in a data directory: without a dash, so no partition."""
+"""Name of the record in a data directory: without a dash, so it is no partition."""
 
 HOLDINGS_BYTES_MAX: Final = SizeBytes(64 << 20)
-"""A larger file is not ours: a partition takes about 50 bytes, 300 at the most."""
+"""A larger file is not ours: a partition takes about 50 bytes, 300 at most."""
 
 _MAGIC: Final = b"metaq-holdings 1 "
 
@@ -58,11 +58,11 @@ class Extent(NamedTuple):
 
     start: Offset
     end: Offset
-    """Behind the last byte that is known to be synced."""
+    """Offset after the last byte known to be synced."""
 
 
 class Claim(NamedTuple):
-    """Knowledge of a data directory about another one of its broker."""
+    """Expected identity and partition count of a data directory, stored elsewhere."""
 
     identity: str
     partition_count: int
@@ -73,30 +73,30 @@ class Holdings:
     """The record of one data directory."""
 
     identity: str
-    """Made once, at random; "" before the first start."""
+    """Random, generated once; "" before the first start."""
     written_ms: Millis
     is_sealed: bool = False
-    """Written by a clean stop, after the last change: starts and ends are exact."""
+    """Whether a clean stop wrote it, after the last change: all offsets are exact."""
     is_accepted: bool = False
-    """An operator accepts the contents found by the next start as complete."""
+    """Whether an operator accepts what the next start finds as complete."""
     partitions: Mapping[str, Extent] = field(default_factory=no_items)
-    """Directory name → offsets, for partitions that have or had any byte."""
+    """Directory name → offsets, for partitions that have or had any bytes."""
     siblings: Mapping[str, Claim] = field(default_factory=no_items)
     """Path → claim about another data directory of the broker."""
     lost: Collection[str] = ()
-    """Names in `partitions` that a start has stopped, for they hold less."""
+    """Names in `partitions` that a start has stopped, because they hold less."""
     version: int = 0
-    """Of a replica: it grows, and ZooKeeper has it too. A directory with a lower one
-    was restored from a backup. 0 in a broker without replicas."""
+    """Version in a replica: it grows, and ZooKeeper has it too. A directory with a
+    lower one was restored from a backup. 0 in a broker without replicas."""
     refused_by: Mapping[str, Claim] = field(default_factory=no_items)
-    """Witness → its claim about this directory, where the last start was refused for
-    it. Kept for `metaq accept-loss` to show; a start asks the witnesses themselves."""
+    """Witness → its claim about this directory, if the last start was refused for it.
+    Kept for `metaq accept-loss` to show; a start asks the witnesses themselves."""
     journal: str = ""
     """Directory of the broker's transactions, for `metaq hand-over`; "": unknown."""
 
 
 def encode_holdings(holdings: Holdings) -> bytes:
-    """Return the file's content."""
+    """Return the content of the file."""
     fields: dict[str, object] = {
         "identity": holdings.identity,
         "written_ms": holdings.written_ms,
@@ -117,10 +117,10 @@ def encode_holdings(holdings: Holdings) -> bytes:
 
 
 def decode_holdings(data: bytes) -> Holdings:
-    """Return the record in a file's content.
+    """Return the record in the content of a file.
 
     Raises:
-        StorageError: it is none, or it is damaged.
+        StorageError: it is not a record, or it is damaged.
     """
     body = body_after_crc_line(_MAGIC, data)
     try:
@@ -162,10 +162,10 @@ def check_directory(
     found: Collection[str],
     claims: Mapping[str, Claim],
 ) -> None:
-    """Refuse a data directory that is empty, or another one, where one was known.
+    """Refuse a data directory that is empty or not the known one.
 
     Raises:
-        DataMissingError: it holds less and that is not accepted; the text names the
+        DataMissingError: it holds less and that is not accepted; the text has the
             remedy.
     """
     if record is not None and record.is_accepted:
@@ -181,18 +181,18 @@ def find_fault(
     found: Collection[str],
     claims: Mapping[str, Claim],
 ) -> str:
-    """Return why a data directory is not the one that was known; "" where it is.
+    """Return why a data directory is not the known one; "" if it is.
 
     Args:
         path: the directory.
-        record: its own record; None: none that is valid.
-        found: names of the partition directories that are there.
+        record: its own record; None: there is no valid one.
+        found: names of the partition directories in it.
         claims: source (another data directory, ZooKeeper) → its claim.
     """
     for witness, claim in claims.items():
         if record is not None and record.identity == claim.identity:
             continue
-        # Without its record it is believed by its contents: deleting the record costs
+        # Without its record it is judged by its contents: deleting the record must cost
         # no more than knowledge.
         if record is not None or len(found) < claim.partition_count:
             got = "no record" if record is None else f"identity {record.identity}"
@@ -222,15 +222,15 @@ def find_losses(
 ) -> dict[str, Damage]:
     """Return the losses by partition name.
 
-    A later start is a loss only after a seal, and only where no other broker was at
-    work in between: it has appended to some partition, made one, or `was_visited`. Or
-    where a start has named it before.
+    A later start is a loss only after a seal without another broker at work since
+    (which has appended to a partition, created one, or `was_visited`), or if an earlier
+    start has reported it.
 
     Args:
         path: the data directory.
-        record: its contents before.
+        record: its contents as recorded before.
         found: name → extent after recovery; None: no segment.
-        was_visited: another broker has written beside the partitions since.
+        was_visited: whether another broker has written beside the partitions since.
     """
     is_exact = record.is_sealed and not was_visited
     for name, extent in found.items():

@@ -1,10 +1,10 @@
 """Appends of one log that are queued or written, and not answered as stored. Pure.
 
-They are in the order of their offsets, without a gap. One that *ends in doubt* is
-answered early, because its sender waits for too long or the log has another leader. It
-stays here without a ticket, and goes with the others: when it is stored, when a full
-disk has refused it, or when nothing more will be known. So a batch that is sent again
-can wait for the bytes of its first time.
+They are contiguous, in the order of their offsets. An append that *ends in doubt* is
+answered early, because its sender has waited for too long or the log has another
+leader. It stays here without a ticket, and is removed like the others: when it is
+stored, when a full disk has refused it, or when its outcome will not be known. So a
+batch that is sent again can wait for the bytes of its first append.
 """
 
 from bisect import bisect_left, bisect_right
@@ -19,7 +19,7 @@ _offset = attrgetter("offset")
 
 
 class AppendsInFlight:
-    """See the head of this file. Owner: the loop's side of the log."""
+    """Queue of the appends in flight. Owner: the loop's side of the log."""
 
     __slots__ = ("_requests",)
 
@@ -30,27 +30,27 @@ class AppendsInFlight:
         return len(self._requests)
 
     def add(self, request: AppendRequest) -> None:
-        """Add one after the last."""
+        """Add an append after the last."""
         self._requests.append(request)
 
     def take_stored(self, end: Offset) -> list[AppendRequest]:
-        """Remove and return those that end at `end` or before, oldest first."""
+        """Remove and return appends that end at `end` or before, oldest first."""
         requests, stored = self._requests, []
         while requests and requests[0].offset + requests[0].size_bytes <= end:
             stored.append(requests.popleft())
         return stored
 
     def take_refused(self, log_end: Offset) -> list[AppendRequest]:
-        """Remove and return those that are not written: they end after the log."""
+        """Remove and return unwritten appends, which end after the log, in order."""
         refused: deque[AppendRequest] = deque()
         while self._requests and self._requests[-1].end_offset > log_end:
             refused.appendleft(self._requests.pop())
         return list(refused)
 
     def end_in_doubt(self, error: StorageError, *, until: Offset) -> int:
-        """Fail those that end at `until` or before; return how many these were.
+        """Fail appends that end at `until` or before; return their number.
 
-        They stay; their bytes are the storage thread's, for as long as it needs them.
+        They stay; the storage thread keeps their bytes while it needs them.
         """
         failed = []
         for index, each in enumerate(self._requests):
@@ -63,10 +63,10 @@ class AppendsInFlight:
         return len(failed)
 
     def join(self, end: Offset, ticket: AppendTicket) -> bool:
-        """Answer a ticket with the append that has the byte before `end`.
+        """Answer a ticket together with the append that has the byte before `end`.
 
         Returns:
-            False when there is none: nothing was done.
+            False if there is no such append; then nothing was done.
         """
         for index, each in enumerate(self._requests):
             if end <= each.end_offset:
@@ -78,7 +78,7 @@ class AppendsInFlight:
         return False
 
     def last_end(self, bound: Offset) -> Offset | None:
-        """Return the greatest end of an append that is not after `bound`, or None."""
+        """Return the greatest end of an append at `bound` or before, or None."""
         end = None
         for each in self._requests:
             if each.end_offset > bound:
@@ -89,9 +89,9 @@ class AppendsInFlight:
     def take_copies(
         self, offset: Offset, end: Offset, max_bytes: int
     ) -> list[AppendRequest]:
-        """Return appends from exactly `offset` on that have their bytes in memory.
+        """Return contiguous appends, the first at `offset`, with bytes in memory.
 
-        Up to `end` and `max_bytes`, but at least one, if there is one.
+        Up to `end` and `max_bytes`, but at least one if there is one.
         """
         found: list[AppendRequest] = []
         requests = self._requests
@@ -109,10 +109,11 @@ class AppendsInFlight:
         return found
 
     def copy_end(self, offset: Offset, wanted: Offset) -> tuple[Offset, bool]:
-        """Return where a copy from `offset` ends, at `wanted` or before.
+        """Return where a copy from `offset` ends, and whether an append ends there.
 
-        With an append, but the first one is whole in it: (its end, True). Where appends
-        end is not known of bytes that a leader found: (`wanted`, False) there.
+        The greatest end of an append at `wanted` or before, but at least that of the
+        first. In bytes that a new leader found the ends of appends are not known:
+        there (`wanted`, False).
         """
         requests = self._requests
         index = bisect_right(requests, offset, key=_offset) - 1
@@ -124,5 +125,5 @@ class AppendsInFlight:
         return max(self.last_end(wanted) or first.end_offset, first.end_offset), True
 
     def clear(self) -> None:
-        """Drop all; none has a ticket any more."""
+        """Remove all; none may have a ticket any more."""
         self._requests.clear()

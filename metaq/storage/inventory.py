@@ -1,14 +1,14 @@
 """Records of the contents of one broker's data directories, kept on disk.
 
-Theory of operation. At a start every record is read before anything is recovered, the
-data directories are compared with the records and, after recovery, so are the
-partitions. Less than there was refuses the start (a whole directory) or stops one
-partition. Then each record is written again, unsealed. While the broker runs the loop's
+Theory of operation. A start reads every record before it recovers anything. The data
+directories are compared with the records and, after recovery, so are the partitions. A
+directory that holds less refuses the start as a whole; a partition that holds less is
+stopped. Then each record is written again, unsealed. While the broker runs, the loop's
 thread makes records and the storage thread of each directory writes them, so that a
-file has one writer; the last thing it writes at a clean stop is a sealed one.
+file has one writer; its last write at a clean stop is a sealed record.
 
-A log that is stopped keeps its former extent in the record, so that nothing
-is forgotten by starting twice. Keep in step: `holdings.py` (layout and judgement).
+The record of a stopped log keeps its former extent, so that a second start does not
+forget it. Keep in step: `holdings.py` (layout and rules).
 """
 
 import logging
@@ -46,27 +46,27 @@ from metaq.storage.segment import META_SUFFIX, Damage, segment_file_name
 from metaq.storage.span_index import is_unreadable
 
 TRANSACTIONS: Final = "transactions"
-"""Directory of the transaction journal below dataLogPath, of a Java broker and ours."""
+"""Directory of the transaction journal below dataLogPath, of Java brokers and ours."""
 
 JAVA_STOP_FILE: Final = "heuristic.log"
-"""Files that only a Java broker writes there, at its stop."""
+"""File that only a Java broker writes there, when it stops."""
 
 IDENTITY_BYTES: Final = 16
-"""Size of the random name of a data directory; no two have the same."""
+"""Size of the random identity of a data directory, which is unique."""
 
 _log = logging.getLogger(__name__)
 
 
 def handed_over_path(directory: Path) -> Path:
-    """Return where `metaq hand-over` keeps what a Java broker must not find."""
+    """Return the path where `metaq hand-over` keeps what Java brokers must not find."""
     return Path(f"{directory}.handed-over")
 
 
 def read_holdings(fs: FileSystem, directory: Path) -> Holdings | None:
-    """Return the record of a data directory; None without one that can be believed.
+    """Return the record of a data directory; None if there is no valid one.
 
     Raises:
-        StorageError: the disk refused something else than the bytes of the record.
+        StorageError: the disk refuses anything but reading the record.
     """
     path = directory / HOLDINGS_FILE
     try:
@@ -93,16 +93,16 @@ def write_holdings(fs: FileSystem, directory: Path, record: Holdings) -> None:
     """Replace the record of a data directory; durable on return.
 
     Raises:
-        StorageError: the old one is there still, or the new one.
+        StorageError: the disk has the old record or the new one.
     """
     fs.write_atomically(directory / HOLDINGS_FILE, encode_holdings(record))
 
 
 def try_write_holdings(fs: FileSystem, directory: Path, record: Holdings) -> None:
-    """Replace the record if there is space and a descriptor; the old one is true too.
+    """Replace the record if there is space and a descriptor; the old one is valid too.
 
     Raises:
-        DiskError: the disk cannot be believed any more.
+        DiskError: the state of the disk is unknown.
     """
     try:
         write_holdings(fs, directory, record)
@@ -115,14 +115,14 @@ def try_write_holdings(fs: FileSystem, directory: Path, record: Holdings) -> Non
 def is_harmless(error: StorageError) -> bool:
     """Return whether a record was not written for lack of space or of a descriptor.
 
-    The old one is there still, and the disk may be believed.
+    Then the disk still has the old one, and can be trusted.
     """
     is_open = isinstance(error, DiskError) and error.operation == "open"
     return is_open or isinstance(error, NoSpaceError)
 
 
 def _without_topics(record: Holdings, topics: Collection[str]) -> Holdings:
-    """Return a record that says nothing of some topics."""
+    """Return a record without the partitions of some topics."""
     partitions = {
         name: extent
         for name, extent in record.partitions.items()
@@ -133,7 +133,7 @@ def _without_topics(record: Holdings, topics: Collection[str]) -> Holdings:
 
 
 def last_java_stop_ms(fs: FileSystem, directory: Path) -> Millis | None:
-    """Return when a Java broker last wrote beside its journal; None: none did."""
+    """Return when a Java broker last wrote beside its journal; None: never."""
     path = directory / JAVA_STOP_FILE
     with suppress(StorageError):
         return fs.mtime_ms(path) if fs.exists(path) else None
@@ -141,7 +141,7 @@ def last_java_stop_ms(fs: FileSystem, directory: Path) -> Millis | None:
 
 
 def started(record: Holdings | None) -> Holdings | None:
-    """Return a record if it counts: one that only keeps a refusal is none."""
+    """Return a record, or None if it only keeps a refusal."""
     is_known = record is not None and (record.identity or record.is_accepted)
     return record if is_known else None
 
@@ -149,7 +149,7 @@ def started(record: Holdings | None) -> Holdings | None:
 def claims_of_siblings(
     path: Path, records: Mapping[Path, Holdings | None]
 ) -> dict[str, Claim]:
-    """Return what the records of a broker's data directories say of one of them."""
+    """Return the claims about a data directory in the records of the others."""
     return {
         str(other / HOLDINGS_FILE): record.siblings[str(path)]
         for other, record in records.items()
@@ -163,7 +163,7 @@ def claims_of_zookeeper(
     witness: str,
     claims: Mapping[str, tuple[str, int]],
 ) -> dict[str, Claim]:
-    """Return what ZooKeeper says of a data directory, where that is more than `found`.
+    """Return ZooKeeper's claim about a data directory, if it exceeds `found`.
 
     It may be older than a record that was made again: a directory with as many
     partitions is accepted.
@@ -179,14 +179,14 @@ def losses_by_record(
     found: Mapping[str, Extent | None],
     transactions: Path,
 ) -> dict[str, Damage]:
-    """Return which partitions of a data directory hold less than its record says.
+    """Return the losses of partitions compared with the record of a data directory.
 
     Args:
         fs: the disk.
         path: the data directory.
         record: its record.
         found: name → its extent after recovery; None: a partition without a segment.
-        transactions: where a Java broker on this directory has its journal.
+        transactions: directory of the journal of a Java broker on this directory.
     """
     changed_ms = last_java_stop_ms(fs, transactions)
     was_visited = changed_ms is not None and changed_ms > record.written_ms
@@ -194,21 +194,22 @@ def losses_by_record(
 
 
 def with_cure(path: Path, loss: Damage) -> Damage:
-    """Return a loss whose text names the record of a data directory and the remedy."""
+    """Return a loss with the record's path and the remedy in its text."""
     by = f"(by {path / HOLDINGS_FILE}): {CURE.format(path)}"
     return replace(loss, detail=f"{loss.detail} {by}")
 
 
 class Inventory:
-    """Contents records of one broker's data directories. Owner: the log manager."""
+    """Content records of one broker's data directories. Owner: the log manager."""
 
     def __init__(self, fs: FileSystem, clock: Clock, transactions: Path) -> None:
-        """Begin without records; `read` comes first.
+        """Create an inventory without records; call `read` first.
 
         Args:
             fs: the disk.
-            clock: for the time in a record.
-            transactions: where a Java broker on these directories has its journal.
+            clock: time for the records.
+            transactions: directory of the journal of a Java broker on these
+                directories.
         """
         self._fs = fs
         self._clock = clock
@@ -216,14 +217,14 @@ class Inventory:
         self._records: dict[Path, Holdings | None] = {}
         self._found: dict[Path, Collection[str]] = {}
         self._identities: dict[Path, str] = {}
-        # Stopped logs: their extents before; and which of them hold less.
+        # Stopped logs: their former extents; and names of those that hold less.
         self._kept: dict[LogId, Extent] = {}
         self._lost: set[str] = set()
         self._refused_by: dict[Path, Mapping[str, Claim]] = {}
         self.version = 0
-        """Of the directories of a replica: the least that one of them has."""
+        """Version of a replica's directories: the least of any of them."""
         self.is_short = False
-        """Whether the start found less than the records say, accepted or not."""
+        """Whether the start found less than recorded, accepted or not."""
         self.were_sealed = False
         """Whether the start found every record sealed."""
 
@@ -236,18 +237,18 @@ class Inventory:
 
         Args:
             found: data directory → names of the partition directories in it.
-            left_out: topics that are being deleted: forgotten in the records, for their
-                partitions may be gone already.
+            left_out: topics that are being deleted: removed from the records, because
+                their partitions may be gone already.
 
         Raises:
-            DataMissingError: one of them holds less, as a whole.
+            DataMissingError: a directory, as a whole, holds less.
             StorageError: a disk refuses.
         """
         self._found = dict(found)
         for path in found:
             aside = handed_over_path(path)
             if self._fs.is_directory(aside):
-                # Without it queue groups would begin again, and what waits would stay.
+                # Without it queue groups would start over, and waiting messages stay.
                 raise DataMissingError(
                     f"data directory was handed over to a Java broker: run 'metaq"
                     f" hand-over {path} --back' before this start; to give up what is"
@@ -286,7 +287,7 @@ class Inventory:
                     )
 
     def _keep_refusal(self, path: Path, claims: Mapping[str, Claim]) -> None:
-        """Note for `metaq accept-loss` by which claims a start is refused."""
+        """Store the claims that refuse a start, for `metaq accept-loss`."""
         if not claims:
             return
         now_ms = self._clock.wall_ms()
@@ -297,9 +298,9 @@ class Inventory:
             _log.warning("refusal not noted: directory=%s error=%s", path, error)
 
     def settle_accepted(self, path: Path, names: Collection[str]) -> None:
-        """Let partitions whose loss is accepted begin where they ended.
+        """Create segments so that partitions with accepted losses begin at their ends.
 
-        So no offset ever names two records. Done before recovery.
+        So no offset ever has two records. Called before recovery.
         """
         record = self._records[path]
         if record is None or not record.is_accepted:
@@ -324,11 +325,11 @@ class Inventory:
     def find_losses(
         self, path: Path, found: Mapping[LogId, Extent | None]
     ) -> dict[str, Damage]:
-        """Return which partitions of a data directory hold less, by their names.
+        """Return the losses of partitions in a data directory, by partition name.
 
         Args:
             path: the data directory.
-            found: its extent after recovery; None: a partition without a segment.
+            found: partition → extent after recovery; None: without a segment.
         """
         record = self._records[path]
         if record is None:
@@ -349,7 +350,7 @@ class Inventory:
         return None if record is None else record.partitions.get(name)
 
     def keep(self, log_id: LogId, extent: Extent) -> None:
-        """Go on remembering this of a log that is stopped."""
+        """Keep this extent in the record of a log that is stopped."""
         self._kept[log_id] = extent
 
     def forget(self, log_id: LogId) -> None:
@@ -360,8 +361,8 @@ class Inventory:
     def write_all(self, records: Mapping[Path, Holdings]) -> None:
         """Write the first records of a run, on the thread that opens the directories.
 
-        Records of new directories come last: a new identity may be known elsewhere
-        before its own directory has it, but not the other way round.
+        Records of new directories are written last: a new identity may be known
+        elsewhere before its own directory has it, but not the other way round.
         """
         for path in sorted(records, key=lambda each: self._records[each] is None):
             try_write_holdings(self._fs, path, records[path])
@@ -373,15 +374,15 @@ class Inventory:
         return self._identities[path]
 
     def check_claims(self, witness: str, claims: Mapping[str, tuple[str, int]]) -> None:
-        """Compare the data directories, as they were at the start, with `claims`.
+        """Compare the data directories, as found by the start, with `claims`.
 
         Args:
             witness: source of the claims, for errors.
-            claims: path → identity and number of partitions; paths of no data
-                directory of ours are passed over.
+            claims: path → identity and number of partitions; other paths than those of
+                our data directories are ignored.
 
         Raises:
-            DataMissingError: one of them held less.
+            DataMissingError: a directory held less.
         """
         for path, names in self._found.items():
             known = claims_of_zookeeper(path, names, witness, claims)
@@ -390,7 +391,7 @@ class Inventory:
             try:
                 check_directory(path, self._records[path], names, known)
             except DataMissingError:
-                # The records that are written next keep it for `metaq accept-loss`.
+                # The next records that are written keep it for `metaq accept-loss`.
                 self._refused_by[path] = known
                 raise
 
@@ -400,9 +401,9 @@ class Inventory:
         """Return the record of every data directory, unsealed.
 
         Args:
-            logs: data directory, partition, and its offsets that are synced.
-            is_replica: logs may begin anywhere, and have no directory before they have
-                a byte.
+            logs: data directory, partition, and its synced offsets.
+            is_replica: logs may begin anywhere, and have no directory before their
+                first byte.
         """
         partitions: dict[Path, dict[str, Extent]] = {
             path: {} for path in self._identities

@@ -1,25 +1,24 @@
-"""Make the key indexes of topics that want one, in the background.
+"""Make the key indexes of topics that have one configured, in the background.
 
-Work is cut into steps, as that of the scrub is:
+Work is divided into steps, like that of the scrub:
 
     step = builder.take_step(logs, monotonic_s)        the owner's thread
     end = run_key_step(fs, step)                       a helper thread, blocking
     builder.finish_step(step, end, monotonic_s)        the owner's thread
 
-A step indexes the next bytes of one segment, up to STEP_BYTES. They are compared
-with their spans first: an entry of damaged bytes could hide a record that is mended
-later. They wait until there are many (READY_PARTS), or for WAIT_S, so that a log to
-which nothing is written is indexed to its end; the last span may grow, and is then
-compared once more.
+A step indexes the next bytes of one segment, up to STEP_BYTES. They are first compared
+with their spans: an entry of damaged bytes could hide a record that is mended later.
+New bytes are indexed once there are enough (READY_PARTS), or after WAIT_S, so that an
+idle log is indexed to its end; the last span may grow, and is then compared once more.
 
-The new block takes the place of those before it that cover as much, all together, as it
-does (`_kept_count`): there are about as many as the number of bytes has binary digits,
-and each entry is merged so often. A sealed segment has one.
+The new block replaces the previous blocks that together cover no more than it does
+(`_kept_count`): there are about as many blocks as the number of bytes has binary
+digits, and each entry is merged as often. A sealed segment has one block.
 
-The end of each index is remembered, and looked up again from time to time: a log may
-be cut, and a file removed. While a step runs no log is cut (`Retention.hold`). A look
-goes through the logs, and through the segments of those only that have others than
-before: sealed ones wait for their time in a heap. Steps of both kinds take turns.
+The end of each index is cached, and looked up again from time to time, because a log
+may be cut and a file removed. While a step runs no log is cut (`Retention.hold`). A
+look visits all logs, but the segments only of those whose segments have changed: sealed
+segments wait in a heap until they are due. Active and sealed segments take turns.
 """
 
 import itertools
@@ -47,48 +46,49 @@ from metaq.storage.span_lookup import open_spans
 from metaq.storage.walk import damaged_spans
 
 STEP_BYTES: Final = 16 << 20
-"""A step ends with the span that reaches so many bytes."""
+"""Maximum size of a step, exceeded by less than a span."""
 
 READY_PARTS: Final = 16
-"""Such a part of it, 1 MiB, is indexed at the next look; less waits for WAIT_S."""
+"""New bytes of at least this part of a step, 1 MiB, are indexed at the next look; fewer
+wait for WAIT_S."""
 
 SMALL_PARTS: Final = 64
-"""A block of such a part of it, 256 KiB of the log, is merged with any that comes."""
+"""A block that covers at most this part of a step, 256 KiB, is merged with the next."""
 
 DEAD_PARTS: Final = 4
-"""A file is written again when it has twice what is in use, and such a part, 4 MiB."""
+"""A file is rewritten when it is larger than twice its used blocks plus this part of a
+step, 4 MiB."""
 
 WAIT_S: Final = 1.0
-"""New bytes have their index after so long, and a look (IDLE_S)."""
+"""Time for which a few new bytes wait for a step, before a look (IDLE_S) finds them."""
 
 WINDOW_BYTES: Final = 128 << 10
-"""Records are read so many bytes at a time: their entries are sorted by one call."""
+"""Bytes of records read at once; their entries are sorted by one call."""
 
 LOOK_S: Final = 600.0
-"""The ends of indexes are looked up this often."""
+"""Time after which the end of an index is looked up again."""
 
 RETRY_S: Final = 3.0
-"""A segment is tried again after so long; one that was sealed just now may lack spans,
-and others wait for the scrub."""
+"""Time before a segment is tried again: a newly sealed one may lack spans, and others
+wait for the scrub."""
 
 IDLE_S: Final = 1.0
-"""Time between two looks for something to do,"""
+"""Time between two looks if there is no work."""
 
 SCAN_S: Final = 0.25
-"""and between two where there was, and so much more"""
+"""Minimum time between two looks if there is work, plus LOG_S for each log."""
 
 LOG_S: Final = 0.0002
-"""for each log: a hundred times what a look at one takes."""
+"""Time per log between two looks: a hundred times the cost of looking at one."""
 
 LOOK_COUNT: Final = 500
-"""A look is cut after so many logs, a millisecond,"""
+"""Maximum number of logs visited without a pause: about a millisecond."""
 
 LOOK_PAUSE_S: Final = 0.01
-"""and goes on after so long: others have their turn on the owner's thread."""
+"""Pause within a look, for other work on the owner's thread."""
 
 STEP_S_MIN: Final = 0.005
-"""A step takes its turn of so long, however little it reads: opening files costs half a
-millisecond."""
+"""Minimum time accounted for a step: opening its files alone takes 0.5 ms."""
 
 TEMPORARY_SUFFIX: Final = ".tmp"
 
@@ -98,30 +98,30 @@ _Key = tuple[LogId, Offset, _Names]
 
 
 class KeyTarget(NamedTuple):
-    """One segment that is to have an index."""
+    """One segment that needs an index."""
 
     log_id: LogId
     segment: Segment
-    """With the size of its durable bytes."""
+    """The segment, with the size of its durable bytes."""
     is_sealed: bool
     names: _Names
-    """Names that are indexed, as fields begin."""
+    """Prefixes of the indexed fields."""
 
     @property
     def key(self) -> _Key:
-        """Its name for `KeyBuilder.distrust`."""
+        """Return its key for `KeyBuilder.distrust`."""
         return self.log_id, self.segment.base_offset, self.names
 
 
 class KeyLog(NamedTuple):
-    """One log that is to have an index, as it is now."""
+    """One log that needs indexes, in its present state."""
 
     log_id: LogId
     names: _Names
-    """Names that are indexed, as fields begin."""
+    """Prefixes of the indexed fields."""
     segments: Segments
     end: Offset
-    """Of its durable bytes."""
+    """End of its durable bytes."""
 
     def active(self) -> KeyTarget:
         """Return its active segment."""
@@ -131,24 +131,24 @@ class KeyLog(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KeyStep:
-    """One piece of work."""
+    """One unit of work."""
 
     target: KeyTarget
     step_bytes: int
     is_new: bool
-    """Nothing that there is of the index is believed."""
+    """Whether the existing index is discarded."""
 
 
 class KeyStepResult(NamedTuple):
     """Result of a step."""
 
     end: Offset
-    """The index reaches so far."""
+    """Offset up to which the segment is indexed."""
     read_bytes: int
     is_stuck: bool = False
-    """Its next bytes cannot be compared with spans now."""
+    """Whether the next bytes can not be compared with spans now."""
     is_damaged: bool = False
-    """A part of the index is damaged; all of it is to be made again."""
+    """Whether the index is damaged, so that all of it must be made again."""
 
 
 _NOWHERE: Final = Offset(-1)
@@ -156,46 +156,46 @@ _NOWHERE: Final = Offset(-1)
 
 @dataclass(slots=True)
 class _Known:
-    """Knowledge of a log and its indexes."""
+    """State of a log and its indexes."""
 
     segments: Segments | None = None
-    """Those of the last look."""
+    """Segments at the last look."""
     active: Offset = _NOWHERE
-    """Base offset of the active one:"""
+    """Base offset of the active segment."""
     end: Offset = _NOWHERE
-    """its index reaches so far."""
+    """Offset up to which the active segment is indexed."""
     look_s: float = 0.0
-    """When that is looked up again,"""
+    """Time when that offset is looked up again."""
     wait_s: float = 0.0
-    """and from when on a few bytes are enough for a step."""
+    """Time from which a few bytes are enough for a step."""
     sealed: dict[Offset, KeyTarget] = field(default_factory=dict)
-    """The sealed ones. What else the heap has of the log is void."""
+    """Sealed segments by base offset. Other heap entries of the log are void."""
 
 
 class KeyBuilder:
-    """Schedule of steps. Owner: one thread; one step at a time."""
+    """Schedules the steps. Owner: one thread; one step at a time."""
 
     def __init__(self, bytes_per_s: int, *, step_bytes: int = STEP_BYTES) -> None:
-        """Begin with nothing known; a rate of 0 makes nothing."""
+        """Create a builder without known logs; a rate of 0 disables it."""
         self._bytes_per_s = bytes_per_s
         self._step_bytes = step_bytes
         self._due_s = 0.0 if bytes_per_s else math.inf
         self._scan_s = 0.0
         self._known = dict[_LogKey, _Known]()
         self._looking: Iterator[KeyLog] | None = None
-        """The logs that are left of a look; None: there is none under way."""
+        """The remaining logs of a look; None: no look is in progress."""
         self._seen = dict[_LogKey, _Known]()
-        """Those that it has looked at."""
+        """Logs visited by that look."""
         self._active = dict[_LogKey, KeyTarget]()
-        """Active segments that are due, the next one first."""
+        """Active segments that are due, in the order of their steps."""
         self._is_turn_of_sealed = False
         self._sealed = list[tuple[float, int, KeyTarget]]()
-        """A heap of sealed segments, by when they are due."""
+        """Heap of sealed segments by due time."""
         self._numbers = itertools.count()
         self._distrusted = set[_Key]()
 
     def distrust(self, key: _Key) -> None:
-        """Have an index made again of which a part was damaged."""
+        """Schedule a rebuild of an index that has damage."""
         self._distrusted.add(key)
         log_id, base, names = key
         known = self._known.get((log_id, names), _Known())
@@ -205,15 +205,14 @@ class KeyBuilder:
             known.end, known.wait_s = base, 0.0
 
     def delay_s(self, monotonic_s: float) -> float:
-        """Return when to ask for a step, in seconds from now."""
+        """Return the time until the next call of `take_step`, in seconds."""
         return max(0.0, self._due_s - monotonic_s)
 
     def take_step(self, logs: Iterable[KeyLog], monotonic_s: float) -> KeyStep | None:
-        """Return the next step; None: there is nothing to do now.
+        """Return the next step, or None if nothing is due.
 
         Args:
-            logs: all of them; kept, and gone through as they are then, where a look
-                begins.
+            logs: all logs; kept if a look begins, and iterated in later calls.
             monotonic_s: the time.
         """
         if monotonic_s < self._due_s:
@@ -235,7 +234,7 @@ class KeyBuilder:
         return KeyStep(target, self._step_bytes, target.key in self._distrusted)
 
     def _look(self, logs: Iterable[KeyLog], monotonic_s: float) -> int:
-        """Look at some logs; return how many those are."""
+        """Find active segments that are due; return the number of logs visited."""
         # Flat on purpose: there may be thousands.
         seen, ready_bytes = self._seen, self._step_bytes // READY_PARTS
         before = len(seen)
@@ -254,7 +253,7 @@ class KeyBuilder:
         return len(seen) - before
 
     def _take_over(self, log: KeyLog, known: _Known, monotonic_s: float) -> None:
-        """Compare the segments of a log with those that it had."""
+        """Update the known segments of a log, and schedule the new sealed ones."""
         before, known.sealed = known.sealed, {}
         for segment in reversed(log.segments.settled(log.end)):
             base = segment.base_offset
@@ -270,7 +269,7 @@ class KeyBuilder:
             known.look_s, known.wait_s = monotonic_s + LOOK_S, 0.0
 
     def _plan(self, known: _Known, target: KeyTarget, due_s: float) -> None:
-        """Have a sealed segment taken then, and not when it was to be before."""
+        """Schedule a sealed segment; an earlier schedule of it becomes void."""
         target = known.sealed[target.segment.base_offset] = target._replace()
         heappush(self._sealed, (due_s, next(self._numbers), target))
 
@@ -283,7 +282,7 @@ class KeyBuilder:
         self._is_turn_of_sealed = True
         key = next(iter(self._active))
         target, known = self._active.pop(key), self._known.get(key, _Known())
-        # A step that fails is made again after a while.
+        # A failed step is repeated after RETRY_S.
         known.end = target.segment.end_offset
         known.look_s = known.wait_s = monotonic_s + RETRY_S
         return target
@@ -300,7 +299,7 @@ class KeyBuilder:
     def finish_step(
         self, step: KeyStep, result: KeyStepResult, monotonic_s: float
     ) -> None:
-        """Take over the result of a step."""
+        """Process the result of a step."""
         target, segment = step.target, step.target.segment
         turn_s = max(STEP_S_MIN, result.read_bytes / self._bytes_per_s)
         self._due_s = monotonic_s + turn_s
@@ -323,7 +322,7 @@ def run_key_step(fs: FileSystem, step: KeyStep) -> KeyStepResult:
     """Index the next bytes of a segment, and merge blocks; blocks.
 
     Raises:
-        StorageError: the disk refuses; what is there stays as good as it was.
+        StorageError: the disk refuses; the existing index stays valid.
     """
     target, segment = step.target, step.target.segment
     base, path = segment.base_offset, keys_path(segment.path, segment.base_offset)
@@ -349,7 +348,7 @@ def run_key_step(fs: FileSystem, step: KeyStep) -> KeyStepResult:
         done = segment.end_offset if end == limit else end
         if end == start and not (is_whole and len(blocks) > 1):
             return KeyStepResult(done, 0, is_stuck)
-        # With one block: of all its bytes, or in a new file.
+        # One block: for a whole segment, or in a rewritten file.
         is_one = is_whole or _is_mostly_dead(blocks, step.step_bytes)
         kept = 0 if is_one else _kept_count(blocks, end - start, step.step_bytes)
         maker = BlockMaker(base, target.names)
@@ -370,7 +369,7 @@ def run_key_step(fs: FileSystem, step: KeyStep) -> KeyStepResult:
 def _spans_after(
     fs: FileSystem, segment: Segment, start: Offset, limit: Offset, step_bytes: int
 ) -> list[Span]:
-    """Return the next spans, as they are now; the first may begin before `start`."""
+    """Return the next spans, read now; the first may begin before `start`."""
     spans = list[Span]()
     if start >= limit:
         return spans
@@ -385,7 +384,7 @@ def _spans_after(
 
 
 def _kept_count(blocks: Sequence[KeyBlock], size_bytes: int, step_bytes: int) -> int:
-    """Return how many blocks stay beside a new one of so many bytes of the log."""
+    """Return how many blocks stay before a new one that covers `size_bytes`."""
     kept, small = len(blocks), step_bytes // SMALL_PARTS
     while kept and blocks[kept - 1].size_bytes <= max(size_bytes, small):
         kept -= 1
@@ -394,7 +393,7 @@ def _kept_count(blocks: Sequence[KeyBlock], size_bytes: int, step_bytes: int) ->
 
 
 def _is_mostly_dead(blocks: Sequence[KeyBlock], step_bytes: int) -> bool:
-    """Return whether most of a file is of blocks that were replaced."""
+    """Return whether most of a file is replaced blocks."""
     used = sum(each.file_bytes for each in blocks)
     return bool(blocks) and blocks[-1].after > 2 * used + step_bytes // DEAD_PARTS
 
@@ -414,7 +413,7 @@ def _add(
 def _append(
     fs: FileSystem, segment: Segment, blocks: Sequence[KeyBlock], block: Iterable[bytes]
 ) -> None:
-    """Write a block after those that are believed."""
+    """Write a block after the valid ones."""
     path = keys_path(segment.path, segment.base_offset)
     if not fs.exists(segment.path):
         return
@@ -427,7 +426,7 @@ def _append(
 
 
 def _replace(fs: FileSystem, segment: Segment, block: Iterable[bytes]) -> None:
-    """Write a file that has one block; readers go on with the one before."""
+    """Replace the file by one with one block; readers keep the old one."""
     path = keys_path(segment.path, segment.base_offset)
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
@@ -438,6 +437,6 @@ def _replace(fs: FileSystem, segment: Segment, block: Iterable[bytes]) -> None:
         if fs.exists(segment.path):
             fs.rename(temporary, path)
     finally:
-        # The error that matters is on its way.
+        # An error of `discard` must not replace that of the write.
         with suppress(StorageError):
             fs.discard(temporary)

@@ -1,15 +1,16 @@
-"""Which records from an offset on may have one of some fields, by the index of keys.
+"""Find which records after an offset may have certain fields, with the key index.
 
     start                                                       end
       | block          | block                    | block        |   no block ...
           ^   hits ^            ^                    ^  ^
 
-Between `start` and `end` no other records have one of them: a reader of those that do
-may pass over the rest. It compares each, for an entry is a hint (`key_index.py`). Where
-a block has many of them it says nothing: to walk all records is as good.
+Between `start` and `end` no other records have one of the fields: a reader of such
+records may skip the rest. It must compare each hit, because an entry is only a hint
+(`key_index.py`). For a block with many hits there is no answer, because a walk over all
+records is as fast.
 
-All of it blocks. The segment is as it was when the question came: who asks sees to it
-that the log has the same bytes still when the answer is used.
+Everything here blocks. The segment is the one known when the search began: the caller
+must ensure that the log still has the same bytes when the result is used.
 """
 
 from array import array
@@ -33,22 +34,23 @@ from metaq.storage.key_index import (
 from metaq.storage.segment import Segment
 
 GAP_BYTES: Final = 2048
-"""Bytes between two hits, on average, with which looking them up begins to pay."""
+"""Minimum mean distance of hits, bytes, for which a lookup pays."""
 
 FIELDS_MAX: Final = 1024
-"""Fields that are looked up at once, but for those of one block: a few milliseconds."""
+"""Maximum number of fields looked up in one call, exceeded by those of one block: a few
+milliseconds."""
 
 
 class KeyHits(NamedTuple):
-    """An answer of the index about a range."""
+    """Result of the index for a range."""
 
     start: Offset
     end: Offset
-    """At `start`: it says nothing."""
+    """End of the range; equal to `start` if the index has no answer."""
     offsets: Sequence[int] = ()
-    """At which records with one of the fields may begin, in order."""
+    """Ascending offsets of records that may have one of the fields."""
     is_damaged: bool = False
-    """The index is, at `end`."""
+    """Whether the index is damaged at `end`."""
 
 
 def find_hits(
@@ -62,17 +64,17 @@ def find_hits(
     lists: BlockLists,
     hash_of: HashOf = crc32,
 ) -> KeyHits:
-    """Return where to look for records that have a field of each set.
+    """Return the offsets of records that may have a field of each set.
 
     Args:
         fs: the disk.
-        segment: with the size that is readable.
-        names: names that are indexed, as fields begin; with those of all fields.
-        sets: one or more sets of fields; those of one set are looked up, in each block
-            the one with the fewest entries.
+        segment: the segment, with its readable size.
+        names: prefixes of the indexed fields, including those of all `sets`.
+        sets: one or more sets of fields; in each block only the set with the fewest
+            entries is looked up.
         start: a record boundary of the segment.
-        count_max: most hits, 1 or more.
-        lists: blocks of the indexes that were read before.
+        count_max: maximum number of hits, 1 or more.
+        lists: cache of the blocks of indexes.
         hash_of: hash of a field.
 
     Raises:
@@ -108,11 +110,11 @@ def find_hits(
 def _fewest(
     file: ReadFile, block: KeyBlock, sets: Sequence[tuple[int, ...]]
 ) -> tuple[int, ...]:
-    """Return the hashes with the fewest entries; none where all of them have many."""
+    """Return the hashes of the set with the fewest entries; empty if all have many."""
     found = list[tuple[int, tuple[int, ...]]]()
     for hashes in sets:
         count = sum(count_entries(file, block, hashed) for hashed in hashes)
-        # Others are in the same pages.
+        # The first and last page have other entries, too.
         others = 2 * PAGE_ENTRIES * len(hashes)
         if count <= block.size_bytes // GAP_BYTES + others:
             found.append((count, hashes))

@@ -1,30 +1,30 @@
-"""Which records of a segment have a key or header: blocks in a file beside it.
+"""Index of the records of a segment by key or header: blocks in a file beside it.
 
     name: <base offset, 20 digits>.keys, beside <base offset>.meta
 
-    block     header | pages of entries | pages + 1 rows           one after the other
+    block     header | pages of entries | pages + 1 rows                contiguous
     header    "MQ-KEYS2" | base of the segment i64 | base i64 | end i64
               | least id i64 | greatest id i64 | names u32 | entries u32 | crc u32
     page      64 entries, the last page fewer | crc u32                       516 bytes
     entry     28 bits of the hash, 34 of the position in the segment; sorted    8 bytes
-    row       page with the first entry of a slot u32                           4 bytes
+    row       number of the page with the first entry of a slot u32             4 bytes
 
-Big-endian. A *field* is a key or header as the payload has it, `key=42` or
+Big-endian. A *field* is a key or header as encoded in the payload, `key=42` or
 `h.order-id=7`, and the hash is its CRC-32, without the lowest bits. `names` is the
-CRC-32 of the names that are indexed: a block of others is made again.
+CRC-32 of the indexed names: a block with other names is made again.
 
-A block covers whole records from where another one ends, and the file only grows: a
-block whose base is that of earlier ones is merged of them, and takes their place. So
-blocks end in the order of the file, and a cut of it is one of the log. When much of
-the file is replaced it is written again, and renamed.
+A block covers whole records from the end of another one on, and the file only grows: a
+block with the base of an earlier one is a merge of that one and all later ones, and
+replaces them. So ends of blocks ascend in the file, and a truncated file belongs to a
+truncated log. When most of the file is replaced blocks, it is rewritten and renamed.
 
-A question reads two rows, and a page or two. The entries of one field are one run, in
-the order of the log; where it is, the pages prove: rows are hints. The checksum of the
+A lookup reads two rows and one or two pages. The entries of one field are contiguous,
+in the order of the log. Rows only hint at the page; pages prove it. The checksum of the
 header covers the bytes before it, and that of a page its entries, its number and the
-checksum of the header. What does not hold together is not believed, and the log is read
-there. An entry is only a hint: the record is compared. The file is derived from its
-segment and may be short or gone; it never changes an answer. It is made from bytes that
-have the checksums of their spans, and cut before other bytes can come (`recovery.py`).
+checksum of the header. Inconsistent parts are not used, and the log is read instead. An
+entry is only a hint: the record is compared. The file is derived from its segment and
+may be short or missing; it never changes a result. It is made from bytes that match the
+checksums of their spans, and cut before other bytes can be written (`recovery.py`).
 """
 
 import sys
@@ -42,21 +42,21 @@ from metaq.record.checksum import crc32, has_crc
 from metaq.record.flags import encode_properties
 
 KEYS_SUFFIX: Final = ".keys"
-"""Ends the name of the file; MetaQ ignores such names."""
+"""Suffix of key index files; MetaQ ignores such names."""
 
 POSITION_BITS: Final = 34
 SEGMENT_BYTES_MAX: Final = 1 << POSITION_BITS
-"""Bytes of a segment that can be indexed: 16 GiB."""
+"""Maximum number of indexed bytes of a segment: 16 GiB."""
 HASH_BITS: Final = 28
-"""Of two fields in 2^28 one is compared in vain."""
+"""One of 2^28 other fields has the same hash, and is compared in vain."""
 
 PAGE_ENTRIES: Final = 64
 ENTRY_BYTES: Final = 8
 PAGE: Final = PAGE_ENTRIES * ENTRY_BYTES
-"""Bytes of the entries of a whole page."""
+"""Size of the entries of a full page, bytes."""
 
 KEY_NAME: Final = "key"
-"""Stands for the key of a message among the names of headers."""
+"""Name for the key of a message among the names of headers."""
 
 MAGIC: Final = b"MQ-KEYS2"
 HEAD: Final = Struct(">8sqqqqqIII")
@@ -71,50 +71,50 @@ _POSITION: Final = SEGMENT_BYTES_MAX - 1
 _FAR: Final = Offset((1 << 63) - 1)
 
 LISTS_MAX: Final = 1024
-"""Files whose blocks are remembered; all are forgotten when there are more."""
+"""Size of the cache of block lists, in files; a full cache is emptied."""
 
 HashOf = Callable[[bytes], int]
-"""Hash of a field, 32 bits."""
+"""Function that returns the 32-bit hash of a field."""
 
 
 class DamagedIndexError(Exception):
-    """Bytes of an index that are in question do not hold together; never leaves."""
+    """The index bytes that a lookup needs are damaged; never raised to callers."""
 
 
 class KeyBlock(NamedTuple):
-    """Header of a block, and where it is."""
+    """Header of a block, and its position."""
 
     position: Position
-    """Of the block in its file."""
+    """Position of the block in its file."""
     origin: Offset
     """Base offset of the segment."""
     base: Offset
     end: Offset
     least_id: int
-    """Of the records; below 0 where one of them has no time."""
+    """Least id of the records; negative if one of them has no time."""
     greatest_id: int
     entries: int
     crc: int
-    """Of the header."""
+    """Checksum of the header."""
 
     @property
     def size_bytes(self) -> int:
-        """Return the bytes of the log that it covers."""
+        """Return the number of bytes of the log that the block covers."""
         return self.end - self.base
 
     @property
     def file_bytes(self) -> int:
-        """Return the bytes of the block."""
+        """Return the size of the block in the file, bytes."""
         return self.after - self.position
 
     @property
     def pages(self) -> int:
-        """Return the number of its pages."""
+        """Return the number of pages."""
         return -(-self.entries // PAGE_ENTRIES)
 
     @property
     def rows_at(self) -> int:
-        """Return the position of its rows."""
+        """Return the position of the rows."""
         data = self.entries * ENTRY_BYTES + self.pages * _CRC_BYTES
         return self.position + HEAD.size + data
 
@@ -125,13 +125,13 @@ class KeyBlock(NamedTuple):
 
 
 def keys_path(segment_path: Path, base: Offset) -> Path:
-    """Return the path of the file of a segment."""
+    """Return the path of a segment's key index."""
     return segment_path.with_name(f"{base:020d}{KEYS_SUFFIX}")
 
 
 @lru_cache
 def field_names(names: tuple[str, ...]) -> tuple[bytes, ...]:
-    """Return how fields begin, of a key or headers by name."""
+    """Return the prefixes of fields, for the key or for headers by name."""
     return tuple(
         b"key=" if name == KEY_NAME else encode_properties(None, [(name, b"")]).encode()
         for name in names
@@ -139,17 +139,17 @@ def field_names(names: tuple[str, ...]) -> tuple[bytes, ...]:
 
 
 def names_digest(names: Sequence[bytes]) -> int:
-    """Return what a block says of the names that are indexed."""
+    """Return the digest of the indexed names, as stored in a block."""
     return crc32(b"&".join(sorted(names)))
 
 
 def entry_of(hashed: int, position: int) -> int:
-    """Return the entry of a hash of 32 bits, and a position in the segment."""
+    """Return the entry of a 32-bit hash and a position in the segment."""
     return hashed >> _HASH_SHIFT << POSITION_BITS | position
 
 
 def cut_keys(fs: FileSystem, segment_path: Path, base: Offset, end: Offset) -> None:
-    """Remove the blocks that end after `end`; the log may get other bytes there."""
+    """Remove blocks that end after `end`, because the log may get other bytes there."""
     path = keys_path(segment_path, base)
     file = fs.try_open_read(path)
     if file is not None:
@@ -168,13 +168,13 @@ def cut_keys(fs: FileSystem, segment_path: Path, base: Offset, end: Offset) -> N
 def read_blocks(
     file: ReadFile, base: Offset, end: Offset, names: tuple[bytes, ...] | None = None
 ) -> list[KeyBlock]:
-    """Return the blocks of a file that hold together, in the order of the log.
+    """Return the valid blocks of a file, in the order of the log.
 
     Args:
         file: the file.
         base: base offset of its segment.
-        end: no block that ends later is believed, and none after it.
-        names: names that are indexed; None: any.
+        end: a block that ends later is ignored, and so are all after it.
+        names: prefixes of the indexed fields; None: any.
     """
     blocks, position, size = list[KeyBlock](), Position(0), file.size()
     while True:
@@ -199,14 +199,14 @@ def read_blocks(
 
 
 class BlockLists:
-    """The blocks of files that were read before, for any thread.
+    """Cache of the blocks of files. Thread-safe.
 
-    They are read again when a file has changed, by its size, its time, or the checksum
-    of its last block: after a cut, blocks of other bytes may be as long.
+    A file is read again if its size, its mtime or the checksum of its last block has
+    changed: after a cut, blocks of other bytes may be as long.
     """
 
     def __init__(self, lists_max: int = LISTS_MAX) -> None:
-        """Remember so many files."""
+        """Set the maximum number of files in the cache."""
         self._lists_max = lists_max
         self._lists: dict[
             tuple[Path, tuple[bytes, ...]], tuple[tuple[int, int], list[KeyBlock]]
@@ -215,7 +215,7 @@ class BlockLists:
     def blocks_of(
         self, file: ReadFile, base: Offset, end: Offset, names: tuple[bytes, ...]
     ) -> list[KeyBlock]:
-        """Return what `read_blocks` does."""
+        """Return the valid blocks, as `read_blocks` does."""
         state, key = (file.size(), file.mtime_ms()), (file.path, names)
         known = self._lists.get(key)
         if known is None or known[0] != state or not _ends_with(file, known[1]):
@@ -225,13 +225,13 @@ class BlockLists:
             known = self._lists[key] = state, blocks
         blocks = known[1]
         if blocks and blocks[-1].end > end:
-            # It is newer than the question.
+            # The block was written after the search began.
             return read_blocks(file, base, end, names)
         return blocks
 
 
 def _ends_with(file: ReadFile, blocks: Sequence[KeyBlock]) -> bool:
-    """Return whether the last of some blocks is still where it was."""
+    """Return whether the file still has the last of these blocks at its position."""
     if not blocks:
         return True
     at = Position(blocks[-1].position + HEAD.size - _CRC_BYTES)
@@ -242,7 +242,7 @@ def _ends_with(file: ReadFile, blocks: Sequence[KeyBlock]) -> bool:
 
 
 class _Pages:
-    """Pages of a block, some read at once; they prove what its rows only hint at."""
+    """Pages of a block, several read at once; they verify the hints of its rows."""
 
     def __init__(self, file: ReadFile, block: KeyBlock, hashed: int) -> None:
         self._file, self._block = file, block
@@ -261,7 +261,7 @@ class _Pages:
     def last_before(self, entry: int) -> int:
         """Return the last of the hash's pages that begins before an entry, or `first`.
 
-        Rows say which pages are the hash's.
+        The pages of the hash are those that the rows hint at.
         """
         first, last = self.first, self.last
         while first < last:
@@ -276,12 +276,12 @@ class _Pages:
 def newest_offsets(
     file: ReadFile, block: KeyBlock, hashed: int, low: Offset, high: Offset
 ) -> Iterator[Offset]:
-    """Yield the offsets of a hash within [low, high), the last one first.
+    """Yield the offsets of a hash within [low, high), last one first.
 
-    Pages are read as they are needed: a field may have most of the entries.
+    Pages are read when needed, because one field may have most of the entries.
 
     Raises:
-        DamagedIndexError: the bytes in question are damaged.
+        DamagedIndexError: pages needed for the result are damaged.
     """
     if low >= high or not block.pages:
         return
@@ -304,10 +304,10 @@ def newest_offsets(
 def first_offsets(
     file: ReadFile, block: KeyBlock, hashed: int, low: Offset, high: Offset
 ) -> Iterator[Offset]:
-    """Yield the offsets of a hash within [low, high), the first one first.
+    """Yield the offsets of a hash within [low, high), first one first.
 
     Raises:
-        DamagedIndexError: as `newest_offsets`.
+        DamagedIndexError: pages needed for the result are damaged.
     """
     if low >= high or not block.pages:
         return
@@ -328,9 +328,9 @@ def first_offsets(
 
 
 def count_entries(file: ReadFile, block: KeyBlock, hashed: int) -> int:
-    """Return the most entries that a hash may have, as rows hint: not proven.
+    """Return an upper bound of the number of entries of a hash, according to the rows.
 
-    All of its slot count, and what else is in its first and last page.
+    It includes all entries in the first to last page of the hash's slot; not verified.
     """
     if not block.pages:
         return 0
@@ -339,16 +339,16 @@ def count_entries(file: ReadFile, block: KeyBlock, hashed: int) -> int:
 
 
 def _run_of(block: KeyBlock, hashed: int, low: Offset, high: Offset) -> tuple[int, int]:
-    """Return the least entry of a hash in a range, and one that is greater than all."""
+    """Return the range of entries [first, after) of a hash within [low, high)."""
     last = entry_of(hashed, high - 1 - block.origin)
     return entry_of(hashed, low - block.origin), last + 1
 
 
 def _pages_of(file: ReadFile, block: KeyBlock, hashed: int) -> tuple[int, int]:
-    """Return the first and last page with entries of the slot of a hash, a hint.
+    """Return the first and last page with entries of a hash's slot; not verified.
 
     Raises:
-        DamagedIndexError: they cannot be.
+        DamagedIndexError: the rows are missing or impossible.
     """
     slot = (hashed >> _HASH_SHIFT) * block.pages >> HASH_BITS
     at = Position(block.rows_at + slot * _ROW_BYTES)
@@ -364,7 +364,7 @@ def _pages_of(file: ReadFile, block: KeyBlock, hashed: int) -> tuple[int, int]:
 def _read_pages(
     file: ReadFile, block: KeyBlock, first: int, after: int
 ) -> Iterator[tuple[int, "array[int]"]]:
-    """Yield numbers and entries of some pages."""
+    """Yield number and entries of each page in [first, after)."""
     raw = read_checked(file, block, first, after)
     entries = array("Q", raw)
     if sys.byteorder == "little":
@@ -375,10 +375,10 @@ def _read_pages(
 
 
 def read_checked(file: ReadFile, block: KeyBlock, first: int, after: int) -> bytes:
-    """Return the entries of some pages as they are in the file.
+    """Return the entries of pages [first, after) as they are in the file.
 
     Raises:
-        DamagedIndexError: a page does not have its checksum.
+        DamagedIndexError: a page does not match its checksum.
     """
     size = PAGE + _CRC_BYTES
     start = block.position + HEAD.size

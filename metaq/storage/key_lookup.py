@@ -5,11 +5,11 @@
 
 Blocks are looked up (`key_index.py`); bytes without a block are read backwards, in
 pieces that begin with a span: a piece without the bytes of the field is not walked.
-Both ways give the same records. A search ends at a limit, or when it has taken its
-time, and says where to go on.
+Both ways give the same records. A search ends at a limit or at the end of its time, and
+returns the offset to continue at.
 
-All of it blocks. As for questions (`span_queries.py`), no damage is crossed that is
-known; of records that are damaged, and not known to be, some may be missed.
+Everything here blocks. As for `span_queries.py`, known damage is not crossed; some
+records with unknown damage may be missed.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,46 +37,46 @@ from metaq.storage.span_lookup import open_spans
 from metaq.storage.span_queries import SpanQueries
 
 PIECE_BYTES: Final = 1 << 20
-"""Bytes without an index are read so many at a time, plus the rest of a span."""
+"""Bytes without an index that are read at once, plus the rest of a span."""
 
 RECORD_BYTES: Final = 4096
-"""Read at once of a record that the index names; most are shorter."""
+"""Bytes read at once for a record that the index names; most records are shorter."""
 
 NO_MORE: Final = Offset(0)
-"""A search that is over goes on below this: nothing is."""
+"""`next_offset` of a search that is complete."""
 
 _Step = tuple[Offset, bytes | None]
-"""A record and its offset; without one, everything from the offset on is done."""
+"""Offset and record found there; record None: all from the offset on was searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyQuestion:
-    """Field, times and bounds of a search."""
+    """Field, times and limits of a search."""
 
     field: bytes
-    """Key or header, as a payload has it."""
+    """Key or header, as encoded in a payload."""
     below: Offset
-    """Records begin below it: a record boundary, or any offset after the log end."""
+    """Only records before it: a record boundary, or any offset after the log end."""
     since_ms: int
-    """Records are stamped then or later; of a Java broker's the time is not known, and
-    they count as in time."""
+    """Minimum time of the records, inclusive. Records of a Java broker have no time,
+    and always match."""
     until_ms: int
-    """Records are stamped then or before."""
+    """Maximum time of the records, inclusive."""
     limit: int
-    """Most records, 1 or more."""
+    """Maximum number of records, 1 or more."""
     bytes_max: int
-    """Most bytes of them, but for a first one that is larger."""
+    """Maximum size of the records together, except that the first may be larger."""
 
 
 class FoundRecords(NamedTuple):
-    """Records that a search has found until it ended."""
+    """Result of one search."""
 
     records: list[RecordRun]
-    """Each by itself, newest first."""
+    """The records, one per run, newest first."""
     next_offset: Offset
-    """Below it the search is to go on; NO_MORE: it is over."""
+    """`below` for the next search; NO_MORE: there are no more."""
     read_bytes: int
-    """Bytes of the log that were looked through for want of an index."""
+    """Number of bytes of the log that were searched because they have no index."""
 
 
 @dataclass(slots=True)
@@ -84,33 +84,34 @@ class KeySearch:
     """One search. Used on one thread."""
 
     log: SpanQueries
-    """The log as it is at one moment."""
+    """The log in its state of one moment."""
     question: KeyQuestion
     names: tuple[bytes, ...] = ()
-    """Names that are indexed, as fields begin."""
+    """Prefixes of the indexed fields."""
     hash_of: HashOf = crc32
     piece_bytes: int = PIECE_BYTES
     lists: BlockLists = field(default_factory=BlockLists)
-    """Blocks of the indexes that were read before."""
+    """Cache of the blocks of indexes."""
     _read_bytes: int = 0
     _segment: Segment = field(init=False)
-    """The one that is being searched,"""
+    """Segment that is being searched."""
     _files: ExitStack = field(init=False)
-    """its files that are open,"""
+    """Its open files."""
     _file: ReadFile | None = None
-    """and the one of its records: most indexes have no entry, and none is read."""
+    """Its file of records; opened when needed, as most indexes have no matching
+    entry."""
     _broken: CorruptRecordError | None = None
-    """The newest damaged record of the bytes that were searched last."""
+    """Error of the newest damaged record in the bytes searched last."""
     damaged: set[Offset] = field(default_factory=set)
     """Base offsets of segments whose index is damaged."""
 
     def run(self, is_over: Callable[[], bool]) -> FoundRecords:
-        """Search until the end, a limit, or `is_over` says so after some progress.
+        """Search until the end, a limit, or `is_over()` after some progress.
 
         Raises:
-            DamagedSegmentError: there is known damage right below.
-            CorruptRecordError: a record is damaged, which was not known, before
-                anything was found.
+            DamagedSegmentError: the first bytes to search have known damage.
+            CorruptRecordError: a record is damaged that was not known to be, and no
+                record was found before.
             StorageError: the disk refuses.
         """
         question, records, size = self.question, list[RecordRun](), 0
@@ -135,7 +136,7 @@ class KeySearch:
         return FoundRecords(records, at, self._read_bytes)
 
     def _bounds(self) -> tuple[Offset, Offset]:
-        """Return where the search ends, and where it is to go on then."""
+        """Return the first offset to search, and the final `next_offset`."""
         start, below = self.log.segments[0].base_offset, self.question.below
         floor = start
         for damage in self.log.damage:
@@ -202,7 +203,7 @@ class KeySearch:
         yield low, None
 
     def _read_record(self, offset: Offset, high: Offset) -> bytes | None:
-        """Return the record at an offset if it has the field."""
+        """Return the record at an offset if it matches, or None."""
         data = self._read_at(offset, min(RECORD_BYTES, high - offset))
         if len(data) < HEADER_BYTES:
             return None
@@ -244,7 +245,7 @@ class KeySearch:
             del found[: -self.question.limit]
             if not used and (is_last or len(data) < size):
                 break
-            # A record may be longer than what was read.
+            # A record may be longer than the bytes read.
             size = 2 * self.piece_bytes if used else 2 * size
             at = Offset(at + used)
         return found
@@ -252,7 +253,7 @@ class KeySearch:
     def _search_piece(
         self, data: bytes, offset: Offset, found: list[RecordRun], *, is_last: bool
     ) -> int:
-        """Add what is found in some bytes; return the size of the records in them."""
+        """Add matching records in some bytes; return the size of the whole records."""
         unpack, wanted = HEADER.unpack_from, self.question.field
         at, size, hit = 0, len(data), data.find(wanted)
         while at + HEADER_BYTES <= size and (hit >= 0 or not is_last):
@@ -268,7 +269,7 @@ class KeySearch:
                     if self._is_wanted(record.data, record.offset):
                         found.append(record)
                 except CorruptRecordError as error:
-                    # Newer ones are found; what is before it would be crossed to.
+                    # Drop older ones, which are beyond the damage; go on with newer.
                     found.clear()
                     self._broken = error
                 hit = data.find(wanted, after)

@@ -1,12 +1,12 @@
-"""Make a block of an index of keys: of records, of older blocks, or of both.
+"""Make a block of a key index from records, older blocks, or both.
 
-Entries come in sorted runs, a window of records or a block each, and are merged a few
-thousand at a time: no call keeps the interpreter for longer than about a millisecond,
-since a broker answers puts beside it. Memory does not grow with the blocks.
+Entries come in sorted runs, one per window of records or per block, and are merged a
+few thousand at a time: no call keeps the interpreter for more than about a millisecond,
+because the same process answers puts. Memory does not grow with the blocks.
 
-An entry is ordered as a double of the same bits. Its two highest bits are 0, so that
-is a finite number, and of two such numbers the greater one has the greater bits; they
-are sorted three times as fast as integers of that size.
+An entry is compared as the double with the same bits. Its two highest bits are 0, so it
+is a finite number, and such numbers have the order of their bits; doubles are sorted
+three times as fast as integers of that size.
 """
 
 import sys
@@ -39,33 +39,33 @@ from metaq.storage.key_index import (
 )
 
 MERGED_ENTRIES: Final = 8192
-"""Merged at once, from all runs together."""
+"""Maximum number of entries merged at once, over all runs."""
 
 RUN_ENTRIES: Final = 4096
-"""A run of records has about so many."""
+"""Approximate number of entries in a run of records."""
 
 _LENGTH: Final = Struct(">i")
 _NO_ID: Final = -1
 
 Entries: TypeAlias = "array[float]"
-"""Entries in order, as doubles."""
+"""Sorted entries, as doubles."""
 
 _NONE: Final = array("d")
 
 
 class BlockMaker:
-    """Collects the entries of one block; owner: who reads the records."""
+    """Collects the entries of one block. Owned by the thread that reads the records."""
 
     def __init__(
         self, origin: Offset, names: tuple[bytes, ...], hash_of: HashOf = crc32
     ) -> None:
-        """Begin a block of the segment with this base offset."""
+        """Begin a block of the segment with base offset `origin`."""
         self._origin = origin
         self._names = names
         self._hash_of = hash_of
         self._found: set[int] = set()
         self.runs: list[Entries] = []
-        """Entries of the records so far, sorted; the newest ones are in none."""
+        """Sorted entries of the records so far, except the newest."""
         self._ids: list[int] = []
 
     def add(self, data: bytes, offset: Offset) -> int:
@@ -108,11 +108,11 @@ class BlockMaker:
         """Yield the bytes of the block.
 
         Args:
-            base: where its records begin.
-            end: where they end.
+            base: start of its records.
+            end: end of its records.
             file: the index file that has `older`.
-            older: blocks that it takes the place of, with the records before those that
-                were added.
+            older: blocks that it replaces, with the records before those that were
+                added.
 
         Raises:
             DamagedIndexError: an older block is damaged.
@@ -135,14 +135,14 @@ class BlockMaker:
 
 
 def merge_runs(runs: Iterable[Iterator[Entries]]) -> Iterator[Entries]:
-    """Yield the entries of sorted runs in order, some at a time.
+    """Yield the entries of sorted runs in order, a few at a time.
 
     Args:
-        runs: each in parts of one entry or more.
+        runs: iterators over parts of one entry or more.
     """
     parts = [(part, run) for run in runs if (part := next(run, _NONE))]
     while parts:
-        # What comes later in any run is greater.
+        # All later entries of any run are greater.
         bound = min(part[-1] for part, _run in parts)
         taken, left = array("d"), list[tuple[Entries, Iterator[Entries]]]()
         for part, run in parts:

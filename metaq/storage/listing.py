@@ -2,15 +2,15 @@
 
     <base offset>.meta                    a segment; any number of digits is read
     <base offset, 20 digits>.spans        its span index
-    <name>.meta.arc, <name>.meta.zip      archived; not ours any more
-    <name>.meta.torn-<offset>             a torn tail kept aside by recovery
+    <name>.meta.arc, <name>.meta.zip      archived; no longer ours
+    <name>.meta.torn-<offset>             a torn tail kept by recovery
     producers                             batches that producers may send again
-    <any of these but the first>.tmp      half of one: a crash left it
+    <any of these but the first>.tmp      incomplete file that a crash has left
 
 Recovery, the scrub and `metaq verify` read a directory through `check_names`; nothing
-here changes it. A segment reaches to the base offset of the next one. Where its file
-does not, or has more, that is named here by names and sizes alone; the rest of the
-bytes is for `damage.py`. Source: docs/metaq-1.4/broker.md 2.1, 2.3.
+here changes it. A segment extends to the base offset of the next one. A file that is
+shorter or longer than that is reported here, from names and sizes; the other bytes are
+checked in `damage.py`. Source: docs/metaq-1.4/broker.md 2.1, 2.3.
 """
 
 import re
@@ -37,13 +37,13 @@ _LEFTOVER: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """A partition directory by kind of file; other files are not looked at."""
+    """Files of a partition directory by kind; other files are ignored."""
 
     segments: tuple[Segment, ...] = ()
-    """Sorted by base offset; each reaches to the next one, as it should, and the last
-    one has the size of its file."""
+    """Sorted by base offset; each with its expected size, up to the next one, and the
+    last one with the size of its file."""
     damage: tuple[Damage, ...] = ()
-    """Holes, overlaps, files that are too long or missing; apart and in order."""
+    """Holes, overlaps, files that are too long or missing; merged and sorted."""
     leftovers: tuple[Path, ...] = ()
     """Temporary files of an interrupted step, and indexes of deleted segments."""
     bad_name: str = ""
@@ -51,13 +51,13 @@ class Names:
 
 
 def check_names(fs: FileSystem, directory: Path, *, in_use: bool = False) -> Names:
-    """Sort the names of a partition directory, and hold names and sizes together.
+    """Sort the names of a partition directory, and compare names and sizes.
 
     Args:
         fs: The disk.
         directory: The partition directory.
-        in_use: A broker works in it: damage has to be there at a second look too, for
-            a list of names that change while it is read may omit one.
+        in_use: A broker uses it: only damage found in a second listing too is
+            reported, because a listing may omit names that change during it.
     """
     found = _look(fs, directory)
     if in_use and found.damage:
@@ -93,7 +93,7 @@ def _look(fs: FileSystem, directory: Path) -> Names:
             try:
                 segments[base] = Segment(path, base, fs.size_of_file(path))
             except MissingFileError:
-                pass  # retention took it between the list and this line
+                pass  # retention removed it after the listing
             except DiskError as error:
                 if error.errno_name != "EINVAL":
                     raise
@@ -113,7 +113,7 @@ def _look(fs: FileSystem, directory: Path) -> Names:
 
 
 def nominal(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Return segments as they should be: each but the last reaches to the next one."""
+    """Return segments with expected sizes: each but the last extends to the next."""
     sealed = [
         replace(one, size_bytes=SizeBytes(two.base_offset - one.base_offset))
         for one, two in pairwise(segments)
@@ -122,7 +122,7 @@ def nominal(segments: Sequence[Segment]) -> tuple[Segment, ...]:
 
 
 def parse_base_offset(text: str) -> Offset | None:
-    """Return the base offset that a segment's name says, padded or not; or None."""
+    """Return the base offset in a segment's name, padded or not; or None."""
     if not re.fullmatch(r"[0-9]+", text) or int(text) > _OFFSET_MAX:
         return None
     return Offset(int(text))
@@ -131,12 +131,12 @@ def parse_base_offset(text: str) -> Offset | None:
 def _sort_orphans(
     fs: FileSystem, segments: Sequence[Segment], orphans: Sequence[Segment]
 ) -> tuple[list[Damage], list[Path]]:
-    """Sort indexes without a segment: those whose segment is missing, and leftovers.
+    """Classify indexes without a segment: signs of a missing segment, or leftovers.
 
-    Deletion removes a segment before its index, from the oldest on. So an index without
-    a segment is a leftover if it is before the log start. After the log end it shows
-    that the active segment is gone, unless it is empty. In between, the hole is
-    reported and the index stays as evidence.
+    Deletion removes a segment before its index, oldest first. So an index without a
+    segment is a leftover if it is before the log start. After the log end it shows that
+    the active segment is missing, unless the index is empty. In between, the hole is
+    reported and the index is kept as evidence.
     """
     start = segments[0].base_offset if segments else 0
     end = segments[-1].end_offset if segments else 0
@@ -159,7 +159,7 @@ def check_contiguity(fs: FileSystem, segments: Sequence[Segment]) -> Iterator[Da
 
     Args:
         fs: The disk.
-        segments: Of one log in order, with the sizes that their files have.
+        segments: Segments of one log in order, with the sizes of their files.
     """
     following = (*(each.base_offset for each in segments[2:]), None)
     for one, two, good in zip(segments, segments[1:], following, strict=False):
@@ -169,25 +169,25 @@ def check_contiguity(fs: FileSystem, segments: Sequence[Segment]) -> Iterator[Da
 def check_neighbours(
     fs: FileSystem, one: Segment, two: Segment, good: Offset | None
 ) -> Iterator[Damage]:
-    """Yield the faults between one segment and the next.
+    """Yield the faults between a segment and the next.
 
     Args:
         fs: The disk.
-        one: A segment, with the size that its file has.
+        one: A segment, with the size of its file.
         two: The next one.
-        good: Base offset of the one after that; None: there is none.
+        good: Base offset of the segment after `two`; None: there is none.
     """
     end, base = one.end_offset, two.base_offset
     detail = f"segment ends at offset {end}, next begins at {base}"
     if end < base:
-        # A hole begins at the last whole record before it, so that no reader is left
-        # with a part of one.
+        # A hole begins after the last whole record before it, so that no reader gets
+        # a part of a record.
         tail = rest_of(fs, one)
         yield from tail.damage
         yield Damage(one.path, tail.end, base, detail)
     elif end > base and _goes_on(fs, one, two):
-        # Either may be right about the bytes they share, so neither the second one is
-        # trusted, nor a record of the first that it cuts.
+        # Either file may be right about the shared bytes, so the second one is not
+        # trusted, nor a record of the first that crosses its base offset.
         size = base - one.base_offset
         tail = rest_of(fs, replace(one, size_bytes=SizeBytes(size)))
         yield from tail.damage
@@ -199,10 +199,10 @@ def check_neighbours(
 
 
 def _goes_on(fs: FileSystem, one: Segment, two: Segment) -> bool:
-    """Return whether records of a segment go on after the base offset of the next one.
+    """Return whether a segment has records after the base offset of the next one.
 
     Other bytes there do no harm: they were appended to a sealed file. A file without an
-    index does not count against one that has an index.
+    index is not trusted against one with an index.
     """
     index = index_of(fs, one)
     if index.end_offset == two.base_offset:
@@ -216,7 +216,7 @@ def _goes_on(fs: FileSystem, one: Segment, two: Segment) -> bool:
 def rest_of(fs: FileSystem, segment: Segment) -> Tail:
     """Walk the records after the last complete span, where the file ends early or late.
 
-    The `end` of the result is that of the last whole record, also after damage.
+    The `end` of the result is that of the last whole record, even after damage.
     """
     index = index_of(fs, segment).until(segment.end_offset)
     with fs.open_read(segment.path) as file:
@@ -233,16 +233,16 @@ def rest_of(fs: FileSystem, segment: Segment) -> Tail:
 def find_lost(
     fs: FileSystem, segment: Segment, end: Offset, *, is_sealed: bool
 ) -> Damage | None:
-    """Return why the file of a segment lacks the byte before `end`, in a log at work.
+    """Return why a segment's file lacks the byte before `end`, while its log is used.
 
     Args:
         fs: The disk.
-        segment: The segment as the log has it; an active one's size is ignored.
-        end: Where a reader would end.
+        segment: The segment as the log knows it; the size of an active one is ignored.
+        end: End of the wanted bytes.
         is_sealed: The log has a later segment.
 
     Returns:
-        The range that is lost; None where nothing is, or retention may have taken it.
+        The lost range; None if nothing is lost, or retention may have removed it.
     """
     names = check_names(fs, segment.path.parent, in_use=True)
     for damage in names.damage:
@@ -260,7 +260,7 @@ def find_lost(
 
 
 def index_of(fs: FileSystem, segment: Segment, *, is_logged: bool = True) -> SpanIndex:
-    """Return the valid spans of a segment's index; none if the index is invalid."""
+    """Return the valid spans of a segment's index; empty if none or invalid."""
     base = segment.base_offset
     found = try_read_index(fs, segment.path, base, is_logged=is_logged)
     return found or SpanIndex(base)

@@ -4,10 +4,10 @@
                     |                       |
                     +--------close----------+--> CLOSED
 
-`LogDir` belongs to the event loop's thread, which decides; the storage thread carries
-out what `submit` takes: it writes and syncs (`appender.py`). A directory goes offline
-once and loudly: every log in it fails requests in flight, and refuses everything until
-a restart has recovered it.
+`LogDir` belongs to the event loop's thread, which makes all decisions; the storage
+thread carries out submitted requests: it writes and syncs (`appender.py`). A directory
+goes offline once and loudly: every log in it fails its requests in flight, and refuses
+everything until a restart has recovered it.
 """
 
 import enum
@@ -49,17 +49,17 @@ from metaq.storage.watermarks import WRITE_INTERVAL_S, Watermark, WatermarkFile
 _log = logging.getLogger(__name__)
 
 READER_THREADS: Final = 2
-"""Threads that open and read ahead for gets: a slow read does not hold up all others,
-and those that hang are of one disk."""
+"""Number of threads that open files and read ahead for gets: one slow read does not
+block the others, and a hanging disk blocks only its own threads."""
 
 RECORD_INTERVAL_S: Final = 10.0
-"""Least time between two records of a directory's contents, but for the last one."""
+"""Minimum time between two records of a directory's contents, except the last one."""
 
 SET_LOOK_INTERVAL_S: Final = 1.0
-"""Longest time between two looks at the free space of a replica."""
+"""Maximum time between two free-space checks of a replica."""
 
 REFUSAL_LOG_INTERVAL_S: Final = 60.0
-"""Least time between two lines about refused puts; producers may try at any rate."""
+"""Minimum time between two log lines about refused puts; producers may retry fast."""
 
 
 class DirState(enum.Enum):
@@ -72,7 +72,7 @@ class DirState(enum.Enum):
 
 
 class DirEvent(enum.Enum):
-    """Event in the life of a data directory."""
+    """Event that may change the state of a data directory."""
 
     OPEN = "open"
     DISK_ERROR = "disk error"
@@ -91,8 +91,8 @@ TRANSITIONS: Final[dict[tuple[DirState, DirEvent], DirState]] = {
 StartWorker: TypeAlias = Callable[
     [str, RunRequests[Request], Callable[[int], object]], Worker[Request]
 ]
-"""Makes a worker with a name, from what runs requests and what is called when all are
-done; tests put a deterministic one here."""
+"""Makes a worker from a name, a function that runs requests, and a callback for when
+all are done; tests pass a deterministic one."""
 
 
 class LogDir:
@@ -111,17 +111,18 @@ class LogDir:
         syncs: Syncs | None = None,
         on_offline: Callable[["LogDir", StorageError], None],
     ) -> None:
-        """Describe a directory that is not open yet.
+        """Create a directory in state NEW; `open` locks it.
 
         Args:
             fs: the disk.
-            clock: for time between looks at the free space.
+            clock: measures the time between free-space checks.
             post: runs a callback on the loop's thread.
             path: the directory; its parent exists.
-            free_bytes_min: with less free space puts are refused; 0: off.
-            size_bytes_max: refuse puts when the logs together are larger; 0: off.
+            free_bytes_min: puts that leave less free space are refused; 0: no limit.
+            size_bytes_max: maximum total size of its logs; 0: no limit.
             start_worker: makes the storage thread.
-            syncs: on the loop's thread; None: all groups are the storage thread's.
+            syncs: kernel syncs of the loop's thread; None: the storage thread commits
+                all groups.
             on_offline: called once, on the loop's thread, after a disk error.
         """
         self.path: Final = path
@@ -129,34 +130,34 @@ class LogDir:
         self.state = DirState.NEW
         """State of the directory."""
         self.size_bytes = SizeBytes(0)
-        """Bytes of all its logs, kept up by the logs themselves."""
+        """Total size of its logs, updated by the logs."""
         self.offline_cause: StorageError | None = None
-        """The disk error that took it offline."""
+        """The error that took it offline, or None."""
         self.is_layout_changed = False
-        """A log came, rolled or lost a segment since its last record."""
+        """Whether a log was added, rolled or lost a segment since the last record."""
         self.on_stir: Callable[[], None] | None = None
-        """Called once when a log has moved, while there was nothing to index."""
+        """Called once when a log moves while there is nothing to index."""
         self.is_damage_new = True
-        """Damage may have been found in a log since a mender has looked."""
+        """Whether damage may have been found in a log since the mender last looked."""
         self.sync_latency: Final = Histogram()
-        """Seconds that each sync of a segment took; recorded by the storage thread."""
+        """Duration of each sync of a segment, seconds; filled by the storage thread."""
         self._fs = fs
         self._clock = clock
         self._post = post
         self._free_bytes_min = free_bytes_min
         self._size_bytes_max = size_bytes_max
         self.free_bytes = SizeBytes(0)
-        """Free space of its disk, as far as it is known."""
+        """Free space of its disk, last known value."""
         self.is_read_only = False
-        """Its disk was, when the free space was looked at."""
+        """Whether its disk was read-only at the last check of the free space."""
         self.watermarks: WatermarkFile | None = None
         """File of a replica's watermarks; the storage thread's from `start` on."""
         self.moved: Final[dict[int, Watermark]] = {}
-        """By log number, those that are to be written there."""
+        """Watermarks to be written to that file, by log number."""
         self._watermarks_s = float("-inf")
         self._record_s = float("-inf")
         self.watch: Final = SilenceWatch("data directory", path)
-        """Whether its thread answers."""
+        """Detects a storage thread that does not answer."""
         self._refusal_logged_s = float("-inf")
         self._lacking_bytes = 0
         self._is_disk_full = False
@@ -171,19 +172,19 @@ class LogDir:
             on_offline=self._on_offline,
             on_free_space=self._on_free_space,
         )
-        """The cycle that its storage thread runs."""
+        """The cycle that the storage thread runs."""
         self.reader: Final = HelperThreads(READER_THREADS, f"reader {path}")
-        """Threads that may wait for its disk on behalf of gets; `begin` is for the
-        owner of the broker's threads."""
+        """Threads on which gets may block on its disk; the owner of the broker's
+        threads calls `begin`."""
         start = partial(start_worker, f"storage {path}", self.appender.run)
         self._worker = CommitOwner(self.appender, start, clock, post, syncs)
 
     def open(self) -> None:
-        """Make the directory if it is missing, and become its only owner. Blocks.
+        """Create the directory if it is missing, and lock it. Blocks.
 
         Raises:
             LogDirLockedError: another process owns it.
-            StorageError: the disk refuses, or the parent is missing.
+            StorageError: the disk refuses, or the parent directory is missing.
         """
         try:
             self._fs.make_directory(self.path)
@@ -197,8 +198,8 @@ class LogDir:
                     f"data directory cannot be made: path={self.path}: create"
                     f" {self.path.parent} first, or mount what it is to be on"
                 ) from error
-            # The parent of a mount point may be closed to us; its name is as durable
-            # as its creator made it.
+            # The parent of a mount point may be unreadable for us; the name is as
+            # durable as its creator made it.
             if error.errno_name != "EACCES" or not self._fs.is_directory(self.path):
                 raise
         self._fs.sync_directory(self.path)
@@ -206,21 +207,21 @@ class LogDir:
         self._on_free_space(self._fs.free_bytes(self.path))
 
     def start(self) -> None:
-        """Start the storage thread; recovered logs may be used now."""
+        """Start the storage thread; recovered logs may be used from now on."""
         self._apply(DirEvent.OPEN)
         self._worker.start()
 
     def submit(self, request: Request, *, joins: bool = False) -> None:
-        """Have a request carried out; see `CommitOwner.submit`."""
+        """Queue a request; see `CommitOwner.submit`."""
         self._worker.submit(request, joins=joins)
 
     @property
     def is_idle(self) -> bool:
-        """Return whether nothing that was submitted is under way."""
+        """Return whether all submitted requests are done and reported."""
         return self._worker.is_idle
 
     def refusal(self) -> Exception | None:
-        """Return why nothing here can be used, as a new error; None when it can."""
+        """Return a new error that says why the directory is unusable, or None."""
         match self.state:
             case DirState.ONLINE:
                 return None
@@ -233,10 +234,10 @@ class LogDir:
                 return ClosedError(f"data directory is closed: directory={self.path}")
 
     def check_room(self, size_bytes: int) -> None:
-        """Raise `NoSpaceError` where a put of so many bytes is not to be accepted.
+        """Reserve space for a put, or raise `NoSpaceError`.
 
-        Compares cached figures only: the free space is looked at by the storage
-        thread, and bytes accepted since then are subtracted here.
+        Uses cached figures only: the storage thread checks the free space, and bytes
+        accepted since then are subtracted here.
         """
         if self._has_too_little_for(size_bytes):
             self._lacking_bytes = max(self._lacking_bytes, size_bytes)
@@ -253,11 +254,11 @@ class LogDir:
         self.free_bytes = SizeBytes(self.free_bytes - size_bytes)
 
     def note_full(self, error: NoSpaceError, size_bytes: int) -> None:
-        """Note that the disk itself was full.
+        """Note that the disk was full at a write.
 
         Args:
             error: the error of the storage thread.
-            size_bytes: bytes of the appends that failed with it.
+            size_bytes: total size of the appends that failed with it.
         """
         self._is_disk_full = True
         self._lacking_bytes = max(self._lacking_bytes, size_bytes)
@@ -279,16 +280,20 @@ class LogDir:
     def is_low_on_space(self) -> bool:
         """Return whether puts are refused because the disk is full, or nearly.
 
-        Also when small ones still fit: from a refusal on until the free space is
-        enough for a put of that size.
+        True from a refusal until there is space for a put of the refused size, even if
+        smaller ones fit.
         """
         return self._is_disk_full or self._has_too_little_for(self._lacking_bytes)
 
     def tick(self, now_s: float, refresh_s: float) -> None:
-        """Have watermarks written, and free space looked at that is as old as that.
+        """Start the watermark write and the free-space check that are due.
 
-        One look at a time; one that takes too long is of a disk that hangs. Of a
-        replica that is noticed sooner.
+        Only one check is outstanding; one without an answer means that the disk hangs,
+        which is detected sooner in a replica.
+
+        Args:
+            now_s: the monotonic clock.
+            refresh_s: maximum age of the free space; lower in a replica.
         """
         if self.state is DirState.ONLINE:
             look = partial(self._worker.submit, self.appender.look_at_free_space)
@@ -302,7 +307,7 @@ class LogDir:
             self._write_watermarks(is_last=False)
 
     def lower_watermark(self, mark: Watermark) -> None:
-        """Have a lower watermark written, synced, before what is submitted later."""
+        """Queue a synced write of a lower watermark, before later requests."""
         self.moved.pop(mark.number, None)
         if self.watermarks is not None and self.state is DirState.ONLINE:
             lower = partial(self.watermarks.lower, mark)
@@ -319,7 +324,7 @@ class LogDir:
             self._worker.submit(file.abandon)
 
     def index(self) -> None:
-        """Have small groups indexed that were committed since the last call."""
+        """Queue the indexing of small groups committed since the last call."""
         if self.state is DirState.ONLINE and self.appender.unindexed:
             self._worker.submit(self.appender.index_later)
 
@@ -330,13 +335,13 @@ class LogDir:
         return is_done or self.state is not DirState.ONLINE
 
     def stir(self) -> None:
-        """Take note that a log has moved."""
+        """Call `on_stir` once, because a log has moved."""
         on_stir, self.on_stir = self.on_stir, None
         if on_stir is not None:
             on_stir()
 
     def is_record_due(self, now_s: float) -> bool:
-        """Return whether the record of the directory's contents is to be written."""
+        """Return whether the record of the directory's contents is due."""
         return (
             self.is_layout_changed
             and self.state is DirState.ONLINE
@@ -344,7 +349,7 @@ class LogDir:
         )
 
     def write_record(self, record: Holdings) -> None:
-        """Have the record of the directory's contents written, unless it is offline."""
+        """Queue the write of a record of the contents, unless offline."""
         if self.state is DirState.ONLINE:
             self.is_layout_changed = False
             self._record_s = self._clock.monotonic_s()
@@ -356,14 +361,14 @@ class LogDir:
         seal: Callable[[], Holdings],
         on_closed: Task,
     ) -> None:
-        """Close the logs after everything queued, then end the thread.
+        """Close the logs after all queued requests, then end the storage thread.
 
         Args:
             logs: both sides of every log in this directory.
-            seal: called on the storage thread when the logs are closed; returns the
-                record of its contents then.
-            on_closed: called on the loop's thread when all files are closed; `unlock`
-                is its business.
+            seal: called on the storage thread after the logs are closed; returns the
+                record of the contents.
+            on_closed: called on the loop's thread when all files are closed; it must
+                call `unlock`.
         """
         self.reader.shutdown(wait=False, cancel_futures=True)
         was_started = self.state is not DirState.NEW
@@ -377,18 +382,18 @@ class LogDir:
             self._post(on_closed)
 
     def take_offline(self, error: StorageError) -> None:
-        """Take the directory offline for an error that another thread met."""
+        """Take the directory offline because of an error on another thread."""
         if self.state is DirState.ONLINE:
             self._worker.submit(partial(self.appender.go_offline, error))
 
     def unlock(self) -> None:
-        """Give the directory up: nothing of ours touches it any more."""
+        """Release the lock; the directory is not used any more."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
 
     def _check_lock(self) -> None:
-        """Raise where another process could become the owner; on the storage thread.
+        """Raise if another process could lock the directory; on the storage thread.
 
         Raises:
             StorageError: the directory, or its lock file, was replaced.

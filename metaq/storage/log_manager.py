@@ -3,12 +3,12 @@
     <dataPath>/<topic>-<partition>/     one partition log
     <dataPath>/.lock                    held by the owner of the data directory
     <dataPath>/holdings                 record of its contents (`holdings.py`)
-    <dataPath>/deleted/                 deleted topics, to be removed (`set_aside.py`)
+    <dataPath>/deleted/                 deleted topics until removal (`set_aside.py`)
 
-`open` blocks: it locks every data directory and recovers every partition in it, some
-at a time, before the broker listens. After that everything belongs to the event loop's
-thread. A log is created by the first put to it; directory and first segment are made
-by its first append, on the storage thread. Source: docs/metaq-1.4/broker.md 2.1, 2.3.
+`open` blocks: it locks every data directory and recovers every partition in it, several
+in parallel, before the broker listens. After that everything belongs to the event
+loop's thread. The first put creates a log; its first append creates directory and first
+segment, on the storage thread. Source: docs/metaq-1.4/broker.md 2.1, 2.3.
 """
 
 from collections import Counter
@@ -61,16 +61,16 @@ from metaq.storage.span_index import NO_ID
 from metaq.storage.watermarks import KnownWatermarks
 
 FREE_SPACE_IDLE_S: Final = 30.0
-"""Interval of free-space checks without writes."""
+"""Interval of free-space checks without writes, seconds."""
 
 FREE_SPACE_LOW_S: Final = 1.0
-"""Interval of free-space checks while puts are refused for lack of space."""
+"""Interval of free-space checks while puts are refused for lack of space, seconds."""
 
 
 T = TypeVar("T")
 
 ChangeFiles: TypeAlias = Callable[[FileSystem, Path, int], None]
-"""Changes the files of a directory; it is given the producers remembered at most."""
+"""Changes the files of a directory; the number is the maximum count of producers."""
 
 
 class LogManager(LogRemoval):
@@ -86,15 +86,15 @@ class LogManager(LogRemoval):
         start_worker: StartWorker = GroupThread[Request],
         syncs: Syncs | None = None,
     ) -> None:
-        """Describe the logs; `open` reads them.
+        """Create a manager without logs; `open` reads them.
 
         Args:
             fs: the disk.
-            clock: time.
+            clock: wall clock and monotonic clock.
             post: runs a callback on the loop's thread (`post_to(loop)`).
             config: data paths, sizes, durability mode, limits.
             start_worker: makes the storage thread of a directory.
-            syncs: on the loop's thread; see `LogDir`.
+            syncs: kernel syncs of the loop's thread; see `LogDir`.
         """
         super().__init__(
             fs, clock, post, Path(config.system.data_log_path) / TRANSACTIONS
@@ -104,15 +104,15 @@ class LogManager(LogRemoval):
         self._syncs = syncs
         self._last_id = NO_ID
         self.newest_append_ms: Millis | None = None
-        """Wall clock of the newest append that recovery found; None without any."""
+        """Wall clock of the newest append that recovery found; None if none."""
         self._is_closing = False
         self._may_seal = True
         self.is_short = False
-        """Whether a start of a replica found that bytes are missing."""
+        """Whether the start of a replica found that bytes are missing."""
         self.births: Callable[[LogId, LogDir, Offset], int] | None = None
-        """Gives a new log its number, where a replica leads."""
+        """Assigns the number of a new log, if a replica leads."""
         self.on_born: Callable[[PartitionLog], None] | None = None
-        """Called with a log that was given a number so, before anything is appended."""
+        """Called with a log that `births` has numbered, before its first append."""
 
     # -- opening
 
@@ -125,26 +125,27 @@ class LogManager(LogRemoval):
         buried: Collection[LogId] = (),
         on_torn_tail: Callable[[], None] = lambda: None,
     ) -> None:
-        """Lock and recover every data directory that the configuration names.
+        """Lock and recover every data directory in the configuration.
 
-        Blocks as long as the disks need; called once, on any thread, before all else.
+        Blocks without a limit on the disks; called once, on any thread, before all
+        else.
 
         Args:
-            left_out: topics that are being deleted: their partitions are not recovered,
-                and not missed.
-            numbers: of a replica, the log numbers: its logs follow, and their high
-                watermarks are those that it knew.
-            starts: where these logs began; one without a segment begins there.
+            left_out: topics that are being deleted: their partitions are neither
+                recovered nor missed.
+            numbers: log numbers, for a replica: its logs follow, and have the high
+                watermarks that it knew.
+            starts: start offsets of logs; one without a segment begins there.
             buried: logs whose number is gone, and that may not be moved yet.
             on_torn_tail: called once, on any thread, before the first torn tail is cut;
                 it may block, and raise StorageError.
 
         Raises:
-            LogDirLockedError: another process owns one of them.
-            DataMissingError: a data directory holds less than it did, as a whole.
-            StorageError: a disk fails, or one partition is in two directories.
-                Whatever was opened is closed again.
-            ClosedError: it was called off, or `close` was called; likewise.
+            LogDirLockedError: another process has locked a directory.
+            DataMissingError: a data directory, as a whole, holds less than before.
+            StorageError: a disk fails, or one partition is in two directories. All
+                opened files are closed again.
+            ClosedError: `call_off` or `close` was called; likewise.
         """
         recovered: list[RecoveredPartition] = []
         opened: list[LogDir] = []
@@ -200,18 +201,18 @@ class LogManager(LogRemoval):
         self._retention.start(self.newest_append_ms)
 
     def call_off(self) -> None:
-        """Have an `open` that runs on another thread end after the partitions at hand.
+        """End an `open` on another thread after the partitions in progress.
 
-        Nothing can be opened any more; `close` follows when `open` has ended.
+        Nothing can be opened any more; call `close` when `open` has ended.
         """
         self._is_closing = True
 
     def last_message_id(self) -> MessageId:
-        """Return the largest id that recovery found, negative for none: a floor.
+        """Return the largest id that recovery found, as a floor; negative if none.
 
-        Its record may be missing: see `RecoveredPartition`. A greater one may be before
-        the batch of a transaction, whose ids are as old as its puts; it is of a time up
-        to `newest_append_ms`.
+        There may be no record with it: see `RecoveredPartition`. A record before the
+        batch of a transaction may have a greater id, because such a batch has the ids
+        of its puts; the time in that id is at most `newest_append_ms`.
         """
         return self._last_id
 
@@ -225,15 +226,14 @@ class LogManager(LogRemoval):
         start_offset: Offset = Offset(0),  # noqa: B008  # a NewType is its number
         number: int | None = None,
     ) -> PartitionLog:
-        """Return a log, made in memory when it does not exist yet.
+        """Return a log, created in memory if it does not exist yet.
 
         Args:
-            log_id: which partition; whether the topic is legal is the caller's
-                business.
-            settings: of the topic; durability mode and data path of a new log.
-            start_offset: where a new log starts (a copy starts where its leader does).
-            number: log number of a new log in a replica set; it follows. None: `births`
-                gives it one.
+            log_id: the partition; the caller has checked the topic.
+            settings: of the topic: durability mode and data path of a new log.
+            start_offset: start of a new log (a copy starts where its leader does).
+            number: log number of a new log in a replica set, which follows; None:
+                `births` assigns one.
 
         Raises:
             StorageError: the name cannot be a directory, or the data path was
@@ -244,7 +244,7 @@ class LogManager(LogRemoval):
         found = self._logs.get(log_id)
         if found is not None:
             return found
-        log_directory_name(log_id)  # before a number is drawn
+        log_directory_name(log_id)  # before a number is assigned
         directory = self._directories.get(Path(settings.data_path))
         if self._is_closing or not self._directories:
             raise ClosedError("the logs are closed")
@@ -269,13 +269,13 @@ class LogManager(LogRemoval):
     def begin_again(
         self, copies: Mapping[LogId, tuple[Offset, int]], on_done: OnDone
     ) -> None:
-        """Set logs aside, and make empty ones in their place; never blocks.
+        """Set logs aside, and create empty ones in their place; never blocks.
 
-        To be repeated until it succeeds: the next try sets aside what this one made.
+        The caller repeats it until it succeeds; that sets aside the new ones, too.
 
         Args:
-            copies: partition → where the new log starts, and its number; it follows.
-            on_done: takes, on the loop's thread, the error, or None.
+            copies: partition → start of the new log, which follows, and its number.
+            on_done: called on the loop's thread with the error, or None.
         """
 
         def make(error: Exception | None) -> None:
@@ -297,14 +297,14 @@ class LogManager(LogRemoval):
     def lower_high_watermarks(
         self, ends: Mapping[LogId, Offset], on_done: OnDone
     ) -> None:
-        """Show nothing of logs from an offset on, and expect nothing there any more.
+        """Lower high watermarks, and no longer expect bytes above them.
 
-        Logs that follow, or are stopped, and may be cut then. Never blocks.
+        For logs that follow or are stopped, which may be cut then. Never blocks.
 
         Args:
             ends: partition → the offset; a lower high watermark stays.
-            on_done: takes, on the loop's thread, the error, or None when a start would
-                know no higher one.
+            on_done: called on the loop's thread with the error, or None when a start
+                would know no higher one.
 
         Raises:
             StorageError: a log does not follow.
@@ -315,23 +315,23 @@ class LogManager(LogRemoval):
 
     @property
     def holdings_version(self) -> int:
-        """Return the version of the data directories: the least that one of them has.
+        """Return the version of the data directories: the least of any of them.
 
-        A directory with a lower one than ZooKeeper knows was restored from a backup.
+        If it is lower than in ZooKeeper, a directory was restored from a backup.
         """
         return self._inventory.version
 
     @property
     def were_sealed(self) -> bool:
-        """Return whether a clean stop had closed all data directories."""
+        """Return whether a clean stop had sealed all data directories."""
         return self._inventory.were_sealed
 
     def set_holdings_version(self, version: int, on_done: OnDone) -> None:
         """Write a version to every data directory; never blocks.
 
         Args:
-            version: higher than the one before.
-            on_done: takes, on the loop's thread, the error, or None when it is synced.
+            version: higher than the previous one.
+            on_done: called on the loop's thread with the error, or None when synced.
         """
         self._inventory.version, self._may_seal = version, True
         self._write_records(on_done)
@@ -343,7 +343,7 @@ class LogManager(LogRemoval):
     # -- what transactions need (`metaq/txn/ports.py`)
 
     def readable_range(self, log_id: LogId) -> tuple[Offset, Offset]:
-        """Return log start and high watermark; an unknown log is empty."""
+        """Return log start and high watermark; (0, 0) for an unknown log."""
         log = self._logs.get(log_id)
         if log is None:
             return Offset(0), Offset(0)
@@ -353,11 +353,11 @@ class LogManager(LogRemoval):
         """Return stored bytes; blocks on the disk.
 
         Returns:
-            `size_bytes` bytes from `offset`; fewer where the readable part, or the
-            segment, ends. No append is in two segments.
+            `size_bytes` bytes from `offset`; fewer if the readable part or the segment
+            ends before. No append is in two segments.
 
         Raises:
-            OffsetOutOfRangeError: nothing readable is there; an unknown log is empty.
+            OffsetOutOfRangeError: no readable byte is there; an unknown log is empty.
             StorageError: as `PartitionLog.read`.
         """
         log = self._logs.get(log_id)
@@ -372,19 +372,19 @@ class LogManager(LogRemoval):
             found.release()
 
     def hold(self, log_id: LogId, offset: Offset) -> None:
-        """Keep a log unreadable from an offset on until the append there is whole."""
+        """Make a log unreadable from an offset on, until the append there is whole."""
         self._logs[log_id].hold(offset)
 
     # -- housekeeping
 
     def apply_settings(self, config: BrokerConfig) -> None:
-        """Take reloaded settings: sync intervals now, the rest for logs yet to come."""
+        """Apply reloaded settings: sync intervals now, the rest for later new logs."""
         self._config = config
         for log in self._logs.values():
             log.set_interval_s(config.topic(log.log_id.topic).unflush_interval_s)
 
     def tick(self, now_s: float) -> None:
-        """Do periodic work: syncs of threshold mode, checks of free space.
+        """Do periodic work: syncs of threshold mode, free-space checks, records.
 
         Cheap; called by the broker's housekeeping, about as often as the shortest
         sync interval.
@@ -404,12 +404,12 @@ class LogManager(LogRemoval):
                 self._directories[path].write_record(record)
 
     def index(self) -> None:
-        """Have small groups indexed; called often, unless `is_indexed`."""
+        """Queue the indexing of small groups; called often, unless `is_indexed`."""
         for directory in self._directories.values():
             directory.index()
 
     def is_indexed(self, on_stir: Callable[[], None]) -> bool:
-        """Return whether nothing has to be indexed before `on_stir` is called."""
+        """Return whether there is nothing to index until `on_stir` is called."""
         return all(each.is_indexed(on_stir) for each in self._directories.values())
 
     def directories(self) -> tuple[LogDir, ...]:
@@ -417,7 +417,7 @@ class LogManager(LogRemoval):
         return tuple(self._directories.values())
 
     def claims(self) -> dict[str, Claim]:
-        """Return path → identity and number of partitions, to be kept elsewhere."""
+        """Return path → identity and number of partitions, to be stored elsewhere."""
         counts = Counter(log.log_dir.path for log in self._logs.values())
         return {
             str(path): Claim(self._inventory.identity(path), counts[path])
@@ -425,10 +425,11 @@ class LogManager(LogRemoval):
         }
 
     def check_claims(self, witness: str, claims: Mapping[str, tuple[str, int]]) -> None:
-        """Raise where a data directory held less at the start than is known elsewhere.
+        """Raise if a data directory held less at the start than is known elsewhere.
 
         Args:
-            witness: source of the claims, for the text.
+            witness: source of the claims, for the error text.
+            claims: result of `claims` in an earlier run.
             claims: the result of `claims` in an earlier run.
 
         Raises:
@@ -437,7 +438,7 @@ class LogManager(LogRemoval):
         self._inventory.check_claims(witness, claims)
 
     def sync_latency(self) -> HistogramSnapshot:
-        """Return how long the syncs of segments took, all directories together."""
+        """Return the duration of syncs of segments, over all directories."""
         return merge_snapshots(
             each.sync_latency.snapshot() for each in self._directories.values()
         )
@@ -460,15 +461,15 @@ class LogManager(LogRemoval):
         *,
         is_mended: Callable[[Damage], bool],
     ) -> None:
-        """Open a log again that follows or is stopped, with its files changed.
+        """Close a log that follows or is stopped, change its files, and open it again.
 
-        It follows then, or is stopped for what is damaged still. Until the callback it
-        takes nothing but gets. Never blocks.
+        It follows then, or is stopped for remaining damage. Until the callback it
+        accepts only gets. Never blocks.
 
         Args:
-            log_id: which partition.
-            change: called on the storage thread while nothing has the files open;
-                raises StorageError.
+            log_id: the partition.
+            change: called on the storage thread while the files are closed; raises
+                StorageError.
             on_done: called on the loop's thread with the error, or None.
             is_mended: whether a damaged range is good and synced after the change.
 
@@ -496,16 +497,16 @@ class LogManager(LogRemoval):
                 log.on_reopened(replace(each.found, damage=damage), each.batches)
             on_done(error)
 
-        # A run works on the files that it was shown.
+        # A run of retention uses the files of its snapshot.
         self._retention.call_when_idle(begin)
 
     def change_file(
         self, log_id: LogId, change: Callable[[FileSystem], None], on_done: OnDone
     ) -> None:
-        """Have a file of a log changed in place, between its appends; never blocks.
+        """Change a file of a log in place, between its appends; never blocks.
 
         Args:
-            log_id: which partition.
+            log_id: the partition.
             change: called on the storage thread; raises StorageError.
             on_done: called on the loop's thread with the error, or None.
 
@@ -527,15 +528,15 @@ class LogManager(LogRemoval):
     def begin_retention(
         self, topics: Collection[str] = ()
     ) -> Callable[[], RetentionReport] | None:
-        """Return the job of one run of retention, or None while one is under way.
+        """Return the job of one run of retention, or None while one is in progress.
 
         Args:
-            topics: topics whose segments may go by age; those of all topics may go by
-                size.
+            topics: topics whose segments may be removed by age; segments of all topics
+                may be removed by size.
 
         Returns:
-            A job to be called once, on a worker thread: it reads indexes, compresses
-            and deletes, and may take minutes. It raises nothing that is not a bug.
+            A job for one call on a worker thread: it reads indexes, compresses and
+            deletes, and may take minutes. Any exception is a bug.
         """
         return self._retention.begin(
             [
@@ -548,11 +549,11 @@ class LogManager(LogRemoval):
         )
 
     def while_uncut(self, work: Callable[[], T]) -> Callable[[], T]:
-        """Return work that no log may be cut during; see `Retention.hold`."""
+        """Wrap `work` so that no log is cut while it runs; see `Retention.hold`."""
         return self._retention.hold(work)
 
     def on_damage(self, log_id: LogId, damage: Damage) -> None:
-        """Stop a log in which the scrub found damage; harmless when it is gone."""
+        """Stop a log in which the scrub found damage; no effect if it is gone."""
         log = self._logs.get(log_id)
         if log is not None:
             log.on_damage(damage)
@@ -562,8 +563,8 @@ class LogManager(LogRemoval):
     def close(self, on_closed: Callable[[], None]) -> None:
         """Refuse appends, finish those in flight, sync, close, unlock.
 
-        Never blocks. A disk that hangs makes it take for ever: the caller waits as
-        long as it likes, then calls `abandon`.
+        Never blocks. If a disk hangs, the callback may never come: the caller stops
+        waiting after its own time limit, and calls `abandon`.
 
         Args:
             on_closed: called once on the loop's thread when every file is closed.
@@ -572,8 +573,8 @@ class LogManager(LogRemoval):
         for log in self._logs.values():
             if log.state is not LogState.CLOSING:
                 log.begin_close()
-        # A run of retention that goes on may remove segments that a seal would vouch
-        # for.
+        # A run of retention in progress may remove segments that the seal would
+        # include.
         is_exact = self._may_seal and not self._retention.is_running
         is_replica = self.known is not None
         seal = partial(sealed, is_exact=is_exact, is_replica=is_replica)
@@ -594,8 +595,8 @@ class LogManager(LogRemoval):
                     log.finish_close()
             done(directory)
 
-        # A file that is being archived belongs to us until that is over, and so does
-        # its directory: who recovers it must not meet files that come and go.
+        # A file being archived belongs to us until that is done, and so does its
+        # directory: the next owner's recovery must not see files that come and go.
         self._retention.stop(lambda: done(self._retention))
         for directory in self._directories.values():
             logs = [
@@ -610,7 +611,7 @@ class LogManager(LogRemoval):
             )
 
     def abandon(self) -> None:
-        """Fail everything still in flight after `close`, because the wait is over."""
+        """Fail everything in flight, because the wait after `close` is over."""
         for log in self._logs.values():
             if log.state is LogState.CLOSING:
                 log.finish_close()
@@ -618,7 +619,7 @@ class LogManager(LogRemoval):
     # -- helpers
 
     def _require_wanted(self) -> None:
-        """Raise ClosedError if opening was cancelled by a close."""
+        """Raise ClosedError if opening was cancelled."""
         if self._is_closing:
             raise ClosedError("the logs were called off while they were opened")
 
@@ -654,7 +655,7 @@ class LogManager(LogRemoval):
         start: Offset,
         number: int | None,
     ) -> PartitionLog:
-        """Make a log that has no files yet."""
+        """Create a log without files."""
         path = directory.path / log_directory_name(log_id)
         writer = self._loader().new_writer(
             settings, path, directory.sync_latency, end=start
@@ -728,7 +729,7 @@ class LogManager(LogRemoval):
         self._logs[each.log_id] = log
 
     def _add_unwritten(self, known: KnownWatermarks, left_out: Collection[str]) -> None:
-        """Make the logs that have a number, and no directory yet."""
+        """Create the logs that have a number but no directory yet."""
         for log_id, number in known.numbers.items():
             if log_id not in self._logs and log_id.topic not in left_out:
                 self.is_short = self.is_short or known.has_lost(log_id)
@@ -738,13 +739,13 @@ class LogManager(LogRemoval):
                 self._make_log(log_id, directory, settings, start, number)
 
     def _find_lack(self, known: KnownWatermarks, buried: Collection[LogId]) -> None:
-        """Find whether bytes are missing, or there are some of unknown epochs."""
+        """Set `is_short` if bytes are missing, or some have unknown epochs."""
         is_unknown = any(
             log.number is None and log.next_offset > log.log_start_offset
             for log in self._logs.values()
             if log.log_id not in buried
         )
-        # Damage up to the end: how much there was is not known any more.
+        # For damage up to the end the former size of the log is unknown.
         is_open = any(
             damage.next_good_offset is None
             for log in self._logs.values()
@@ -755,7 +756,7 @@ class LogManager(LogRemoval):
             self.is_short = True
 
     def _extent_of(self, each: RecoveredPartition) -> Extent | None:
-        """Return the offsets of a log; in a replica the rest may still be cut."""
+        """Return the offsets of a log; for a replica, those that cannot be cut."""
         found = extent_of(each.found.segments)
         if self.known is None or found is None:
             return found

@@ -1,9 +1,9 @@
-"""The logs of a broker that end: deleted with their topic, or set aside.
+"""Removal of a broker's logs: deleted with their topic, or set aside.
 
-Nothing is removed from under a log: it is closed, the record of its data directory is
-written without it, its directory is renamed, and the files go later, in the background.
-A topic goes to `deleted/`, and a log of which a replica begins another copy to
-`aside/` (`set_aside.py`). Each step may be done again after a crash.
+No file is removed while its log is open: the log is closed, the record of its data
+directory is written without it, its directory is renamed, and the files are removed
+later, in the background. A deleted topic goes to `deleted/`; a log that a replica will
+copy again goes to `aside/` (`set_aside.py`). Each step may be repeated after a crash.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ E = TypeVar("E", bound=Exception)
 
 
 async def outcome_of(begin: Callable[[Callable[[E | None], None]], None]) -> E | None:
-    """Begin an operation, and return what it reports at the end."""
+    """Begin an operation, and return the error that it reports at the end, or None."""
     done: asyncio.Future[E | None] = asyncio.get_running_loop().create_future()
 
     def on_done(error: E | None) -> None:
@@ -64,18 +64,18 @@ async def carry_out(begin: Callable[[OnDone], None]) -> None:
 
 
 class LogRemoval:
-    """Logs, and how they end. Owner: the event loop's thread."""
+    """The logs and their removal. Owner: the event loop's thread."""
 
     def __init__(
         self, fs: FileSystem, clock: Clock, post: Post, transactions: Path
     ) -> None:
-        """Begin without logs.
+        """Create a manager without logs.
 
         Args:
             fs: the disk.
-            clock: names what is set aside.
+            clock: time for the names of directories that are set aside.
             post: runs a callback on the loop's thread.
-            transactions: the journal of transactions of the same broker.
+            transactions: path of the same broker's transaction journal.
         """
         self._fs = fs
         self._clock = clock
@@ -87,29 +87,29 @@ class LogRemoval:
         self._inventory = Inventory(fs, clock, transactions)
         self._forgotten: set[LogId] = set()
         self._deleted: Mapping[Path, tuple[str, ...]] = {}
-        """Directory → what was there of deleted topics at the last removal."""
+        """Directory → names of deleted topics there at the last removal."""
         self.known: KnownWatermarks | None = None
-        """Watermarks that a replica had at the start; None: it is none."""
+        """Watermarks that a replica knew at the start; None if not a replica."""
 
     def get(self, log_id: LogId) -> PartitionLog | None:
-        """Return a log that exists."""
+        """Return a log, or None if there is none."""
         return self._logs.get(log_id)
 
     def logs(self) -> Mapping[LogId, PartitionLog]:
-        """Return all logs; a live view, not to be changed."""
+        """Return all logs; a live view, read-only for the caller."""
         return self._logs
 
     # -- deletion
 
     def delete_topic(self, topic: str, on_done: OnDone) -> None:
-        """End the logs of a topic and move their directories aside; never blocks.
+        """Close the logs of a topic and move their directories away; never blocks.
 
-        No put or get for the topic may come from now on. To be repeated until it
-        succeeds; a restart in between leaves the topic out (`open`).
+        No put or get for the topic may come from now on. The caller repeats it until it
+        succeeds; a start in between leaves the topic out (`open`).
 
         Args:
             topic: its name.
-            on_done: takes, on the loop's thread, the error, or None when no data
+            on_done: called on the loop's thread with the error, or None when no data
                 directory has a partition of the topic any more.
         """
         self._end_logs(lambda each: each.topic == topic, DELETED_DIRECTORY, on_done)
@@ -117,36 +117,36 @@ class LogRemoval:
     def _end_logs(
         self, is_wanted: Callable[[LogId], bool], holding: str, on_done: OnDone
     ) -> None:
-        """Close logs, and move what the data directories have of them to `holding`."""
+        """Close logs, and move their directories to `holding`."""
 
         def on_forgotten(error: Exception | None) -> None:
             if error is not None:
                 on_done(error)
                 return
-            # A run works on the files that it was shown.
+            # A run of retention uses the files of its snapshot.
             move = partial(self._set_aside, is_wanted, holding, on_done)
             self._retention.call_when_idle(move)
 
         try:
-            # Also without any: an earlier try may have left them in the records.
+            # Even without logs: after a failed try the records may still name them.
             self.forget(list(filter(is_wanted, self._logs)), on_forgotten)
         except (StorageError, ClosedError) as error:
             on_done(error)
 
     def forget(self, log_ids: Collection[LogId], on_forgotten: OnDone) -> None:
-        """Close logs for good, and no longer expect them.
+        """Close logs for good, and remove them from the records.
 
-        Their files stay where they are. Until the callback the logs refuse appends.
+        Their files stay. Until the callback the logs refuse appends.
 
         Args:
-            log_ids: which partitions.
+            log_ids: the partitions.
             on_forgotten: called once on the loop's thread. With None the directories of
-                the logs may be moved or removed, and a put would make new ones. An
-                error says that a record may still name them: a start without the
+                the logs may be moved or removed, and a put would make new ones. After
+                an error a record may still name them, so that a start without the
                 directories would stop the partitions.
 
         Raises:
-            StorageError: there is no such log, or it is not to be used any more.
+            StorageError: there is no such log, it is closing, or a disk is offline.
             ClosedError: the manager is closed.
         """
         logs = [self._require_open(log_id) for log_id in log_ids]
@@ -157,7 +157,7 @@ class LogRemoval:
             log.begin_close()
             self._forgotten.add(log.log_id)
             self._inventory.forget(log.log_id)
-        # Each knows how many partitions the others have.
+        # Each record has the number of partitions in all others.
         records = self._make_records()
 
         def begin(directory: LogDir, on_done: OnDone) -> None:
@@ -187,7 +187,7 @@ class LogRemoval:
         return log
 
     def _drop(self, log: PartitionLog) -> None:
-        """Let go of a log whose files are closed."""
+        """Remove a log whose files are closed."""
         if log.state is LogState.CLOSING:
             log.finish_close()
         self._forgotten.discard(log.log_id)
@@ -197,17 +197,17 @@ class LogRemoval:
         directory.size_bytes = SizeBytes(directory.size_bytes - log.size_bytes)
         for segment in log.segments:
             self._files.forget(segment.path, directory.reader)
-        # A run that is under way would remember them again.
+        # A run of retention in progress would remember them again.
         self._retention.call_when_idle(partial(self._retention.forget, log.segments))
 
     def set_logs_aside(self, log_ids: Collection[LogId], on_done: OnDone) -> None:
-        """End logs of a replica and move their directories to `aside/`; never blocks.
+        """Close logs of a replica and move their directories to `aside/`; never blocks.
 
-        To be repeated until it succeeds; one that is not there is passed over.
+        The caller repeats it until it succeeds; missing logs are skipped.
 
         Args:
-            log_ids: which partitions.
-            on_done: takes, on the loop's thread, the error, or None.
+            log_ids: the partitions.
+            on_done: called on the loop's thread with the error, or None.
         """
         self._end_logs(frozenset(log_ids).__contains__, ASIDE_DIRECTORY, on_done)
 
@@ -233,7 +233,7 @@ class LogRemoval:
     def _in_each_directory(
         self, begin: Callable[[LogDir, OnDone], None], on_done: OnDone
     ) -> None:
-        """Run a step for each data directory; report the first error at the end."""
+        """Begin a step in each data directory; report the first error when all end."""
         left = set(self._directories.values())
         failed: list[Exception] = []
 
@@ -248,12 +248,12 @@ class LogRemoval:
             begin(directory, partial(done, directory))
 
     def remove_deleted(self) -> None:
-        """Remove the files of topics that were deleted before the last call.
+        """Remove the files of deleted topics that the previous call has found.
 
-        So there is time to get them back. Blocks, on a worker thread.
+        The delay gives time to restore them. Blocks, on a worker thread.
 
         Raises:
-            StorageError: a disk refuses; to be repeated.
+            StorageError: a disk refuses; the caller repeats it.
         """
         before, self._deleted = self._deleted, self._list_deleted()
         for directory, names in before.items():
@@ -267,7 +267,7 @@ class LogRemoval:
         }
 
     def remove_aside(self) -> None:
-        """Remove the files of logs that were set aside; blocks and raises likewise."""
+        """Remove the files of logs that were set aside; blocks and raises the same."""
         for directory in tuple(self._directories.values()):
             if directory.state is DirState.ONLINE:
                 remove_set_aside(self._fs, directory.path, holding=ASIDE_DIRECTORY)
@@ -275,7 +275,7 @@ class LogRemoval:
     # -- records of the data directories
 
     def _write_records(self, on_done: OnDone) -> None:
-        """Write the record of each directory, synced, after what is queued."""
+        """Write the record of each directory, synced, after all queued requests."""
         records = self._make_records()
 
         def begin(directory: LogDir, on_done: OnDone) -> None:

@@ -1,9 +1,9 @@
 """Snapshots of the logs for retention, the scrub and the record of a directory.
 
-Retention leaves stopped logs alone: nothing of them may go before an operator has
-looked at the damage. The scrub reads them too, for there may be more of it. Of a log
-that follows goes what its leader has not any more, and nothing else. Of a log of the
-broker's own goes what its owner does not need.
+Retention leaves stopped logs alone: no segment of one may be removed before an operator
+has seen the damage. The scrub reads them too, because there may be more damage. For a
+log that follows, only segments that its leader has removed are removed; for a log of
+the broker's own, only those that its owner does not need.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,17 +24,17 @@ from metaq.storage.retention_run import DirectorySnapshot, LogSnapshot
 from metaq.storage.scrub import ScrubTarget
 
 _FOR_EVER_MS: Final = 2**62
-"""An age that nothing has: such segments go by size only."""
+"""Greater than any age: such segments are removed by size only."""
 
 _SCRUBBED: Final = frozenset({LogState.OPEN, LogState.STOPPED, LogState.FOLLOWING})
 
 _INDEXED: Final = frozenset({LogState.OPEN, LogState.FOLLOWING})
 
 _AT_ONCE_MS: Final = -(2**70)
-"""An age that everything has."""
+"""Smaller than any age: such segments are removed at once."""
 
 _KEEPING: Final = frozenset({LogState.STOPPED, LogState.OFFLINE, LogState.REOPENING})
-"""States in which nothing may go: there is damage, or the files are being changed."""
+"""States in which no segment may be removed: damaged, or files are being changed."""
 
 
 def take_directory_snapshot(
@@ -43,14 +43,14 @@ def take_directory_snapshot(
     config: BrokerConfig,
     topics: Collection[str],
 ) -> DirectorySnapshot:
-    """Return a data directory as a run of retention sees it.
+    """Return the snapshot of a data directory for a run of retention.
 
     Args:
-        directory: which one; taken offline after a disk error.
-        logs: those that lie in it.
-        config: limits, and the policies of topics.
-        topics: topics whose segments may go by age; those of all topics may go by
-            size.
+        directory: the directory; taken offline after a disk error.
+        logs: the logs in it.
+        config: limits and topic policies.
+        topics: topics whose segments may be removed by age; segments of all topics may
+            be removed by size.
     """
     snapshots = []
     for log in logs:
@@ -83,8 +83,8 @@ def take_directory_snapshot(
 
 
 def is_over_size_limit(logs: Iterable[PartitionLog], config: BrokerConfig) -> bool:
-    """Return whether retention has a log or data directory to make smaller."""
-    # A log without a sealed segment is as small as retention can make it.
+    """Return whether retention could make a log or data directory smaller."""
+    # A log without a sealed segment can not become smaller.
     full = [log for log in logs if log.state is LogState.OPEN and len(log.segments) > 1]
     return any(
         0 < config.log_bytes_max_of(log.log_id.topic) < log.size_bytes
@@ -98,8 +98,8 @@ def sealed(
 ) -> Holdings:
     """Return the last record of a directory whose logs are closed.
 
-    Called on the storage thread; the logs do not change any more. What a replica has
-    after a high watermark may still be cut.
+    Called on the storage thread, when the logs do not change any more. For a replica
+    each log counts up to its high watermark only, because the rest may still be cut.
     """
     extents = {
         str(log.log_id): Extent(log.log_start_offset, end)
@@ -122,7 +122,7 @@ def key_logs(
 ) -> Iterator[KeyLog]:
     """Yield the logs of topics with an index of keys. Used on the loop's thread.
 
-    Logs may come and go between two of them: those of the beginning are yielded.
+    Logs may come and go during the iteration; those of its beginning are yielded.
     """
     topics = {**config.defined, **config.topics}
     wanted = {
@@ -135,17 +135,17 @@ def key_logs(
 
 
 class ScrubbedLogs:
-    """The logs as the scrub sees them. Used on the loop's thread.
+    """Snapshots of the logs for the scrub. Used on the loop's thread.
 
-    Logs of offline directories are left out: nothing about them is believed.
+    Logs of offline directories are left out.
     """
 
     def __init__(self, logs: Mapping[LogId, PartitionLog]) -> None:
-        """Show `logs`, a live view."""
+        """Use `logs`, a live view."""
         self._logs = logs
 
     def sizes(self) -> Mapping[LogId, int]:
-        """Return how many durable bytes each log has."""
+        """Return the number of durable bytes of each log."""
         return {
             log_id: log.high_watermark - log.log_start_offset
             for log_id, log in self._logs.items()

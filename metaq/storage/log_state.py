@@ -1,17 +1,17 @@
 """State, events, statistics and waiters of a partition log.
 
-OPEN ----damage----> STOPPED     puts are refused, gets outside damage go on
-OPEN, STOPPED --disk error--> OFFLINE    nothing is believed until a restart
+OPEN ----damage----> STOPPED     puts are refused; gets outside damage continue
+OPEN, STOPPED --disk error--> OFFLINE    everything is refused until a restart
 any --close--> CLOSING --closed--> CLOSED
 
 In a replica set:
 
-OPEN <--lead-- FOLLOWING    bytes of a leader come in the place of puts
+OPEN <--lead-- FOLLOWING    accepts bytes of a leader instead of puts
 FOLLOWING, STOPPED --reopen--> REOPENING --reopened--> FOLLOWING
 
-A waiter, such as a long poll, is called back at most once: when a byte at its offset is
-readable, or when nothing more is to be expected. Most wait at the high watermark, so
-nothing is sorted. Owner of the waiters: the event loop's thread.
+A waiter, such as a long poll, is called back at most once: when the byte at its offset
+is readable, or when no more bytes are expected. Most wait at the high watermark, so
+they are not sorted. Owner of the waiters: the event loop's thread.
 """
 
 import enum
@@ -24,14 +24,14 @@ from metaq.stats import counter, gauge
 
 
 class LogState(enum.Enum):
-    """Requests that a partition log accepts."""
+    """State of a partition log; each accepts the requests listed under it."""
 
     OPEN = "open"
     """Everything."""
     FOLLOWING = "following"
-    """Gets, and what its leader has."""
+    """Gets, and bytes of its leader."""
     REOPENING = "reopening"
-    """Gets; its end is being cut, or its files opened again."""
+    """Gets; its end is being cut, or its files are being reopened."""
     STOPPED = "stopped"
     """Gets outside the damaged ranges."""
     OFFLINE = "offline"
@@ -43,7 +43,7 @@ class LogState(enum.Enum):
 
 
 class LogEvent(enum.Enum):
-    """Event in the life of a partition log."""
+    """Event that may change the state of a partition log."""
 
     FOLLOW = "follow"
     LEAD = "lead"
@@ -84,7 +84,7 @@ TRANSITIONS: Final[dict[tuple[LogState, LogEvent], LogState]] = {
 }
 
 COPYING: Final = frozenset({LogState.FOLLOWING, LogState.REOPENING})
-"""States in which the high watermark goes on by what a leader says."""
+"""States in which the high watermark follows the leader's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class LogStatistics:
     )
     segment_count: int = gauge("metaq_log_segments", "Files of a log.")
     record_count: int = gauge("metaq_log_records", "Records stored in a log.")
-    """As far as they are known to the span index."""
+    """As far as the span index knows them."""
     log_start: Offset = gauge(
         "metaq_log_start_bytes", "Log start: first readable offset."
     )
@@ -153,7 +153,7 @@ class LogStatistics:
 
 
 class WaitHandle:
-    """One waiter, until it is woken or cancelled."""
+    """One waiter, until it is called back or cancelled."""
 
     __slots__ = ("_callback", "_waiters", "offset")
 
@@ -161,18 +161,18 @@ class WaitHandle:
         self, waiters: "LogWaiters", offset: Offset, callback: Callable[[], None]
     ) -> None:
         self.offset = offset
-        """The byte that is waited for."""
+        """Offset of the byte that is waited for."""
         self._waiters: LogWaiters | None = waiters
         self._callback = callback
 
     def cancel(self) -> None:
-        """Never call back; harmless after it has."""
+        """Prevent the callback; no effect after it."""
         waiters, self._waiters = self._waiters, None
         if waiters is not None:
             waiters.forget(self)
 
     def wake(self) -> None:
-        """Call back, unless that has happened or was cancelled."""
+        """Call back, unless called back or cancelled already."""
         if self._waiters is not None:
             self.cancel()
             self._callback()
@@ -190,17 +190,17 @@ class LogWaiters:
         return len(self._handles)
 
     def add(self, offset: Offset, callback: Callable[[], None]) -> WaitHandle:
-        """Add one; it is not called back by this."""
+        """Add a waiter; does not call it back."""
         handle = WaitHandle(self, offset, callback)
         self._handles[handle] = None
         return handle
 
     def forget(self, handle: WaitHandle) -> None:
-        """Drop one; called by its handle."""
+        """Remove a waiter; called by its handle."""
         self._handles.pop(handle, None)
 
     def wake_below(self, offset: Offset | None) -> None:
-        """Wake waiters for a byte below `offset`, in the order they came.
+        """Wake waiters for bytes below `offset`, in the order they were added.
 
         Args:
             offset: the high watermark; None wakes all.

@@ -1,21 +1,22 @@
 """The storage thread's side of one partition: active segment and synced bytes.
 
-Everything here belongs to the storage thread of the data directory, and may block, but
-for `write_small` and `begin_sync`: those are the loop's while it commits a group of
-single puts (`commit_owner.py`). The loop's side of the same partition is
-`partition_log.py`; the two exchange values only.
+The storage thread of the data directory owns everything here, and calls may block. The
+exceptions are `write_small` and `begin_sync`, which the loop calls while it commits a
+group of single puts (`commit_owner.py`). The loop's side of the same partition is
+`partition_log.py`; the two exchange only values.
 
     base offset            synced_end             end
         |------- synced --------|---- written -----|
         |            active segment                |
 
-In group commit `synced_end` = `end` between two groups. In threshold mode records lie
-between them until more than `unflush_threshold` are unsynced or the interval is over.
+In group commit `synced_end` = `end` between two groups. In threshold mode there are
+records between them until more than `unflush_threshold` are unsynced or the interval is
+over.
 
-Failures leave one of two states. On a full disk (`NoSpaceError`) the bytes of the
-failed group are cut off again, so the file ends where it ended before. With any other
-error (`DiskError`) nothing about the file is known any more; the caller takes the whole
-data directory offline and never calls a writer of it again, except to abandon it.
+A failure leaves one of two states. On a full disk (`NoSpaceError`) the bytes of the
+failed group are cut off, so the file ends where it ended before. After any other error
+(`DiskError`) the state of the file is unknown; the caller takes the whole data
+directory offline and calls none of its writers again, except to abandon them.
 """
 
 import logging
@@ -40,21 +41,20 @@ from metaq.storage.segment import Segment, segment_file_name
 from metaq.storage.span_index import SpanIndexWriter
 
 GROUP_BYTES_MAX: Final = SizeBytes(5 << 18)
-"""Most bytes of one log that are written, and synced in group commit, before another
-log has its turn: about 3 ms of an SSD."""
+"""Maximum number of bytes of one log that are written, and in group commit synced,
+before another log has its turn: about 3 ms of an SSD."""
 
 UNSYNCED_BYTES_MAX: Final = SizeBytes(16 << 20)
-"""Recovery takes a longer damaged tail for corruption, not for a torn one. Groups were
-so large once, and what they left on a disk is judged by that."""
+"""A longer damaged tail counts as corruption in recovery, not as torn. Groups were this
+large in earlier versions, and the tails that they left are judged by this limit."""
 
 UNCOVERED_BYTES_MAX: Final = SizeBytes(4096)
-"""Written bytes whose checksum waits for that of later ones: computing it keeps the
-interpreter from a loop that has a reply to send."""
+"""Below this size the checksum of written bytes is postponed and computed with that of
+later ones, because it keeps the interpreter from a loop that has a reply to send."""
 
 PLACE_CHECK_S: Final = 1.0
-"""Longest time for which appends may be acknowledged before the active segment is
-looked for under its name again: bytes of a file without a name are gone when it is
-closed."""
+"""Maximum time between checks that the active segment still has its name, while appends
+are acknowledged: the bytes of a file without a name are gone when it is closed."""
 
 
 _log = logging.getLogger(__name__)
@@ -65,20 +65,20 @@ class WriterOptions:
     """Settings of a writer, fixed when its log is opened."""
 
     segment_bytes_max: int
-    """Roll when the active segment has this size, bytes, 1 or more."""
+    """Roll when the active segment has reached this size, bytes, 1 or more."""
     span_bytes_min: int
-    """Least size of an entry of the span index, bytes."""
+    """Minimum size of a span in the index, bytes."""
     slow_sync_ms: int
     """A sync slower than this is logged as a warning."""
     unflush_threshold: int
     """0 or less: group commit; n: sync after more than n unsynced records."""
     unflush_interval_s: float
-    """Interval of syncs in threshold mode, until `set_interval_s` changes it."""
+    """Sync interval in threshold mode, until `set_interval_s` changes it; seconds."""
     producer_count_max: int
 
     @property
     def is_group_commit(self) -> bool:
-        """Return whether nothing is acknowledged before it is synced."""
+        """Return whether records are acknowledged only after their sync."""
         return self.unflush_threshold <= 0
 
 
@@ -97,14 +97,14 @@ class ActiveSegment:
         return Segment(self.file.path, self.base_offset, self.size_bytes)
 
     def abandon(self) -> None:
-        """Close the files, believing and syncing nothing; never raises."""
+        """Close the files without writing or syncing; never raises."""
         if self.spans is not None:
             self.spans.abandon()
         self.file.abandon()
 
 
 class LogWriter:
-    """Write, sync and roll one partition. Owner: the storage thread."""
+    """Writes, syncs and rolls one partition. Owner: the storage thread."""
 
     def __init__(
         self,
@@ -117,12 +117,12 @@ class LogWriter:
         last_id: MessageId,
         sync_latency: Histogram,
     ) -> None:
-        """Describe a log that has no segment yet; `reopen` gives it one.
+        """Create the writer of a log without a segment; `reopen` may give it one.
 
         Args:
             fs: the disk.
             clock: for append times and sync times.
-            directory: the partition's directory; made by the first write.
+            directory: the partition's directory; created by the first write.
             options: limits and mode; the mode does not change later.
             end: offset of the next byte.
             last_id: last message id in the log; negative when there is none.
@@ -145,11 +145,11 @@ class LogWriter:
         """Size at which the active segment is full."""
         self._rolls_by_size = True
         self.is_led = False
-        """Others copy the log, and hear of what is written before it is synced."""
+        """Whether this log has copies, which get bytes before they are synced."""
         self.version = 0
-        """Grows when queued appends become void because one before them failed."""
+        """Grows when a failed append makes the queued ones after it void."""
         self.last_turn = 0
-        """Number of the last turn it had to write a group, kept by `GroupQueue`."""
+        """Number of the last turn of this log, kept by `GroupQueue`; 0: none yet."""
         self.end = end
         """Offset after the last byte written."""
         self.synced_end = end
@@ -159,26 +159,26 @@ class LogWriter:
         self.unsynced_records = 0
         """Records written since the last sync."""
         self._uncovered: list[Buffer] = []
-        """Written bytes that `cover` is to take."""
+        """Written bytes that `cover` will add to the index."""
         self._uncovered_bytes = 0
         self._uncovered_records = 0
         self.last_sync_s = self._seen_s = clock.monotonic_s()
-        """When the last sync ended, on the monotonic clock."""
+        """Time when the last sync ended, on the monotonic clock."""
         self.sync_count = 0
-        """Syncs of segment files so far."""
+        """Number of syncs of segment files."""
         self.sync_s = 0.0
-        """Time they took together, seconds."""
+        """Total duration of these syncs, in seconds."""
 
     def reset(
         self, *, end: Offset, last_id: MessageId, batches: Sequence[StoredBatch]
     ) -> None:
-        """Describe what was found in its directory; its files are closed."""
+        """Set the state that recovery found; the files must be closed."""
         self.end = self.synced_end = end
         self.last_id = last_id
         self.unsynced_records = 0
         self._uncovered, self._uncovered_bytes, self._uncovered_records = [], 0, 0
         self._is_closed = False
-        # An order to roll was about an end that may be cut now.
+        # An earlier order to roll may refer to bytes that were cut.
         self.set_rolls(by_size=self._rolls_by_size)
         self._producers = ProducerFile(
             self._fs,
@@ -188,7 +188,7 @@ class LogWriter:
         )
 
     def reopen(self, segment: Segment, spans: SpanIndexWriter | None) -> None:
-        """Go on with the active segment that recovery found; takes over `spans`.
+        """Continue with the active segment that recovery found; takes over `spans`.
 
         Without `spans` (there was no space for an index) its bytes stay uncovered until
         the next start; the next segment has an index again.
@@ -199,32 +199,32 @@ class LogWriter:
         )
 
     def set_rolls(self, *, by_size: bool) -> None:
-        """Roll when a segment has its size, or only when `order_roll` says so."""
+        """Roll when a segment has its size, or only after `order_roll`."""
         self._rolls_by_size = by_size
         self._roll_bytes = self._options.segment_bytes_max if by_size else inf
 
     def begin_role(self, *, is_led: bool) -> None:
-        """Begin to be copied by others, or to be a copy, which rolls on order."""
+        """Begin to lead, copied by others, or to follow, with rolls on order."""
         self.is_led = is_led
         self.set_rolls(by_size=is_led)
 
     def order_roll(self) -> None:
-        """Call the active segment full, unless it is empty."""
+        """Make the active segment count as full, unless it is empty."""
         if self._active is not None and self._active.size_bytes:
             self._roll_bytes = self._active.size_bytes
 
     def set_interval_s(self, interval_s: float) -> None:
-        """Threshold mode: sync at a write when the last sync is older; 0: always."""
+        """Set the sync interval of threshold mode, checked at writes; 0: each write."""
         self._interval_s = interval_s
 
     @property
     def is_new(self) -> bool:
-        """Whether its first segment is still to be created, by its first write."""
+        """Whether the log has no segment yet; the first write creates it."""
         return self._active is None and not self._is_closed
 
     @property
     def is_full(self) -> bool:
-        """Return whether the active segment has the size at which a log rolls."""
+        """Return whether the active segment has reached the size for a roll."""
         return self._active is not None and self._active.size_bytes >= self._roll_bytes
 
     def is_sync_due(self) -> bool:
@@ -238,14 +238,14 @@ class LogWriter:
 
     @property
     def is_cover_due(self) -> bool:
-        """Return whether `cover` is not to wait for more bytes."""
+        """Return whether `cover` must not wait for more bytes."""
         return self._uncovered_bytes >= UNCOVERED_BYTES_MAX or self.is_index_due
 
     def takes_small(self, *, batch_count: int, now_s: float) -> bool:
-        """Return whether `write_small` and `begin_sync` are all that a group takes.
+        """Return whether a group needs `write_small` and `begin_sync` only.
 
-        False where more is to be done with it or before it: a segment to be created,
-        rolled or looked for, bytes to be synced or indexed, a file to be made again.
+        False if more is needed: a segment to be created, rolled or checked for its
+        name, bytes to be synced or indexed, or a producer file to be rewritten.
         """
         return (
             self._active is not None
@@ -258,7 +258,7 @@ class LogWriter:
 
     @property
     def is_index_due(self) -> bool:
-        """Return whether a whole span is not covered by the index, synced or not."""
+        """Return whether a whole span is missing from the index, synced or not."""
         active = self._active
         if active is None or active.spans is None:
             return False
@@ -275,13 +275,13 @@ class LogWriter:
         """Write whole records after the last one; call `cover_later` next.
 
         More than `GROUP_BYTES_MAX` is written in steps: between two of them other logs
-        may be written, but not this one, whose end moves with the last step. In group
+        may be written, but not this one, and `end` moves after the last step. In group
         commit each step but the last is synced. Batches of producers among the records
-        are noted before.
+        are first noted in the producer file.
 
         Raises:
             NoSpaceError: the log ends where it ended before.
-            DiskError: nothing is known about the file any more.
+            DiskError: the state of the file is unknown.
         """
         active = self._ready_segment()
         size_bytes = sum(map(len, chunks))
@@ -308,11 +308,11 @@ class LogWriter:
         last_id: MessageId,
         batches: Sequence[StoredBatch],
     ) -> None:
-        """Write as `write` does, where `takes_small`; `begin_sync` follows.
+        """Write as `write` does, if `takes_small`; call `begin_sync` next.
 
         Raises:
-            NoSpaceError: a part may be written: `take_back` follows.
-            DiskError: nothing is known about the file any more.
+            NoSpaceError: a part may have been written; call `take_back` next.
+            DiskError: the state of the file is unknown.
         """
         assert self._active is not None, "takes_small"
         self._note(batches)
@@ -321,10 +321,10 @@ class LogWriter:
         self.cover_later(chunks, record_count=record_count)
 
     def take_back(self) -> None:
-        """Cut what a failed write may have left.
+        """Cut off bytes that a failed write may have left, and sync.
 
         Raises:
-            DiskError: nothing is known about the file any more.
+            DiskError: the state of the file is unknown.
         """
         active = self._ready_segment()
         with _no_space_is_final():
@@ -347,21 +347,21 @@ class LogWriter:
         last_id: MessageId,
         batches: Sequence[StoredBatch],
     ) -> None:
-        """Keep the books of a write."""
+        """Update sizes, counts and producers after a write."""
         active = self._ready_segment()
         if batches:
             self._producers.keep(batches)
         active.size_bytes = SizeBytes(active.size_bytes + size_bytes)
         self.end = Offset(self.end + size_bytes)
-        # What a transaction commits was given its ids when it came.
+        # A transaction's records get their ids before its commit.
         self.last_id = max(self.last_id, last_id)
         self.unsynced_records += record_count
 
     def require_in_place(self) -> None:
-        """Look, once in `PLACE_CHECK_S`, whether the active segment has its name still.
+        """Check, once in `PLACE_CHECK_S`, that the active segment still has its name.
 
         Raises:
-            StorageError: it has not: nothing that was written to it can be found again.
+            StorageError: it has not, so its bytes can not be found again.
         """
         now_s = self._clock.monotonic_s()
         if self._active is None or now_s - self._seen_s < PLACE_CHECK_S:
@@ -388,10 +388,10 @@ class LogWriter:
         self._uncovered_records += record_count
 
     def cover(self) -> Iterator[None]:
-        """Take what was kept into the index, in memory and in steps; see `index`.
+        """Add the kept bytes to the index in memory, in steps; see `index`.
 
-        Separate from `write`, so that no append waits for its checksum: while that is
-        computed the loop may take the interpreter for long.
+        Separate from `write`, so that no append waits for the checksum of its bytes:
+        while it is computed the loop may take the interpreter for long.
         """
         chunks, record_count = self._uncovered, self._uncovered_records
         self._uncovered, self._uncovered_bytes, self._uncovered_records = [], 0, 0
@@ -399,7 +399,7 @@ class LogWriter:
             yield from self._active.spans.extend(chunks, record_count=record_count)
 
     def sync(self) -> None:
-        """Wait until everything written is on disk, then index it.
+        """Wait until all written bytes are on disk, then index them.
 
         Raises:
             DiskError: final, see `AppendFile.sync`.
@@ -408,7 +408,7 @@ class LogWriter:
         self.index()
 
     def sync_segment(self) -> None:
-        """Wait until everything written is on disk; `index` follows.
+        """Wait until all written bytes are on disk; call `index` next.
 
         Raises:
             DiskError: final, see `AppendFile.sync`.
@@ -420,14 +420,14 @@ class LogWriter:
     def begin_sync(
         self, syncs: Syncs, on_done: Callable[[DiskError | None], None]
     ) -> bool:
-        """Begin `sync_segment` without waiting; nothing is written before its end.
+        """Begin `sync_segment` without waiting; write nothing before it has ended.
 
         Args:
             syncs: carries it out.
-            on_done: called later with the error, as final as that of a sync.
+            on_done: called later with the error or None; errors are final, see `sync`.
 
         Returns:
-            False where it was not begun: then it takes `sync_segment`.
+            Whether the sync has begun; if not, call `sync_segment`.
 
         Raises:
             DiskError: an earlier sync failed.
@@ -448,10 +448,10 @@ class LogWriter:
         self.unsynced_records = 0
 
     def index(self) -> None:
-        """Cover synced bytes by the span index, unless it was given unsynced ones too.
+        """Write index entries for synced bytes; not if unsynced ones were added too.
 
         Raises:
-            DiskError: nothing is known about the index any more.
+            DiskError: the state of the index is unknown.
         """
         for _step in self.cover():
             pass
@@ -471,22 +471,22 @@ class LogWriter:
 
         Raises:
             NoSpaceError: no space or no descriptor for the next segment now; the log is
-                as it was, and no write succeeds before a roll has.
-            DiskError: nothing is known any more.
+                unchanged, and no write succeeds until a roll has.
+            DiskError: the state of the files is unknown.
         """
         sealed = self._active
         if sealed is None:
             raise SegmentSealedError(f"nothing to roll: directory={self.directory}")
         self.sync()
-        # First the next segment, then the seal: a failure in between leaves the log
-        # with an empty file of exactly the name that the next try needs.
+        # Create the next segment before the seal: a failure in between leaves an empty
+        # file with exactly the name that the next try needs.
         active = self._require_created()
         with _no_space_is_final():
             try:
                 if sealed.spans is not None:
                     sealed.spans.seal()
             finally:
-                # It is no longer referenced.
+                # Nothing refers to this file any more.
                 sealed.file.close()
         _log.info(
             "segment rolled: directory=%s offset=%d size_bytes=%d",
@@ -500,11 +500,11 @@ class LogWriter:
         """Sync unsynced bytes and close the files; a second call does nothing.
 
         Args:
-            syncs_side_files: the index and the producer file, too; else they are as
-                durable as before, and whole unless the power goes.
+            syncs_side_files: sync index and producer file too; else their durability
+                does not change, and they are whole unless the power fails.
 
         Raises:
-            DiskError: unsynced bytes may be lost; the files may be open.
+            DiskError: unsynced bytes may be lost; files may still be open.
         """
         self._is_closed = True
         if self._active is not None:
@@ -520,7 +520,7 @@ class LogWriter:
             self._producers.abandon()
 
     def abandon(self) -> None:
-        """Close the files of an offline directory, believing and syncing nothing."""
+        """Close the files of an offline directory without writing or syncing."""
         self._is_closed = True
         if self._active is not None:
             self._active.abandon()
@@ -530,7 +530,7 @@ class LogWriter:
     def create_segment(self) -> ActiveSegment:
         """Create the files of the segment that begins at the end of the log.
 
-        Their names are not durable, and the segment is not the active one yet: see
+        The names are not durable, and the segment is not active yet; see
         `create_segments`.
 
         Raises:
@@ -560,13 +560,13 @@ class LogWriter:
         return ActiveSegment(self.end, SizeBytes(0), file, spans)
 
     def activate(self, segment: ActiveSegment) -> None:
-        """Append to this segment from now on; its names are durable."""
+        """Make this segment the active one; its names are durable."""
         self.set_rolls(by_size=self._rolls_by_size)
         self._active = segment
         self._seen_s = self._clock.monotonic_s()
 
     def _ready_segment(self) -> ActiveSegment:
-        """Return the segment to write to; makes the first one of a new log."""
+        """Return the active segment; creates the first one of a new log."""
         if self._is_closed:
             raise SegmentSealedError(f"log is closed: directory={self.directory}")
         return self._active or self._require_created()
@@ -579,7 +579,7 @@ class LogWriter:
         return self._active
 
     def _sync_file(self, file: AppendFile) -> None:
-        """Sync a file, and keep the books about it."""
+        """Sync a file and update the sync statistics."""
         start_s = self._clock.monotonic_s()
         file.sync()
         self._note_sync(file, start_s)
@@ -596,20 +596,20 @@ class LogWriter:
 def create_segments(
     fs: FileSystem, writers: Sequence[LogWriter]
 ) -> NoSpaceError | None:
-    """Create the next segment of each log, or the first; they are durable on return.
+    """Create the next segment of each log, or its first; durable on return.
 
-    The files of all are created first, then each directory is synced once: the first
-    sync takes most names to the disk, and the others find little to do.
+    All files are created first, then each directory is synced once: the first sync
+    writes most of the names, and the others find little to do.
 
     Args:
         fs: the disk.
-        writers: of logs in one data directory; all bytes are in their last segments.
+        writers: of logs in one data directory, with all bytes synced.
 
     Returns:
-        Why some logs have no new segment; None: all have. It may pass by itself.
+        The error of a log that has no new segment, or None; it may pass by itself.
 
     Raises:
-        DiskError: nothing is known about the new files.
+        DiskError: the state of the new files is unknown.
     """
     lack: NoSpaceError | None = None
     created: list[tuple[LogWriter, ActiveSegment]] = []
@@ -636,7 +636,7 @@ def create_segments(
 
 @contextmanager
 def _few_descriptors_are_no_space() -> Iterator[None]:
-    """Report exhausted descriptors as a lack that passes by itself."""
+    """Turn exhausted descriptors into a NoSpaceError, which passes by itself."""
     try:
         yield
     except DiskError as error:
@@ -651,7 +651,7 @@ def _raise_if_passing(error: DiskError) -> None:
 
 @contextmanager
 def _no_space_is_final() -> Iterator[None]:
-    """Report a full disk as a disk error, where going on needs the space."""
+    """Turn a full disk into a DiskError, where the caller needs the space to go on."""
     try:
         yield
     except NoSpaceError as error:

@@ -19,13 +19,13 @@ def stop_incomplete(
     recovered: Sequence[RecoveredPartition],
     directories: Iterable[LogDir],
 ) -> list[RecoveredPartition]:
-    """Return the partitions of a start; those that hold less than before are stopped.
+    """Return the partitions of a start, with those stopped that hold less than before.
 
     Args:
-        inventory: the records; what is lost stays in them.
-        loader: makes the partitions of which nothing is left.
-        recovered: of all directories.
-        directories: the open ones.
+        inventory: the records; they keep the former extents of stopped logs.
+        loader: makes partitions without files.
+        recovered: partitions of all directories.
+        directories: the open data directories.
     """
     result = list[RecoveredPartition]()
     for directory in directories:
@@ -38,7 +38,7 @@ def stop_incomplete(
             name = str(each.log_id)
             held, loss = inventory.held(path, name), losses.get(name)
             if loss is not None and not (each.found.segments or each.found.damage):
-                # Nothing of it is left: as if the directory were gone, too.
+                # Nothing is left of it: as if its directory were missing, too.
                 each.writer.abandon()
                 continue
             losses.pop(name, None)

@@ -1,11 +1,11 @@
-"""Write a damaged range of a log again, with bytes of another copy.
+"""Replace the bytes of a damaged range of a log by those of another copy.
 
-    pieces      written in place, each synced, by the storage thread: a cut, or a log
-                that is set aside, comes before or after
-    the check   by the own span index, and the records: only then is the range good
-    the end     a log that goes on takes note; one that is stopped is opened again
+    pieces      written in place, each synced, by the storage thread, so that a cut of
+                the log or setting it aside comes before or after
+    check       against its own span index and the records; only then the range is good
+    end         a log in use drops the range; a stopped log is opened again
 
-A range that a crash leaves half written is damaged still. Bytes of a log do not change,
+A range that a crash leaves half written is still damaged. Bytes of a log do not change,
 so it is harmless to write the right ones again.
 """
 
@@ -27,10 +27,10 @@ from metaq.storage.slices import damage_in
 
 
 class Piece(NamedTuple):
-    """A part of a damaged range that is in one file."""
+    """The part of a damaged range that is in one file."""
 
     segment: Segment
-    """The file, with the size that it should have."""
+    """The file's segment, with its expected size."""
     end: Offset
 
 
@@ -38,9 +38,9 @@ def piece_at(log: PartitionLog, damage: Damage, offset: Offset) -> Piece | None:
     """Return the part of a damaged range from an offset on, or None at its end.
 
     Args:
-        log: has the range.
-        damage: the range; a segment that is missing is named by its own file.
-        offset: in the range, or its end.
+        log: the log with the range.
+        damage: the range; its path is a missing segment's own file.
+        offset: inside the range, or its end.
     """
     end, following = damage.next_good_offset, log.segments.following(offset)
     if end is None or offset >= end:
@@ -62,18 +62,18 @@ def piece_at(log: PartitionLog, damage: Damage, offset: Offset) -> Piece | None:
 async def write_piece(
     logs: LogManager, log: PartitionLog, segment: Segment, offset: Offset, data: bytes
 ) -> None:
-    """Write bytes of a log in place, synced.
+    """Write bytes of a log in place, and sync them.
 
     Args:
         logs: has the log.
-        log: damaged there, and below its high watermark.
+        log: damaged in this range, which is below its high watermark.
         segment: from `piece_at`.
-        offset: of the first byte.
-        data: bytes of a copy that is the same there.
+        offset: offset of the first byte.
+        data: bytes of a copy that is equal there.
 
     Raises:
-        StorageError: they are not written, or not synced; the log is another one by
-            now, or may be cut there.
+        StorageError: they are not written or not synced; or the log was replaced, or
+            may be cut there.
     """
     _require_same(logs, log)
     if offset + len(data) > log.high_watermark:
@@ -83,10 +83,10 @@ async def write_piece(
 
 
 def write_bytes(fs: FileSystem, *, path: Path, at: Position, data: bytes) -> None:
-    """Write bytes of a file in place, synced; the file is made where it is missing.
+    """Write bytes of a file in place, and sync it; a missing file is created.
 
     Raises:
-        StorageError: the disk refuses; some of them may be written.
+        StorageError: the disk refuses; some bytes may be written.
     """
     is_new = not fs.exists(path)
     with fs.open_update(path, create=is_new) as file:
@@ -97,7 +97,7 @@ def write_bytes(fs: FileSystem, *, path: Path, at: Position, data: bytes) -> Non
 
 
 def _require_same(logs: LogManager, log: PartitionLog) -> None:
-    """Refuse a log that was set aside: another one may have its name and its files."""
+    """Refuse a log that was set aside: a new one may have its name and files."""
     if logs.get(log.log_id) is not log:
         raise StorageError(f"partition {log.log_id} was made again")
 
@@ -105,13 +105,13 @@ def _require_same(logs: LogManager, log: PartitionLog) -> None:
 async def damage_left(
     fs: FileSystem, log: PartitionLog, segment: Segment, start: Offset, end: Offset
 ) -> tuple[Damage, ...]:
-    """Check a range that was written, on the threads of its directory.
+    """Check a range that was written, on the reader threads of its directory.
 
     Returns:
-        What contradicts the own index, or the checksums of records, there.
+        Damage there, according to its own index and the checksums of records.
 
     Raises:
-        StorageError: the disk does not give the bytes.
+        StorageError: the disk does not return the bytes.
     """
 
     def check() -> tuple[Damage, ...]:
@@ -122,18 +122,18 @@ async def damage_left(
 
 
 async def finish(logs: LogManager, log: PartitionLog, mended: set[Damage]) -> bool:
-    """Have a log believe ranges that were written and checked.
+    """Mark ranges of a log as good that were written and checked.
 
     Args:
         logs: has the log.
-        log: it goes on, or is stopped for damage of a start.
-        mended: all of its damaged ranges, or some where it goes on.
+        log: in use, or stopped for damage that a start found.
+        mended: the damaged ranges; all of them if the log is stopped.
 
     Returns:
-        Whether it was opened again: it follows then.
+        Whether the log was opened again; then it follows.
 
     Raises:
-        StorageError: it was not opened; or is still damaged, and stopped.
+        StorageError: it was not opened, or is still damaged and stopped.
         ClosedError: it is closed.
     """
     _require_same(logs, log)

@@ -1,7 +1,7 @@
 """From a data directory to recovered partitions: names, recovery, writers.
 
 The first half of `LogManager.open`, which blocks. Nothing here outlives it: a failure
-closes all files again, and the manager makes logs of the result. Source:
+closes all files again; else the manager makes logs from the result. Source:
 docs/metaq-1.4/broker.md 2.1, 2.3.
 """
 
@@ -39,14 +39,14 @@ from metaq.storage.segment import Damage, Segment, segment_file_name
 from metaq.storage.span_index import NO_ID
 
 NAME_BYTES_MAX: Final = 255
-"""Longest file name that Linux takes."""
+"""Maximum length of a file name on Linux."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveredPartition:
-    """One partition between recovery and service."""
+    """One partition after recovery, before it is in service."""
 
     log_id: LogId
     data_path: Path
@@ -57,9 +57,8 @@ class RecoveredPartition:
     batches: tuple[StoredBatch, ...]
     """Remembered batches of its producers, in the order of the appends."""
     last_id: MessageId
-    """Largest id that was stored, or noted for a batch that was not: new ids are
-    larger, for a note is believed when a record at its offset has its id. -1 for
-    none."""
+    """Largest id that was stored, or noted for a batch that was not. New ids must be
+    larger, because a note is trusted if a record at its offset has its id. -1: none."""
     newest_append_ms: Millis | None
 
 
@@ -67,8 +66,8 @@ def log_directory_name(log_id: LogId) -> str:
     """Return the directory name of a partition.
 
     Raises:
-        StorageError: no file system takes that name; the topic comes from the wire, so
-            it may be anything.
+        StorageError: no file system accepts the name; the topic comes from the wire, so
+            it may be any text.
     """
     name = str(log_id)
     try:
@@ -86,10 +85,10 @@ def log_directory_name(log_id: LogId) -> str:
 
 
 def parse_log_directory_name(name: str) -> LogId | None:
-    """Return the partition of a directory name, or None where it is not one.
+    """Return the partition of a directory name, or None if it is not one.
 
-    The text after the last '-' is the number; only the spelling that we write is
-    accepted, so that two directories never mean one partition.
+    The text after the last '-' is the number; only our own spelling is accepted, so
+    that two directories never name one partition.
     """
     topic, dash, number = name.rpartition("-")
     if not (dash and topic and number.isascii() and number.isdecimal()):
@@ -99,7 +98,7 @@ def parse_log_directory_name(name: str) -> LogId | None:
 
 
 def find_logs(fs: FileSystem, data_path: Path) -> dict[str, LogId]:
-    """Return the directories of partitions in a data directory, by name."""
+    """Return the partition directories in a data directory, by name."""
     return {
         name: log_id
         for name in fs.list_directory(data_path)
@@ -116,14 +115,14 @@ class PartitionLoader:
     clock: Clock
     config: BrokerConfig
     starts: Mapping[LogId, Offset] = field(default_factory=no_items)
-    """Offsets at which logs begin that may have no segment yet; others begin at 0."""
+    """Start offsets of logs that may have no segment yet; others start at 0."""
     on_torn_tail: Callable[[], None] = lambda: None
     """Called before a torn tail is cut, on any thread."""
 
     def new_writer(
         self, settings: TopicConfig, path: Path, sync_latency: Histogram, *, end: Offset
     ) -> LogWriter:
-        """Return the writer of a partition directory, configured and without files."""
+        """Return the writer of a partition directory, without open files."""
         limits = self.config.limits
         options = WriterOptions(
             segment_bytes_max=self.config.segment_bytes_of(settings.name),
@@ -151,12 +150,12 @@ class PartitionLoader:
         left_out: Collection[str] = (),
         require_wanted: Callable[[], None],
     ) -> list[RecoveredPartition]:
-        """Recover every partition of one data directory, as many at a time as CPUs.
+        """Recover the partitions of one data directory, in parallel on all CPUs.
 
-        Directories without a dash are ignored; one that has a dash and is no partition
-        is worth a warning. Partitions of the topics `left_out` are not touched.
+        Directories without a dash are ignored; one with a dash that is no partition
+        gets a warning. Partitions of the topics `left_out` are not touched.
         `require_wanted` is called before each partition, on several threads, and may
-        raise `ClosedError`. After an error nothing stays open.
+        raise `ClosedError`. After an error all files are closed.
         """
         wanted = []
         for name in self.fs.list_directory(data_path):
@@ -186,10 +185,10 @@ class PartitionLoader:
     def missing_partition(
         self, log_id: LogId, loss: Damage, held: Extent, sync_latency: Histogram
     ) -> RecoveredPartition:
-        """Return a partition of which nothing is left: stopped, and empty at its end.
+        """Return a stopped partition for one without files: empty at its end offset.
 
         `loss` is the missing data, with the partition's directory as its path; `held`
-        are its offsets before.
+        is its former range of offsets.
         """
         settings = self.config.topic(log_id.topic)
         path, end = loss.path, held.end
@@ -213,15 +212,15 @@ class PartitionLoader:
     def reopen(
         self, log_id: LogId, writer: LogWriter, *, is_index_trusted: bool = True
     ) -> RecoveredPartition:
-        """Recover one partition, and let a writer without files go on there; blocks.
+        """Recover one partition, and open its writer, which has no files; blocks.
 
         Raises:
-            StorageError: the disk refused.
+            StorageError: the disk refuses.
         """
         fs, limits = self.fs, self.config.limits
         settings, path = self.config.topic(log_id.topic), writer.directory
         if is_index_trusted:
-            # A log that has taken nothing yet has no directory.
+            # A log without an append has no directory.
             fs.make_directory(path)
         is_group_commit = settings.unflush_threshold <= 0
         notes = read_notes(fs, path)
@@ -254,7 +253,7 @@ class PartitionLoader:
                 producer_count_max=self.config.producers_of(log_id.topic),
             )
             if notes.flaw and not found.damage:
-                # Reported once: the next start finds a whole file.
+                # Rewrite the file, so that the next start does not report it again.
                 with suppress(NoSpaceError):
                     write_notes(fs, path, batches)
             writer.reset(end=end, last_id=found.last_id, batches=batches)
@@ -275,16 +274,16 @@ class PartitionLoader:
 
 
 class OnceBefore:
-    """Calls something once, before the first caller goes on. Thread-safe."""
+    """Calls a function once, before its first caller continues. Thread-safe."""
 
     def __init__(self, call: Callable[[], None]) -> None:
-        """Call `call`, which blocks all callers until it has succeeded."""
+        """Set the function; it blocks all callers until a call has succeeded."""
         self._call = call
         self._lock = Lock()
         self._is_done = False
 
     def __call__(self) -> None:
-        """Return when it was called; an error is the caller's, and the next tries."""
+        """Return after a success; an error is raised, and the next caller retries."""
         with self._lock:
             if not self._is_done:
                 self._call()
@@ -292,7 +291,7 @@ class OnceBefore:
 
 
 def refuse_twins(recovered: Iterable[RecoveredPartition]) -> None:
-    """Raise `StorageError` where one partition is in two data directories."""
+    """Raise `StorageError` if a partition is in two data directories."""
     places: dict[LogId, Path] = {}
     for each in recovered:
         other = places.setdefault(each.log_id, each.data_path)
@@ -304,15 +303,15 @@ def refuse_twins(recovered: Iterable[RecoveredPartition]) -> None:
 
 
 def data_paths(config: BrokerConfig) -> list[Path]:
-    """Return the data directories of a broker, that of `[system]` first."""
+    """Return the data directories of a broker, first that of `[system]`."""
     paths = [config.system.data_path]
     paths += [topic.data_path for topic in config.topics.values()]
-    # A path has several spellings: a slash at its end makes it no other.
+    # Normalise paths: with a slash at the end it is the same directory.
     return list(dict.fromkeys(map(Path, paths)))
 
 
 def partition_names(fs: FileSystem, data_path: Path) -> tuple[str, ...]:
-    """Return the names in a data directory that are partitions by their spelling."""
+    """Return the names in a data directory that are spelled like partitions."""
     return tuple(
         name
         for name in fs.list_directory(data_path)
@@ -321,7 +320,7 @@ def partition_names(fs: FileSystem, data_path: Path) -> tuple[str, ...]:
 
 
 def extent_of(segments: Sequence[Segment]) -> Extent | None:
-    """Return the offsets of a log by its segments, oldest first; None without any."""
+    """Return the range of offsets of segments, oldest first; None without any."""
     if not segments:
         return None
     return Extent(segments[0].base_offset, segments[-1].end_offset)
@@ -330,9 +329,9 @@ def extent_of(segments: Sequence[Segment]) -> Extent | None:
 def listed_extents(
     fs: FileSystem, data_path: Path, names: Iterable[str]
 ) -> dict[str, Extent | None]:
-    """Return the offsets of partition directories by names and sizes of their files.
+    """Return the offsets of partition directories from names and sizes of files.
 
-    Names of no directory are left out.
+    Names that are no directory are left out.
     """
     return {
         name: extent_of(check_names(fs, data_path / name).segments)
@@ -342,10 +341,10 @@ def listed_extents(
 
 
 def stop_for(each: RecoveredPartition, loss: Damage) -> RecoveredPartition:
-    """Close a partition with missing data and return it as stopped.
+    """Close a partition with missing data, and return it as stopped.
 
     Args:
-        each: result of recovery, with segments.
+        each: a recovered partition with segments.
         loss: the missing data.
     """
     _log.error("log stopped: %s", loss)

@@ -1,23 +1,24 @@
-"""One partition on the event loop's side: appends, what becomes of them, roles.
+"""One partition on the event loop's side: appends, their outcomes, and roles.
 
-Theory of operation. The loop's thread owns everything in a `PartitionLog` and decides
-everything; the storage thread writes (`log_writer.py`) and reports (`appender.py`).
+Theory of operation. The loop's thread owns everything in a `PartitionLog` and makes all
+decisions; the storage thread writes (`log_writer.py`) and reports (`appender.py`).
 
     log start ... high watermark ... log end ... next offset
         |------ readable ----|-- written --|-- in flight --|
 
-* `append` gives out the next offset at once and queues a request; it never blocks.
-  It is answered when the high watermark has passed its last byte, in order.
+* `append` assigns the next offset at once and queues a request; it never blocks. An
+  append is answered, in order, when the high watermark has passed its last byte.
 * Reads stop at the high watermark (`readable_log.py`).
-* When the disk is full, everything in flight that is not written fails with it,
-  `next_offset` goes back to the log end, and the version grows (see `appender.py`).
-* What may be stored ends *in doubt*: its bytes and the notes of its batches stay.
-* An append of which a crash has left only the beginning may be *held*: the high
-  watermark stays in front of it, and nothing else is appended, until the rest is there.
-* In a replica set others have a say in the high watermark (`set_bound`): copies that
-  have not synced so much yet, or the leader that is followed. It stops where an append
-  ends. With the role every ticket ends in doubt, because from then on other bytes may
-  come to the same offsets.
+* When the disk is full, every unwritten append in flight fails, `next_offset` goes back
+  to the log end, and the version grows (see `appender.py`).
+* An append that may be stored ends *in doubt*: it fails, but its bytes and the notes of
+  its batches stay.
+* An append whose end a crash has cut off may be *held*: the high watermark stays before
+  it, and no other append is accepted, until the rest of it is synced.
+* In a replica set the high watermark has a bound (`set_bound`): what other copies have
+  synced, or the high watermark of the leader that this log follows. It stops only where
+  an append ends. When the role changes, every ticket ends in doubt, because other bytes
+  may come to the same offsets.
 
 Source: docs/metaq-1.4/broker.md 2.4 to 2.8.
 """
@@ -62,12 +63,12 @@ _log = logging.getLogger(__name__)
 def high_watermark(
     synced_end: Offset, held: range | None, others_end: Offset | None = None
 ) -> Offset:
-    """Return the offset that no readable byte reaches: the least of all bounds. Pure.
+    """Return the high watermark: the least of its bounds. Pure.
 
     Args:
         synced_end: offset after the last byte that is synced here.
-        held: offsets of an append of which the rest is not synced; None: there is none.
-        others_end: how far the other copies allow it; None: there are none.
+        held: offsets of an append whose rest is not synced yet; None: there is none.
+        others_end: bound by the other copies; None: there are none.
     """
     end = synced_end if held is None else Offset(min(synced_end, held.start))
     return end if others_end is None else min(end, others_end)
@@ -96,22 +97,22 @@ class PartitionLog(ReadableLog):
         number: int | None = None,
         watermark: Offset | None = None,
     ) -> None:
-        """Take a log as recovery found it, or a new one.
+        """Create a log in the state that recovery found, or a new one.
 
         Args:
-            log_id: which partition.
+            log_id: the partition.
             log_dir: its data directory.
-            writer: the storage thread's side of it.
+            writer: the storage thread's side of the log.
             segments: at least one; the last one's end is the end of the log.
             files: shared by all logs of the broker.
             is_group_commit: the durability mode, for statistics.
-            interval_s: how old unsynced records may become, as the writer has it.
-            size_bytes_max: refuse appends that make the log larger; 0: no limit.
-            producers: which batches may be sent again; owned from now on.
+            interval_s: maximum age of unsynced records, equal to the writer's.
+            size_bytes_max: appends that make the log larger are refused; 0: no limit.
+            producers: batches that may be sent again; owned from now on.
             record_count: records in it, as far as they are known.
             damage: damaged ranges; any makes the log start in STOPPED.
             number: its log number in a replica set.
-            watermark: nothing after it is readable yet; None: the end.
+            watermark: the high watermark; None: the end of the log.
         """
         super().__init__(
             log_id,
@@ -124,29 +125,30 @@ class PartitionLog(ReadableLog):
             watermark=watermark,
         )
         self.writer: Final = writer
-        """The storage thread's side; not to be touched on the loop's thread."""
+        """The storage thread's side; the loop's thread must not use it."""
         self.is_group_commit: Final = is_group_commit
-        """An acknowledged record is on disk."""
+        """Whether acknowledged records are on disk."""
         self._size_bytes_max = size_bytes_max
         self.is_settled = number is None and watermark is None
-        """Whether the high watermark is one of this life: in a replica set only once a
-        follower has what its leader had at the join, and a leader what it found."""
+        """Whether the high watermark was reached since this start. In a replica set:
+        whether a follower has what its leader had at the join, a leader what it found.
+        """
         self.leader_start = self.log_start_offset
-        """Log start of the leader: while this log follows, retention goes to there."""
+        """Log start of the leader; retention of a log that follows removes up to it."""
         self.trim_offset: Offset | None = None
-        """Nothing below it is needed, and the policy of its topic does not count; None:
-        that counts. Of a log of the broker's own."""
+        """Offset below which a log of the broker's own is not needed; replaces its
+        topic's retention policy. None: the policy applies."""
         self.on_moved: Callable[[PartitionLog], None] | None = None
-        """Called after log end, synced end or high watermark has moved, and when no
-        more will."""
+        """Called after log end, synced end or high watermark has moved, and after the
+        directory went offline."""
         self._held: range | None = None
-        """Offsets of an append that was cut, until the rest of it is synced."""
+        """Offsets of the append that a crash has cut, until its rest is synced."""
         self._bound: Offset | None = None
         """Bound of the high watermark by other copies; None: there are none."""
         self._settled_from: Offset | None = None
-        """High watermark with which it is settled; None: it is not known yet."""
+        """High watermark from which on the log is settled; None: not known yet."""
         self.record_count = record_count
-        """Records stored, as far as that is known."""
+        """Number of records stored, as far as it is known."""
         self._version = 0
         self._append_count = 0
         self._refused_count = 0
@@ -167,21 +169,22 @@ class PartitionLog(ReadableLog):
 
     @property
     def _answered_end(self) -> Offset:
-        """Return the offset below which appends are answered as stored.
+        """Return the end of the appends answered as stored.
 
-        Threshold mode promises less: there it is the end of the written bytes.
+        The high watermark in group commit; the end of the written bytes in threshold
+        mode, which promises less.
         """
         return self.high_watermark if self.is_group_commit else self.log_end
 
     @property
     def _end_cause(self) -> str:
-        """Return why nothing more will be known of what is in flight."""
+        """Return why the outcome of appends in flight stays unknown."""
         cause = self.log_dir.offline_cause or f"partition {self.log_id} was closed"
         return str(cause)
 
     @property
     def _is_cut(self) -> bool:
-        """Whether the log is held, and nothing was written since."""
+        """Whether the log ends with a held append, so that its rest must come next."""
         return self._held is not None and self.log_end == self._held.stop
 
     def statistics(self) -> LogStatistics:
@@ -232,22 +235,21 @@ class PartitionLog(ReadableLog):
         """Queue whole records for the end of the log; never blocks.
 
         Args:
-            chunks: their bytes, ownership passes to the log; must not change.
+            chunks: the bytes; ownership passes to the log, and they must not change.
             size_bytes: sum of the lengths of the chunks, 1 or more.
             record_count: number of records, 1 or more.
-            last_id: id of the last of them.
+            last_id: id of the last record.
             ticket: called once on this thread, in the order of the appends.
-            batch: to be remembered in `producers`; forgotten again if it is certainly
-                not stored.
+            batch: added to `producers`; removed again if it is certainly not stored.
             before_write: called on the storage thread, see `AppendRequest`.
-            finish: steps that finish the bytes in place, taken on the storage thread
-                before they are written; they only compute.
+            finish: steps that finish the bytes in place, run on the storage thread
+                before the write; pure computation.
             is_light: the connection has little in flight; see `GroupQueue`.
-            joins: others come in this turn of the loop: they are committed together.
-            completes: it begins with the rest of the append that is held.
+            joins: more appends come in this turn of the loop; commit them together.
+            completes: it begins with the rest of the held append.
 
         Returns:
-            The offset of the first byte; the bytes lie there when the ticket says so.
+            The offset of the first byte; the bytes are there when the ticket says so.
 
         Raises:
             LogOfflineError: the log is stopped because of damage.
@@ -282,14 +284,13 @@ class PartitionLog(ReadableLog):
             is_light,
             completes,
         )
-        # All books are kept before the request goes out: a worker that runs at once
-        # comes back to this log before `submit` returns. The one line that may find no
-        # memory comes first.
+        # Update everything before `submit`: a worker that runs at once calls this log
+        # before it returns. The line that may raise MemoryError comes first.
         self._in_flight.add(request)
         self.next_offset = Offset(offset + size_bytes)
         if batch is not None:
             self.producers.add(batch)
-        # Batches of transactions come by the group, as their journal is written.
+        # Batches of transactions come in groups, as their journal is written.
         self.log_dir.submit(request, joins=joins or before_write is not None)
         return offset
 
@@ -299,15 +300,15 @@ class PartitionLog(ReadableLog):
         """Queue bytes of the leader that this log follows; never blocks.
 
         Args:
-            copy: verified; ownership of its bytes passes to the log.
-            ticket: called once on this thread, with *stored* after the sync here.
-            joins: others come in this turn of the loop, see `CommitOwner.submit`.
+            copy: verified appends; ownership of the bytes passes to the log.
+            ticket: called once on this thread; *stored* after the sync here.
+            joins: more copies come in this turn of the loop, see `CommitOwner.submit`.
 
         Raises:
             LogOfflineError: the log is stopped because of damage.
             LogDirOfflineError: its data directory had a disk error.
             NoSpaceError: there is not enough free space.
-            ClosedError: the log does not follow now, or is closed or closing.
+            ClosedError: the log does not follow, or is closed or closing.
             StorageError: the copy does not begin where the log ends.
         """
         if self.state is not LogState.FOLLOWING:
@@ -334,57 +335,58 @@ class PartitionLog(ReadableLog):
         self.log_dir.submit(request, joins=joins)
 
     def roll(self, offset: Offset) -> None:
-        """Roll where the leader did: after what is queued, unless a segment is empty.
+        """Roll after the queued appends, as the leader did, unless a segment is empty.
 
-        Without space the next append tries again. Where the log does not end there
-        then, nothing happens: there was no space for what is queued, or it has passed
-        over what came while it was stopped. The leader sends that again, and this.
+        Without space the next append tries again. If the log does not end at `offset`
+        by then, nothing happens: queued appends found no space, or were skipped while
+        the log was stopped. The leader sends them and this order again.
 
         Args:
-            offset: where the leader's segment begins.
+            offset: base offset of the leader's new segment.
         """
         roll = self.log_dir.appender.roll_on_order
         self.log_dir.submit(partial(roll, self.writer, self, offset))
 
     def join(self, batch: StoredBatch, ticket: AppendTicket) -> None:
-        """Answer a batch that is sent again, together with its first time.
+        """Answer a batch that is sent again, together with its first append.
 
-        At once if that was answered, or can be no more; the bytes alone are no answer.
+        At once if that was answered, or can no longer be; a log that holds the bytes
+        is not enough for an answer.
 
         Args:
-            batch: one of `producers`.
-            ticket: called once on this thread, also before this method returns.
+            batch: an entry of `producers`.
+            ticket: called once on this thread, possibly before this method returns.
         """
         if batch.end_offset <= self._answered_end:
             ticket.on_stored()
             return
-        # A copy is answered when it is synced here, which is no answer to a producer.
+        # The ticket of a copy means synced here, which is no answer to a producer.
         if self.state in COPYING or not self._in_flight.join(batch.end_offset, ticket):
             ticket.on_failed(MayBeStoredError(self._end_cause))
 
     def end_in_doubt(self, cause: str, *, until: Offset) -> None:
-        """Fail appends that are in flight for too long: they may be stored.
+        """Fail appends that are in flight for too long; they may still be stored.
 
         Their bytes and the notes of their batches stay, and the high watermark passes
         them when it can. A batch that is sent again waits for that.
 
         Args:
-            cause: why, for the error.
+            cause: reason for the error.
             until: appends that end here or before.
         """
         self._in_flight.end_in_doubt(MayBeStoredError(cause), until=until)
 
     def set_interval_s(self, interval_s: float) -> None:
-        """Change how old unsynced records may become; 0: synced at once."""
+        """Change the maximum age of unsynced records; 0: sync at each write."""
         if interval_s != self._interval_s:
             self._interval_s = interval_s
             self.log_dir.submit(partial(self.writer.set_interval_s, interval_s))
 
     def sync_if_due(self, now_s: float) -> None:
-        """Have unsynced records synced when the last sync is an interval ago.
+        """Queue a sync of unsynced records if the last one is an interval ago.
 
         Args:
-            now_s: the monotonic clock.
+            now_s: time of the monotonic clock.
         """
         if (
             not self._is_sync_queued
@@ -395,13 +397,13 @@ class PartitionLog(ReadableLog):
             self.log_dir.submit(partial(self.log_dir.appender.sync, self.writer, self))
 
     def plan_append(self, size_bytes: int) -> Offset:
-        """Return a bound that no later append is below.
+        """Return a lower bound of the offsets of later appends.
 
         Args:
-            size_bytes: of what is to be appended, 1 or more.
+            size_bytes: size of the planned append, 1 or more.
 
         Raises:
-            StorageError: the log would not take it now.
+            StorageError: the log would refuse it now.
             ClosedError: the log is closed or closing.
         """
         self._check_append(size_bytes)
@@ -410,18 +412,19 @@ class PartitionLog(ReadableLog):
     # -- its role in a replica set
 
     def follow(self) -> None:
-        """Take bytes of a leader in the place of puts; harmless when it does already.
+        """Accept a leader's bytes instead of puts; no change if it follows already.
 
-        Puts in flight end in doubt, and waits end. What is queued is written.
+        Puts in flight end in doubt, and waits end. Queued appends are still written.
         """
         self._apply(LogEvent.FOLLOW)
         self._begin_role(is_led=False)
 
     def lead(self) -> None:
-        """Take puts after the bytes that are there; nothing may be in flight.
+        """Accept puts after the bytes that are there; nothing may be in flight.
 
-        What is after the high watermark is readable in one step, when `set_bound`
-        allows all of it: where appends end in it is not known. A stopped log stays so.
+        Bytes above the high watermark become readable in one step, when `set_bound`
+        allows all of them, because the ends of their appends are not known. A stopped
+        log stays stopped.
         """
         assert self.synced_end == self.next_offset, self.statistics()
         self._apply(LogEvent.LEAD)
@@ -441,26 +444,29 @@ class PartitionLog(ReadableLog):
         self._waiters.wake_below(None)
 
     def set_bound(self, offset: Offset) -> None:
-        """Let the high watermark go as far as the other copies allow; never back.
+        """Set the bound of the high watermark by other copies, and advance it.
+
+        The high watermark never goes back by this.
 
         Args:
-            offset: of a log that follows, the leader's high watermark; of one that
-                leads, the end that every copy which counts has synced.
+            offset: for a follower the leader's high watermark; for a leader the end
+                that every copy which counts has synced.
         """
         if self.state not in {LogState.OFFLINE, LogState.CLOSED}:
             self._bound = offset
             self._advance(self.log_end)
 
     def lower_high_watermark(self, offset: Offset) -> None:
-        """Show nothing from an offset on any more; `LogManager` keeps its books.
+        """Make the bytes from an offset on unreadable, for `LogManager`.
 
-        In the file of watermarks too, synced before a cut that is begun later.
+        The file of watermarks gets the lower one too, synced before a cut that is
+        begun later.
 
         Args:
-            offset: lower than the high watermark, or nothing changes here.
+            offset: the new high watermark; no effect if it is not lower.
 
         Raises:
-            StorageError: it does not follow.
+            StorageError: the log does not follow a leader.
         """
         if self.state not in {LogState.FOLLOWING, LogState.STOPPED}:
             raise StorageError(
@@ -475,19 +481,19 @@ class PartitionLog(ReadableLog):
             self.log_dir.lower_watermark(mark)
 
     def settle(self, target: Offset) -> None:
-        """Answer for the high watermark once it is here; `set_bound` follows.
+        """Set the high watermark at which the log is settled; call `set_bound` next.
 
         Args:
-            target: of its leader, which was joined. No replica has named a later end:
-                one that joins from nothing does not send readers back.
+            target: offset in the leader's answer to the join. No replica has reported a
+                later end: one that joins with an empty copy does not send readers back.
         """
         self._settled_from = target
 
     def begin_reopen(self) -> None:
-        """Take nothing but gets until `on_reopened`.
+        """Accept nothing but gets until `on_reopened`.
 
         Raises:
-            StorageError: the log takes puts, or is closed, offline or opened already.
+            StorageError: the log takes puts, or is closed, offline or reopening.
         """
         if (self.state, LogEvent.REOPEN) not in TRANSITIONS:
             raise StorageError(
@@ -498,11 +504,11 @@ class PartitionLog(ReadableLog):
         self.end_in_doubt(cause, until=self.next_offset)
 
     def on_reopened(self, found: RecoveredLog, batches: Iterable[StoredBatch]) -> None:
-        """Go on with what its files hold now: follow, or stay stopped for damage.
+        """Continue with the present content of the files: follow, or stop for damage.
 
         Args:
-            found: what they hold; of ranges that were damaged before it has those that
-                are damaged still.
+            found: that content; of the ranges that were damaged before, those that
+                still are.
             batches: remembered batches of its producers.
         """
         if self.state in {LogState.OFFLINE, LogState.CLOSED}:
@@ -534,31 +540,31 @@ class PartitionLog(ReadableLog):
     # -- what happens to it
 
     def hold(self, offset: Offset) -> None:
-        """Show nothing of the last append until the rest of it is there.
+        """Hide the last append, which a crash has cut, until its rest is there.
 
-        Called before anything is read or appended. What ends the hold is an append that
-        `completes`, when the sync passes the old log end; others are refused before.
+        Called before the first read or append. An append that `completes` ends the
+        hold, when the sync passes the old log end; others are refused before.
 
         Args:
-            offset: where that append begins, of which a crash has cut the end. In a
-                sealed segment it has been shown already, by an earlier version.
+            offset: start of that append. If it is in a sealed segment there is no
+                hold, because an earlier version has shown it already.
         """
         if offset >= self.segments.active.base_offset:
             self._held, self.high_watermark = range(offset, self.log_end), offset
 
     def on_written(self, end: Offset) -> None:
-        """Take note of bytes that are not synced: copies may have them.
+        """Note the end of written, unsynced bytes: copies may have them.
 
-        Where there are none its end moves with the sync.
+        Without `on_moved` the log end moves with the sync.
         """
         if self.on_moved is not None and self.state is LogState.OPEN:
             self._set_bounds(log_end=end)
             self.on_moved(self)
 
     def on_progress(self, progress: WriterProgress) -> None:
-        """Take note of written and synced bytes; answer the appends they cover.
+        """Update written and synced ends, and answer the appends that they cover.
 
-        Progress that is older than what is known changes nothing.
+        Progress older than the known state changes nothing.
         """
         if self.log_dir.on_stir is not None:
             self.log_dir.stir()
@@ -577,7 +583,7 @@ class PartitionLog(ReadableLog):
         self._advance(progress.log_end, is_moved=is_moved)
 
     def _advance(self, log_end: Offset, *, is_moved: bool = False) -> None:
-        """Move log end and high watermark; answer the appends that are stored now."""
+        """Move log end and high watermark, and answer appends that are now stored."""
         is_alone, before = self._bound is None, self.high_watermark
         if is_alone:
             end = high_watermark(self.synced_end, self._held)
@@ -598,14 +604,14 @@ class PartitionLog(ReadableLog):
             self.on_moved(self)
 
     def on_rolled(self, sealed: Segment, active: Segment) -> None:
-        """Take note of a new active segment."""
+        """Replace the active segment after a roll."""
         self.segments = self.segments.rolled(sealed, active)
         self.log_dir.is_layout_changed = True
 
     def on_refused(self, error: NoSpaceError) -> None:
-        """Fail everything in flight: the disk is full, and later requests are void."""
+        """Fail unwritten appends in flight: the disk is full; later ones are void."""
         self._version += 1
-        # What is written waits for its answer all the same.
+        # Written appends still wait for their answer.
         refused = self._in_flight.take_refused(self.log_end)
         self.next_offset = self.log_end
         self.log_dir.note_full(error, sum(each.size_bytes for each in refused))
@@ -617,14 +623,14 @@ class PartitionLog(ReadableLog):
             request.ticket.on_failed(error)
 
     def on_removed(self, segment: Segment, record_count: int) -> None:
-        """Take note that the oldest segment is gone from the disk.
+        """Remove the oldest segment, which is gone from the disk.
 
         Args:
             segment: the first of `segments`.
-            record_count: records that it held.
+            record_count: number of records in it.
         """
         if self.state is LogState.CLOSED:
-            # Of a log that was forgotten nothing is counted any more.
+            # The records of a forgotten log are not counted any more.
             return
         self.segments = self.segments.without(segment)
         self._files.forget(segment.path, self.log_dir.reader)
@@ -643,8 +649,8 @@ class PartitionLog(ReadableLog):
         """Stop the log: bytes in it contradict a checksum.
 
         Appends in flight are finished; new ones are refused. In a replica set a log
-        goes on whose damage has an end: other copies have these bytes. Nothing happens
-        to a log of which nothing is believed any more.
+        whose damage has an end continues, because other copies have these bytes. No
+        effect in state OFFLINE or CLOSED.
         """
         if (self.state, LogEvent.DAMAGE) not in TRANSITIONS:
             return
@@ -661,18 +667,18 @@ class PartitionLog(ReadableLog):
         self._wake_waiters()
 
     def on_mended(self, mended: Damage) -> None:
-        """Take note that a damaged range is good and synced again.
+        """Remove a damaged range that is good and synced again.
 
-        A log that was stopped for it is opened again instead (`begin_reopen`).
+        A log that was stopped for it is reopened instead (`begin_reopen`).
         """
         self.damage = tuple(each for each in self.damage if each != mended)
         self.lost -= {mended}
-        # It may have been made again, with the name of the one that is open.
+        # The file may have been replaced; the open one would be the old one.
         self._files.forget(mended.path, self.log_dir.reader)
         self._mend_waiters.wake_below(None)
 
     def on_lost(self, damage: Damage) -> None:
-        """Take note that no replica has a good copy of a damaged range."""
+        """Mark a damaged range as lost: no replica has a good copy of it."""
         self.lost |= {damage}
         self._mend_waiters.wake_below(None)
 
@@ -685,12 +691,12 @@ class PartitionLog(ReadableLog):
             self.on_moved(self)
 
     def begin_close(self) -> None:
-        """Refuse appends from now on; those in flight are finished."""
+        """Refuse appends from now on; appends in flight are finished."""
         self._apply(LogEvent.CLOSE)
         self._wake_waiters()
 
     def finish_close(self) -> None:
-        """Refuse everything, and fail requests that were never answered."""
+        """Refuse everything, and fail appends that were never answered."""
         self._apply(LogEvent.CLOSED)
         self._give_up()
 
@@ -716,23 +722,23 @@ class PartitionLog(ReadableLog):
         self.log_dir.check_room(size_bytes)
 
     def _give_up(self) -> None:
-        """Fail everything in flight: nothing more will be known of it."""
+        """Fail everything in flight: its outcome will not be known."""
         self._refused_count += len(self._in_flight)
         self.end_in_doubt(self._end_cause, until=self.next_offset)
         self._in_flight.clear()
         self.next_offset = self.log_end
 
     def _next_high_watermark(self) -> Offset:
-        """Return the next one of a log in a replica set."""
+        """Return the next high watermark of a log in a replica set."""
         bound = high_watermark(self.synced_end, self._held, self._bound)
         if self.state is LogState.REOPENING:
             return self.high_watermark
         is_idle = self.state is LogState.STOPPED and not len(self._in_flight)
         if self.state is LogState.FOLLOWING or is_idle:
-            # A stopped one too: what is above the high watermark is not mended.
+            # Stopped ones too: bytes above the high watermark are not mended.
             end = max(self.high_watermark, bound)
         else:
-            # Copies may end within an append: readers see it whole or not at all.
+            # Copies may end inside an append: readers see it whole or not at all.
             end = self._in_flight.last_end(bound) or self.high_watermark
         if self._settled_from is not None and end >= self._settled_from:
             self.is_settled = True

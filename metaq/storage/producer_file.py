@@ -1,12 +1,12 @@
 """The producer file: batches of producers that a partition remembers across a restart.
 
-Theory of operation. The storage thread notes each batch that has a producer here
-*before* it writes the records of the group; so after a kill every stored batch is
-noted. The file is not synced with the group: that would be a second wait for the device
+Theory of operation. The storage thread notes each batch with a producer here *before*
+it writes the records of the group; so after a kill every stored batch is noted. The
+file is not synced with the group: that would be a second wait for the device
 (docs/decisions/0010-the-producer-file-is-not-synced.md). So after a power cut a batch
-may be stored and not noted, and its repetition is stored again. A note is believed only
-where the log has the batch: all of its bytes, and its first id at its offset. So
-a batch that was noted and not written, or refused on a full disk, is not believed.
+may be stored and not noted, and its repetition is stored again. A note counts only if
+the log has the batch: all of its bytes, and its first id at its offset. So a note of a
+batch that was not written, or refused on a full disk, is ignored.
 
     name: producers, in the partition's directory; a Java broker ignores it
 
@@ -24,11 +24,10 @@ a batch that was noted and not written, or refused on a full disk, is not believ
           +----------+----------+-------+----------+----------+--------+--------+-----+
 
 Big-endian; `producer` is padded with zeros; `crc` is the CRC-32 of the bytes of header
-or entry before it. Entries have one size, so a torn one costs itself alone. When there
-are too many the file is written again with those that are remembered, under a temporary
-name first; so it is at the first note after a start. Deleting the file loses the memory
-of producers, no records.
-Keep in step: docs/storage.md, `producers.py`.
+or entry before it. Entries have one size, so a torn one damages only itself. When there
+are too many, the file is replaced, through a temporary file, by one with the remembered
+batches only; so it is at the first note after a start. Deleting the file loses the
+memory of producers, but no records. Keep in step: docs/storage.md, `producers.py`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,7 +47,7 @@ from metaq.storage.segment import Segment
 from metaq.storage.span_index import is_unreadable
 
 PRODUCERS_NAME: Final = "producers"
-"""Name of the file; nothing that MetaQ looks at."""
+"""Name of the file; MetaQ ignores it."""
 
 MAGIC: Final = b"MQ-PRODS"
 VERSION: Final = 1
@@ -60,10 +59,10 @@ ENTRY_BYTES: Final = ENTRY.size
 """104."""
 
 FILE_FACTOR: Final = 4
-"""The file may hold so many times the entries that are remembered at most."""
+"""Maximum number of entries in the file, as a multiple of the remembered batches."""
 
 FILE_BYTES_MAX: Final = SizeBytes(64 << 20)
-"""A larger file is not read: with any settings ours are smaller."""
+"""A larger file is not read: ours are smaller with any settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +83,12 @@ def encode_header() -> bytes:
 
 
 def encode_entry(batch: StoredBatch) -> bytes:
-    """Return the 104 bytes of one entry; a field out of range is our own bug."""
+    """Return the 104 bytes of one entry; a field out of range is a bug."""
     return with_crc(pack_entry(batch))
 
 
 def pack_entry(batch: StoredBatch) -> bytes:
-    """Return the bytes of an entry, with 0 in the place of its checksum."""
+    """Return the bytes of an entry, with 0 as its checksum."""
     return ENTRY.pack(
         batch.producer.encode("ascii"),
         batch.sequence,
@@ -124,12 +123,12 @@ def decode_notes(data: bytes) -> Notes:
 
 
 def _decode_entry(data: bytes) -> StoredBatch | None:
-    # The checksum was ours to write, so it covers a name of ours.
+    # With a valid checksum we wrote it, so the name is valid, too.
     return unpack_entry(data) if has_crc(data) else None
 
 
 def unpack_entry(data: Buffer) -> StoredBatch:
-    """Return the batch of an entry; its checksum is not looked at."""
+    """Return the batch of an entry, without verifying its checksum."""
     name, sequence, count, checksum, first_id, offset, size, _crc = ENTRY.unpack(data)
     producer = name.rstrip(b"\0").decode("ascii", "replace")
     return StoredBatch(
@@ -149,12 +148,12 @@ def unpack_entry(data: Buffer) -> StoredBatch:
 def read_notes(
     fs: FileSystem, directory: Path, bytes_max: int = FILE_BYTES_MAX
 ) -> Notes:
-    """Read the producer file of a partition; nothing where there is none.
+    """Read the producer file of a partition; empty if there is none.
 
-    One that cannot be read is a flaw, and nothing is read of it.
+    For an unreadable file the result is empty and has a flaw.
 
     Raises:
-        StorageError: The disk refused, and it is not about this file.
+        StorageError: The disk refuses more than this file.
     """
     path = directory / PRODUCERS_NAME
     try:
@@ -185,7 +184,7 @@ def stored_batches(
         fs: The disk.
         segments: The recovered log, in order.
         noted: Entries of the producer file, in its order.
-        producer_count_max: Of how many producers, those that were noted last.
+        producer_count_max: Maximum number of producers, those noted last.
 
     Returns:
         At most `BATCHES_KEPT` of each producer, in the order of the appends.
@@ -209,7 +208,7 @@ def torn_batch(
     covered_end: Offset,
     end: Offset,
 ) -> StoredBatch | None:
-    """Return the noted batch of which a log that ends at `end` has a part only.
+    """Return a noted batch of which a log that ends at `end` has only a part.
 
     A batch is stored as a whole or not at all, so recovery cuts the part off.
 
@@ -217,7 +216,7 @@ def torn_batch(
         fs: The disk.
         segment: The active segment.
         noted: Entries of the producer file.
-        covered_end: End of the bytes that the span index covers: never cut.
+        covered_end: End of the bytes that the span index covers; never cut.
         end: End of the last whole record.
     """
     for batch in noted:
@@ -236,7 +235,7 @@ def _is_stored(fs: FileSystem, segments: Sequence[Segment], batch: StoredBatch) 
 
 
 def _first_id(fs: FileSystem, segment: Segment, offset: Offset) -> MessageId | None:
-    """Return the possible id of a record that begins at `offset`."""
+    """Return the id at `offset`, if a record begins there; None if it is cut."""
     with fs.open_read(segment.path) as file:
         size = SizeBytes(RECORD_HEADER_BYTES)
         header = file.read_at(segment.position_of(offset), size)
@@ -248,11 +247,11 @@ def _first_id(fs: FileSystem, segment: Segment, offset: Offset) -> MessageId | N
 def write_notes(
     fs: FileSystem, directory: Path, batches: Iterable[StoredBatch]
 ) -> None:
-    """Replace the producer file of a partition by one that notes these batches.
+    """Replace the producer file of a partition by one with these batches.
 
     Raises:
         NoSpaceError: The old one is still there.
-        DiskError: The disk refused; which one is there, is unknown.
+        DiskError: The disk refuses; the old or the new one is there.
     """
     entries = b"".join(map(encode_entry, batches))
     fs.write_atomically(directory / PRODUCERS_NAME, encode_header() + entries)
@@ -264,8 +263,8 @@ def write_notes(
 class ProducerFile:
     """Notes batches in the producer file. Owner: the storage thread of the partition.
 
-    `note` before the records are written, `keep` when they are: a group that was
-    refused in between is overwritten by the next note.
+    Call `note` before the records are written, and `keep` after it. If the group is
+    refused in between, the next note overwrites its entries.
     """
 
     def __init__(
@@ -276,7 +275,7 @@ class ProducerFile:
         producer_count_max: int,
         batches: Iterable[StoredBatch] = (),
     ) -> None:
-        """Go on with the batches that recovery found; nothing is opened yet."""
+        """Continue with the batches that recovery found; opens no file yet."""
         self._fs = fs
         self._path = directory / PRODUCERS_NAME
         self._entries_max = FILE_FACTOR * BATCHES_KEPT * producer_count_max
@@ -287,7 +286,7 @@ class ProducerFile:
             self._table.add(batch)
 
     def is_rewrite_due(self, count: int) -> bool:
-        """Return whether a note of so many batches replaces the file."""
+        """Return whether a note of `count` batches would rewrite the file."""
         return self._file is None or self._entries + count > self._entries_max
 
     def note(self, batches: Sequence[StoredBatch]) -> None:
@@ -295,7 +294,7 @@ class ProducerFile:
 
         Raises:
             NoSpaceError: nothing is noted; a later try may succeed.
-            DiskError: nothing is known about the file any more.
+            DiskError: the state of the file is unknown.
         """
         if self.is_rewrite_due(len(batches)):
             self._rewrite()
@@ -304,7 +303,7 @@ class ProducerFile:
         self._file.write_at(position, b"".join(map(encode_entry, batches)))
 
     def keep(self, batches: Sequence[StoredBatch]) -> None:
-        """Note that the records of the last notes are written."""
+        """Keep the last noted entries, because their records are written."""
         self._entries += len(batches)
         for batch in batches:
             self._table.add(batch)
@@ -313,7 +312,7 @@ class ProducerFile:
         """Sync and close, for a clean stop; a second call does nothing.
 
         Raises:
-            DiskError: the disk refused; it is closed all the same.
+            DiskError: the disk refuses; the file is closed all the same.
         """
         try:
             if self._file is not None:

@@ -1,18 +1,17 @@
 """Producers of a partition: which batches were stored, so that none is stored twice.
 
-A producer numbers its records per partition; a batch is named by the producer, the
+A producer numbers its records per partition; a batch is identified by the producer, the
 sequence of its first record and its count. A producer that repeats a batch, because the
-outcome of the first attempt is unknown, is answered with the offset of the first one.
-For that the last `BATCHES_KEPT` batches of each producer are remembered, as many as may
+outcome of the first attempt is unknown, is answered with the offset of that attempt.
+For this the last `BATCHES_KEPT` batches of each producer are remembered, as many as may
 be in flight.
 
     sequence   0        4000      8000      8100
                | batch  | batch   | batch   | expected
                |-- may be repeated ---------|-- is new, a gap is no error
 
-Memory is bounded, so an unknown producer may begin anywhere.
-This module is pure; `producer_file.py` keeps the same on disk. Source:
-docs/protocol.md, *Retries*.
+Memory is bounded, so an unknown producer may start at any sequence. This module is
+pure; `producer_file.py` keeps the same on disk. Source: docs/protocol.md, *Retries*.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,36 +22,36 @@ from metaq.errors import SequenceError
 from metaq.model import MessageId, Offset, SizeBytes
 
 BATCHES_KEPT: Final = 5
-"""Batches remembered of each producer: the most that one may have in flight."""
+"""Number of batches remembered per producer: the most that it may have in flight."""
 
 NO_CHECKSUM: Final = -1
-"""The sender supplied no checksum: sequence and count alone decide."""
+"""Value without a checksum from the sender: sequence and count alone decide."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A batch as it is remembered."""
+    """A remembered batch."""
 
     producer: str
     """Name of the producer: 1..64 ASCII characters."""
     sequence: int
-    """Number of its first record among the producer's records for the partition."""
+    """Sequence of its first record among the producer's records for the partition."""
     count: int
     checksum: int
-    """Checksum of its bytes as they were sent; -1 where none was sent."""
+    """Checksum of its bytes as sent; -1 if none was sent."""
     first_id: MessageId
-    """Id of its first record; no other batch of the broker has it."""
+    """Id of its first record, unique to this batch in the broker."""
     offset: Offset
     size_bytes: SizeBytes
 
     @property
     def next_sequence(self) -> int:
-        """Return the sequence of the batch that follows."""
+        """Return the sequence of the producer's next batch."""
         return self.sequence + self.count
 
     @property
     def end_offset(self) -> Offset:
-        """Return the offset after its last byte."""
+        """Return the offset after the last byte."""
         return Offset(self.offset + self.size_bytes)
 
 
@@ -60,28 +59,28 @@ class ProducerTable:
     """The producers of one partition, least recently used first. Not thread-safe."""
 
     def __init__(self, producer_count_max: int) -> None:
-        """Remember nothing yet, and never more than so many producers."""
+        """Create an empty table with a maximum number of producers."""
         self._producer_count_max = producer_count_max
         self._batches: dict[str, list[StoredBatch]] = {}
         self.forgotten_count = 0
-        """Producers that had to go for others."""
+        """Number of producers forgotten because there were too many."""
 
     def __len__(self) -> int:
         """Return the number of producers."""
         return len(self._batches)
 
     def __iter__(self) -> Iterator[StoredBatch]:
-        """Yield the remembered batches; adding them in order gives the same table."""
+        """Yield the batches; added in this order they give the same table."""
         for batches in self._batches.values():
             yield from batches
 
     def find(
         self, producer: str, sequence: int, count: int, checksum: int
     ) -> StoredBatch | None:
-        """Return the batch that is repeated, or None where it is a new one.
+        """Return the stored batch if it is repeated, or None if it is new.
 
         Raises:
-            SequenceError: it is neither: its records, or such with its numbers, are
+            SequenceError: neither: its records, or others with their numbers, are
                 stored already.
         """
         batches = self._batches.get(producer)
@@ -117,7 +116,7 @@ class ProducerTable:
                 del self._batches[batch.producer]
 
     def replace(self, batches: Iterable[StoredBatch]) -> None:
-        """Remember these batches, in the order of the appends, and no others."""
+        """Replace all remembered batches by these, in the order of the appends."""
         self._batches.clear()
         for batch in batches:
             self.add(batch)

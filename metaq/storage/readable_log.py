@@ -4,9 +4,8 @@
         |------ readable ----|-- written --|-- in flight --|
 
 Gets stop at the high watermark: a consumer never sees a byte that a crash could take
-back. No file is opened on the loop's thread, and none is read there. A replica that
-follows gets *copies*: of appends in flight that are written, from memory (`tail`), of
-others that are synced, from the file.
+back. The loop's thread opens and reads no file. A replica that follows gets *copies*:
+written appends in flight from memory (`tail`), other synced bytes from the file.
 
     copy of        from           ends
     appends in     memory         with one of them; at least one, however large
@@ -14,8 +13,8 @@ others that are synced, from the file.
     other bytes    one segment    at the end of any record; not within a batch that a
                                   producer may send again, see `batches_in`
 
-Invariant: log start <= high watermark <= log end <= next offset, asserted whenever one
-of them changes. `partition_log.py` moves them. Source: docs/metaq-1.4/broker.md 2.4.
+Invariant: log start <= high watermark <= log end <= next offset, asserted when one of
+them changes. `partition_log.py` moves them. Source: docs/metaq-1.4/broker.md 2.4.
 """
 
 from collections.abc import Callable
@@ -54,36 +53,36 @@ class ReadableLog:
         number: int | None,
         watermark: Offset | None,
     ) -> None:
-        """Show a log as recovery found it; see `PartitionLog`."""
+        """Create a log in the state that recovery found; see `PartitionLog`."""
         self.log_id: Final = log_id
         """Partition of the log."""
         self.log_dir: Final = log_dir
         """Its data directory."""
         self.number: Final = number
-        """Log number in a replica set; None outside of one, and before it has one."""
+        """Log number in a replica set; None outside of one, or if not yet assigned."""
         self.producers: Final = producers
-        """Batches of its producers, those in flight included."""
+        """Batches of its producers, including those in flight."""
         self._files = files
         self.segments = segments
-        """Its segments; an immutable value, replaced when it changes."""
+        """Segments of the log; an immutable value, replaced when it changes."""
         self.log_start_offset = segments.first.base_offset
-        """First readable offset; it only grows."""
+        """First readable offset; never decreases."""
         end = segments.active.end_offset
         self.high_watermark = end if watermark is None else watermark
-        """Offset after the last readable byte; it only grows, see
+        """Offset after the last readable byte; decreases only by
         `lower_high_watermark`."""
         self.log_end = end
-        """Offset after the last byte that is written here, as far as that is known."""
+        """Offset after the last byte known to be written here."""
         self.next_offset = end
-        """Offset of the next append, those in flight counted."""
+        """Offset of the next append, after those in flight."""
         self.synced_end = end
         """Offset after the last byte that is synced here."""
         self.damage = damage
         """Damaged ranges, in order of their offsets."""
         self.lost: frozenset[Damage] = frozenset()
-        """Those of which no replica has a good copy."""
+        """Damaged ranges of which no replica has a good copy."""
         self.state = LogState.STOPPED if damage else LogState.OPEN
-        """Requests that it accepts."""
+        """State; it says which requests are accepted."""
         self._in_flight = AppendsInFlight()
         self._waiters = LogWaiters()
         self._mend_waiters = LogWaiters()
@@ -103,27 +102,27 @@ class ReadableLog:
     # -- gets
 
     def read(self, offset: Offset, max_bytes: int) -> Slice:
-        """Return readable bytes from `offset` on, of one segment.
+        """Return readable bytes of one segment, from `offset` on.
 
         Args:
-            offset: any offset; it need not be where a record starts.
-            max_bytes: longest slice wanted, 1 or more.
+            offset: any offset, not necessarily the start of a record.
+            max_bytes: maximum size of the slice, 1 or more.
 
         Returns:
             A slice of 1 to `max_bytes` bytes; it ends at the latest at the end of the
-            segment, at the high watermark or where damage starts. The caller releases
+            segment, at the high watermark or where damage begins. The caller releases
             it.
 
         Raises:
             OffsetOutOfRangeError: no readable byte has this offset (the high watermark
                 itself is out of range too).
-            CorruptRecordError: the byte is in a damaged range, or is missing; the
-                error knows the next good offset.
+            CorruptRecordError: the byte is in a damaged range or missing; the error
+                has the next good offset.
             LogDirOfflineError: the data directory had a disk error.
             ClosedError: the log is closed.
         """
         if not self.log_start_offset <= offset < self.high_watermark:
-            # Damage comes first: of a log that lost its end it says where.
+            # A log that lost its end reports the damage.
             self._require_good(offset)
             raise OffsetOutOfRangeError(
                 offset,
@@ -140,8 +139,8 @@ class ReadableLog:
 
         Returns:
             Below the log start: the log start; from the high watermark on: the high
-            watermark; else the base offset of the segment that holds the byte, which
-            is always where a record starts.
+            watermark; else the base offset of the segment that contains the byte, which
+            is always the start of a record.
         """
         if offset < self.log_start_offset:
             return self.log_start_offset
@@ -151,20 +150,20 @@ class ReadableLog:
         return segment.base_offset if segment else self.high_watermark
 
     def is_mendable(self, offset: Offset) -> bool:
-        """Return whether a byte is damaged here, and another replica may have it."""
+        """Return whether a byte is damaged here and another replica may have it."""
         return self.number is not None and any(
             each.covers(offset) and each not in self.lost for each in self.damage
         )
 
     def wait(self, offset: Offset, callback: Callable[[], None]) -> WaitHandle:
-        """Call back once, when a byte at `offset` is readable or the log stops.
+        """Call back once, when the byte at `offset` is readable or the log stops.
 
-        Where `is_mendable`: when a damaged range was mended, or is found lost.
+        If `is_mendable`: when a damaged range was mended or is found lost.
 
         Args:
-            offset: usually the high watermark of the moment.
-            callback: called on this thread, later or, when the condition holds
-                already, before this method returns.
+            offset: usually the present high watermark.
+            callback: called on this thread, later or, if the condition holds already,
+                before this method returns.
 
         Returns:
             A handle that cancels the wait.
@@ -179,15 +178,15 @@ class ReadableLog:
     # -- copies, for a replica that follows
 
     def tail(self, offset: Offset, max_bytes: int) -> list[AppendRequest]:
-        """Return appends in flight that a copy can be made of without the file.
+        """Return appends in flight that can be copied without reading the file.
 
         Args:
-            offset: where the copy begins.
-            max_bytes: of all together; the first may be larger.
+            offset: start of the copy.
+            max_bytes: maximum total size; the first may be larger.
 
         Returns:
-            Appends that begin exactly there and follow each other, of one segment,
-            written here, with their bytes; none where the file has to be read.
+            Contiguous appends of one segment that begin exactly at `offset` and are
+            written here, with their bytes; empty if the file has to be read.
         """
         following = self.segments.following(offset)
         end = self.log_end
@@ -196,16 +195,17 @@ class ReadableLog:
         return self._in_flight.take_copies(offset, end, max_bytes)
 
     def copy_end(self, offset: Offset, max_bytes: int) -> tuple[Offset, bool]:
-        """Return where a copy may end that is read from the file.
+        """Return where a copy that is read from the file may end.
 
         Args:
-            offset: where it begins, below the synced end.
-            max_bytes: wanted at most; one append in flight may be larger.
+            offset: start of the copy, below the synced end.
+            max_bytes: maximum size wanted; one append in flight may be larger.
 
         Returns:
             An offset in the segment of the first byte, up to the synced end, and
-            whether an append ends there: then the copy has all of it. Else it ends
-            with a record, there or before, and within no batch (`batches_in`).
+            whether an append ends there, so that the copy includes all of it. If not,
+            the copy ends with a record, there or before, and inside no batch
+            (`batches_in`).
         """
         following = self.segments.following(offset)
         end = self.synced_end
@@ -219,18 +219,18 @@ class ReadableLog:
         return self._in_flight.copy_end(offset, wanted)
 
     def read_copy(self, offset: Offset, end: Offset) -> Slice:
-        """Return bytes for a copy, also from above the high watermark.
+        """Return bytes for a copy, including those above the high watermark.
 
         Args:
             offset: of the first byte.
-            end: after it, within its segment and the synced end (`copy_end`).
+            end: after the last byte, in the same segment and synced (`copy_end`).
 
         Returns:
-            A slice; it ends early where damage starts. The caller releases it.
+            A slice; it ends early where damage begins. The caller releases it.
 
         Raises:
-            OffsetOutOfRangeError: bytes of the range are not there, or not synced.
-            CorruptRecordError: the first byte is in a damaged range, or is missing.
+            OffsetOutOfRangeError: bytes of the range do not exist or are not synced.
+            CorruptRecordError: the first byte is in a damaged range or missing.
             LogDirOfflineError: the data directory had a disk error.
             ClosedError: the log is closed.
         """
@@ -242,22 +242,22 @@ class ReadableLog:
         return self._slice(offset, end)
 
     def segment_base(self, offset: Offset) -> Offset:
-        """Return the base offset of the segment that holds, or will hold, an offset."""
+        """Return the base offset of the segment that has, or will have, an offset."""
         return (self.segments.find(offset) or self.segments.first).base_offset
 
     def batches_in(self, start: Offset, end: Offset) -> tuple[StoredBatch, ...]:
-        """Return the notes of batches that begin in a range, in their order."""
+        """Return entries of the batches that begin in [start, end), by offset."""
         found = [each for each in self.producers if start <= each.offset < end]
         return tuple(sorted(found, key=lambda batch: batch.offset))
 
     # -- helpers
 
     def _require_good(self, offset: Offset) -> Offset | None:
-        """Return where damage begins after an offset, or None.
+        """Return the first damaged offset after `offset`, or None.
 
         Raises:
-            CorruptRecordError: it is in a damaged range.
-            LogDirOfflineError: nothing is believed.
+            CorruptRecordError: `offset` is in a damaged range.
+            LogDirOfflineError: the data directory is offline.
             ClosedError: the log is closed.
         """
         if self.state in {LogState.OFFLINE, LogState.CLOSED}:
@@ -270,18 +270,18 @@ class ReadableLog:
         return None
 
     def _slice(self, offset: Offset, end: Offset) -> Slice:
-        """Return a slice from an offset to `end`, its segment's end or damage."""
+        """Return a slice up to `end`, the end of the segment or the next damage."""
         damaged = self._require_good(offset)
         return self.read_unchecked(
             offset, end if damaged is None else min(end, damaged)
         )
 
     def read_unchecked(self, offset: Offset, end: Offset) -> Slice:
-        """Return bytes as they are on the disk, damaged or not, of one segment.
+        """Return bytes of one segment as they are on the disk, damaged or not.
 
         Args:
             offset: of the first byte, in the log.
-            end: after it, up to the synced end; the slice may end before.
+            end: after the last byte, up to the synced end; the slice may end earlier.
         """
         segment = self.segments.find(offset)
         assert segment is not None, f"{self.log_id}: no segment holds {offset}"
@@ -312,7 +312,7 @@ class ReadableLog:
 
     @property
     def _may_grow(self) -> bool:
-        """Whether more may become readable."""
+        """Whether more bytes may become readable."""
         return self.state is LogState.OPEN or self.state in COPYING
 
     def _wake_waiters(self) -> None:

@@ -1,42 +1,43 @@
 """Open one partition directory: list segments, repair a torn tail, stop at damage.
 
-Theory of operation. Recovery is a sequence of named passes; each starts from the
-results of those before it, and the result is a value. The broker that runs afterwards
-may assume a log without flaws, or the log is stopped.
+Theory of operation. Recovery is a sequence of named passes; each uses the results of
+the passes before it, and the result is a value. Afterwards the broker may assume that
+the log has no flaws, or the log is stopped.
 
     1 check_names         names → segments, indexes, leftovers; refuses wrong names;
                           base offset + size = next base offset, no segment is missing
     2 clear the way       removes temporary files and indexes of deleted segments
     3 check_active        the active segment: every span by its checksum, then the
                           records after the last span one by one, and whether the
-                          last batch of a producer is there as a whole
+                          last batch of a producer is complete
     4 keep and cut        a torn tail: copy it aside, sync the copy, truncate, sync
     5 settle              make the bytes after the last span durable, then index them
 
-Four things can be found in the active segment, and they are results, not errors:
+The active segment can be in one of four states, which are results, not errors:
 
 * a clean end;
 * a *torn tail*: the first bad byte is after the last covered byte, and no whole
   record begins further after it than one unsynced write can be long
   (`unsynced_bytes_max`). Only a crash explains it, and these bytes were never
+  (`unsynced_bytes_max`). Only a crash explains it, and these bytes were never
   acknowledged: they are cut, and kept in `<name>.torn-<offset>`;
-* a part of a batch that its producer will send again: whole records, but not all of
-  those that the producer file has noted. It is cut as a torn tail;
+* a part of a batch that its producer will send again: whole records, but not all that
+  the producer file has noted. It is cut like a torn tail;
 * *corruption*: anything else. An entry of the index proves that its bytes were on disk;
-  a record far after the bad byte proves that a later write was. The log stops, with
-  file, offset and next good offset; nothing is cut and the index stays as it is.
+  a record far after the bad byte proves that a later write was. The log stops, and
+  reports file, offset and next good offset; nothing is cut and the index is unchanged.
 
 Invariant: bytes below the end of the index are never cut. Every pass may be killed at
-any point and done again: the second run gives the same bytes.
+any point and repeated: the second run gives the same bytes.
 
-An index that cannot be read for any reason counts as none, and a line is logged. A
-directory that has the name of a side file is moved aside.
+An unreadable index counts as none, and is logged. A directory with the name of a side
+file is renamed.
 
-Pass 5 writes the bytes again before it syncs them. A process that stopped because of a
-failed sync leaves pages that memory shows and the disk does not have, marked clean; a
-sync alone would report success and write nothing.
+Pass 5 writes the bytes again before it syncs them. After a failed sync the page cache
+has pages that are marked clean but are not on the disk; a sync alone would report
+success and write nothing.
 
-Only the disk raises (`StorageError`: the data directory goes offline). Source:
+Only disk errors are raised (`StorageError`: the data directory goes offline). Source:
 docs/metaq-1.4/broker.md 2.1, 2.3. Keep in step: docs/storage.md, `span_index.py`.
 """
 
@@ -74,13 +75,13 @@ from metaq.storage.walk import MTIME_LAG_MS, WINDOW_BYTES, walk_records
 _log = logging.getLogger(__name__)
 
 TORN_FILES_MAX: Final = 8
-"""Torn tails kept per partition; the one with the smallest offset goes first."""
+"""Maximum number of torn tails kept per partition; the smallest offset goes first."""
 
 REWRITTEN_BYTES_MAX: Final = 64 << 20
-"""Written again at most, from the end (pass 5): several times one group commit."""
+"""Maximum number of bytes rewritten in pass 5, from the end: several group commits."""
 
 COPY_BYTES: Final = 1 << 20
-"""Copied at a time."""
+"""Bytes copied at once."""
 
 _TORN: Final = re.compile(r"[0-9]+\.meta\.torn-([0-9]+)")
 
@@ -91,11 +92,11 @@ class TornTail:
 
     path: Path
     offset: Offset
-    """Offset of the first byte that was cut: the log end since."""
+    """Offset of the first cut byte, which is the new log end."""
     cut_bytes: SizeBytes
     flaw: str
     kept_as: Path | None
-    """Copy of the cut bytes; None when the disk was full."""
+    """Copy of the cut bytes; None if the disk was full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +104,18 @@ class RecoveredLog:
     """Contents of a partition directory after repair."""
 
     segments: tuple[Segment, ...]
-    """Sorted by base offset and contiguous, the last one active; where a file does not
-    reach to the next one, `damage` says so. None in a new directory, and in one that is
+    """Sorted by base offset and contiguous, the last one active; `damage` has the files
+    that do not extend to the next one. Empty for a new directory, and for one that is
     refused as a whole."""
     spans: SpanIndexWriter | None
     """Open at the end of the active segment, owned by the caller; None without a
-    segment, with damage, or when the disk was too full for the index."""
+    segment, with damage, or if the disk was too full for the index."""
     last_id: MessageId
-    """Largest message id that is known, -1 for none: new ids are larger."""
+    """Largest known message id, -1 for none: new ids must be larger."""
     record_count: int
     """Records in all segments that have an index, and in the active one."""
     damage: tuple[Damage, ...] = ()
-    """Not empty: the log is stopped. In order of offsets, apart from each other."""
+    """If not empty, the log is stopped. In order of offsets, not touching."""
     torn: TornTail | None = None
 
 
@@ -123,7 +124,7 @@ class _Active:
     """State of the active segment as found."""
 
     index: SpanIndex
-    """Everything valid, if there is no damage: believed entries and walked spans."""
+    """Valid entries and walked spans; complete if there is no damage."""
     believed: SpanIndex | None
     """Valid part of the index file; None if there is none."""
     end: Offset
@@ -146,23 +147,23 @@ def recover_log(
     is_index_trusted: bool = False,
     on_torn_tail: Callable[[], None] = lambda: None,
 ) -> RecoveredLog:
-    """Recover one partition; see the head of this file.
+    """Recover one partition; see the module docstring.
 
     Args:
         fs: The disk.
-        directory: The partition directory; exclusively ours.
-        unsynced_bytes_max: How many bytes one crash may tear: the bound of one group
-            commit. None: any number (threshold mode).
+        directory: The partition directory; must be exclusively ours.
+        unsynced_bytes_max: Maximum number of bytes that one crash may tear: the size
+            of a group commit. None: no limit (threshold mode).
         span_bytes_min: For the index that is made here, and for its writer.
-        now_ms: Wall clock; records without a better time get at most this.
-        noted: Batches that were written, or about to be (`producer_file.py`).
-        rewritten_bytes_max: How many of the bytes after the index are written again.
-        is_index_trusted: This process has written, or verified, the bytes that the
-            index covers: they are not read again.
-        on_torn_tail: Called where there is a torn tail, before it is cut.
+        now_ms: Wall clock; the latest append time given to records.
+        noted: Batches in the producer file, written or about to be.
+        rewritten_bytes_max: Maximum number of bytes after the index that are rewritten.
+        is_index_trusted: This process has written or verified the bytes that the index
+            covers: they are not read again.
+        on_torn_tail: Called if there is a torn tail, before it is cut.
 
     Raises:
-        StorageError: The disk refused; the directory may be recovered again.
+        StorageError: The disk refuses; the directory may be recovered again.
 
     Durability: every byte below the end of the result is on disk.
     """
@@ -188,14 +189,14 @@ def recover_log(
     count = index.record_count + _count_records(fs, sealed)
     torn, spans = None, None
     if active.flaw is not None:
-        # With damage it is cut later, and lacks these bytes already.
+        # With damage it is cut later, but the log lacks these bytes already.
         on_torn_tail()
     if not damage_found:
         if active.flaw is not None:
             torn = _cut_torn_tail(fs, last, active.end, active.flaw)
         cut_keys(fs, last.path, last.base_offset, active.end)
         _settle(fs, last, active, rewritten_bytes_max)
-        # Last, so that no later error can leave it open.
+        # Last, because a later error would leave it open.
         spans = _open_writer(fs, last, index, active.believed, span_bytes_min)
     last = replace(last, size_bytes=SizeBytes(active.end - last.base_offset))
     result = RecoveredLog((*sealed, last), spans, last_id, count, damage_found, torn)
@@ -205,9 +206,9 @@ def recover_log(
 def find_extent(
     fs: FileSystem, directory: Path, *, unsynced_bytes_max: SizeBytes, now_ms: Millis
 ) -> Extent | None:
-    """Return the offsets that `recover_log` would find, by passes 1 and 3 alone.
+    """Return the offsets that `recover_log` would find; runs passes 1 and 3 only.
 
-    None without a segment. Nothing is changed.
+    None without a segment. Changes nothing.
     """
     names = check_names(fs, directory)
     if names.bad_name or not names.segments:
@@ -221,7 +222,7 @@ def find_extent(
 
 
 def _clear_way(fs: FileSystem, directory: Path, leftovers: Iterable[Path]) -> None:
-    """Finish an interrupted operation, and clear the names of our files."""
+    """Remove leftovers of an interrupted step, and free the names of side files."""
     for path in leftovers:
         if not _moved_aside(fs, path):
             fs.unlink(path)
@@ -243,7 +244,7 @@ def _moved_aside(fs: FileSystem, path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """The active segment, and what `recover_log` is to believe of it."""
+    """The active segment, and the facts by which it is judged."""
 
     fs: FileSystem
     segment: Segment
@@ -253,7 +254,7 @@ class _Check:
     is_index_trusted: bool = False
 
     def run(self) -> _Active:
-        """Verify the spans, walk the bytes after them, and classify what is wrong."""
+        """Verify the spans, walk the bytes after them, and classify faults."""
         segment = self.segment
         believed = try_read_index(self.fs, segment.path, segment.base_offset)
         index = believed or SpanIndex(segment.base_offset)
@@ -263,7 +264,7 @@ class _Check:
             damage = damage_in_spans(file, segment, spans)
             last_id = max(index.last_id_before, _newest_id(file, segment, index))
             if not is_whole:
-                # The last range is that of the bytes that are gone.
+                # The last range is that of the missing bytes.
                 end = damage[-1].offset
                 return _Active(index, believed, end, last_id, damage, None)
             tail = check_tail(
@@ -286,7 +287,7 @@ class _Check:
     def without_torn_batch(
         self, active: _Active, noted: Sequence[StoredBatch]
     ) -> _Active:
-        """End the log before a batch of which it has only the first records."""
+        """End the log before a batch of which only the first records are there."""
         fs, segment, end = self.fs, self.segment, active.end
         believed = active.believed or SpanIndex(segment.base_offset)
         covered_end = believed.end_offset
@@ -305,7 +306,7 @@ class _Check:
 
 
 def _newest_id(file: ReadFile, segment: Segment, index: SpanIndex) -> MessageId:
-    """Return the largest id of the last covered span; -1 where none can be read."""
+    """Return the largest id of the last covered span; -1 if none can be read."""
     span = index.spans[-1] if index.spans else None
     if span is None or span.base_offset >= segment.end_offset:
         return NO_ID
@@ -320,9 +321,9 @@ def _newest_id(file: ReadFile, segment: Segment, index: SpanIndex) -> MessageId:
 
 
 def _last_id_of(fs: FileSystem, segment: Segment, span_bytes_min: int) -> MessageId:
-    """Return the largest id that a sealed segment knows: -1 for a Java broker's."""
+    """Return the largest id known from a sealed segment; -1 for a Java broker's."""
     index = index_of(fs, segment)
-    # A full disk, or a power cut in a roll, leaves an index that is short.
+    # A full disk, or a power cut during a roll, leaves a short index.
     tail = walk_segment(fs, segment, index.end_offset, span_bytes_min)
     with fs.open_read(segment.path) as file:
         covered_id = _newest_id(file, segment, index)
@@ -330,7 +331,7 @@ def _last_id_of(fs: FileSystem, segment: Segment, span_bytes_min: int) -> Messag
 
 
 def _count_records(fs: FileSystem, segments: list[Segment]) -> int:
-    """Return the records of sealed segments, as far as they have an index."""
+    """Return the number of records of sealed segments that have an index."""
     totals = (read_totals(fs, each.path, each.base_offset) for each in segments)
     return sum(each.record_count for each in totals)
 
@@ -341,7 +342,7 @@ def _count_records(fs: FileSystem, segments: list[Segment]) -> int:
 def _cut_torn_tail(
     fs: FileSystem, segment: Segment, end: Offset, flaw: str
 ) -> TornTail:
-    """Keep the bytes from `end` on aside, then cut them off; durable on return."""
+    """Copy the bytes from `end` on, then cut them off; durable on return."""
     size_bytes = SizeBytes(segment.end_offset - end)
     kept = keep_aside(fs, (segment,), end, size_bytes)
     cut_file(fs, segment.path, SizeBytes(segment.position_of(end)))
@@ -351,17 +352,17 @@ def _cut_torn_tail(
 def keep_aside(
     fs: FileSystem, segments: Sequence[Segment], offset: Offset, bytes_max: SizeBytes
 ) -> Path | None:
-    """Copy bytes that are to be cut into `<name>.torn-<offset>`; durable on return.
+    """Copy bytes before a cut into `<name>.torn-<offset>`; durable on return.
 
     Args:
         fs: The disk.
-        segments: The one that holds `offset`, and those after it.
+        segments: The segment that contains `offset`, and those after it.
         offset: The first byte.
-        bytes_max: Copied at most.
+        bytes_max: Maximum number of bytes to copy.
 
     Returns:
-        The copy; None when the disk is too full for it. That must not keep a log from
-        starting: these bytes were never acknowledged.
+        The copy; None if the disk is too full for it. That must not prevent a start,
+        because these bytes were never acknowledged.
     """
     path = segments[0].path
     kept = path.with_name(f"{path.name}.torn-{offset}")
@@ -386,7 +387,7 @@ def _copy_tail(
     end: Offset,
     target: Path,
 ) -> None:
-    """Copy the bytes of segments from `offset` to `end` into a new file; sync it."""
+    """Copy bytes of segments from `offset` to `end` into a new file, and sync it."""
     with fs.open_append(target, create=True) as writer:
         for segment in segments:
             with fs.open_read(segment.path) as reader:
@@ -400,7 +401,7 @@ def _copy_tail(
 
 
 def cut_file(fs: FileSystem, path: Path, size_bytes: SizeBytes) -> None:
-    """Cut a file that may be longer; durable on return."""
+    """Truncate a file that is longer than that; durable on return."""
     with fs.open_append(path, create=False) as file:
         if file.size() > size_bytes:
             file.truncate(size_bytes)
@@ -408,7 +409,7 @@ def cut_file(fs: FileSystem, path: Path, size_bytes: SizeBytes) -> None:
 
 
 def _drop_old_torn_files(fs: FileSystem, directory: Path) -> None:
-    """Remove the torn tails of the smallest offsets beyond `TORN_FILES_MAX`."""
+    """Remove torn tails beyond `TORN_FILES_MAX`, smallest offsets first."""
     matches = (_TORN.fullmatch(name) for name in fs.list_directory(directory))
     kept = sorted((int(match[1]), match[0]) for match in matches if match)
     for _offset, name in kept[:-TORN_FILES_MAX]:
@@ -421,7 +422,7 @@ def _drop_old_torn_files(fs: FileSystem, directory: Path) -> None:
 def _settle(
     fs: FileSystem, segment: Segment, active: _Active, rewritten_bytes_max: int
 ) -> None:
-    """Make the bytes after the valid index durable, and the segment's name."""
+    """Make the bytes after the valid index, and the segment's name, durable."""
     fs.sync_directory(segment.path.parent)
     covered = segment.base_offset
     if active.believed is not None:
@@ -446,7 +447,7 @@ def _open_writer(
     believed: SpanIndex | None,
     span_bytes_min: int,
 ) -> SpanIndexWriter | None:
-    """Bring the index file in step with `index` and open it; None on a full disk."""
+    """Make the index file equal to `index`, and open it; None on a full disk."""
     path = spans_path(segment.path, index.base_offset)
     try:
         size = HEADER.size + ENTRY_BYTES * len(index.spans)
@@ -466,9 +467,9 @@ def _open_writer(
 
 
 def cut_index(fs: FileSystem, segment_path: Path, index: SpanIndex) -> None:
-    """Remove the entries after those of `index`, which needs no free space.
+    """Truncate an index file after the entries of `index`; needs no free space.
 
-    The log may get other bytes where those entries say that records are.
+    Otherwise the log might get other bytes where the cut entries claim records.
     """
     size = SizeBytes(HEADER.size + ENTRY_BYTES * len(index.spans))
     cut_file(fs, spans_path(segment_path, index.base_offset), size)
@@ -478,7 +479,7 @@ def cut_index(fs: FileSystem, segment_path: Path, index: SpanIndex) -> None:
 
 
 def _report(result: RecoveredLog) -> RecoveredLog:
-    """Log a summary of this log for operators; return it."""
+    """Log the result for operators, and return it."""
     for damage in result.damage:
         _log.error("log stopped: %s", damage)
     torn = result.torn

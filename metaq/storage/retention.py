@@ -1,31 +1,31 @@
 """Plan of retention: a pure plan from facts, and a clock that may be wrong.
 
-Theory of operation. Segments leave a log from the oldest on and never out of order, so
-that the log stays contiguous; the active segment never leaves. A segment goes
+Theory of operation. Segments are removed from a log oldest first, so that the log stays
+contiguous; the active segment is never removed. A segment is removed
 
 * by age: it is strictly older than its topic's policy allows. Its age counts from its
-  newest append, by the span index; from the file's time only where there is no index;
+  newest append, according to the span index; only without one from the file's mtime;
 * by size: the log, or all logs of a data directory, are strictly larger than allowed.
-  Size does not ask the clock, except for which of several logs has the oldest segment.
+  Size does not need the clock, except to choose the log with the oldest segment.
 
-Deleting by age believes a clock, and clocks jump. `TrustedTime` is the time that is
-believed; it starts at the newest append that recovery found and is carried on by the
-clock that counts from the boot, which does not jump, and runs on while the machine is
-suspended and the process stopped. At every look:
+Deletion by age relies on a clock, and clocks jump. `TrustedTime` is the trusted time;
+it starts at the newest append that recovery found and advances with the clock since the
+boot, which does not jump, and runs on while the machine is suspended and the process
+stopped. Each look compares it with the wall clock:
 
 * wall and trusted time agree within `STEP_MS_MAX` (and a drift of one in a thousand):
-  the wall clock is believed;
-* they differ: ages count from the *earlier* of the two. When both clocks have run on
-  side by side for `HOLD_MS`, the wall clock is believed again; but a clock that jumped
-  forward by more than `LEAD_MS_MAX` while we were watching is not, until a restart.
+  the wall clock is trusted;
+* they differ: ages count from the *earlier* of the two. When both clocks have run in
+  parallel for `HOLD_MS`, the wall clock is trusted again; but one that jumped forward
+  by more than `LEAD_MS_MAX` while the broker ran is not trusted until a restart.
 
 A start finds the wall clock ahead of the newest append by as long as the broker was
-down or idle. Up to `LEAD_MS_MAX` that is an *absence* and no fault of the clock: ages
-still lag for the hold, since a clock that was set wrong while we were down looks the
-same.
+down or idle. Up to `LEAD_MS_MAX` that is an *absence*, not reported as a fault of the
+clock; ages still lag for the hold, because a clock that was set wrong while the broker
+was down looks the same.
 
 So a jump forward deletes nothing within the hold, and a jump back never does; a broker
-that was down for long deletes a day late. The time stamped on a segment may be wrong as
+that was down for long deletes a day late. The append time of a segment may be wrong as
 well: a time in the future is replaced by that of the next segment, and no segment
 counts as older than the one before it. Source: docs/metaq-1.4/broker.md 2.9 (strict
 comparison).
@@ -42,18 +42,19 @@ from typing import Final
 from metaq.model import LogId, Millis, Offset, SizeBytes
 
 STEP_MS_MAX: Final = Millis(60_000)
-"""A difference up to this is a clock being set right, not a jump."""
+"""Maximum difference that counts as an adjustment of the clock, not as a jump."""
 
 DRIFT_PER_MS: Final = 1000
-"""One millisecond of difference more is allowed for this many that passed: twice the
-rate at which clocks are slewed."""
+"""One more millisecond of difference is allowed per this many elapsed: twice the rate
+at which clocks are slewed."""
 
 HOLD_MS: Final = Millis(24 * 3_600_000)
-"""Time for which a jumped clock has to run evenly before it is believed: a day, in
-which an operator may notice the error that is logged at each look."""
+"""Time for which a jumped clock must run evenly before it is trusted: a day, in which
+an operator may notice the error that is logged at each look."""
 
 LEAD_MS_MAX: Final = Millis(30 * 24 * 3_600_000)
-"""A longer jump forward while the broker runs is believed after a restart only."""
+"""After a longer jump forward, while the broker runs, only a restart trusts the
+clock."""
 
 _NEVER: Final = Millis(2**63 - 1)
 
@@ -63,21 +64,20 @@ _NEVER: Final = Millis(2**63 - 1)
 
 @dataclass(frozen=True, slots=True)
 class TrustedTime:
-    """The time that is believed, as of one look at both clocks."""
+    """The trusted time, as of one look at both clocks."""
 
     wall_ms: Millis
     boot_ms: Millis
     """Clock since the boot at that look."""
     is_start: bool = False
-    """True until the wall clock has been believed once: it may be ahead by as long
-    as the broker was down, so any lead is believed after the hold."""
+    """True until the wall clock was trusted once: it may be ahead by as long as the
+    broker was down, so any lead is trusted after the hold."""
     is_absence: bool = False
-    """It is ahead by as much as at the start, and no more than an absence explains."""
+    """Whether the lead is still that of the start, and small enough for an absence."""
     lead_ms: int = 0
-    """Milliseconds by which the wall clock was ahead at the last look; 0: believed."""
+    """Milliseconds by which the wall clock led at the last look; 0: it is trusted."""
     since_ms: Millis | None = None
-    """Time since the boot at which it began to be ahead by that much; None: believed.
-    """
+    """Time since the boot when it began to lead by that much; None: it is trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +86,19 @@ class Look:
 
     trusted: TrustedTime
     now_ms: Millis
-    """Ages count up to here."""
+    """Time from which ages count back."""
     clock_fault: str | None
-    """Reason for not believing the wall clock, for the log; None: it is believed."""
+    """Reason for not trusting the wall clock, for the log; None: it is trusted."""
 
 
 def trust_at_start(
     newest_append_ms: Millis | None, *, wall_ms: Millis, boot_ms: Millis
 ) -> TrustedTime:
-    """Return the time to believe when a broker starts.
+    """Return the time to trust when a broker starts.
 
     Args:
         newest_append_ms: Newest append in any log, before this run appended anything;
-            None where nothing is stored: then there is nothing to delete either.
+            None if nothing is stored, and so there is nothing to delete.
         wall_ms: Wall clock.
         boot_ms: Clock since the boot.
     """
@@ -116,7 +116,7 @@ def trust_at_start(
 
 
 def look_at_clocks(trusted: TrustedTime, *, wall_ms: Millis, boot_ms: Millis) -> Look:
-    """Compare both clocks with the trusted time; see the head of this file."""
+    """Compare both clocks with the trusted time; see the module docstring."""
     passed = boot_ms - trusted.boot_ms
     expected = Millis(trusted.wall_ms + passed)
     lead = wall_ms - expected
@@ -160,47 +160,47 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SegmentFacts:
-    """One segment, as far as retention asks."""
+    """Facts about one segment that retention needs."""
 
     base_offset: Offset
     size_bytes: SizeBytes
     is_active: bool
-    """The last of its log: it always stays."""
+    """Whether it is the last of its log; it always stays."""
     newest_append_ms: Millis | None
-    """Newest append by the span index; None without a whole index."""
+    """Newest append according to the span index; None if that is not complete."""
     mtime_ms: Millis
     record_count: int = 0
-    """Records by its index, 0 without one; the plan does not ask."""
+    """Number of records by its index, 0 without one; the plan does not use it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """One log, as far as retention asks."""
+    """Facts about one log that retention needs."""
 
     log_id: LogId
     segments: tuple[SegmentFacts, ...]
     age_ms: int
-    """A sealed segment goes when it is strictly older, milliseconds, 0 or more."""
+    """Sealed segments that are strictly older are removed, milliseconds, 0 or more."""
     log_bytes_max: int = 0
     """Size limit of this log, bytes; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """One segment goes. Per log the actions are in order, oldest first."""
+    """Removal of one segment. Removals of one log are in order, oldest first."""
 
     log_id: LogId
     base_offset: Offset
-    """The segment: its log's first one once the actions before are done."""
+    """The segment: the first of its log after the earlier removals."""
     reason: Reason
 
 
 def hard_limit(size_bytes: int, segment_bytes_max: int) -> int:
-    """Return the size at which puts are refused for a size that retention keeps to.
+    """Return the size at which puts are refused, for a size limit of retention.
 
-    Retention removes sealed segments above `size_bytes`. It can always get back below
-    it plus one segment; a log that is larger than that has a retention that does not
-    work, and must not fill the disk.
+    Retention removes sealed segments above `size_bytes`, and so can always get below
+    that plus one segment. In a larger log retention does not work, and the log must not
+    fill the disk.
     """
     return size_bytes + segment_bytes_max if size_bytes else 0
 
@@ -208,13 +208,13 @@ def hard_limit(size_bytes: int, segment_bytes_max: int) -> int:
 def plan_retention(
     logs: Sequence[LogFacts], *, now_ms: Millis, directory_bytes_max: int = 0
 ) -> tuple[Removal, ...]:
-    """Return which segments of one data directory go, in the order to carry it out.
+    """Return which segments of one data directory to remove, in order.
 
-    An action that fails ends the actions of its log: a later segment must not go
-    before it.
+    A removal that fails ends the removals of its log: a later segment must not be
+    removed before it.
 
     Args:
-        logs: All logs of the directory, damaged ones left out.
+        logs: All logs of the directory, except damaged ones.
         now_ms: From `look_at_clocks`.
         directory_bytes_max: Size limit of all logs together, bytes; 0: none.
     """
@@ -235,10 +235,10 @@ def plan_retention(
 
 
 def newest_times(segments: Sequence[SegmentFacts], now_ms: Millis) -> list[Millis]:
-    """Return the time of each segment's newest append, with impossible ones put right.
+    """Return the time of each segment's newest append, with impossible ones corrected.
 
-    A time in the future becomes that of the next segment, which was appended to later;
-    and no segment is older than the one before it. Both only make segments stay.
+    A time in the future becomes that of the next segment, which has later appends; and
+    no segment is older than the one before it. Both only make segments stay.
     """
     times: list[Millis] = []
     following = _NEVER
@@ -258,7 +258,7 @@ def _count_by_age(log: LogFacts, times: list[Millis], now_ms: Millis) -> int:
 
 
 def _count_by_size(log: LogFacts, gone: int) -> int:
-    """Return how many more segments go after the first `gone` ones."""
+    """Return how many segments to remove by size after the first `gone` ones."""
     excess = _size(log.segments[gone:]) - log.log_bytes_max
     count = 0
     for facts in log.segments[gone:]:
@@ -272,7 +272,7 @@ def _count_by_size(log: LogFacts, gone: int) -> int:
 def _plan_directory(
     left: list[tuple[LogFacts, list[SegmentFacts], list[Millis]]], bytes_max: int
 ) -> Iterator[Removal]:
-    """Yield the oldest segments of all logs until the rest fits."""
+    """Remove the oldest segments over all logs until the rest fits; yield each."""
     excess = sum(_size(segments) for _log, segments, _times in left) - bytes_max
     while excess > 0:
         full = [item for item in left if item[1] and not item[1][0].is_active]

@@ -1,27 +1,27 @@
-"""Carry out retention: facts from the disk, the plan, one segment after the other.
+"""Carry out retention: facts from the disk, the plan, one removal after the other.
 
 The loop's thread begins a run with an immutable snapshot of the logs; the run itself
 blocks, for minutes when it compresses, and belongs on a worker thread of the caller. It
 never touches a log: removals are posted to the loop. Runs never overlap.
 
-A segment stays in its log until its file is gone; a get that comes in between is
-answered that the log starts after it. An action that fails ends the run for its log:
-segments go in order or not at all. A stop waits for the run, which ends between two
-actions, or within one that compresses; that segment then stays. A log that is stopped
-during a run keeps all that it has from that moment on: a person has to look at the
-damage. Keep in step: `retention.py` (the plan).
+A segment stays in its log until its file is removed; a get in between is answered that
+the log starts after it. A removal that fails ends the run for its log: segments are
+removed in order or not at all. A stop waits for the run, which ends between two
+removals, or during a compression; that segment then stays. A log that is stopped during
+a run keeps all its segments from then on, because an operator must examine the damage.
+Keep in step: `retention.py` (the plan).
 
-What becomes of a segment, by the policy of its topic:
+Removal of a segment, by the policy of its topic:
 
-    delete             <name>.meta goes, then its index
-    archive            <name>.meta → <name>.meta.arc, then the index goes
+    delete             <name>.meta is removed, then its index
+    archive            <name>.meta → <name>.meta.arc, then the index is removed
     archive, zipped    <name>.meta.zip.tmp written, synced, renamed to <name>.meta.zip;
-                       only then <name>.meta goes, then its index
+                       only then <name>.meta is removed, then its index
 
 Each name is durable before the next step. After a crash between two steps the segment
-is fully there or fully gone: recovery removes a half archive and an index without its
-segment; a whole archive beside its source is replaced by the next run. Until the
-segment's own name is gone, an error leaves it as it was. Source:
+is fully there or fully gone: recovery removes an incomplete archive and an index
+without a segment; a complete archive beside its source is replaced by the next run.
+Until the segment's own name is gone, an error leaves the segment unchanged. Source:
 docs/metaq-1.4/broker.md 2.9.
 """
 
@@ -68,46 +68,46 @@ ARCHIVE_SUFFIX: Final = ".arc"
 ZIP_SUFFIX: Final = ".zip"
 
 COPY_BYTES: Final = 1 << 20
-"""Compressed at a time."""
+"""Bytes compressed at once."""
 
 _ZIP_EARLIEST: Final = (1980, 1, 1, 0, 0, 0)
 """Earliest time that a zip entry can have."""
 
 _HARMLESS: Final = frozenset({"open", "read", "stat"})
-"""Operations whose failure does not put written bytes in question."""
+"""Operations whose failure leaves written bytes intact."""
 
 _FORBIDDEN: Final = frozenset({"EACCES", "EPERM"})
-"""Errors of a removal that was forbidden and changed nothing: a protected file."""
+"""Errors of a forbidden removal, which changed nothing: the file is protected."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogSnapshot:
-    """One log as it was when the run began."""
+    """State of one log at the beginning of the run."""
 
     log_id: LogId
     on_removed: Callable[[Segment, int], None]
-    """Called on the loop's thread for each removed segment, with its records."""
+    """Called on the loop's thread for each removed segment, with its record count."""
     sealed: tuple[Segment, ...]
-    """Segments that may go, oldest first."""
+    """Segments that may be removed, oldest first."""
     active: Segment
     policy: DeletePolicy
     is_stopped: Callable[[], bool]
-    """Tells on any thread whether nothing may go any more."""
+    """Returns whether no segment may be removed any more; called on any thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class DirectorySnapshot:
-    """One data directory as it was when the run began."""
+    """State of one data directory at the beginning of the run."""
 
     path: Path
     logs: tuple[LogSnapshot, ...]
-    """Logs that retention may touch: stopped ones are left out."""
+    """Logs from which retention may remove segments, so no stopped ones."""
     log_bytes_max: int
     """Size limit of each log, bytes; 0: none."""
     size_bytes_max: int
     """Size limit of all logs together, bytes; 0: none."""
     on_disk_error: Callable[[StorageError], None]
-    """Called with an error of the disk, on the loop's thread."""
+    """Called with a disk error, on the loop's thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,9 @@ class RetentionReport:
     segment_count: int
     size_bytes: SizeBytes
     failures: tuple[str, ...]
-    """One line for each action that failed; its source is where it was."""
+    """One line for each failed removal; its segment is unchanged or gone."""
     clock_fault: str | None
-    """Reason for not believing the wall clock; None: it was believed."""
+    """Reason for not trusting the wall clock; None: it was trusted."""
 
 
 class Retention:
@@ -132,16 +132,16 @@ class Retention:
         self._clock = clock
         self._post = post
         self._trusted: TrustedTime | None = None
-        # Sealed segments do not change, and an index is long: each is read once.
+        # Sealed segments do not change, and indexes are long: read each once.
         self._facts: dict[Segment, SegmentFacts] = {}
         self._on_idle: list[Callable[[], None]] = []
         self._is_stopping = False
         self._held = 0
         self.is_running = False
-        """A job was handed out and has not ended."""
+        """Whether a job was handed out and has not ended."""
 
     def start(self, newest_append_ms: Millis | None) -> None:
-        """Take the time of the newest append for the first look at the clocks."""
+        """Set the time of the newest append, for the first look at the clocks."""
         trusted = trust_at_start(
             newest_append_ms, wall_ms=self._clock.wall_ms(), boot_ms=self._boot_ms()
         )
@@ -156,7 +156,7 @@ class Retention:
     def begin(
         self, directories: Sequence[DirectorySnapshot]
     ) -> Callable[[], RetentionReport] | None:
-        """Return the job of one run, or None while another one is under way.
+        """Return the job of one run, or None while another one is in progress.
 
         The caller runs the job once, on a worker thread.
         """
@@ -166,12 +166,12 @@ class Retention:
         return partial(self._run, tuple(directories))
 
     def stop(self, on_idle: Callable[[], None]) -> None:
-        """Begin nothing any more; call back when no job is running."""
+        """Begin no more runs; call back when no job is running."""
         self._is_stopping = True
         self.call_when_idle(on_idle)
 
     def hold(self, work: Callable[[], T]) -> Callable[[], T]:
-        """Return other work on the files of logs, which counts as a job that runs.
+        """Wrap other work on the files of logs, so that it counts as a running job.
 
         The caller runs it once, on a worker thread.
         """
@@ -190,14 +190,14 @@ class Retention:
         self._call_idle()
 
     def call_when_idle(self, on_idle: Callable[[], None]) -> None:
-        """Call back once, when no job is running; now, when none is."""
+        """Call back once when no job is running; at once if none is."""
         if self.is_running or self._held:
             self._on_idle.append(on_idle)
         else:
             on_idle()
 
     def forget(self, segments: Iterable[Segment]) -> None:
-        """Forget segments of a deleted log: others of the same name may come."""
+        """Forget segments of a deleted log, because new ones may have the same name."""
         for segment in segments:
             self._facts.pop(segment, None)
 
@@ -286,7 +286,7 @@ class Retention:
             self._tell(log, segment, action.reason)
 
     def _require_wanted(self, log: LogSnapshot) -> None:
-        """Raise ClosedError when the logs are being closed.
+        """Raise ClosedError if the logs are being closed.
 
         Raises:
             LogOfflineError: the log was stopped.
@@ -299,7 +299,7 @@ class Retention:
             )
 
     def _tell(self, log: LogSnapshot, segment: Segment, reason: Reason) -> None:
-        """Report a segment that is gone to its log."""
+        """Report a removed segment to its log."""
         known = self._facts.pop(segment, None)
         count = known.record_count if known is not None else 0
         self._post(partial(log.on_removed, segment, count))
@@ -312,7 +312,7 @@ class Retention:
         )
 
     def _is_gone(self, segment: Segment) -> bool:
-        """Return whether a removal that failed has removed the file nevertheless."""
+        """Return whether a failed removal has removed the file nevertheless."""
         try:
             return not self._fs.exists(segment.path)
         except StorageError:
@@ -350,10 +350,10 @@ def _is_harmless(error: DiskError) -> bool:
 
 
 def facts_of(fs: FileSystem, segment: Segment) -> SegmentFacts:
-    """Return what retention asks of a sealed segment, from its index and its file.
+    """Return the facts about a sealed segment that retention needs.
 
     Raises:
-        StorageError: The system refused something.
+        StorageError: The disk refuses.
     """
     totals = read_totals(fs, segment.path, segment.base_offset)
     mtime_ms = fs.mtime_ms(segment.path)
@@ -369,7 +369,7 @@ def facts_of(fs: FileSystem, segment: Segment) -> SegmentFacts:
 
 
 def carry_on() -> None:
-    """Want what is under way to be finished, however long it takes."""
+    """Do nothing: the default `require_wanted`, which never ends an operation."""
 
 
 def remove_segment(
@@ -379,24 +379,24 @@ def remove_segment(
     *,
     require_wanted: Callable[[], None] = carry_on,
 ) -> None:
-    """Delete or archive one sealed segment; blocks for as long as a copy takes.
+    """Delete or archive one sealed segment; blocks while it is copied.
 
     Args:
         fs: The disk.
         segment: A sealed segment that no reader can find any more; open files of it
             stay readable.
-        policy: What becomes of it; its age is not asked.
-        require_wanted: Called before anything goes, and again and again while it is
-            compressed; what it raises ends that.
+        policy: How to remove it; its age is ignored.
+        require_wanted: Called before the removal, and repeatedly during a compression;
+            an exception ends that.
 
     Raises:
         ClosedError: `require_wanted` raised it; the segment stays.
-        CorruptRecordError: It is to be compressed and its bytes are damaged: an
-            archive of it would look whole. It stays.
-        StorageError: The disk refused. The segment is there as it was, or gone with
-            its index left over, which the next start removes.
+        CorruptRecordError: It should be compressed and its bytes are damaged, which an
+            archive would not show. It stays.
+        StorageError: The disk refuses. The segment is unchanged, or gone with its index
+            left, which the next start removes.
 
-    Durability: what is gone on return stays gone, and an archive is whole.
+    Durability: what is removed stays removed, and an archive is complete.
     """
     require_wanted()
     if policy.kind is DeleteKind.DELETE:
@@ -420,7 +420,7 @@ class _Zip:
     require_wanted: Callable[[], None]
 
     def write(self) -> None:
-        """Make the archive, whole and durable."""
+        """Make the archive, complete and durable."""
         fs, segment = self.fs, self.segment
         archive = segment.path.with_name(segment.path.name + ZIP_SUFFIX)
         temporary = archive.with_name(archive.name + ".tmp")
@@ -432,7 +432,7 @@ class _Zip:
             self.require_wanted()
             fs.rename(temporary, archive)
         except (StorageError, ClosedError):
-            # The error that matters is on its way; a leftover goes at the next start.
+            # An error of this must not replace the other; a start removes a leftover.
             with suppress(StorageError):
                 fs.unlink(temporary)
             raise
@@ -452,7 +452,7 @@ class _Zip:
             yield span
 
     def _compress(self, source: ReadFile, target: Path) -> None:
-        """Write a zip of one file and sync it."""
+        """Write a zip of the file, and sync it."""
         when = datetime.fromtimestamp(source.mtime_ms() // 1000, UTC).timetuple()[:6]
         entry = zipfile.ZipInfo(self.segment.path.name, max(when, _ZIP_EARLIEST))
         entry.compress_type = zipfile.ZIP_DEFLATED
@@ -470,7 +470,7 @@ class _Zip:
 
 
 class _Stream:
-    """Stream interface of `zipfile` without seeking."""
+    """Output stream for `zipfile` that can not seek."""
 
     def __init__(self, file: AppendFile) -> None:
         self._file = file
@@ -481,7 +481,7 @@ class _Stream:
         return len(data)
 
     def flush(self) -> None:
-        """Do nothing: the file is synced when it is whole."""
+        """Do nothing: the complete file is synced."""
 
     def close(self) -> None:
         """Do nothing: the owner of the file closes it."""

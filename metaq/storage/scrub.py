@@ -1,27 +1,27 @@
-"""Check stored bytes in the background, slowly, for as long as the broker runs.
+"""Check stored bytes in the background, slowly, while the broker runs.
 
-Theory of operation. A *pass* goes once over all segments of all logs; the next one
-begins a day after it began, or when it has ended, whichever is later. Work is cut into
-steps of about a second's share of the configured rate. `Scrub` decides and never waits
-or reads; `run_step` reads and knows nothing but its step:
+Theory of operation. A *pass* checks all segments of all logs once; the next one begins
+a day after its beginning, or when it has ended, whichever is later. Work is divided
+into steps, each of about one second at the configured rate. `Scrub` decides and never
+waits or reads; `run_step` reads and knows only its step:
 
     step = scrub.take_step(source, monotonic_s)        the owner's thread
     result = run_step(fs, step)                        a helper thread, blocking
     scrub.finish_step(step, result, monotonic_s)       the owner's thread
 
-A pass lists the logs when it begins, and looks at the segments of one log at a time: to
-go through all of them at every step would hold up a broker with thousands of logs.
+A pass lists the logs when it begins, and then the segments of one log at a time:
+listing all of them at every step would block a broker with thousands of logs.
 
 With the first segment of a log its names and sizes are checked, as at a start: holes,
-overlaps, files that are too long. Damage goes to `on_damage`, which stops the log; the
-scrub goes on in a log that is stopped, but writes nothing there. A sealed segment
-without a whole span index (a Java broker wrote it, a disk was full, or does not give it
-any more) gets one from the bytes read: damage to an index is none to the log.
+overlaps, files that are too long. Damage is passed to `on_damage`, which stops the log;
+the scrub continues in a stopped log, but writes nothing there. A sealed segment without
+a complete span index (a Java broker wrote it, a disk was full, or the index is
+unreadable) gets one from the bytes read: a damaged index is no damage to the log.
 
-A pass does not begin at the same segment every time: the first one after a start is
-chosen by the clock, so that a broker that is restarted often does not leave out the
-same segments for ever. Bytes that are in the page cache are checked there; the disk
-below them when they are read again. Keep in step: docs/storage.md.
+Passes begin at different segments: the clock chooses the beginning of the first pass
+after a start, so that a broker that is restarted often does not always leave out the
+same segments. Bytes in the page cache are checked there; those on disk only when they
+are read again. Keep in step: docs/storage.md.
 """
 
 import logging
@@ -50,28 +50,27 @@ from metaq.storage.span_index import (
 _log = logging.getLogger(__name__)
 
 STEP_BYTES_MAX: Final = 4 << 20
-"""Checked in one step, plus at most one span."""
+"""Maximum number of bytes checked in one step, exceeded by less than one span."""
 
 PASS_S_MIN: Final = 24 * 3600.0
-"""A pass begins this long after the one before at the earliest, in seconds: a small
-log need not be read all day."""
+"""Minimum time between the beginnings of two passes, in seconds: small logs need not be
+read all day."""
 
 _Key = tuple[LogId, Offset]
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubTarget:
-    """One segment that is to be checked."""
+    """One segment to check."""
 
     log_id: LogId
     segment: Segment
-    """Segment to check, with the size of its durable bytes: up to the high
-    watermark."""
+    """The segment, with the size of its durable bytes, up to the high watermark."""
     is_sealed: bool
     is_first: bool = False
-    """With it the names and sizes of all files of its log are checked."""
+    """Whether names and sizes of all files of its log are checked with it."""
     may_write: bool = True
-    """An index that it lacks may be made; not where the log is stopped."""
+    """Whether a missing index may be made; False if the log is stopped."""
 
     @property
     def key(self) -> _Key:
@@ -80,31 +79,31 @@ class ScrubTarget:
 
 
 class ScrubSource(Protocol):
-    """The logs that are to be checked, as they are at each call."""
+    """The logs to check, in their state at each call."""
 
     def sizes(self) -> Mapping[LogId, int]:
-        """Return how many bytes of each log are to be checked."""
+        """Return the number of bytes to check in each log."""
 
     def targets(self, log_id: LogId) -> Sequence[ScrubTarget]:
-        """Return its segments, oldest first; none when it is not to be checked."""
+        """Return the segments of a log, oldest first; empty if it is not checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubStep:
-    """One piece of work."""
+    """One unit of work."""
 
     target: ScrubTarget
     start: Offset
     """First byte to check, a record boundary; below the target's end."""
     bytes_max: int
     span_bytes_min: int
-    """Size of the spans of an index that is made."""
+    """Minimum size of the spans of a new index."""
     index: SpanIndex | None = None
-    """Its index as read by an earlier step; None: not read yet."""
+    """The segment's index as an earlier step read it; None: not read yet."""
     made: tuple[Span, ...] = ()
-    """Spans made by the steps before, after the end of the index."""
+    """Spans made by earlier steps, after the end of the index."""
     is_intact: bool = True
-    """No step before found damage in this segment."""
+    """Whether no earlier step found damage in this segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ class StepResult:
     """Result of a step."""
 
     end: Offset
-    """Start of the next step; the segment's end when it is done or gone."""
+    """Start of the next step; the segment's end if it is done or gone."""
     checked_bytes: SizeBytes
     damage: tuple[Damage, ...]
     index: SpanIndex | None
@@ -132,9 +131,9 @@ class ScrubState:
     checked_bytes: int = gauge(
         "metaq_scrub_checked_bytes", "Bytes verified in the present pass."
     )
-    """Between passes, those of the last one."""
+    """Between passes, the bytes of the last pass."""
     total_bytes: int = gauge("metaq_scrub_pass_bytes", "Bytes of a whole pass.")
-    """As of the beginning of the pass."""
+    """At the beginning of the pass."""
     damage_count: int = gauge(
         "metaq_scrub_damaged_ranges",
         "Damaged ranges found in the background since the start.",
@@ -142,7 +141,7 @@ class ScrubState:
 
 
 class Scrub:
-    """Schedule of checks. Owner: one thread; one step at a time."""
+    """Schedules the checks. Owner: one thread; one step at a time."""
 
     def __init__(
         self,
@@ -152,12 +151,12 @@ class Scrub:
         first: int,
         on_damage: Callable[[LogId, Damage], None],
     ) -> None:
-        """Prepare the first pass.
+        """Create a scrub that will begin its first pass.
 
         Args:
-            bytes_per_s: Rate, 0 to check nothing.
-            span_bytes_min: Size of the spans of an index that is made.
-            first: Any number (the wall clock): chooses where the first pass begins.
+            bytes_per_s: Rate; 0 checks nothing.
+            span_bytes_min: Minimum size of the spans of a new index.
+            first: Any number (the wall clock); selects where the first pass begins.
             on_damage: Called with each damaged range, from `finish_step`; stops the
                 log.
         """
@@ -170,15 +169,15 @@ class Scrub:
         self._origin: _Key | None = None
         """Start of this pass; None between passes."""
         self._ahead: deque[LogId] = deque()
-        """The log at hand and the later ones; that of the origin comes twice."""
+        """The present log and the later ones; the origin's log is in it twice."""
         self._log_count = 0
         self._next: ScrubStep | None = None
-        """Position in the segment at hand; None: the one after `_done` is next."""
+        """Position in the present segment; None: the one after `_done` is next."""
         self._done: _Key | None = None
         self._state = ScrubState(is_enabled=bytes_per_s > 0)
 
     def take_step(self, source: ScrubSource, monotonic_s: float) -> ScrubStep | None:
-        """Return the next step when it is due, or None.
+        """Return the next step if it is due, or None.
 
         Args:
             source: The logs to check; read only when a step is due.
@@ -203,7 +202,7 @@ class Scrub:
     def finish_step(
         self, step: ScrubStep, result: StepResult, monotonic_s: float
     ) -> None:
-        """Take in the result of a step; call `on_damage` for damage found."""
+        """Process the result of a step; call `on_damage` for damage found."""
         self._due_s = monotonic_s + result.checked_bytes / self._bytes_per_s
         self._state.checked_bytes += result.checked_bytes
         self._state.damage_count += len(result.damage)
@@ -220,7 +219,7 @@ class Scrub:
             self._on_damage(step.target.log_id, damage)
 
     def state(self) -> ScrubState:
-        """Return where the scrub is."""
+        """Return the progress of the scrub."""
         at = self._next
         return replace(
             self._state,
@@ -256,7 +255,7 @@ class Scrub:
         )
 
     def _find_target(self, source: ScrubSource) -> ScrubTarget | None:
-        """Return the segment to go on with; None when the pass is complete.
+        """Return the next segment to check; None if the pass is complete.
 
         Segments may have come and gone since the last step.
         """
@@ -269,7 +268,7 @@ class Scrub:
         return None
 
     def _is_ahead(self, target: ScrubTarget) -> bool:
-        """Return whether a segment of the log at hand has bytes, and is yet to come."""
+        """Return whether a segment of the present log has bytes and is still ahead."""
         assert self._origin is not None
         key = target.key
         if key[0] == self._origin[0]:
@@ -285,14 +284,14 @@ class Scrub:
 
 
 def run_step(fs: FileSystem, step: ScrubStep) -> StepResult:
-    """Read and check; blocks.
+    """Read and check the bytes of a step; blocks.
 
-    A segment that is gone was deleted by retention: it is done. If it was not, there is
-    a hole. A segment that the disk cannot open is damage: the bytes are there and
-    cannot be had.
+    A missing segment was removed by retention, and is done; otherwise the check of
+    names finds a hole. A segment that the disk cannot open is damage: its bytes exist,
+    but can not be read.
 
     Raises:
-        DiskError: The system refused something; nothing is known about the disk.
+        DiskError: The disk refuses; its state is unknown.
     """
     segment = step.target.segment
     named = _check_names(fs, step)
@@ -331,7 +330,7 @@ def _check(fs: FileSystem, step: ScrubStep) -> StepResult:
     index = step.index
     is_completing = step.target.is_sealed and bool(step.made)
     if index is None or (index.end_offset <= step.start and not is_completing):
-        # That of a segment that was active when it was read has grown since.
+        # The index of a segment that was active when it was read has grown since.
         is_logged = step.start == segment.base_offset
         index = index_of(fs, segment, is_logged=is_logged).until(segment.end_offset)
     with fs.open_read(segment.path) as file:
@@ -354,7 +353,7 @@ def _check(fs: FileSystem, step: ScrubStep) -> StepResult:
 
 
 def _complete_index(fs: FileSystem, step: ScrubStep, result: StepResult) -> None:
-    """Write the index of a sealed segment that had none, or not all of it."""
+    """Write the index of a sealed segment whose index was missing or incomplete."""
     index = result.index
     may_write = step.target.is_sealed and step.target.may_write
     if not (may_write and step.is_intact and result.made) or index is None:

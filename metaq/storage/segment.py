@@ -40,10 +40,10 @@ class Segment:
     """One append-only file of a partition log."""
 
     path: Path
-    """The file; its name may be unpadded where a Java broker's tools made it."""
+    """The file; its name may be unpadded if a Java broker's tools made it."""
     base_offset: Offset
     size_bytes: SizeBytes
-    """Its size; of the active segment, the size when this value was made."""
+    """Size of the file; for the active segment, its size when this value was made."""
 
     @property
     def end_offset(self) -> Offset:
@@ -89,10 +89,10 @@ class Segments:
         return iter(self._items)
 
     def find(self, offset: Offset) -> Segment | None:
-        """Return the segment whose bytes hold `offset`, or None.
+        """Return the segment that contains `offset`, or None.
 
-        The active segment holds everything from its base offset on: its size is not
-        known here. An empty sealed segment holds nothing.
+        The active segment is taken to contain every offset from its base offset on,
+        because its present size is not known here. An empty sealed segment has none.
         """
         index = bisect_right(self._bases, offset) - 1
         if index < 0:
@@ -114,7 +114,7 @@ class Segments:
         return self.sealed[:count]
 
     def readable_active(self, end: Offset) -> Segment:
-        """Return the active segment as a log has it that is readable up to `end`."""
+        """Return the active segment with its readable size, if readable up to `end`."""
         size = max(0, end - self.active.base_offset)
         return replace(self.active, size_bytes=SizeBytes(size))
 
@@ -125,9 +125,9 @@ class Segments:
         return Segments((*self._items[:-1], sealed, active))
 
     def without(self, removed: Segment) -> "Segments":
-        """Return the list without its first segment, which has to be `removed`.
+        """Return the list without its first segment, which must be `removed`.
 
-        Segments go from the oldest on, and the active one never goes.
+        Segments are removed oldest first; the active one is never removed.
         """
         assert len(self._items) > 1, "the active segment stays"
         assert removed.base_offset == self.first.base_offset, (removed, self.first)
@@ -138,32 +138,32 @@ class Segments:
 class Damage:
     """A range of a log that contradicts a checksum or an invariant.
 
-    It covers `offset` to `next_good_offset`, or to the end of the log where that is
-    None. Bytes on both sides of it are good. It is empty where a file has bytes that no
-    offset of the log means.
+    It extends from `offset` to `next_good_offset`, or to the end of the log if that is
+    None. Bytes on both sides of it are good. It is empty if the file has bytes to which
+    no offset of the log maps.
     """
 
     path: Path
     offset: Offset
-    """First offset that cannot be believed."""
+    """First damaged offset."""
     next_good_offset: Offset | None
-    """Offset where a reader can resume; None: nowhere after it."""
+    """Offset where a reader can resume; None: there is none."""
     detail: str
 
     @property
     def is_empty(self) -> bool:
-        """Return whether every byte of the log is good in spite of it."""
+        """Return whether the range is empty: every byte of the log is good."""
         return self.offset == self.next_good_offset
 
     def covers(self, offset: Offset) -> bool:
-        """Return whether the byte at `offset` is among those that are not believed."""
+        """Return whether the byte at `offset` is damaged."""
         end = self.next_good_offset
         return self.offset <= offset and (end is None or offset < end)
 
     def overlaps(self, start: Offset, end: Offset) -> bool:
-        """Return whether bytes of [start, end) are among those that are not believed.
+        """Return whether any byte of [start, end) is damaged.
 
-        An empty range is between two bytes, and both have to be.
+        An empty range overlaps if the bytes on both sides of it are damaged.
         """
         good = self.next_good_offset
         is_behind = good is not None and good <= start
@@ -179,7 +179,7 @@ class Damage:
 
 
 class DamagedSegmentError(CorruptRecordError):
-    """A requested offset is in a damaged range, which the error carries."""
+    """A requested offset is in a damaged range; the error carries the range."""
 
     def __init__(self, damage: Damage, log_id: LogId | None = None) -> None:
         subject = "" if log_id is None else f"partition {log_id}: "
@@ -191,4 +191,4 @@ class DamagedSegmentError(CorruptRecordError):
             detail=damage.detail,
         )
         self.damage = damage
-        """The range."""
+        """The damaged range."""

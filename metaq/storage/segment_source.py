@@ -1,7 +1,7 @@
-"""The bytes of one segment file at rising positions, plain or out of a zip.
+"""The bytes of one segment file, read forwards, plain or from a zip.
 
-A zip is unpacked while it is read, without a temporary file: one piece of it is in
-memory at a time. That is why it can only be read forwards.
+A zip is unpacked while it is read, one piece at a time in memory and without a
+temporary file. That is why it can only be read forwards.
 """
 
 import io
@@ -20,14 +20,14 @@ class SegmentSource(Protocol):
     """Byte source of a segment reader, which owns and closes it."""
 
     def read_at(self, position: Position, size: SizeBytes) -> bytes:
-        """Return `size` bytes from `position`; fewer only where the segment ends."""
+        """Return `size` bytes from `position`; fewer only at the end of the segment."""
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
 
 
 def unpacked_size(fs: FileSystem, path: Path, *, is_zip: bool) -> SizeBytes:
-    """Return how many bytes of records a segment file has; see `open_source`."""
+    """Return the size of a segment's records in bytes; see `open_source`."""
     if not is_zip:
         return fs.size_of(path)
     with closing(ZipSource(fs.open_read(path))) as source:
@@ -38,9 +38,9 @@ def open_source(fs: FileSystem, path: Path, *, is_zip: bool) -> SegmentSource:
     """Open a segment file.
 
     Raises:
-        CorruptRecordError: It is to be a zip and is none, or not one that retention
+        CorruptRecordError: It is not a zip, but should be, or not one that retention
             makes.
-        StorageError: The disk refused.
+        StorageError: The disk refuses.
     """
     file = fs.open_read(path)
     return ZipSource(file) if is_zip else file
@@ -49,16 +49,16 @@ def open_source(fs: FileSystem, path: Path, *, is_zip: bool) -> SegmentSource:
 class ZipSource:
     """The only entry of a zip, read forwards; not thread-safe.
 
-    It owns the file, also when the constructor raises. Memory: twice the result of one
+    It owns the file, even if the constructor raises. Memory: twice the result of one
     call, and a window of the decompressor.
     """
 
     def __init__(self, file: ReadFile) -> None:
-        """Read the table of the zip.
+        """Read the directory of the zip.
 
         Raises:
-            CorruptRecordError: It is no zip, or one without exactly one entry, or its
-                entry cannot be unpacked in pieces.
+            CorruptRecordError: It is not a zip, does not have exactly one entry, or
+                its entry cannot be unpacked in pieces.
         """
         self._file = file
         self._held = b""
@@ -75,17 +75,17 @@ class ZipSource:
             file.close()
             raise
         self.size_bytes = SizeBytes(entry.file_size)
-        """Bytes of the segment, as the table of the zip says."""
+        """Size of the segment, bytes, according to the directory of the zip."""
 
     def read_at(self, position: Position, size: SizeBytes) -> bytes:
-        """Return bytes from `position` on, which is within the result of the last call.
+        """Return bytes from `position`, which is in or at the end of the last result.
 
-        Fewer than `size` are returned where the segment ends, or before damage.
+        Fewer than `size` are returned at the end of the segment, or before damage.
 
         Raises:
             CorruptRecordError: The compressed bytes are damaged, and there are no more
-                than the last call returned.
-            StorageError: The disk refused.
+                good ones than the last call returned.
+            StorageError: The disk refuses.
         """
         assert self._start <= position <= self._start + len(self._held)
         parts = [self._held[position - self._start :]]
@@ -99,7 +99,7 @@ class ZipSource:
         return self._held[:size]
 
     def _unpack(self, size: int) -> bytes:
-        """Return some bytes; none at the end, or where damage begins."""
+        """Return some bytes; empty at the end, or where damage begins."""
         if self._flaw is None:
             try:
                 return self._stream.read(min(size, _STEP_BYTES))
@@ -115,7 +115,7 @@ class ZipSource:
 
 
 def _entry_of(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
-    """Return the only entry, which can be unpacked in pieces."""
+    """Return the only entry, which must be unpackable in pieces."""
     (entry,) = archive.infolist()
     if entry.compress_type not in _METHODS:
         raise zipfile.BadZipFile(
@@ -153,20 +153,20 @@ class _FileStream(io.RawIOBase):
 
 
 _STEP_BYTES: Final = 1 << 16
-"""Unpacked at a time: as much is lost, at most, before damage."""
+"""Maximum number of bytes unpacked at once, and so lost before damage."""
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Retention deflates. With bzip2 and LZMA Python unpacks 4 KiB in one step, which may
-make gigabytes."""
+"""Retention deflates. With bzip2 and LZMA, Python unpacks 4 KiB in one step, which may
+produce gigabytes."""
 _BAD_ZIP: Final = (
     zipfile.BadZipFile,
     ValueError,  # not exactly one entry
     zlib.error,
     EOFError,
-    NotImplementedError,  # a way of compression that Python does not know
+    NotImplementedError,  # a compression method that Python does not know
     RuntimeError,  # an encrypted entry
 )
 
 
 def _corrupt(error: Exception) -> CorruptRecordError:
-    """Return the error for the caller, who names the file and offsets in it."""
+    """Return the error for the caller, which adds the file and offsets."""
     return CorruptRecordError(f"archive is damaged: {error}")

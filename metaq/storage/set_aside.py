@@ -1,13 +1,13 @@
-"""Partitions that are moved aside on the disk at once, and removed later.
+"""Partitions that are moved aside on disk at once, and removed later.
 
     <dataPath>/deleted/20261122T101501.123Z/orders-0/    the partition orders-0, deleted
     <dataPath>/aside/20261122T101501.123Z/orders-0/      a replica made another copy
 
 A partition's directory leaves the data directory with one rename, so it is there as a
-whole or not at all. Recovery, `metaq verify` and a Java broker take no name without a
-dash for a partition, so nothing below these two is ever served. They may be removed by
-hand at any time. The broker removes `deleted` in the background, and `aside` when it
-knows that the other copy has everything.
+whole or not at all. Recovery, `metaq verify` and a Java broker ignore names without a
+dash, so nothing below these two is ever served. They may be removed by hand at any
+time. The broker removes `deleted` in the background, and `aside` when it knows that the
+new copy is complete.
 """
 
 import logging
@@ -24,10 +24,10 @@ from metaq.storage.opening import find_logs
 _log = logging.getLogger(__name__)
 
 DELETED_DIRECTORY: Final = "deleted"
-"""Below a data directory; without a dash, see the head of this file."""
+"""Subdirectory of a data directory for deleted topics; without a dash, see above."""
 
 ASIDE_DIRECTORY: Final = "aside"
-"""Likewise."""
+"""Subdirectory for logs that a replica has replaced."""
 
 
 def set_aside(
@@ -40,17 +40,18 @@ def set_aside(
 ) -> None:
     """Move the directories of some partitions aside, if there are any.
 
-    To be repeated until it succeeds: each partition is in one directory or the other.
+    The caller repeats it until it succeeds: each partition is in one directory or the
+    other.
 
     Args:
         fs: the disk.
         data_path: the data directory.
-        is_wanted: which partitions; none of them is open.
-        wall_ms: names the new directory.
-        holding: directory that it is made in.
+        is_wanted: selects the partitions, which must be closed.
+        wall_ms: time for the name of the new directory.
+        holding: parent of the new directory.
 
     Raises:
-        StorageError: the disk refuses; some partitions may be moved.
+        StorageError: the disk refuses; some partitions may have been moved.
     """
     logs = find_logs(fs, data_path)
     names = [name for name, log_id in logs.items() if is_wanted(log_id)]
@@ -76,16 +77,16 @@ def remove_set_aside(
     holding: str = DELETED_DIRECTORY,
     names: Collection[str] | None = None,
 ) -> None:
-    """Remove set-aside directories; blocks for as long as the disk needs.
+    """Remove set-aside directories; blocks on the disk without a limit.
 
     Args:
         fs: the disk.
         data_path: the data directory.
-        holding: where they are.
-        names: of those that go; None: all. `holding` goes with the last one.
+        holding: their parent.
+        names: directories to remove; None: all. `holding` is removed with the last one.
 
     Raises:
-        StorageError: the disk refuses; the rest is there still.
+        StorageError: the disk refuses; the rest is still there.
     """
     parent = data_path / holding
     if names is None:
@@ -102,7 +103,7 @@ def remove_set_aside(
 def list_set_aside(
     fs: FileSystem, data_path: Path, *, holding: str = DELETED_DIRECTORY
 ) -> tuple[str, ...]:
-    """Return the names of set-aside directories; () where nothing is set aside.
+    """Return the names of set-aside directories; empty if there are none.
 
     Raises:
         StorageError: the disk refuses.
@@ -131,4 +132,4 @@ def _remove(fs: FileSystem, path: Path) -> None:
             _remove(fs, path / name)
         fs.remove_directory(path)
     except MissingFileError:
-        pass  # an operator removes it too
+        pass  # an operator may remove it, too

@@ -1,17 +1,16 @@
-"""Slices: readable byte ranges for the wire, and the open files they are of.
+"""Slices: readable byte ranges for the wire, and the open files that they use.
 
-A slice names a file, a position and a length; the broker hands these to sendfile and
-never copies the payload of a get. The file stays open until the last slice of it is
-released: a deleted segment is readable through the
-descriptor, and a descriptor that was closed too early could be given to another file
-and send its bytes to a consumer.
+A slice names a file, a position and a length; the broker passes these to sendfile and
+never copies the payload of a get. The file stays open until its last slice is released:
+a deleted segment is still readable through the descriptor, and a descriptor that was
+closed too early could be reused for another file, whose bytes a consumer would get.
 
-`OpenFiles` keeps recently read files open, at most `OPEN_FILES_MAX` that no slice
-uses, so that ten thousand segments do not exhaust the descriptors of the process. A
-file is opened by the first slice of it that is read, on a thread that may wait: the
-directory may lie on a disk that hangs.
+`OpenFiles` keeps recently read files open, at most `OPEN_FILES_MAX` that no slice uses,
+so that ten thousand segments do not exhaust the descriptors of the process. A file is
+opened when its first slice is read, on a thread that may block, because the disk may
+hang.
 
-Owner: the event loop's thread. Only `open` of a slice or file may be called elsewhere.
+Owner: the event loop's thread. Only `open` of a slice or file may run on other threads.
 """
 
 import asyncio
@@ -37,8 +36,8 @@ from metaq.storage.span_lookup import open_spans
 T = TypeVar("T")
 
 OPEN_FILES_MAX: Final = 512
-"""Read files kept open without use: half of the usual soft limit of 1024 descriptors,
-which leaves the rest to connections and active segments."""
+"""Maximum number of unused read files kept open: half of the usual soft limit of 1024
+descriptors, so that connections and active segments have the rest."""
 
 
 def damage_in(
@@ -50,22 +49,22 @@ def damage_in(
     *,
     walks: bool,
 ) -> tuple[Damage, ...]:
-    """Check the spans, and the records without one, that hold bytes of a range; blocks.
+    """Check spans, and records without a span, that have bytes of a range; blocks.
 
     Args:
         fs: the disk, for the index.
         file: the file of `segment`.
-        segment: with the size that it should have.
-        start: a record begins there, or a span that the index has holds it.
-        end: in the segment.
-        walks: check records without a span too; where a segment has no index, that
-            begins at its base offset.
+        segment: the segment, with its expected size.
+        start: a record begins there, or an indexed span contains it.
+        end: end of the range, in the segment.
+        walks: check records without a span too; a segment without an index is then
+            checked from its base offset on.
 
     Returns:
-        What is damaged in the range, in order.
+        Damaged ranges that overlap the range, in order.
 
     Raises:
-        DiskError: the disk does not give the bytes.
+        DiskError: the file or its index can not be read.
     """
     with open_spans(fs, segment) as lookup:
         pieces = list(lookup.pieces(start, end, is_merged=False))
@@ -90,13 +89,13 @@ def damage_in(
 def checksum_in(
     fs: FileSystem, segment: Segment, start: Offset, end: Offset
 ) -> int | None:
-    """Return the CRC-32 of a range as the span index has it; blocks.
+    """Return the CRC-32 of a range, computed from the span index; blocks.
 
-    No byte of the range is read. None: the index does not cover it, or its spans have
-    other ends.
+    No byte of the range is read. None if the index does not cover the range, or its
+    spans have other ends.
 
     Raises:
-        DiskError: the disk does not give the index.
+        DiskError: the index can not be read.
     """
     value, at = 0, start
     with open_spans(fs, segment) as lookup:
@@ -109,7 +108,7 @@ def checksum_in(
 
 
 class OpenFile:
-    """A file that is opened when it is read first, with the number of its users."""
+    """A file opened at its first read, with the number of its users."""
 
     __slots__ = (
         "_closers", "_lock", "_path", "file", "fs", "is_forgotten", "user_count"
@@ -117,22 +116,22 @@ class OpenFile:
 
     def __init__(self, fs: FileSystem, path: Path) -> None:
         self.fs: Final = fs
-        """The disk."""
+        """The file system."""
         self._path = path
         self._lock = Lock()
         self._closers: HelperThreads | None = None
         self.file: ReadFile | None = None
         """The file; None until it is open."""
         self.user_count = 0
-        """Slices that were handed out and not released."""
+        """Number of slices that were handed out and not released."""
         self.is_forgotten = False
-        """No longer kept: it is closed by its last user."""
+        """Whether it is no longer kept: its last user closes it."""
 
     def open(self) -> ReadFile:
-        """Return the file, opened now if it is not yet; blocks, on any thread.
+        """Return the file, and open it first if necessary; blocks, on any thread.
 
-        Only for registered users, so that it stays open. The next user
-        repeats a failed attempt.
+        The caller must hold a use of it, so that it stays open. After a failure the
+        next call tries again.
 
         Raises:
             StorageError: the file cannot be opened.
@@ -143,11 +142,11 @@ class OpenFile:
             return self.file
 
     def open_for(self, segment: Segment, end: Offset, *, is_sealed: bool) -> None:
-        """Open the file, and see that it has the bytes of `segment` up to `end`.
+        """Open the file, and check that it has the bytes of `segment` up to `end`.
 
         Raises:
-            DamagedSegmentError: it does not, or there is none; the whole range that is
-                lost is named.
+            DamagedSegmentError: the file is missing or too short; the error has the
+                whole lost range.
             DiskError: it cannot be opened, or retention may have removed it.
         """
         cause: DiskError | None = None
@@ -163,17 +162,17 @@ class OpenFile:
             raise cause
 
     def release(self) -> None:
-        """Give one use back."""
+        """Release one use."""
         self.user_count -= 1
         assert self.user_count >= 0, self._path
         self._close_if_unused()
 
     def forget(self, closers: HelperThreads | None = None) -> None:
-        """Close it now, or when its last user is done.
+        """Close the file now, or when its last user has released it.
 
         Args:
-            closers: close it while they run: the last close of a file that was removed
-                frees its blocks, which takes a quarter of a second for half a gigabyte.
+            closers: threads to close it on while they run: the last close of a removed
+                file frees its blocks, which takes 0.25 s for half a gigabyte.
         """
         self.is_forgotten = True
         self._closers = closers
@@ -190,7 +189,7 @@ class OpenFile:
 
 
 class OpenFiles:
-    """Files that are read, by path; the least recently used go first."""
+    """Cache of files opened for reading, by path; the least recently used go first."""
 
     def __init__(self, fs: FileSystem, files_max: int = OPEN_FILES_MAX) -> None:
         self._fs = fs
@@ -201,12 +200,12 @@ class OpenFiles:
         return len(self._files)
 
     def acquire(self, path: Path) -> OpenFile:
-        """Return the file of `path` with one use added; it may not be open yet."""
+        """Return the file of `path` with one more use; it may not be open yet."""
         found = self._files.get(path)
         if found is None:
             found = self._files[path] = OpenFile(self._fs, path)
             while len(self._files) > self._files_max:
-                # Also when it is in use: its last slice closes it.
+                # Even if it is in use: its last slice closes it.
                 self._files.popitem(last=False)[1].forget()
         else:
             self._files.move_to_end(path)
@@ -214,13 +213,13 @@ class OpenFiles:
         return found
 
     def forget(self, path: Path, closers: HelperThreads) -> None:
-        """Stop keeping a file, because its segment is gone; `closers` close it."""
+        """Remove the file of a removed segment; `closers` close it."""
         found = self._files.pop(path, None)
         if found is not None:
             found.forget(closers)
 
     def close(self) -> None:
-        """Forget everything; files with users are closed by the last of them."""
+        """Forget all files; the last user of a file closes it."""
         while self._files:
             self._files.popitem()[1].forget()
 
@@ -247,40 +246,40 @@ class Slice:
         self._segment = segment
         self._is_sealed = is_sealed
         self.reader = reader
-        """Threads for calls that may wait for the disk."""
+        """Threads for calls that may block on the disk."""
         self.position = position
-        """Position of its first byte in the file."""
+        """Position of the first byte in the file."""
         self.size_bytes = size_bytes
-        """Its length, bytes, 1 or more; these bytes do not change any more."""
+        """Length in bytes, 1 or more; these bytes do not change any more."""
 
     @property
     def is_open(self) -> bool:
-        """Return whether there is a descriptor."""
+        """Return whether the file is open."""
         return self._open_file.file is not None
 
     def open(self) -> None:
-        """Open the file unless it is open; blocks, on any thread, before `release`.
+        """Open the file if necessary; blocks, on any thread, before `release`.
 
         Raises:
-            DamagedSegmentError: the file does not have the bytes any more.
+            DamagedSegmentError: the file no longer has the bytes.
             DiskError: the file cannot be opened.
         """
         end = self._segment.offset_at(Position(self.position + self.size_bytes))
         self._open_file.open_for(self._segment, end, is_sealed=self._is_sealed)
 
     def fileno(self) -> int:
-        """Return the descriptor for sendfile, of a file that is open."""
+        """Return the descriptor for sendfile; the file must be open."""
         return self._file().fileno()
 
     def is_cached(self, position: int, size_bytes: int) -> bool:
-        """Return whether a part of the open file is in the page cache."""
+        """Return whether a range of the open file is in the page cache."""
         return self._file().is_cached(Position(position), SizeBytes(size_bytes))
 
     def warm(self, position: int, size_bytes: int) -> None:
-        """Read a part of the open file into the page cache; blocks.
+        """Read a range of the open file into the page cache; blocks.
 
         Raises:
-            DiskError: the disk does not give it.
+            DiskError: the range can not be read.
         """
         self._file().warm(Position(position), SizeBytes(size_bytes))
 
@@ -293,30 +292,30 @@ class Slice:
         """Return a copy of the bytes, for tests, tools and the replay check; blocks.
 
         Raises:
-            DamagedSegmentError: the file does not have them any more.
-            DiskError: the disk does not give them.
+            DamagedSegmentError: the file no longer has the bytes.
+            DiskError: they can not be read.
         """
         self.open()
         return self._open_file.open().read_at(self.position, self.size_bytes)
 
     def checksum(self) -> int | None:
-        """Return the CRC-32 of its bytes by the span index alone; see `checksum_in`."""
+        """Return the CRC-32 of the bytes from the span index; see `checksum_in`."""
         start = self._segment.offset_at(self.position)
         end = Offset(start + self.size_bytes)
         return checksum_in(self._open_file.fs, self._segment, start, end)
 
     def damage(self, until: Offset, *, walks: bool = True) -> tuple[Damage, ...]:
-        """Check its bytes by span index and records; blocks.
+        """Check the bytes against span index and records; blocks.
 
         Args:
             until: synced end of the log.
             walks: check records without a span too.
 
         Returns:
-            The damaged ranges that its bytes are in, in order.
+            Damaged ranges that overlap the slice, in order.
 
         Raises:
-            DiskError: the disk does not give them.
+            DiskError: the file or its index can not be read.
         """
         segment = self._segment
         if not self._is_sealed:
@@ -328,12 +327,12 @@ class Slice:
         return damage_in(file.fs, file.open(), segment, start, end, walks=walks)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run something with it where it may wait for the disk, and release it then.
+        """Run `work` on a reader thread, where it may block, and release the slice.
 
         Raises:
-            ClosedError: the log is closed; and as `work`.
+            ClosedError: the log is closed. Also any error of `work`.
 
-        Cancellation: what has begun goes on, and has the file until it ends.
+        Cancellation: work that has begun goes on, and keeps the file until it ends.
         """
         try:
             running = asyncio.get_running_loop().run_in_executor(self.reader, work)
@@ -344,5 +343,5 @@ class Slice:
         return await asyncio.shield(running)
 
     def release(self) -> None:
-        """Give the file back."""
+        """Release the use of the file."""
         self._open_file.release()

@@ -1,16 +1,15 @@
 """The span index: facts that a segment's bytes do not show, in a small file beside it.
 
 Theory of operation. A *span* is a run of whole records that one or a few group commits
-made durable. The spans of a segment follow each other without a gap, from its base
-offset on. An entry is written *after* the sync of its bytes, so an entry on disk proves
-that its bytes were on disk, and bytes without an entry are the only ones that a crash
-may have torn. While the last span is shorter than `span_bytes_min` the next commit
-grows its entry in place; so acknowledged bytes get an entry, without one entry per
-tiny commit. It gets it when `span_bytes_min` bytes have none, or the storage thread has
-nothing else to do (a kill before that leaves whole records without an entry, and
-recovery keeps those). The file is synced only when the segment is sealed or closed
-cleanly: after a power cut the index may be short, or its last entry torn. That costs
-time, not data.
+made durable. The spans of a segment are contiguous from its base offset on. An entry is
+written *after* the sync of its bytes, so an entry on disk proves that its bytes were on
+disk, and only bytes without an entry can be torn by a crash. While the last span is
+shorter than `span_bytes_min` the next commit grows its entry in place; so acknowledged
+bytes get an entry, without one entry per tiny commit. The entry is written once
+`span_bytes_min` bytes have none, or when the storage thread is idle (after a kill
+before that, recovery keeps the whole records without an entry). The file is synced only
+when the segment is sealed or closed cleanly: after a power cut the index may be short,
+or its last entry torn. That costs time, not data.
 
     name: <base offset, 20 digits>.spans, beside <base offset>.meta
 
@@ -35,13 +34,13 @@ time, not data.
 
 Big-endian. `span` is the full CRC-32 of all bytes of the span, record headers included;
 `crc` is that of the 28 bytes before it. `last id before` is the id of the newest record
-in earlier segments, -1 when none is known. `append time` is the wall clock of the
-newest commit in the span and may go back from one entry to the next. The seal lets a
-start add up ten thousand segments without reading their entries; as an entry of length
-0 it is never believed to be a span, and an index without it is as good, only slower.
+in earlier segments, -1 if unknown. `append time` is the wall clock of the newest commit
+in the span and may decrease from one entry to the next. With the seal a start can add
+up ten thousand segments without reading their entries; with its length of 0 it is never
+taken for a span, and an index without it is as good, only slower.
 
-Read defensively: entries are believed from the front as long as each has its checksum
-and begins where the one before ended. A damaged bit only shortens the valid part, and
+Read defensively: entries are trusted from the front as long as each has its checksum
+and begins where the previous one ended. A damaged bit only shortens the valid part, and
 the index is never trusted over the log. Keep in step: docs/storage.md.
 """
 
@@ -66,7 +65,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SPANS_SUFFIX: Final = ".spans"
-"""Ends the name of a span index file; MetaQ ignores such names."""
+"""Suffix of span index files; MetaQ ignores such names."""
 
 MAGIC: Final = b"MQ-SPANS"
 VERSION: Final = 1
@@ -78,48 +77,48 @@ ENTRY_BYTES: Final = ENTRY.size
 """32; the header has the same size."""
 
 NO_ID: Final = MessageId(-1)
-"""Stands where no message id is known."""
+"""Value for an unknown message id."""
 
 SPAN_BYTES_MAX: Final = 2**32 - 1
-"""Greatest value of the length field; also bounds the record count."""
+"""Maximum of the length field; also bounds the record count."""
 
 INDEX_BYTES_MAX: Final = SizeBytes(1 << 30)
-"""A larger file is not read at all: no index of ours comes near it."""
+"""A larger file is not read at all: our indexes are far smaller."""
 
 _CRC_FROM: Final = ENTRY_BYTES - CRC_BYTES
 
 _UNREADABLE: Final = frozenset({"EIO", "EACCES", "EPERM", "EISDIR", "ELOOP", "ENXIO"})
-"""Errors of one file; lack of descriptors or memory is not among them."""
+"""Errors of one file; a lack of descriptors or memory is none of these."""
 
 
 class Span(NamedTuple):
     """One entry. A tuple, because a segment may have a quarter of a million."""
 
     base_offset: Offset
-    """Offset of its first byte, a record boundary."""
+    """Offset of the first byte, a record boundary."""
     size_bytes: SizeBytes
     record_count: int
     append_time_ms: Millis
-    """Wall clock of its newest commit; an estimate in a rebuilt index."""
+    """Wall clock of the newest commit; an estimate in a rebuilt index."""
     checksum: int
-    """CRC-32 of all its bytes."""
+    """CRC-32 of all bytes."""
 
     @property
     def end_offset(self) -> Offset:
-        """Return the offset after its last byte."""
+        """Return the offset after the last byte."""
         return Offset(self.base_offset + self.size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class SpanIndex:
-    """The believed entries of one segment, in order and without a gap."""
+    """The valid entries of one segment, in order and without a gap."""
 
     base_offset: Offset
     """Base offset of the segment, and of the first span."""
     last_id_before: MessageId = NO_ID
     """Id of the newest record in earlier segments; -1 when unknown."""
     spans: tuple[Span, ...] = ()
-    """Each begins where the one before ends."""
+    """Each begins where the previous one ends."""
 
     @property
     def end_offset(self) -> Offset:
@@ -133,7 +132,7 @@ class SpanIndex:
 
     @property
     def newest_append_ms(self) -> Millis | None:
-        """Return the time of the last append; None for no spans."""
+        """Return the time of the last append; None without spans."""
         return self.spans[-1].append_time_ms if self.spans else None
 
     def until(self, end: Offset) -> "SpanIndex":
@@ -142,9 +141,9 @@ class SpanIndex:
         return replace(self, spans=self.spans[:whole])
 
     def index_of(self, offset: Offset) -> int:
-        """Return the index in `spans` of the one that holds the byte at `offset`.
+        """Return the index in `spans` of the span that contains `offset`.
 
-        It is their number for an offset after them, and 0 for one before.
+        0 for an offset before all spans; their number for one after them.
         """
         return bisect_right(self.spans, offset, key=lambda s: s.end_offset)
 
@@ -156,14 +155,14 @@ class SpanTotals:
     end_offset: Offset
     record_count: int
     newest_append_ms: Millis | None
-    """Time of the last append; None for no spans."""
+    """Time of the last append; None without spans."""
 
 
 # -- bytes ----------------------------------------------------------------------------
 
 
 def spans_path(segment_path: Path, base_offset: Offset) -> Path:
-    """Return the path of the span index of a segment, named by number."""
+    """Return the path of a segment's span index, named by its padded base offset."""
     return segment_path.with_name(f"{base_offset:020d}{SPANS_SUFFIX}")
 
 
@@ -177,7 +176,7 @@ def encode_index(index: SpanIndex, *, is_sealed: bool = False) -> bytes:
 
 
 def encode_entry(span: Span) -> bytes:
-    """Return the 32 bytes of one entry; a field out of range is our own bug."""
+    """Return the 32 bytes of one entry; a field out of range is a bug."""
     return with_crc(ENTRY.pack(*span, 0))
 
 
@@ -189,8 +188,8 @@ def decode_index(data: Buffer, base_offset: Offset) -> SpanIndex | None:
         base_offset: Base offset of its segment.
 
     Returns:
-        The longest prefix of entries that hold together; None when the header is not
-        that of an index for this segment: then nothing is believed.
+        The longest prefix of valid, contiguous entries; None if the header is not that
+        of an index for this segment, so that nothing can be trusted.
     """
     if len(data) < HEADER.size:
         return None
@@ -222,7 +221,7 @@ def read_index(
     """Read the index of a segment.
 
     Returns:
-        The valid part; None when there is no file, or no valid header.
+        The valid part; None if there is no file or no valid header.
     """
     file = fs.try_open_read(spans_path(segment_path, base_offset))
     if file is None:
@@ -237,7 +236,7 @@ def read_index(
 def read_totals(fs: FileSystem, segment_path: Path, base_offset: Offset) -> SpanTotals:
     """Return the sums of a sealed segment's index, from its seal if possible.
 
-    An index that cannot be read counts as none.
+    An unreadable index counts as empty.
     """
     read = partial(_read_totals, fs, segment_path, base_offset)
     return _without_index(read, SpanTotals(base_offset, 0, None))
@@ -261,25 +260,25 @@ def _read_totals(fs: FileSystem, segment_path: Path, base_offset: Offset) -> Spa
 
 
 def is_unreadable(error: DiskError) -> bool:
-    """Return whether the error is of one file that is there and cannot be read."""
+    """Return whether one file exists but can not be read."""
     return error.operation == "read" or error.errno_name in _UNREADABLE
 
 
 def try_read_index(
     fs: FileSystem, segment_path: Path, base_offset: Offset, *, is_logged: bool = True
 ) -> SpanIndex | None:
-    """Read the index of a segment; an index that cannot be read counts as none.
+    """Read the index of a segment; None also if it is unreadable.
 
-    A caller that asks repeatedly has that logged once (`is_logged`).
+    `is_logged` is False if the caller asks repeatedly, to log an error only once.
     """
     read = partial(read_index, fs, segment_path, base_offset)
     return _without_index(read, None, is_logged=is_logged)
 
 
 def _without_index(read: Callable[[], T], otherwise: T, *, is_logged: bool = True) -> T:
-    """Return the result of `read`; `otherwise` if the index cannot be read.
+    """Return the result of `read`, or `otherwise` if the index is unreadable.
 
-    An index is made of the bytes of its segment, so it can be made again.
+    That is safe, because an index can be rebuilt from the bytes of its segment.
     """
     try:
         return read()
@@ -294,7 +293,7 @@ def _without_index(read: Callable[[], T], otherwise: T, *, is_logged: bool = Tru
 def write_index(
     fs: FileSystem, segment_path: Path, index: SpanIndex, *, is_sealed: bool = False
 ) -> None:
-    """Replace the index of a segment by `index`, durable and whole on return."""
+    """Replace the index of a segment; durable and complete on return."""
     path = spans_path(segment_path, index.base_offset)
     fs.write_atomically(path, encode_index(index, is_sealed=is_sealed))
 
@@ -308,11 +307,11 @@ def _encode_seal(end_offset: Offset, record_count: int) -> bytes:
 
 
 def decode_seal(header: bytes, ends: bytes, base_offset: Offset) -> SpanTotals | None:
-    """Return the sums in a seal; None where there is no valid seal.
+    """Return the sums in a seal; None if it is not valid.
 
     Args:
         header: The first 32 bytes of the index.
-        ends: Its last 64 bytes, two entries: a span and then the seal.
+        ends: The last 64 bytes, two entries: a span and the seal.
         base_offset: Base offset of the segment.
     """
     if decode_index(header, base_offset) is None:
@@ -335,8 +334,8 @@ class SpanIndexWriter:
     """Adds spans to the index of the active segment.
 
     Owner: the storage thread of the partition. It keeps one entry in memory, plus those
-    that the full disk has not taken yet. After `seal`, `close` or `abandon` it is of no
-    further use.
+    not yet written because the disk is full. Not usable after `seal`, `close` or
+    `abandon`.
     """
 
     def __init__(
@@ -347,7 +346,7 @@ class SpanIndexWriter:
         self._settled = len(index.spans)
         """Entries in the file that will not change."""
         self._open: list[Span] = []
-        """Entries after those: the ones not written yet, and the one that grows."""
+        """The entries after those: unwritten ones, and the one that may grow."""
         if index.spans and index.spans[-1].size_bytes < span_bytes_min:
             self._settled -= 1
             self._open = [index.spans[-1]]
@@ -375,14 +374,14 @@ class SpanIndexWriter:
         """Start the index of an empty segment; an existing file is emptied.
 
         Nothing is durable before a sync: a crash may leave an index without a valid
-        header, which is as good as none.
+        header, which counts as none.
 
         Args:
             fs: The disk.
             segment_path: The `.meta` file, which exists already.
-            base_offset: Its base offset.
+            base_offset: The segment's base offset.
             last_id_before: Id of the newest record in earlier segments, -1 for none.
-            span_bytes_min: A span that is shorter grows with the next append.
+            span_bytes_min: A shorter span grows with the next append.
 
         Raises:
             StorageError: The file could not be created.
@@ -405,22 +404,22 @@ class SpanIndexWriter:
         *,
         span_bytes_min: int,
     ) -> "SpanIndexWriter":
-        """Go on after `index`, which equals the file."""
+        """Continue after `index`, which must equal the file."""
         file = fs.open_update(spans_path(segment_path, index.base_offset))
         return cls(file, index, span_bytes_min=span_bytes_min)
 
     @property
     def taken_end(self) -> Offset:
-        """Return the offset after the last byte that `extend` was given."""
+        """Return the offset after the last byte passed to `extend`."""
         return self._unsynced[-1].end_offset if self._unsynced else self.end_offset
 
     def extend(self, pieces: Sequence[Buffer], *, record_count: int) -> Iterator[None]:
-        """Add bytes that were written right after those before; no I/O.
+        """Add the bytes written after the previous ones, in memory only.
 
-        The steps are of CHECKSUM_STEP_BYTES; nothing else is called between two.
+        In steps of CHECKSUM_STEP_BYTES; call no other method between two of them.
 
         Args:
-            pieces: The bytes, whole records, cut anywhere; read, not kept.
+            pieces: The bytes, whole records, cut anywhere; not kept.
             record_count: Records in them, 1 or more.
         """
         size = sum(map(len, pieces))
@@ -441,14 +440,14 @@ class SpanIndexWriter:
         )
 
     def commit(self, append_time_ms: Millis) -> None:
-        """Cover everything added so far: a sync has just made it durable.
+        """Write entries for all bytes added so far, which must be synced.
 
         Args:
             append_time_ms: Wall clock of the sync.
 
         Raises:
-            DiskError: The disk failed. A full disk is not an error: the
-                entry waits in memory and goes to disk with a later one.
+            DiskError: The disk failed. A full disk is not an error: the entry stays in
+                memory and is written with a later one.
         """
         if not self._unsynced:
             return
@@ -466,22 +465,22 @@ class SpanIndexWriter:
             self._write_open()
 
     def seal(self) -> None:
-        """Write remaining entries, sync and close: the segment will not change.
+        """Write remaining entries and the seal, sync and close.
 
-        Everything added has been committed. On a full disk the index
-        stays short: recovery and the scrub make it whole.
+        All added bytes must be committed. On a full disk the index stays short;
+        recovery and the scrub complete it.
 
         Raises:
-            DiskError: The disk refused; it is closed all the same.
+            DiskError: The disk failed; the file is closed all the same.
         """
         self._finish(_encode_seal(self.end_offset, self.record_count))
 
     def close(self, *, is_synced: bool = True) -> None:
-        """Write remaining entries, sync if wanted, close: for a clean stop."""
+        """Write remaining entries, sync if `is_synced`, and close; for a clean stop."""
         self._finish(b"", is_synced=is_synced)
 
     def abandon(self) -> None:
-        """Close without writing or syncing; never raises. For a directory offline."""
+        """Close without writing or syncing; never raises. For an offline directory."""
         self._file.abandon()
 
     def _finish(self, seal: bytes, *, is_synced: bool = True) -> None:
@@ -497,7 +496,10 @@ class SpanIndexWriter:
             self.abandon()
 
     def _take_growing(self, size: int) -> Span:
-        """Return the span that grows by `size` bytes, out of its list; or a new one."""
+        """Return the span that grows by `size` bytes, or a new one.
+
+        The caller adds the grown span to `_unsynced`.
+        """
         if self._unsynced:
             if self._may_grow(self._unsynced[-1], size):
                 return self._unsynced.pop()
@@ -514,7 +516,7 @@ class SpanIndexWriter:
         return is_short and span.size_bytes + size <= SPAN_BYTES_MAX
 
     def _write_open(self) -> None:
-        """Write the entries that changed; all but the growing one are then settled."""
+        """Write the changed entries; all but a growing one are then settled."""
         if not self._open:
             return
         position = HEADER.size + self._settled * ENTRY_BYTES

@@ -1,11 +1,10 @@
-"""Look spans up in the index of one segment, without reading all of it.
+"""Look up spans in the index of one segment, without reading all of it.
 
-An index has 65,000 entries per GiB, and most questions are about a few of them: those
-are found by bisection, in blocks that are read when they are needed. Sums are made of
-whole blocks. Each entry is believed on its own checksum, so one that is damaged hides
-one span and no other (`span_index.decode_index` believes those before it only, because
-recovery must know where the last one is). Bytes that no entry covers are a gap; callers
-that need its records walk it.
+An index has 65,000 entries per GiB, and most lookups need a few of them: those are
+found by bisection, in blocks that are read when needed. Sums are computed over whole
+blocks. Each entry is trusted by its own checksum, so a damaged one hides one span only
+(`span_index.decode_index` trusts only the entries before it, because recovery must know
+the last one). Bytes without an entry are a gap; callers that need its records walk it.
 """
 
 from array import array
@@ -36,15 +35,15 @@ from metaq.storage.span_index import (
 from metaq.storage.walk import walk_headers
 
 BLOCK_ENTRIES: Final = 512
-"""Entries read and summed at once: 16 KiB."""
+"""Number of entries read and summed at once: 16 KiB."""
 BLOCKS_MAX: Final = 128
-"""Blocks kept while a segment is asked about; all are dropped when there are more."""
+"""Size of the cache of blocks of one index; a full cache is emptied."""
 
 MADE_SPAN_BYTES: Final = 128 << 10
-"""A span ends with the record that reaches this size: 256 KiB of index per GiB."""
+"""Size at which a span of a made index ends with a record: 256 KiB of index per GiB."""
 MADE_BYTES_MAX: Final = 16 << 20
-"""Indexes kept; those that were asked for longest ago go first, and the newest stays
-however large it is."""
+"""Size of the cache of made indexes; the least recently used go first, and the newest
+one is kept however large it is."""
 
 _BLOCK_BYTES: Final = BLOCK_ENTRIES * ENTRY_BYTES
 _CHECKED_BYTES: Final = ENTRY_BYTES - 4
@@ -54,7 +53,7 @@ _LONGS: Final = ENTRY_BYTES // 8
 
 
 class _InMemory:
-    """An index with the two methods of a `ReadFile` that a look-up needs."""
+    """An index with the two methods of a `ReadFile` that a lookup needs."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -67,10 +66,10 @@ class _InMemory:
 
 
 class SpanLookup:
-    """The believable entries of one index file. Not thread-safe; blocks.
+    """The valid entries of one index file. Not thread-safe; blocks.
 
     A *place* is the number of an entry in the file. All methods raise `StorageError`
-    where the disk refuses a read.
+    if the disk refuses a read.
     """
 
     def __init__(
@@ -80,12 +79,12 @@ class SpanLookup:
         blocks_max: int = BLOCKS_MAX,
         damage: Sequence[Damage] = (),
     ) -> None:
-        """Look at the ends of an index.
+        """Read the header and the last entries of an index.
 
         Args:
-            file: the index, owned by the caller; None where there is none.
+            file: the index, owned by the caller; None if there is none.
             segment: the segment of the index.
-            blocks_max: most blocks kept in memory.
+            blocks_max: maximum number of blocks kept in memory.
             damage: damaged ranges of the segment.
         """
         self._file = file
@@ -97,8 +96,8 @@ class SpanLookup:
         self._blocks: dict[int, bytes] = {}
         self._count = 0
         self.record_count: int | None = None
-        """Records of the segment, where it is sealed and without damage, and the index
-        knows them all."""
+        """Number of records of the segment, if it is sealed, without damage and fully
+        indexed; else None."""
         size = 0 if file is None else file.size()
         if file is None or not HEADER.size <= size <= INDEX_BYTES_MAX:
             return
@@ -119,14 +118,14 @@ class SpanLookup:
     ) -> Iterator[Span]:
         """Yield spans that cover [start, end) of the segment, in order, without a gap.
 
-        The rest of a span after damage is a gap: a walk from the span's start would
-        have to cross the damage.
+        The rest of a span after damage is yielded as a gap, because a walk from the
+        start of the span would cross the damage.
 
         Args:
             start: any offset of the segment; the first piece may begin before it.
             end: any offset; the last piece may end after it.
-            is_merged: spans that lie within the range come many at once, as one that
-                has the sum of their records and the latest of their times.
+            is_merged: spans that are whole in the range are merged, many into one with
+                the sum of their records and the latest of their times.
 
         Yields:
             Spans; those without records are gaps. Each begins at a record boundary.
@@ -140,7 +139,7 @@ class SpanLookup:
         last = self._place_before(Offset(end - 1)) if is_merged else self._count - 1
         place = first
         while place <= last and at < end:
-            # Those that the range cuts come alone: the first one, and the last.
+            # Spans that the range may cut are not merged: the first and the last.
             after = min(last, (place // BLOCK_ENTRIES + 1) * BLOCK_ENTRIES)
             is_many = is_merged and first < place < after
             span = self._merged(place, after) if is_many else None
@@ -158,10 +157,7 @@ class SpanLookup:
             yield _gap(at, end)
 
     def _place_before(self, offset: Offset) -> int:
-        """Return the last place of a span that begins at `offset` or before it.
-
-        It is -1 where there is none.
-        """
+        """Return the last place of a span that begins at or before `offset`, or -1."""
         best, left, right = -1, 0, self._count
         while left < right:
             middle = place = (left + right) // 2
@@ -178,11 +174,11 @@ class SpanLookup:
         return best
 
     def _span(self, place: int) -> Span | None:
-        """Return the span of an entry; None where it is damaged, torn, or the seal."""
+        """Return the span of an entry; None if it is damaged, torn, or the seal."""
         number, within = divmod(place, BLOCK_ENTRIES)
         block, at = self._block(number), within * ENTRY_BYTES
         if len(block) < at + ENTRY_BYTES:
-            # The file is shorter than it was.
+            # The file was truncated.
             return None
         start, size, count, time_ms, checksum, crc = ENTRY.unpack_from(block, at)
         is_whole = crc == crc32(block[at : at + _CHECKED_BYTES])
@@ -191,9 +187,9 @@ class SpanLookup:
         return Span(start, size, count, time_ms, checksum)
 
     def _merged(self, place: int, after: int) -> Span | None:
-        """Return many entries of one block as one span.
+        """Return entries of one block as one span; None if they can not be merged.
 
-        It is None unless each is whole and begins where the one before ends.
+        They can if each is valid and begins where the previous one ends.
         """
         number, within = divmod(place, BLOCK_ENTRIES)
         until = (within + after - place) * ENTRY_BYTES
@@ -233,31 +229,31 @@ class SpanLookup:
 class MadeIndexes:
     """Indexes made in memory for sealed segments that have none.
 
-    A directory that a Java broker wrote has no indexes until the scrub has been there,
-    which may take days. The first question about such a segment walks its record
-    headers; its result answers the next ones. For any thread: one walks, others
-    that need an index wait for it.
+    A directory that a Java broker wrote has no indexes until the scrub has checked it,
+    which may take days. The first lookup in such a segment walks its record headers;
+    later ones use the result. Thread-safe: one thread walks, others that need an index
+    wait for it.
     """
 
     def __init__(
         self, bytes_max: int = MADE_BYTES_MAX, *, span_bytes: int = MADE_SPAN_BYTES
     ) -> None:
-        """Keep up to `bytes_max` bytes of indexes, with spans of `span_bytes`."""
+        """Create a cache of up to `bytes_max` bytes, with spans of `span_bytes`."""
         self._bytes_max = bytes_max
         self._span_bytes = span_bytes
         self._lock = Lock()
         self._made: dict[tuple[Segment, Millis], bytes] = {}
         self.made_count = 0
-        """Walks so far: more than there are segments when the bound is too small."""
+        """Number of walks; more than there are segments if the cache is too small."""
 
     def index_of(self, fs: FileSystem, segment: Segment) -> bytes:
-        """Return the bytes of an index of a sealed segment, made if need be; blocks.
+        """Return the bytes of a sealed segment's index, made if necessary; blocks.
 
-        Checksums of records are not looked at, and those of the spans are 0. All spans
-        have the file's time.
+        Checksums of records are not verified, and those of the spans are 0. All spans
+        have the file's mtime.
         """
         time_ms = fs.mtime_ms(segment.path)
-        # A topic that was made again may have a segment of the same name and size.
+        # A topic that was created again may have a segment of the same name and size.
         key = (segment, time_ms)
         with self._lock:
             data = self._made.pop(key, None)
@@ -280,13 +276,14 @@ def open_spans(
     made: MadeIndexes | None = None,
     damage: Sequence[Damage] = (),
 ) -> Iterator[SpanLookup]:
-    """Look at the index of a segment for a while.
+    """Open the index of a segment.
 
     Args:
         fs: The disk.
         segment: The segment of the index.
-        made: Has one for a segment without; None leaves that without spans, and so does
-            damage, because an index is made by a walk over the lengths of records.
+        made: Makes an index for a segment without one; not where damage overlaps it,
+            because an index is made by a walk over the lengths of records. None: such a
+            segment has no spans.
         damage: Damaged ranges of the log.
     """
     start, end = segment.base_offset, segment.end_offset
@@ -309,7 +306,7 @@ def _gap(start: Offset, end: Offset) -> Span:
 def _spans_in(
     fs: FileSystem, segment: Segment, time_ms: Millis, span_bytes: int
 ) -> Iterator[Span]:
-    """Yield spans of the records; bytes that are no records end them early."""
+    """Yield spans of the records, up to the first bytes that are no record."""
     start, end, count = segment.base_offset, segment.end_offset, 0
     for at, size, _id in walk_headers(fs, segment, start, end):
         count += 1

@@ -1,12 +1,11 @@
-"""Questions about a whole log that the span indexes answer: counts, times, boundaries.
+"""Queries about a whole log that the span indexes answer: counts, times, boundaries.
 
-All questions block: they read indexes, and records where an index does not reach or a
-span is cut by the question. A segment without an index is walked, so the answers are
-the same, only slower. They are asked about durable bytes in which no damage is known:
-an index is believed here without reading the bytes it covers. Damage elsewhere, before
-or after those bytes, is given as `damage`, and no walk crosses it. Damage that is
-not known yet may be crossed: after a broken length, up to the next span, records are
-missed, and other bytes may be taken for records, until it is known.
+All queries block: they read indexes, and records where an index ends or the range cuts
+a span. A segment without an index is walked, so the results are the same, only slower.
+Queries are about durable bytes without known damage: an index is trusted without
+reading the bytes it covers. Known damage before or after those bytes is passed as
+`damage`, and no walk crosses it. Unknown damage may be crossed: after a broken length,
+records up to the next span are missed, and other bytes may be taken for records.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,29 +21,30 @@ from metaq.storage.span_lookup import MadeIndexes, SpanLookup, open_spans
 from metaq.storage.walk import MTIME_LAG_MS, estimated_time_ms, walk_headers
 
 SPLIT_WALK_BYTES_MAX: Final = 16 << 20
-"""A range up to this size is split at any record; a longer one at spans, unless it is
-within one of them."""
+"""Maximum size of a range that is split at any record; a larger one is split at spans,
+unless it is inside one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpanQueries:
-    """Questions about one log as it was at one moment."""
+    """Queries about one log in its state of one moment."""
 
     fs: FileSystem
     segments: Sequence[Segment]
-    """The log, in order, one or more; sizes say how far it is durable."""
+    """Segments of the log, in order, one or more; the sizes are those of durable
+    bytes."""
     made: MadeIndexes | None = None
-    """Indexes for sealed segments that have none; None walks them each time."""
+    """Cache of indexes for sealed segments without one; None: they are walked."""
     damage: Sequence[Damage] = ()
-    """The damage that is known of the log."""
+    """Known damage of the log."""
 
     def is_boundary(self, offset: Offset) -> bool:
         """Return whether a record begins, or the log or known damage ends, at `offset`.
 
-        Damage begins where a record should: its offset is a boundary, too.
+        Damage begins where a record should, so its offset is a boundary, too.
 
         Args:
-            offset: Any offset that is not inside known damage.
+            offset: Any offset outside known damage.
         """
         if offset == self.segments[-1].end_offset:
             return True
@@ -64,12 +64,12 @@ class SpanQueries:
         return False
 
     def count_records(self, start: Offset, end: Offset) -> int:
-        """Return how many records begin within [start, end): the lag in messages.
+        """Return the number of records that begin within [start, end): the lag.
 
         Args:
-            start: Any offset; inside a record, that record is not counted.
-            end: Any offset, with no known damage between; 0 for one at or before
-                `start`.
+            start: Any offset; a record that begins before it is not counted.
+            end: Any offset, with no known damage in the range; if not after `start`,
+                the result is 0.
         """
         total = 0
         for segment in self._within(start, end):
@@ -80,7 +80,7 @@ class SpanQueries:
                 if whole is None or 2 * (high - low) < segment.size_bytes:
                     total += self._count_pieces(segment, spans, low, high)
                 else:
-                    # The rest is less to count.
+                    # Count the shorter rest, and subtract it.
                     total += whole
                     for ends in (
                         (segment.base_offset, low),
@@ -95,27 +95,27 @@ class SpanQueries:
         *,
         start: Offset = Offset(0),  # noqa: B008  # a NewType is its number
     ) -> Offset:
-        """Return where to begin to see all that was appended at `time_ms` or later.
+        """Return where to begin to see everything appended at `time_ms` or later.
 
-        A record's time is the one in its id, but at most that of its span; where ids
-        carry none (a Java broker's) it is that of the span, and a reader that begins at
-        the answer may see a little that is older. After the end of an index the file's
-        time counts.
+        A record's time is the one in its id, but at most that of its span. Ids of a
+        Java broker have none: there it is that of the span, and a reader that begins at
+        the result may see a few older records. After the end of an index the file's
+        mtime counts.
 
         Args:
             time_ms: Wall clock, milliseconds since 1970.
-            start: Nothing before this offset is looked at; no damage is known after it.
+            start: First offset to consider; there must be no known damage after it.
 
         Returns:
-            A record boundary at `start` or after it; the log end when everything there
-            is older.
+            A record boundary at `start` or after it; the log end if all records from
+            there are older.
         """
         end = self.segments[-1].end_offset
         for segment in self._within(start, end):
             low = max(start, segment.base_offset)
             with open_spans(self.fs, segment, damage=self.damage) as spans:
-                # The times need not be in order, because clocks jump: the first span
-                # that is new enough is right for any order.
+                # Times need not ascend, because clocks jump: the first span that is new
+                # enough is right in any order.
                 span = self._first_span_since(segment, spans, low, time_ms)
             if span is not None:
                 return self._first_since(segment, span, start, time_ms)
@@ -129,18 +129,18 @@ class SpanQueries:
         *,
         walk_bytes_max: int = SPLIT_WALK_BYTES_MAX,
     ) -> tuple[Offset, ...]:
-        """Return record boundaries that divide [start, end) into ranges of like size.
+        """Return record boundaries that divide [start, end) into ranges of equal size.
 
         Args:
             start: A record boundary of the log.
             end: A record boundary at `start` or after it, with no known damage between.
-            count_max: Most offsets wanted, 2 or more.
-            walk_bytes_max: Longest range that is cut at records, not at spans.
+            count_max: Maximum number of offsets, 2 or more.
+            walk_bytes_max: Maximum size of a range that is split at records.
 
         Returns:
-            Growing offsets, the first `start` and the last `end`; `start` alone for an
-            empty range. Fewer than wanted where records, or spans of a range of more
-            than `walk_bytes_max` that is in several of them, are longer than a part.
+            Ascending offsets, the first `start` and the last `end`; only `start` for an
+            empty range. Fewer than wanted if a record is longer than a part, or a span
+            in a range of more than `walk_bytes_max` with several spans.
         """
         size, parts = end - start, count_max - 1
         wanted = [Offset(start + size * part // parts) for part in range(1, parts)]
@@ -157,9 +157,9 @@ class SpanQueries:
     def _split_at_records(
         self, wanted: Sequence[Offset], start: Offset, end: Offset
     ) -> Iterator[Offset]:
-        """Yield the first record boundary at each wanted offset or after it.
+        """Yield the first record boundary at or after each wanted offset.
 
-        Only the spans that hold them are walked, and gaps of an index; each once.
+        Walks only the spans and index gaps with these offsets, each once.
         """
         left = iter(wanted)
         target = next(left, None)
@@ -181,7 +181,7 @@ class SpanQueries:
     def _split_at_spans(
         self, wanted: Sequence[Offset], end: Offset
     ) -> Iterator[Offset]:
-        """Yield the end of a span, or of a segment, that is nearest to each offset."""
+        """Yield the end of a span or segment that is nearest to each offset."""
         left = iter(wanted)
         target = next(left, None)
         for segment in self._within(wanted[0], end):
@@ -200,7 +200,7 @@ class SpanQueries:
                 yield segment
 
     def _spans_of(self, segment: Segment) -> AbstractContextManager[SpanLookup]:
-        """Look at the index of a segment; none is made for the last one: it changes."""
+        """Open the index of a segment; none is made for the last one, which changes."""
         made = None if segment is self.segments[-1] else self.made
         return open_spans(self.fs, segment, made, self.damage)
 
@@ -209,7 +209,7 @@ class SpanQueries:
     ) -> Span | None:
         """Return the first span that ends after `start` and is new enough.
 
-        A gap of the index is one that has the file's time, as late as that may be.
+        A gap of the index gets the latest time that the file's mtime allows.
         """
         for piece in spans.pieces(start, segment.end_offset):
             if not piece.record_count:

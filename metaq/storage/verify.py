@@ -1,17 +1,17 @@
 """Check every stored byte of a data directory, without changing any of it.
 
-Each segment is held against its span index and walked record by record, names and sizes
-are held against each other. Faults come back as values: the caller prints them.
-Where there is no index (a Java broker wrote the segment), the checksum of each payload
-is all there is: ids and flags of such records are covered by nothing.
+Each segment is compared with its span index and walked record by record; names and
+sizes are compared with each other. Faults are returned as values, for the caller to
+print. Without an index (a Java broker wrote the segment) there is only the checksum of
+each
+payload: nothing covers ids and flags of such records.
 
-What is there is compared with the record of what the directory has held, as at a
-start.
+The result is compared with the record of what the directory has held, as at a start.
 
-A directory that a broker is using can be checked too. Then a flaw after the last
-entry of an active segment's index is a write under way, as long as a crash would
-explain it; a segment that is gone when its turn comes was deleted by retention; and
-a fault in a partition has to be there at a second look too.
+A directory that a broker is using can be checked too. Then a flaw after the last entry
+of an active segment's index counts as a write in progress, if a crash could explain it;
+a segment that is missing when its turn comes was removed by retention; and a fault in a
+partition counts only if a second look finds it, too.
 """
 
 import enum
@@ -53,7 +53,7 @@ from metaq.storage.span_index import (
 from metaq.storage.walk import WINDOW_BYTES
 
 PART_BYTES: Final = 8 << 20
-"""Checked between two reports of progress."""
+"""Bytes checked between two reports of progress."""
 
 
 class FindingKind(enum.Enum):
@@ -62,35 +62,35 @@ class FindingKind(enum.Enum):
     DAMAGE = "damage"
     """Bytes contradict a checksum or an invariant: the log will be stopped."""
     TORN_TAIL = "torn tail"
-    """A crash left half a record; the next start cuts it."""
+    """A crash left part of a record; the next start cuts it."""
     INDEX = "span index"
-    """The side index is damaged; the next start or the scrub makes it again."""
+    """The span index is damaged; the next start or the scrub makes it again."""
     PRODUCERS = "producer file"
     """Entries about producers are damaged; a batch sent again may be stored twice."""
     NAME = "name"
-    """A file has no name of a segment: the partition will be refused."""
+    """A file name is not that of a segment: the partition will be refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong."""
+    """One fault."""
 
     kind: FindingKind
     log_id: LogId
     path: Path
     offset: Offset | None
-    """First offset that is concerned; None where it is about the whole file."""
+    """First offset concerned; None if the whole file is."""
     next_good_offset: Offset | None
-    """Offset where a reader can resume; None: nowhere after it, or irrelevant."""
+    """Offset where a reader can resume; None: there is none, or it is irrelevant."""
     detail: str
 
     @property
     def key(self) -> tuple[FindingKind, Path, Offset | None, Offset | None]:
-        """Return the key that stays the same when a fault is found again."""
+        """Return a key that is the same when the fault is found again."""
         return self.kind, self.path, self.offset, self.next_good_offset
 
     def __str__(self) -> str:
-        """Return one line with everything."""
+        """Return one line with all fields."""
         parts = [f"{self.kind.value}: {self.detail}: partition={self.log_id}"]
         parts.append(f"file={self.path}")
         if self.offset is not None:
@@ -108,7 +108,7 @@ class VerifyReport:
     checked_bytes: SizeBytes
     record_count: int
     findings: tuple[Finding, ...]
-    """Faults found; empty: none."""
+    """Faults found; empty if there are none."""
 
 
 def verify_directory(
@@ -119,25 +119,26 @@ def verify_directory(
     unsynced_bytes_max: SizeBytes,
     on_progress: Callable[[int], None] = lambda _checked_bytes: None,
 ) -> VerifyReport:
-    """Check a data directory, or the one partition that the directory is.
+    """Check a data directory, or a partition directory.
 
     Args:
         fs: The disk; it is only read.
         directory: Holds partition directories, or is one.
-        in_use: A broker is working in it at this moment.
-        unsynced_bytes_max: How much a crash may tear: the bound of one group commit.
-        on_progress: Takes the bytes checked so far, of all segments, after every
-            `PART_BYTES` or segment, whichever is less.
+        in_use: Whether a broker is using it.
+        unsynced_bytes_max: Maximum number of bytes that a crash may tear: the size of a
+            group commit.
+        on_progress: Called with the number of bytes checked so far, over all segments,
+            after every `PART_BYTES` or segment, whichever is less.
 
     Raises:
-        StorageError: The disk refused to list, open or size a file. A refused read is
-            a finding.
+        StorageError: The disk refuses to list, open or size a file. A refused read is a
+            finding.
     """
     findings: list[Finding] = []
     segment_count = record_count = checked_bytes = 0
     itself = _partition_of(directory, fs.list_directory(directory))
     root = directory if itself is None else directory.parent
-    # Read first: what it names was synced by then.
+    # Read first: the bytes that it names were synced by then.
     record = read_holdings(fs, root)
     looks: dict[LogId, _Look] = {}
     for log_id, path in list_logs(fs, directory):
@@ -171,10 +172,10 @@ def verify_directory(
 def _find_losses(
     fs: FileSystem, root: Path, record: Holdings, looks: Mapping[LogId, "_Look"]
 ) -> dict[LogId, Damage]:
-    """Return which partitions hold less than the record of their data directory says.
+    """Return the losses of partitions, compared with their data directory's record.
 
-    Beside a broker a topic may be deleted, and made again: its record has to say so at
-    a second look too.
+    While a broker runs, a topic may be deleted and created again: a loss counts only if
+    the record still has it at a second look.
     """
     if record.is_accepted:
         return {}
@@ -217,14 +218,14 @@ def list_logs(fs: FileSystem, directory: Path) -> Iterator[tuple[LogId, Path]]:
 
 
 def _partition_of(directory: Path, names: Collection[str]) -> LogId | None:
-    """Return the partition that a directory with these names is; None for others."""
+    """Return the partition of a directory with these names; None if it is not one."""
     has_segment = any(name.endswith(META_SUFFIX) for name in names)
     return parse_log_directory_name(directory.name) if has_segment else None
 
 
 @dataclass(slots=True, eq=False)
 class _Look:
-    """One look at a partition directory; collects its findings."""
+    """One check of a partition directory, with its findings."""
 
     fs: FileSystem
     log_id: LogId
@@ -234,13 +235,13 @@ class _Look:
     on_progress: Callable[[int], None] = lambda _checked_bytes: None
     """Called after every part."""
     before_bytes: int = 0
-    """Checked in other partitions."""
+    """Bytes checked in other partitions."""
     damage: tuple[Damage, ...] = ()
-    """Damaged ranges, apart and in order."""
+    """Damaged ranges, merged and sorted."""
     extent: Extent | None = None
     """Offsets that a start would find; None without a segment."""
     is_refused: bool = False
-    """Nothing of the partition can be read, and `findings` say why."""
+    """Whether the partition is unreadable as a whole; `findings` have the reason."""
     segment_count: int = 0
     record_count: int = 0
     checked_bytes: int = 0
@@ -249,12 +250,12 @@ class _Look:
 
     @property
     def findings(self) -> list[Finding]:
-        """Everything that is wrong."""
+        """All faults found."""
         damage = [_damage_finding(self.log_id, each) for each in self.damage]
         return self._others + damage
 
     def keep(self, keys: Collection[object]) -> None:
-        """Leave out what was found at no other of these keys."""
+        """Drop findings with other keys."""
         self._others = [each for each in self._others if each.key in keys]
         self.damage = tuple(
             each
@@ -263,7 +264,7 @@ class _Look:
         )
 
     def run(self) -> "_Look":
-        """Look at names and sizes, and then at every byte; call once."""
+        """Check names and sizes, and then every byte; call once."""
         names = check_names(self.fs, self.directory, in_use=self.in_use)
         if names.bad_name:
             self.is_refused = True
@@ -282,7 +283,7 @@ class _Look:
                 self._check_segment(segment, is_active=segment is names.segments[-1])
             except DiskError as error:
                 if is_unreadable(error):
-                    # Name it, and go on with the readable rest.
+                    # Report it, and continue with the readable rest.
                     start, end = segment.base_offset, segment.end_offset
                     self._damage.append(Damage(segment.path, start, end, str(error)))
                 elif not (self.in_use and isinstance(error, MissingFileError)):
@@ -294,7 +295,7 @@ class _Look:
         index = self._read_index(segment, is_settled=not (self.in_use and is_active))
         with self.fs.open_read(segment.path) as file:
             if is_active:
-                # Asked now: if the index grew since the listing, so did the file.
+                # Read after the index: if that has grown since the listing, so has it.
                 segment = replace(segment, size_bytes=file.size())
             else:
                 index = index.until(segment.end_offset)
@@ -319,7 +320,7 @@ class _Look:
         self.on_progress(self.before_bytes + self.checked_bytes)
 
     def _check_tail(self, file: ReadFile, segment: Segment, start: Offset) -> None:
-        """Check the bytes after the active segment's index, as a start would."""
+        """Check the bytes after the active segment's index, as a start would do."""
         tail = check_tail(
             file,
             segment,
@@ -342,7 +343,7 @@ class _Look:
         self.on_progress(self.before_bytes + self.checked_bytes)
 
     def _read_index(self, segment: Segment, *, is_settled: bool) -> SpanIndex:
-        """Return the valid part of an index; a settled file must have no more."""
+        """Return the valid part of an index; a settled file must be all valid."""
         nothing = SpanIndex(segment.base_offset)
         try:
             index = read_index(self.fs, segment.path, segment.base_offset)

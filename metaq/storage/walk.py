@@ -1,8 +1,8 @@
 """Walk the bytes of a segment file: spans by checksum, records one by one, a search.
 
-Recovery, the scrub and `metaq verify` share these walks. All of them read in windows of
-bounded size, also where a length field is damaged, and none of them raises because of
-the content: only the disk can refuse. Positions are relative to the file.
+Recovery, the scrub and `metaq verify` share these functions. All of them read in
+windows of bounded size, even if a length field is damaged, and none of them raises
+because of the content: only disk errors are raised. Positions are relative to the file.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,43 +28,43 @@ from metaq.storage.segment_source import SegmentSource
 from metaq.storage.span_index import NO_ID, Span
 
 WINDOW_BYTES: Final = 1 << 20
-"""Read at a time; small enough to stay in a processor's cache for the checksum."""
+"""Bytes read at once; small enough for a processor's cache during the checksum."""
 
 SEARCH_BYTES: Final = 4 << 20
-"""Looked at at a time when records are searched byte by byte."""
+"""Bytes searched at once when records are searched byte by byte."""
 
 SEARCH_PAYLOAD_BYTES_MAX: Final = 1 << 20
-"""Longer payloads are not found by the search, which keeps it fast."""
+"""Maximum payload of a record that the search finds; a limit keeps it fast."""
 
 MTIME_LAG_MS: Final = 1_000
-"""Longest time by which a file's time of change, moved by kernel ticks of 10 ms, may
-lie before the clock that stamped its bytes: a tick of a machine that is not given its
-processors comes late."""
+"""Maximum time by which a file's mtime may be earlier than the clock that stamped its
+bytes. It moves by kernel ticks of 10 ms, and on a machine that is not given its
+processors a tick comes late."""
 
 _UNLIMITED: Final = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Records walked over, as spans, and where and why the walk ended."""
+    """Result of a walk over records: their spans, and where and why it ended."""
 
     spans: tuple[Span, ...]
-    """The valid records, cut into spans; times are estimates."""
+    """Valid records, cut into spans; times are estimates."""
     end: Position
     flaw: str | None
-    """Fault at `end`; None when the records fill the range."""
+    """Fault at `end`; None if the records fill the range."""
     last_id: MessageId
-    """Largest id among the last ones of the spans; -1 when all are negative."""
+    """Largest of the last ids of the spans; -1 if all are negative."""
 
 
 class RangeReader:
     """Reads ranges of one file in order through one buffer; not thread-safe."""
 
     def __init__(self, file: ReadFile, start: Position, end: Position) -> None:
-        """Read `file` from `start` to `end`, or to its own end if that comes first."""
+        """Read `file` from `start` to `end` or its own end, whichever is first."""
         self._file = file
         self._end = end
-        # Small ranges are many: they get a small buffer.
+        # Small ranges are frequent: they get a small buffer.
         self._view = memoryview(bytearray(min(WINDOW_BYTES, max(0, end - start))))
         self._start = 0
         self._filled = 0
@@ -80,7 +80,7 @@ class RangeReader:
         return self._view[at : min(at + wanted, self._filled)]
 
     def checksum(self, position: Position, size: int, value: int = 0) -> int | None:
-        """Return the CRC-32 of a range of any size; None when the file is shorter."""
+        """Return the CRC-32 of a range of any size; None if the file is too short."""
         end = position + size
         while position < end:
             part = self.read(position, min(end - position, WINDOW_BYTES))
@@ -94,12 +94,12 @@ class RangeReader:
 def damaged_spans(
     file: ReadFile, base_offset: Offset, spans: Iterable[Span]
 ) -> list[Span]:
-    """Return the spans whose bytes do not have the checksum of their entry.
+    """Return the spans whose bytes do not have the checksum in their entry.
 
     Args:
         file: The segment.
-        base_offset: Its base offset.
-        spans: In order of offsets.
+        base_offset: The segment's base offset.
+        spans: Entries in the order of offsets.
     """
     reader = RangeReader(file, Position(0), Position(file.size()))
     return [
@@ -120,20 +120,20 @@ def walk_records(
     time_ms: Millis,
     bytes_max: int = _UNLIMITED,
 ) -> Walk:
-    """Walk the records from `start` to `end`, verifying each one's own checksum.
+    """Walk the records from `start` to `end`, verifying the checksum of each.
 
     Args:
         file: The segment.
-        base_offset: Its base offset.
+        base_offset: The segment's base offset.
         start: A record boundary.
-        end: Where records end, at most the size of the file.
-        span_bytes_min: Records are grouped into spans of about this size.
-        time_ms: When the last of them was appended at the latest (the file's time).
-        bytes_max: The walk ends, without a flaw, at the end of the span that reaches
-            this many bytes.
+        end: Expected end of the records, at most the size of the file.
+        span_bytes_min: Approximate size of the spans into which records are grouped.
+        time_ms: Latest possible time of the last append (the file's mtime).
+        bytes_max: The walk ends, without a flaw, with the span that reaches this many
+            bytes.
 
     Returns:
-        The spans, and where the walk ended; a record that is cut by `end` is a flaw.
+        The spans, and where and why the walk ended; a record cut by `end` is a flaw.
     """
     reader = RangeReader(file, start, end)
     spans: list[Span] = []
@@ -158,7 +158,7 @@ def walk_records(
         elif not isinstance(result, CleanEnd | Incomplete):
             flaw = result.detail
         if size:
-            # An id of 0 or more contains the time at which a broker stamped it.
+            # An id of 0 or more contains the time when a broker stamped it.
             newest = NO_ID if newest is None else newest
             offset = Offset(base_offset + position)
             time = estimated_time_ms(newest, time_ms)
@@ -174,8 +174,8 @@ def _walk_large(
     """Check a record that is longer than a window, or cut by `end`.
 
     Returns:
-        The checksum of all its bytes and its id; a description of the fault if it is no
-        record.
+        The checksum of all its bytes and its id; a description of the fault if it is
+        not a record.
     """
     left = end - position
     if needed > left:
@@ -200,17 +200,17 @@ def walk_headers(
 ) -> Iterator[tuple[Offset, int, MessageId]]:
     """Yield offset, length and id of the records that begin within [start, end).
 
-    Only their headers are looked at. Lengths are in bytes and include the header.
+    Only headers are read. Lengths are in bytes and include the header.
 
     Args:
         fs: The disk.
-        segment: Where they lie.
+        segment: The segment with the records.
         start: A record boundary.
-        end: Any offset; a broken header ends the walk before.
+        end: Any offset; an invalid header ends the walk earlier.
     """
     base, unpack = segment.base_offset, HEADER.unpack_from
     position = segment.position_of(start)
-    # A header that begins before `end` is whole, and nothing after it is read.
+    # A header that begins before `end` is read whole, and nothing after it.
     after = min(segment.size_bytes, end - base + HEADER_BYTES - 1)
     with fs.open_read(segment.path) as file:
         reader = RangeReader(file, position, Position(after))
@@ -230,9 +230,9 @@ def walk_headers(
 
 
 def estimated_time_ms(message_id: MessageId, latest_ms: Millis) -> Millis:
-    """Return when a record was appended, from its id; at most `latest_ms`.
+    """Return the append time of a record, estimated from its id; at most `latest_ms`.
 
-    Ids of a Java broker are negative and contain no time: the answer is `latest_ms`.
+    Ids of a Java broker are negative and contain no time: the result is `latest_ms`.
     """
     if message_id < 0 or message_id >> ID_MS_SHIFT > MS_MAX:
         return latest_ms
@@ -249,18 +249,18 @@ def search_record(
 
     Args:
         file: The segment.
-        start: First position that is tried.
-        end: Where records end; the last one ends here or before.
-        window_bytes: Bytes that are read at once.
+        start: First position to try.
+        end: End of the records, at most the end of the file.
+        window_bytes: Bytes read at once.
 
     Returns:
         The position, or None. Records with a payload of more than
-        `SEARCH_PAYLOAD_BYTES_MAX` are not seen.
+        `SEARCH_PAYLOAD_BYTES_MAX` are not found.
     """
     while start < end:
         part = file.read_at(start, SizeBytes(min(window_bytes, end - start)))
         is_last = start + window_bytes >= end or len(part) < window_bytes
-        # Records may cross into the next window, so only its first half is settled.
+        # Records may cross into the next window, so only the first half is final.
         limit = None if is_last else Position(window_bytes // 2)
         found = find_next_record(
             part, limit=limit, payload_bytes_max=SEARCH_PAYLOAD_BYTES_MAX

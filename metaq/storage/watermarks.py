@@ -1,10 +1,11 @@
-"""High watermarks of a replica's logs, kept over a restart.
+"""High watermarks of a replica's logs, kept across a restart.
 
-A replica that starts does not know which of its bytes all in-sync copies have; what it
-shows to readers before it has asked a leader is what it knew last. So each data
-directory of a replica has one file with a slot for each log. A slot is written in place
-when the high watermark has moved, at most once in `WRITE_INTERVAL_S`, and the file is
-synced at a clean stop only: an older watermark is as true as a newer one.
+A replica that starts does not know which of its bytes all in-sync copies have; before
+it has asked a leader it shows readers the bytes below the last known high watermark. So
+each data directory of a replica has one file with a slot for each log. A slot is
+written in place when the high watermark has moved, at most once in `WRITE_INTERVAL_S`,
+and the file is synced at a clean stop only, because an old watermark is as valid as a
+new one.
 
     name: watermarks, in the data directory; a broker without replicas has none
 
@@ -21,12 +22,12 @@ synced at a clean stop only: an older watermark is as true as a newer one.
           | u64        | i64            | i64       | u32  | u32   |
           +------------+----------------+-----------+------+-------+
 
-Big-endian; `crc` is the CRC-32 of the bytes before it. A *log number* is random, made
-with the log: a topic that was deleted and made again has the same name and another
-number. A slot that is damaged counts as none, and so does the whole file after a header
-that is. The first write after a start replaces the file by one with the logs that are
-there. One watermark can be higher than the end of its log: then bytes are gone that
-were committed, and who opens the log has to say so.
+Big-endian; `crc` is the CRC-32 of the bytes before it. A *log number* is random,
+assigned when the log is created: a deleted topic that is created again has the same
+name and another number. A damaged slot is ignored; after a damaged header the whole
+file is. The first write after a start replaces the file by one with the present logs.
+If a watermark is higher than the end of its log, committed bytes are missing; the
+code that opens the log must report it.
 """
 
 import logging
@@ -45,13 +46,13 @@ from metaq.storage.span_index import is_unreadable
 _log = logging.getLogger(__name__)
 
 WATERMARKS_NAME: Final = "watermarks"
-"""Name of the file: without a dash, so no partition."""
+"""Name of the file: without a dash, so it is no partition."""
 
 WRITE_INTERVAL_S: Final = 1.0
-"""Least time between two writes of the slots that have changed."""
+"""Minimum time between two writes of changed slots."""
 
 FILE_BYTES_MAX: Final = SizeBytes(64 << 20)
-"""A larger file is not read: it would be of two million logs."""
+"""A larger file is not read whole: it would have two million logs."""
 
 MAGIC: Final = b"MQ-MARKS"
 VERSION: Final = 1
@@ -62,10 +63,10 @@ SLOT_BYTES: Final = SLOT.size
 
 
 class Watermark(NamedTuple):
-    """Offsets of one log, as a replica knew them."""
+    """Last known offsets of one log of a replica."""
 
     number: int
-    """Log number, an unsigned number of 64 bits."""
+    """Log number, unsigned, 64 bits."""
     high_watermark: Offset
     log_start: Offset
 
@@ -81,7 +82,7 @@ def encode_slot(mark: Watermark) -> bytes:
 
 
 def decode_watermarks(data: bytes) -> dict[int, Watermark] | None:
-    """Return the good slots of a file by log number; None after a damaged header."""
+    """Return the valid slots by log number; None if the header is damaged."""
     if data[: HEADER.size] != encode_header():
         return None
     found: dict[int, Watermark] = {}
@@ -90,16 +91,16 @@ def decode_watermarks(data: bytes) -> dict[int, Watermark] | None:
         if has_crc(slot):
             number, high_watermark, log_start, _zero, _crc = SLOT.unpack(slot)
             mark = Watermark(number, Offset(high_watermark), Offset(log_start))
-            # Each of two was true once.
+            # Of two slots with one number, both were true once.
             found[number] = max(mark, found.get(number, mark))
     return found
 
 
 def read_watermarks(fs: FileSystem, directory: Path) -> dict[int, Watermark]:
-    """Return the watermarks of a data directory by log number; none without a file.
+    """Return the watermarks of a data directory by log number; empty without a file.
 
     Raises:
-        StorageError: the disk refused, and it is not about this file.
+        StorageError: the disk refuses more than this file.
     """
     path = directory / WATERMARKS_NAME
     try:
@@ -120,7 +121,7 @@ def read_watermarks(fs: FileSystem, directory: Path) -> dict[int, Watermark]:
 
 
 class KnownWatermarks:
-    """Watermarks that the data directories of a replica had at the start."""
+    """Watermarks in the data directories of a replica at its start."""
 
     def __init__(
         self,
@@ -133,19 +134,19 @@ class KnownWatermarks:
 
         Args:
             fs: the disk.
-            paths: of all data directories.
-            numbers: the logs that this replica has, with their numbers.
-            starts: where they began; others begin at 0.
+            paths: all data directories.
+            numbers: the logs of this replica, with their numbers.
+            starts: start offsets of logs; others start at 0.
 
         Raises:
-            StorageError: a disk refused.
+            StorageError: a disk refuses.
         """
         self.numbers: Final = numbers
-        """The logs that this replica has, with their numbers."""
+        """The logs of this replica, with their numbers."""
         self.starts: Final = starts
-        """Offsets at which they began."""
+        """Their start offsets; others start at 0."""
         self.too_short: Final = set[LogId]()
-        """Logs that lack bytes which every in-sync copy has had, once looked at."""
+        """Logs that lack bytes which every in-sync copy has had; see `extent_of`."""
         self._fs = fs
         self._marks = {path: read_watermarks(fs, path) for path in paths}
 
@@ -154,7 +155,7 @@ class KnownWatermarks:
 
         Args:
             path: its data directory.
-            log_id: which partition; without a number nothing is known.
+            log_id: the partition; without a number its watermark is its start.
             found: its offsets after recovery.
         """
         mark = self._marks[path].get(self.numbers.get(log_id, -1))
@@ -171,9 +172,9 @@ class KnownWatermarks:
         return Extent(found.start, min(end, found.end))
 
     def has_lost(self, log_id: LogId) -> bool:
-        """Return whether a log without any segment has had bytes that were readable.
+        """Return whether a log without segments had readable bytes since its start.
 
-        Since it was born: it may have begun again, with its number, after them.
+        With the same number it may have been started again after such bytes.
         """
         number, start = self.numbers[log_id], self.starts.get(log_id, Offset(0))
         known = (marks.get(number) for marks in self._marks.values())
@@ -182,7 +183,7 @@ class KnownWatermarks:
         )
 
     def file_of(self, path: Path) -> "WatermarkFile":
-        """Return what goes on with the file of a data directory."""
+        """Return the writer that continues the file of a data directory."""
         living = set(self.numbers.values())
         marks = self._marks[path].values()
         return WatermarkFile(
@@ -191,12 +192,12 @@ class KnownWatermarks:
 
 
 class WatermarkFile:
-    """Writes the slots of one data directory. Owner: its storage thread."""
+    """Writes the slots of one data directory. Owner: the storage thread."""
 
     def __init__(
         self, fs: FileSystem, directory: Path, marks: Iterable[Watermark]
     ) -> None:
-        """Go on with the logs that are there; nothing is opened yet."""
+        """Continue with these watermarks; opens no file yet."""
         self._fs = fs
         self._path = directory / WATERMARKS_NAME
         self._marks = {mark.number: mark for mark in marks}
@@ -204,10 +205,10 @@ class WatermarkFile:
         self._file: UpdateFile | None = None
 
     def write(self, marks: Collection[Watermark]) -> None:
-        """Write watermarks that have moved; without space they stay as they are.
+        """Write watermarks that have moved; without space the file is unchanged.
 
         Raises:
-            DiskError: the disk refused; nothing is known about the file any more.
+            DiskError: the disk refuses; the state of the file is unknown.
         """
         try:
             self._write(marks)
@@ -228,12 +229,12 @@ class WatermarkFile:
             self._file.write_at(position, encode_slot(mark))
 
     def lower(self, mark: Watermark) -> None:
-        """Write a watermark that is lower than before, synced; for a log that is cut.
+        """Write and sync a watermark that is lower than before, for a log to be cut.
 
-        Without space the higher one stays: then the next start finds the log short.
+        Without space the higher one stays, and the next start finds the log too short.
 
         Raises:
-            DiskError: the disk refused; nothing is known about the file any more.
+            DiskError: the disk refuses; the state of the file is unknown.
         """
         known = self._marks.get(mark.number, mark)
         if known.high_watermark > mark.high_watermark:
@@ -242,10 +243,10 @@ class WatermarkFile:
                 self._file.sync()
 
     def close(self, marks: Collection[Watermark]) -> None:
-        """Write what is left, sync and close, for a clean stop.
+        """Write the last watermarks, sync and close, for a clean stop.
 
         Raises:
-            DiskError: the disk refused; it is closed all the same.
+            DiskError: the disk refuses; the file is closed all the same.
         """
         try:
             self.write(marks)

@@ -1,15 +1,15 @@
-"""The second half of a commit: its batches go to their partitions.
+"""The second half of a commit: appending its batches to their partitions.
 
-What is here is decided: its commit record is in the journal. A batch that its partition
-refuses is retried until it is stored or the process ends; then the next start finds it
-missing.
+All transactions here are decided: their commit records are in the journal. A batch that
+its partition refuses is retried until it is stored or the process ends; then the next
+start finds it missing.
 
 Transactions that are committed together (`side_files.py`) give a partition one append,
-so that readers see the batches of all of them in the same moment.
+so that readers see the batches of all of them at the same moment.
 
-A batch is at the bound in its commit record or after it. Where it is after it, its
-offset is written into the record just before the batch is written: a Java broker looks
-for the batch only there, and would append it again otherwise.
+A batch is at the bound in its commit record or after it. If it is after it, its offset
+is written into the record just before the batch is written, because a Java broker looks
+for the batch only there, and would otherwise append it again.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +24,7 @@ from metaq.txn.state import UNAVAILABLE, XaCommandError
 from metaq.txn.transaction import BrokerTransaction, PendingBatch
 
 _Joined: TypeAlias = Sequence[tuple[BrokerTransaction, PendingBatch]]
-"""Batches that are one append to one partition, in their order there."""
+"""Batches in one append to one partition, in their order there."""
 
 
 class _BatchTicket(NamedTuple):
@@ -37,7 +37,7 @@ class _BatchTicket(NamedTuple):
 class Applier:
     """Transactions that are decided and not finished. Owner: the coordinator.
 
-    `on_applied` gets each transaction whose batches are all stored.
+    `on_applied` is called with each transaction whose batches are all stored.
     """
 
     def __init__(
@@ -51,19 +51,19 @@ class Applier:
         self._on_applied = on_applied
         self._on_settled: Callable[[], None] | None = None
         self.decided: dict[BrokerTransaction, None] = {}
-        """Transactions that are not applied yet, oldest first."""
+        """Transactions not applied yet, oldest first."""
         self.failed_count = 0
-        """Batches that were refused, each time."""
+        """Number of refusals of batches, retries included."""
 
     @property
     def stuck_count(self) -> int:
-        """Return how many have a batch that its partition does not take."""
+        """Return the number of transactions with a batch that was refused."""
         return sum(tx.stuck is not None for tx in self.decided)
 
     def apply(self, tx: BrokerTransaction) -> None:
-        """Hand the missing batches of a decided transaction to their partitions.
+        """Append the missing batches of a decided transaction to their partitions.
 
-        Also those of the transactions that are committed together with it.
+        Includes those of the transactions that are committed together with it.
         """
         together = tx.group or {tx: None}
         self.decided.update(together)
@@ -79,12 +79,12 @@ class Applier:
                 if not batch.is_stored and not batch.is_in_flight:
                     waiting.setdefault(batch.log_id, []).append((each, batch))
         for log_id, joined in waiting.items():
-            # First: the rest of an append cut by a crash belongs at the end of its log.
+            # Cut ones first: the rest of an append cut by a crash must come next.
             joined.sort(key=lambda each: not each[1].is_cut)
             self._append(log_id, joined)
 
     def apply_all(self, decided: Iterable[BrokerTransaction]) -> None:
-        """Apply transactions in their order, those that belong together once."""
+        """Apply transactions in order, each group of committed together once."""
         tried = set[BrokerTransaction]()
         for tx in decided:
             if tx not in tried:
@@ -92,11 +92,11 @@ class Applier:
                 self.apply(tx)
 
     def retry(self) -> None:
-        """Try batches that are stuck again."""
+        """Retry stuck batches."""
         self.apply_all([tx for tx in self.decided if tx.stuck is not None])
 
     def drop_topic(self, topic: str) -> None:
-        """Give up batches that wait for the partitions of a deleted topic."""
+        """Drop batches that wait for the partitions of a deleted topic."""
         for tx in list(self.decided):
             for batch in tx.batches.values():
                 if batch.log_id.topic == topic and not batch.is_in_flight:
@@ -104,7 +104,7 @@ class Applier:
             self._finish_if_stored(tx)
 
     def call_when_settled(self, on_settled: Callable[[], None]) -> None:
-        """Call once when no batch is in flight: stored, or refused for now."""
+        """Call back once, when no batch is in flight: all are stored or refused."""
         self._on_settled = on_settled
         self._settle()
 
@@ -129,7 +129,7 @@ class Applier:
     def _note_offsets(
         self, joined: _Joined, offset: Offset
     ) -> Sequence[Callable[[], None]]:
-        """Note offsets of batches in commit records; on the thread that writes them."""
+        """Note offsets in commit records; on the thread that writes the batches."""
         tasks: list[Callable[[], None]] = []
         for tx, batch in joined:
             if batch.offset_at >= 0 and offset != batch.offset_written:

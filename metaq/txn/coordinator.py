@@ -1,32 +1,32 @@
-"""The coordinator: all unfinished transactions of a broker, and their ends.
+"""The coordinator: all unfinished transactions of a broker, and how they end.
 
-Theory of operation. Everything here happens on the loop's thread; what waits for a disk
-comes back as a call. A transaction is a row of the state table (`state.py`), its future
-records as one list for each partition, and a slot in the journal.
+Theory of operation. Everything here happens on the loop's thread; work that waits for a
+disk returns as a callback. A transaction is a row of the state table (`state.py`), one
+list of future records for each partition, and a slot in the journal.
 
     put       records are kept, a run of them is journalled, then it is answered
-    prepare   one record, synced as the mode says, then it is answered
-    commit    1. each partition returns a bound for the offset to come (a refusal here
-                 rolls back, or leaves it prepared)
+    prepare   one record, synced as the mode requires, then it is answered
+    commit    1. each partition returns a lower bound for its offset (a refusal here
+                 rolls back, or leaves the transaction prepared)
               2. the commit record with these bounds: from here on it *is* committed
-              3. one batch to each partition; what one refuses is tried again
-              4. all are stored as their partitions promise: it is answered
+              3. one batch to each partition; a batch that is refused is retried
+              4. when all are stored as their partitions promise, it is answered
 
-Several prepared ones can be committed as one: `side_files.py` says how a start knows,
-and step 3 gives each partition one append for all of them. A time-out, a heuristic
-outcome or another command for one of them takes effect before step 1, or waits for the
-end.
+Several prepared ones can be committed as one: `side_files.py` describes how a start
+recognises that, and step 3 gives each partition one append for all of them. A time-out,
+a heuristic outcome or another command for one of them takes effect before step 1, or
+waits for the end.
 
-So a reader never sees one partition's half of something that a crash could take back:
-what is appended is decided. A client whose batch could not be appended yet may ask
-again, and gets the answer when it is appended.
+So a reader never sees one partition's part of a transaction that a crash could take
+back, because only committed batches are appended. A client whose batch could not be
+appended yet may ask again, and is answered when it is appended.
 
 A transaction takes puts only from the connection that began it, its *owner*, and is
 begun once: two users of one key would mix their messages. A local one ends with its
-connection; any connection may decide an XA one. A time-out ends what is not prepared.
+connection; any connection may decide an XA one. A time-out ends only unprepared ones.
 
-Bounds: open transactions, bytes of their puts, transactions with a time-out, bytes of
-the journal; what would exceed one is refused, and counted.
+Limits: open transactions, bytes of their puts, transactions with a time-out, bytes of
+the journal; requests that would exceed one are refused, and counted.
 Source: docs/metaq-1.4/broker.md 5.
 """
 
@@ -98,7 +98,7 @@ from metaq.txn.transaction import (
 VOTE_COMMIT: Final = 0
 """XA_OK: a prepared transaction waits for its decision."""
 VOTE_READ_ONLY: Final = 3
-"""XA_RDONLY: there was nothing to prepare, and it is gone."""
+"""XA_RDONLY: there was nothing to prepare; the transaction is finished."""
 
 _log = logging.getLogger(__name__)
 
@@ -114,9 +114,9 @@ class TransactionCoordinator:
         find_log: FindLog,
         limits: TransactionLimits,
     ) -> None:
-        """Begin without a transaction; `restore` or `disable` comes next.
+        """Create a coordinator without transactions; call `restore` or `disable` next.
 
-        The journal is open, its thread running, when the first command comes.
+        The journal must be open, with its thread running, before the first command.
         """
         self._fs = fs
         self._clock = clock
@@ -135,17 +135,17 @@ class TransactionCoordinator:
     # -- the start and the end
 
     def disable(self, cause: StorageError | TransactionError) -> None:
-        """Refuse everything until `restore`, which comes after a NoSpaceError alone.
+        """Refuse everything until `restore`, which may follow only a NoSpaceError.
 
-        A TransactionError is the whole answer: this broker never takes any.
+        A TransactionError is the answer to all requests: this broker never takes any.
         """
         self._disabled = cause
 
     def restore(self, opened: OpenedJournal, on_settled: Callable[[], None]) -> None:
-        """Take over the content of the journal, and append what is committed.
+        """Adopt the content of the journal, and append committed batches.
 
-        `on_settled` is called once, when what is committed is in its partitions, or
-        they do not take it now.
+        `on_settled` is called once, when committed batches are in their partitions or
+        were refused for now.
         """
         self._disabled = None
         self._outcomes.by_key.update(opened.outcomes)
@@ -154,19 +154,19 @@ class TransactionCoordinator:
             self._open.add(restore_transaction(restored, self._clock.wall_ms()))
         for keys in opened.together:
             self._records.join([self._open.by_key[key] for key in keys])
-        # First: the rest of an append cut by a crash belongs at the end of its log.
+        # Cut ones first: the rest of an append that a crash has cut must come next.
         decided = [
             tx for tx in self._open.by_key.values() if tx.state is TxState.DECIDED
         ]
         self._applier.apply_all(sorted(decided, key=lambda tx: not tx.is_cut))
-        # Those refused because the rest of another one had to come first.
+        # Retry those that were refused because the rest of another had to come first.
         self._applier.retry()
         self._applier.call_when_settled(on_settled)
 
     def close(self, on_closed: Callable[[], None]) -> None:
-        """End what is not decided, and close the journal after commits under way.
+        """End undecided transactions, and close the journal after commits in progress.
 
-        `on_closed` is called on the loop's thread when its files are closed.
+        `on_closed` is called on the loop's thread when the journal's files are closed.
         """
         self._is_closed = True
         if self._disabled is not None:
@@ -175,7 +175,7 @@ class TransactionCoordinator:
 
         def close_journal() -> None:
             finish = None
-            # Commits that are not applied are only in the journal.
+            # Commits that are not applied exist only in the journal.
             if not self._applier.decided:
                 finish = partial(
                     tidy, self._fs, self._journal, has_prepared=bool(self._open.by_key)
@@ -185,7 +185,7 @@ class TransactionCoordinator:
         def written(_error: StorageError | None) -> None:
             self._applier.call_when_settled(close_journal)
 
-        # After everything queued: then no commit is on its way to the journal.
+        # After everything queued, so that no commit is on its way to the journal.
         self._journal.call(lambda: None, written)
 
     # -- what clients ask
@@ -193,16 +193,16 @@ class TransactionCoordinator:
     def begin(
         self, key: str, owner: object, timeout_s: int, session_id: str = ""
     ) -> None:
-        """Begin a transaction; nothing happens when its owner begins it again.
+        """Begin a transaction; no effect if its owner has begun it already.
 
         Args:
-            key: of the transaction.
+            key: key of the transaction.
             owner: the connection.
             timeout_s: seconds after which it is rolled back; 0 or less: never.
-            session_id: name of a producer, of which a connection may have several.
+            session_id: name of a producer; a connection may have several.
 
         Raises:
-            TransactionError: the key is in use, a bound is reached, or the journal is
+            TransactionError: the key is in use, a limit is reached, or the journal is
                 offline.
         """
         self._require_journal()
@@ -223,10 +223,10 @@ class TransactionCoordinator:
         self.counters.begun_local += not is_xa(key)
 
     def find_for_put(self, key: str, owner: object) -> BrokerTransaction:
-        """Return a transaction that takes puts.
+        """Return a transaction that accepts puts.
 
         Raises:
-            TransactionError: it is unknown, or takes none.
+            TransactionError: it is unknown, or accepts none.
         """
         self._require_journal()
         tx = self._find(key, owner)
@@ -236,7 +236,7 @@ class TransactionCoordinator:
         return tx
 
     def check_room(self, put_count: int, payload_bytes: int) -> None:
-        """Raise TransactionError where so many puts would exceed a bound."""
+        """Raise TransactionError if so many puts would exceed a limit."""
         after = self._open.held_bytes + payload_bytes + PUT_OVERHEAD_BYTES * put_count
         limits, journal_bytes = self._limits, self._journal.figures.size_bytes
         if after > limits.held_bytes_max:
@@ -254,8 +254,8 @@ class TransactionCoordinator:
         """Add puts to one partition, and journal them; never blocks.
 
         Args:
-            tx: from `find_for_put`, in the same turn of the loop.
-            puts: one or more.
+            tx: result of `find_for_put`, in the same turn of the loop.
+            puts: one or more puts.
             ticket: called when they are journalled.
         """
         tx.state = TxState.IN_USE
@@ -275,10 +275,10 @@ class TransactionCoordinator:
         on_voted: Callable[[int], None],
         on_failed: OnDone,
     ) -> None:
-        """Prepare an XA transaction for the connection that asks.
+        """Prepare an XA transaction for a connection.
 
-        `on_voted` gets the vote, now or when the prepare is journalled; `on_failed` is
-        called instead with why it was rolled back.
+        `on_voted` is called with the vote, at once or when the prepare is journalled;
+        or `on_failed` with the reason for a rollback.
 
         Raises:
             TransactionError: it is unknown, or cannot be prepared now.
@@ -305,7 +305,7 @@ class TransactionCoordinator:
 
         self._open.deadlines.clear(tx)
         with suppress(NoSpaceError):
-            # Now: many of them may be committed in one turn of the loop later.
+            # Here, because many may be committed in one turn of the loop later.
             for batch in tx.batches.values():
                 batch.seal()
         data = encode_operation(RedoOperation.XA_PREPARE, key)
@@ -315,13 +315,13 @@ class TransactionCoordinator:
     def commit(
         self, key: str, owner: object, on_done: OnDone, *, is_two_phase: bool
     ) -> None:
-        """Commit a transaction for the connection that asks.
+        """Commit a transaction for a connection.
 
         Args:
-            key: of the transaction.
+            key: key of the transaction.
             owner: the connection.
-            on_done: called when its batches are stored, or with why they are not yet.
-            is_two_phase: an XA transaction must have been prepared.
+            on_done: called with None when its batches are stored, or with the error.
+            is_two_phase: whether an XA transaction must be prepared.
 
         Raises:
             TransactionError: it is unknown, or cannot be committed now.
@@ -337,14 +337,14 @@ class TransactionCoordinator:
         keys: Sequence[str],
         on_done: Callable[[Sequence[MetaqError | None]], None],
     ) -> None:
-        """Commit prepared XA transactions; a partition gets the batches of all at once.
+        """Commit prepared XA transactions; a partition gets all batches in one append.
 
-        One that cannot be committed does not hold up the others.
+        A transaction that cannot be committed does not affect the others.
 
         Args:
             keys: one or more.
-            on_done: gets the outcome of each in the order of the keys, as `commit`
-                would report it, when the last one is known.
+            on_done: called when all outcomes are known, with the result of `commit` for
+                each, in the order of the keys.
 
         Raises:
             TransactionError: the journal is offline.
@@ -375,7 +375,7 @@ class TransactionCoordinator:
         self._roll_back(tx, on_done)
 
     def forget(self, key: str, on_done: OnDone) -> None:
-        """Forget a heuristic outcome; an unknown one is forgotten already.
+        """Forget a heuristic outcome; no effect if it is unknown.
 
         Raises:
             TransactionError: the key is not that of an XA transaction.
@@ -390,10 +390,10 @@ class TransactionCoordinator:
         self._outcomes.forget(key, on_done)
 
     def recover(self, qualifier: str | None) -> list[str]:
-        """Return the keys of what is prepared, or ended by an operator.
+        """Return the keys of prepared transactions, and of heuristic outcomes.
 
         Args:
-            qualifier: of the transaction manager that asks; None: all.
+            qualifier: that of the transaction manager that asks; None: all.
 
         Raises:
             TransactionError: the journal is offline.
@@ -411,7 +411,7 @@ class TransactionCoordinator:
         ]
 
     def end_owner(self, owner: object) -> None:
-        """Roll back the local transactions of a connection that has ended."""
+        """Roll back the local transactions of a closed connection."""
         for tx in self._open.disown(owner):
             if tx.state in OPEN_STATES and not is_xa(tx.key):
                 self.counters.abandoned += 1
@@ -423,15 +423,15 @@ class TransactionCoordinator:
     def decide(self, key: str, outcome: HeuristicOutcome, on_done: OnDone) -> None:
         """End a prepared transaction without its transaction manager.
 
-        One that is not prepared can be rolled back, and no outcome of that is kept.
+        An unprepared one can only be rolled back, and that outcome is not kept.
 
         Args:
-            key: of an XA transaction.
-            outcome: which way.
-            on_done: called when it is carried out.
+            key: key of an XA transaction.
+            outcome: the decision.
+            on_done: called with None when it is carried out, or with the error.
 
         Raises:
-            TransactionError: it is not prepared, or ended otherwise before.
+            TransactionError: it is not prepared, or has ended otherwise.
         """
         self._require_journal()
         tx, kept = self._get(key), self._outcomes.by_key.get(key)
@@ -462,7 +462,7 @@ class TransactionCoordinator:
         self._outcomes.keep(key, outcome, carry_out)
 
     def views(self) -> list[TransactionView]:
-        """Return unfinished transactions, and outcomes; raises as `recover`."""
+        """Return unfinished transactions and outcomes; raises as `recover`."""
         self._require_journal()
         now_ms = self._clock.wall_ms()
         return view_transactions(self._open.by_key, self._outcomes.by_key, now_ms)
@@ -497,9 +497,9 @@ class TransactionCoordinator:
         )
 
     def require_ended(self, log_id: LogId) -> None:
-        """Raise StorageError while a commit may yet append to a partition."""
+        """Raise StorageError if a commit may still append to a partition."""
         if isinstance(self._disabled, NoSpaceError):
-            raise self._disabled  # `restore` comes
+            raise self._disabled  # `restore` will follow
         for tx in self._open.by_key.values():
             is_ending = tx.state in {TxState.COMMITTING, TxState.DECIDED}
             if is_ending and log_id in tx.batches:
@@ -508,11 +508,11 @@ class TransactionCoordinator:
     # -- deletions of topics
 
     def note_deletion(self, topic: str, on_done: OnDone) -> None:
-        """Keep a start from bringing back what was committed for a topic until now.
+        """Prevent a start from restoring earlier commits for a topic.
 
         Args:
             topic: not served any more; its data still exists.
-            on_done: called when its data may be deleted, or with why it may not.
+            on_done: called with None when its data may be deleted, or with the error.
         """
         try:
             self._require_journal()
@@ -522,13 +522,13 @@ class TransactionCoordinator:
         self._journal.note_deletion(topic, on_done)
 
     def drop_topic(self, topic: str) -> None:
-        """Give up committed batches that wait for a topic whose data is gone."""
+        """Drop committed batches that wait for a topic whose data is deleted."""
         self._applier.drop_topic(topic)
 
-    # -- what comes with time
+    # -- called periodically
 
     def tick(self) -> None:
-        """End what is past its deadline, retry what is stuck; twice a second."""
+        """Roll back expired transactions, retry stuck ones; called twice a second."""
         if self._disabled is None and not self._is_closed:
             self._journal.tick()
         for tx in self._open.deadlines.take_due(self._clock.monotonic_s()):
@@ -537,12 +537,12 @@ class TransactionCoordinator:
         self._unended.retry()
 
     def sync_due(self) -> None:
-        """Sync the journal where its mode is once a second."""
+        """Sync the journal if its mode is once a second."""
         if self._disabled is None and not self._is_closed:
             self._journal.sync_due()
 
     def checkpoint(self) -> None:
-        """Write where replay would begin."""
+        """Write a checkpoint: the position where replay would begin."""
         if self._disabled is None and not self._is_closed:
             slots = [tx.slot for tx in self._open.by_key.values() if tx.put_count]
             if slots:
@@ -553,7 +553,7 @@ class TransactionCoordinator:
     def _ask_commit(
         self, key: str, owner: object, event: TxEvent, on_done: OnDone
     ) -> BrokerTransaction | None:
-        """Note who waits for a commit; return the transaction if it must begin now."""
+        """Register a waiter for a commit; return the transaction if it must begin."""
         tx = self._find(key, owner)
         before = tx.state
         tx.state = advance(key, before, event)
@@ -593,7 +593,7 @@ class TransactionCoordinator:
     def _fail_commit(
         self, tx: BrokerTransaction, error: MetaqError, *, is_journalled: bool
     ) -> None:
-        """Leave a transaction prepared, or roll it back: its commit is refused."""
+        """Leave a transaction prepared, or roll it back, after a refused commit."""
         self.counters.failed += 1
         tx.state = advance(
             tx.key, tx.state, TxEvent.REFUSED, was_prepared=tx.was_prepared
@@ -606,7 +606,7 @@ class TransactionCoordinator:
             return
         if is_journalled:
             if self._journal.offline_cause is not None:
-                tx.holds.clear()  # they stay as they are: a restart knows the outcome
+                tx.holds.clear()  # unchanged: a restart will know the outcome
             self._forget_refused(tx)
             tx.answer(self._rolled_back(tx, error))
         else:
@@ -614,7 +614,7 @@ class TransactionCoordinator:
             self._roll_back(tx, lambda _error: tx.answer(failure))
 
     def _rolled_back(self, tx: BrokerTransaction, error: MetaqError) -> MetaqError:
-        """Return the answer for a prepare or commit that was refused."""
+        """Return the answer for a refused prepare or commit."""
         _log.warning("transaction not committed: key=%s error=%s", tx.key, error)
         if self._journal.offline_cause is not None:
             return XaCommandError(
@@ -632,7 +632,7 @@ class TransactionCoordinator:
         tx.answer(None)
 
     def _roll_back(self, tx: BrokerTransaction, on_done: OnDone) -> None:
-        """Journal a rollback; what is not prepared is dropped at once."""
+        """Journal a rollback; an unprepared transaction is dropped at once."""
         self.counters.rolled_back += 1
         if not tx.put_count:
             self._open.drop(tx)
@@ -651,7 +651,7 @@ class TransactionCoordinator:
                 tx.state = advance(tx.key, tx.state, TxEvent.REFUSED)
                 on_done(XaCommandError(UNAVAILABLE, f"still prepared: {error}"))
             else:
-                # Nothing of it survives a restart, which is what was asked for.
+                # A restart drops it anyway, which is the requested outcome.
                 self._unended.add(tx.key, tx.slot)
                 on_done(None)
 
@@ -672,7 +672,7 @@ class TransactionCoordinator:
         return tx
 
     def _get(self, key: str) -> BrokerTransaction | None:
-        """Return a transaction that is not past its deadline."""
+        """Return a transaction that has not expired, or None."""
         tx = self._open.by_key.get(key)
         deadline_s = None if tx is None else self._open.deadlines.get(tx)
         if tx is None or deadline_s is None or self._clock.monotonic_s() < deadline_s:
@@ -681,13 +681,13 @@ class TransactionCoordinator:
         return None
 
     def _expire(self, tx: BrokerTransaction) -> None:
-        """Roll back a transaction that is past its deadline."""
+        """Roll back an expired transaction."""
         tx.state = advance(tx.key, tx.state, TxEvent.TIMEOUT)
         self.counters.timed_out += 1
         self._roll_back(tx, lambda _error: None)
 
     def _forget_refused(self, tx: BrokerTransaction) -> None:
-        """Drop a transaction whose slot takes no more records."""
+        """Drop a transaction whose slot accepts no more records."""
         self._unended.add(tx.key, tx.slot)
         self._open.drop(tx)
 

@@ -1,22 +1,22 @@
-"""Decisions on their way to the journal: commits, late rollbacks, those of operators.
+"""Decisions before the journal: commits, late rollbacks, and those of operators.
 
-A commit begins with its record; `applier.py` does the rest.
+A commit begins with its record; `applier.py` does the rest:
 
     bounds of all partitions  →  `together` (of several)  →  commit records, synced
 
-Each partition returns a bound for the offset to come; one that would refuse stops the
+Each partition returns a lower bound for the offset; one that would refuse stops the
 commit here. Transactions that are committed together are planned together, and all of
-this is queued in one turn of the loop: a topic is deleted either before the first
-record or after the last one.
+this is queued in one turn of the loop, so that a topic is deleted either before the
+first record or after the last one.
 
-Replay knows a transaction by its key. Puts without an end in the journal would count as
-those of the next transaction of that key: what was rolled back would be prepared or
-committed with it. So the key stays in use until the rollback is journalled, in the file
-of the puts. It is retried until it succeeds; these count as open transactions, so their
-number has that bound.
+Replay identifies a transaction by its key. Puts without an end in the journal would
+count as those of the next transaction with that key: rolled back puts would be prepared
+or committed with it. So the key stays in use until the rollback is journalled, in the
+file of the puts. The rollback is retried until it succeeds; such transactions count as
+open ones, so their number is bounded.
 
 The outcome that an operator decides is written before it is carried out, and stays
-until the coordinator of the transaction forgets it; until then every command of that
+until the transaction's coordinator forgets it; until then every command of that
 coordinator is answered with the outcome's code. Source: docs/metaq-1.4/broker.md 5.8.
 """
 
@@ -37,7 +37,7 @@ from metaq.txn.state import HeuristicOutcome, outcome_error
 from metaq.txn.transaction import BrokerTransaction, OnDone
 
 TRIED_AT_ONCE: Final = 100
-"""Rollbacks tried together: a full disk refuses them all."""
+"""Maximum number of rollbacks tried together: a full disk refuses them all."""
 
 
 class DecisionTicket(NamedTuple):
@@ -55,7 +55,7 @@ def submit_rollback(
     *,
     was_prepared: bool = False,
 ) -> None:
-    """Journal the rollback of the transaction that has a slot."""
+    """Journal the rollback of a slot's transaction."""
     operation = ending_of(key, is_commit=False)
     data = encode_operation(operation, key, was_prepared=was_prepared)
     entry = JournalEntry(slot, (data,), ticket, is_decision=True, is_last=True)
@@ -76,15 +76,15 @@ class CommitRecords:
         together: Sequence[BrokerTransaction],
         on_settled: Callable[[MetaqError | None], None],
     ) -> None:
-        """Journal the commit of transactions: of all or none of them.
+        """Journal the commit of transactions: all of them or none.
 
         Args:
-            together: one or more; several are prepared.
-            on_settled: called once when they are committed, or with why they are not.
-                Where the journal is offline by then, a restart knows.
+            together: one or more; several must be prepared.
+            on_settled: called once with None when they are committed, or with the
+                error. If the journal is offline by then, a restart knows the outcome.
 
         Raises:
-            StorageError: a partition would not take its batch now; nothing was queued.
+            StorageError: a partition would refuse its batch now; nothing was queued.
             ClosedError: the logs are closed.
         """
         if len(together) == 1:
@@ -111,14 +111,14 @@ class CommitRecords:
             self._submit(tx, locations, partial(records.take, index), gate)
 
     def join(self, together: Iterable[BrokerTransaction]) -> None:
-        """Make transactions a group, and forget groups that have ended."""
+        """Make transactions a group, and drop groups that have ended."""
         group = dict.fromkeys(together)
         for tx in group:
             tx.group = group
         self._groups = [each for each in self._groups if each] + [group]
 
     def _require_space(self, together: Iterable[BrokerTransaction]) -> None:
-        """Raise where a partition would not take all of its batches in one append."""
+        """Raise if a partition would refuse all of its batches as one append."""
         sizes = Counter[LogId]()
         for tx in together:
             for batch in tx.batches.values():
@@ -127,7 +127,7 @@ class CommitRecords:
             self._find_log(log_id).plan_append(size_bytes)
 
     def _plan(self, tx: BrokerTransaction) -> list[BatchLocation]:
-        """Return the locations for the commit record, which are bounds."""
+        """Return locations for the commit record, with bounds as offsets."""
         locations = []
         for batch in tx.batches.values():
             size = batch.size_bytes
@@ -166,8 +166,8 @@ class CommitRecords:
                 DecisionTicket(journalled, on_settled),
                 is_decision=True,
                 # A power cut that takes the record and leaves batches would leave a
-                # half, or, of what stays prepared, a second copy. A single message is
-                # neither.
+                # half, or a second copy if the transaction stays prepared. A single
+                # message can be neither.
                 is_ahead=was_prepared or tx.put_count > 1,
                 bounds=bounds,
                 gate=gate,
@@ -176,18 +176,18 @@ class CommitRecords:
 
 
 class Outcomes:
-    """Collects the outcomes of several things, and reports them together."""
+    """Collects several outcomes, and reports them together."""
 
     def __init__(
         self, count: int, on_done: Callable[[Sequence[MetaqError | None]], None]
     ) -> None:
-        """Wait for `count` outcomes, 1 or more."""
+        """Expect `count` outcomes, 1 or more."""
         self._outcomes: list[MetaqError | None] = [None] * count
         self._missing = count
         self._on_done = on_done
 
     def take(self, index: int, error: MetaqError | None) -> None:
-        """Take the outcome of one of them; once for each."""
+        """Record one outcome; once for each index."""
         self._outcomes[index] = error
         self._missing -= 1
         if not self._missing:
@@ -209,17 +209,17 @@ class UnendedTransactions:
         return key in self._slots
 
     def add(self, key: str, slot: Slot) -> None:
-        """Take over a transaction that has ended, whose slot takes no entry any more.
+        """Add an ended transaction whose slot accepts no entries any more.
 
-        Its puts are not kept: their memory is not counted any more.
+        Its puts are not kept, and their memory is not counted any more.
         """
         if slot.file is not None:
-            # An entry may be missing in the old slot, which refuses all others then.
+            # A new slot: the old one may lack an entry, and then refuses all others.
             self._slots[key] = Slot()
             self._slots[key].file = slot.file
 
     def retry(self) -> None:
-        """Try what waits, unless that is under way."""
+        """Retry rollbacks, unless a try is in progress."""
         if self._tried_count:
             return
         for key, slot in list(self._slots.items())[:TRIED_AT_ONCE]:
@@ -236,7 +236,7 @@ class UnendedTransactions:
 
 
 class HeuristicOutcomes:
-    """Outcomes that no coordinator has forgotten. Owner: the coordinator."""
+    """Outcomes not yet forgotten by a coordinator. Owner: the coordinator."""
 
     def __init__(self, fs: FileSystem, clock: Clock, journal: Journal) -> None:
         self._fs = fs
@@ -245,13 +245,13 @@ class HeuristicOutcomes:
         self.by_key: dict[str, KeptOutcome] = {}
 
     def require_none(self, key: str) -> None:
-        """Raise the error of a transaction that an operator has ended."""
+        """Raise the error for a transaction that an operator has ended."""
         kept = self.by_key.get(key)
         if kept is not None:
             raise outcome_error(key, kept.outcome)
 
     def keep(self, key: str, outcome: HeuristicOutcome, on_done: OnDone) -> None:
-        """Write an outcome; `on_done` carries it out, or hears why it is not kept."""
+        """Write an outcome; `on_done` gets None and carries it out, or the error."""
         self.by_key[key] = KeptOutcome(outcome, self._clock.wall_ms())
 
         def written(error: MetaqError | None) -> None:
@@ -262,7 +262,7 @@ class HeuristicOutcomes:
         self._write(written)
 
     def forget(self, key: str, on_done: OnDone) -> None:
-        """Forget an outcome; an unknown one is forgotten already."""
+        """Forget an outcome; no effect if it is unknown."""
         kept = self.by_key.pop(key, None)
         if kept is None:
             on_done(None)
@@ -278,7 +278,7 @@ class HeuristicOutcomes:
         outcomes = dict(self.by_key)
 
         def write() -> None:
-            # An outcome must not outlive the prepare that it is about.
+            # The prepare must be on disk before the outcome.
             self._journal.sync_now()
             OUTCOMES.write(self._fs, self._journal.directory, outcomes)
 

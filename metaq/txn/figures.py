@@ -1,4 +1,4 @@
-"""Numbers of the coordinator: its bounds, its counters, and its snapshots."""
+"""Figures of the coordinator: its limits, its counters, and its snapshots."""
 
 from dataclasses import asdict, dataclass
 
@@ -15,33 +15,33 @@ from metaq.stats import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionLimits:
-    """Bounds of a coordinator."""
+    """Limits of a coordinator."""
 
     open_count_max: int
     held_bytes_max: int
     timed_count_max: int
     timeout_s_max: int
-    """Longest time-out; a longer one is cut to it."""
+    """Maximum time-out; a longer one is reduced to it."""
     journal_bytes_max: int
-    """Size of the journal above which nothing new is taken."""
+    """Size of the journal above which new puts are refused."""
 
 
 @dataclass(slots=True)
 class TransactionCounters:
-    """Events since the start; only ever grows."""
+    """Counts of events since the start; they only grow."""
 
     begun_local: int = 0
     begun_xa: int = 0
     prepared: int = 0
     committed: int = 0
-    """Commits answered with success, those without puts too."""
+    """Commits answered with success, including those without puts."""
     rolled_back: int = 0
-    """Rollbacks, those by time-out and by a lost connection too."""
+    """Rollbacks, including those by time-out and by a lost connection."""
     timed_out: int = 0
     abandoned: int = 0
-    """Local ones, rolled back because their connection ended."""
+    """Local transactions rolled back because their connection ended."""
     refused: int = 0
-    """Commands and puts refused because of a bound."""
+    """Commands and puts refused because of a limit."""
     failed: int = 0
     """Decisions that the journal or a partition refused."""
     put_count: int = 0
@@ -53,14 +53,14 @@ class TransactionView:
 
     key: str
     state: str
-    """A word of `TxState`, or "heuristic " and the outcome."""
+    """A value of `TxState`, or "heuristic " and the outcome."""
     put_count: int
     size_bytes: int
     partitions: tuple[str, ...]
     age_ms: int
-    """Since its begin, or its first put before a restart."""
+    """Time since its begin, or since its first put if before a restart."""
     prepared_age_ms: int | None
-    """Since it was prepared, as far as that is known; None: it is not prepared."""
+    """Time since it was prepared, as far as known; None: it is not prepared."""
     detail: str = ""
 
 
@@ -126,10 +126,10 @@ class TransactionFigures:
         default=None,
         read=lambda cause: cause is None,
     )
-    """Reason why there are no transactions, until a restart or until there is space."""
+    """Reason why transactions are refused, until a restart or until there is space."""
     is_silent: bool = False
-    """The disk of the journal hangs, and does not answer."""
+    """Whether the journal's disk hangs and does not answer."""
     notes: tuple[str, ...] = ()
     """Findings of the start, one sentence each."""
     is_unread: bool = False
-    """Whether the start could not read the journal: of commits nothing is known."""
+    """Whether the start could not read the journal, so that commits are unknown."""

@@ -1,33 +1,34 @@
 """The transaction journal: one thread that writes and syncs redo files, in groups.
 
-Theory of operation. Entries come from the loop in the order of events. Those of one
-turn of the loop go to the journal's thread together; if the first one woke it, that
-one would be synced alone. The thread takes everything queued at once:
+Theory of operation. Entries come from the loop in the order of events. All entries of
+one turn of the loop are given to the journal's thread together, because one that woke
+the thread by itself would be synced alone. The thread takes everything queued at once:
 
-    per redo file: write, sync if a decision asks for it  →  sums  →  report to the loop
+    per redo file: write, sync if a decision requires it  →  sums  →  report to the loop
 
-* As at a Java broker, all entries of one transaction are in one file. The first one
+* As in a Java broker, all entries of one transaction are in one file. The first one
   goes to the current file and counts as a reference to it; the others follow it there.
-  A file of full size takes no new transactions. A large one is removed when it has no
-  reference. `release` gives a reference back: with a rollback, or when the batches of a
-  commit are in their partitions. It has time until the next entry.
-* A *decision* (prepare, commit, rollback) is synced before it is reported where
+  A file of full size takes no new transactions. A large file without references is
+  removed. A reference ends with a rollback, or with `release` when the batches of a
+  commit are in their partitions; that waits until the next entry.
+* A *decision* (prepare, commit, rollback) is synced before it is reported, if
   `flushTxLogAtCommit` is 1. With 2 `sync_due` syncs once a second, with 0 nothing does.
   Puts are written before they are reported, and synced with the next decision.
-* What must be on disk *before* the partitions get it is synced in every mode.
-* Disk full: the file is cut back to what it had, the entries of that group fail, and so
-  do later ones of those transactions: a commit must not lack a put. Without space for
-  the next file, or without a descriptor, the current one goes on.
-* Any other failure takes the journal offline, once: everything fails from then on, and
-  nothing is believed before a restart has read the disk again. Which decisions of the
-  group are on disk is unknown.
-* The offsets in a commit record are rewritten (`redo_file.py`) on the thread that is
+* Entries that must be on disk *before* the partitions get them are synced in every
+  mode.
+* Disk full: the file is truncated to its former size, the entries of the group fail,
+  and so do later ones of those transactions, because a commit must not lack a put.
+  Without space or a descriptor for the next file, the current one continues.
+* Any other failure takes the journal offline, once: everything fails from then on until
+  a restart has read the disk again. It is unknown which decisions of the group are on
+  disk.
+* The offsets in a commit record are overwritten (`redo_file.py`) on the thread that is
   about to write the batch: a Java broker looks for the batch at exactly these offsets,
   and at each moment it finds it there or finds nothing.
 * `sums.N` beside each file (`sums.py`) is written after its bytes. A failure there
-  costs the checksums of later bytes of that file, and nothing else.
+  costs only the checksums of later bytes of that file.
 
-Invariant: an entry is reported once, as written or as failed.
+Invariant: an entry is reported exactly once, as written or as failed.
 Source: docs/metaq-1.4/broker.md 5.6.
 """
 
@@ -63,11 +64,11 @@ from metaq.txn.redo_file import (
 from metaq.txn.side_files import DELETIONS, Deletions, JournalPosition, write_checkpoint
 
 IDLE_BYTES_MAX: Final = 1 << 20
-"""A redo file of this size goes as soon as nothing in it is needed: a start has as much
-less to read."""
+"""A redo file of this size is removed as soon as it has no references, so that a start
+has less to read."""
 
 QUESTION_INTERVAL_S: Final = 30.0
-"""From an answer of the thread to the next question whether its disk hangs."""
+"""Time from an answer of the thread to the next question that checks for a hang."""
 
 SYNC_NEVER, SYNC_AT_DECISION, SYNC_EACH_SECOND = 0, 1, 2
 
@@ -78,55 +79,56 @@ class JournalTicket(Protocol):
     """Receives the outcome of an entry, once, on the loop's thread."""
 
     def on_journalled(self, position: int) -> None:
-        """It is written from this byte of its file on, and synced if that was due."""
+        """It is written at this position of its file, and synced if required."""
 
     def on_refused(self, error: StorageError) -> None:
-        """It is not in the journal; or, where that is offline, perhaps."""
+        """It is not in the journal; if the journal is offline, it may be."""
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """Redo file of one transaction's entries. Owner: the journal's thread."""
+    """Redo file and state of one transaction's entries. Owner: the journal's thread."""
 
     block: OffsetBlock | None = None
-    """Has the offsets of the commit record, once it is written."""
+    """Block with the offsets of the commit record, once that is written."""
     file: RedoFile | None = None
-    """None before the first entry, and after the last one."""
+    """None before the first entry and after the last one."""
     position: int = 0
     """Position of the first entry."""
     error: StorageError | None = None
-    """Why an entry is missing; no other one may follow."""
+    """Error of a missing entry, after which no other one may follow; or None."""
 
 
 @dataclass(slots=True, eq=False)
 class Gate:
-    """A task that is done before some entries. Owner: the journal's thread."""
+    """A task that must be done before some entries. Owner: the journal's thread."""
 
     error: StorageError | None = None
-    """Why it was not done; then no entry that waits for it is written."""
+    """Error of the task, or None; with one the entries that wait for it are refused."""
 
 
 class JournalEntry(NamedTuple):
-    """A record, or a run of them, on its way to the journal's thread."""
+    """One or more records on their way to the journal's thread."""
 
     slot: Slot
     chunks: Sequence[bytes]
-    """Whole records, in any split."""
+    """Whole records, cut anywhere."""
     ticket: JournalTicket
     is_decision: bool = False
-    """To be synced, by the mode."""
+    """Whether the mode may require a sync before the report."""
     is_last: bool = False
-    """Nothing of this transaction is needed any more."""
+    """Whether it ends its transaction, so that the slot is released."""
     is_ahead: bool = False
-    """To be synced in every mode: partitions may get it only after that."""
+    """Whether it is synced in every mode, because partitions must not get it before."""
     bounds: Bounds = ()
-    """Byte of the chunks and value of each offset that `note_offset` may change."""
+    """Position in the chunks, and value, of each offset that `note_offset` may
+    change."""
     gate: Gate | None = None
-    """A task to be done first, which promises this entry."""
+    """Task that must be done first, and that commits the broker to this entry."""
 
 
 _Outcome: TypeAlias = tuple[JournalEntry, int | StorageError]
-"""An entry, and the position where it was written, or why it was not."""
+"""An entry, and the position where it was written, or the error."""
 
 JournalRequest: TypeAlias = Sequence[JournalEntry | Slot] | Task
 """Entries, and slots of finished transactions; or a task between two groups."""
@@ -134,7 +136,7 @@ JournalRequest: TypeAlias = Sequence[JournalEntry | Slot] | Task
 StartJournalWorker: TypeAlias = Callable[
     [str, RunRequests[JournalRequest]], Worker[JournalRequest]
 ]
-"""Makes the thread of the journal; tests pass a deterministic one."""
+"""Makes the journal's thread; tests pass a deterministic one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ class JournalFigures:
 
 
 class Journal:
-    """The journal of one broker. Methods without a note are for the loop's thread."""
+    """The journal of one broker. Methods are for the loop's thread unless noted."""
 
     def __init__(
         self,
@@ -162,25 +164,25 @@ class Journal:
         slow_sync_ms: int,
         start_worker: StartJournalWorker = GroupThread[JournalRequest],
     ) -> None:
-        """Describe a journal; `JournalOpening` opens it, and `start` begins to write.
+        """Create a journal; `JournalOpening` opens it, and `start` begins to write.
 
         Args:
             fs: the disk.
             clock: measures syncs.
-            post: runs a callback on the loop's thread; from the thread of the journal.
-            call_soon: the same, from the loop's thread, at the end of this turn.
+            post: runs a callback on the loop's thread; called on the journal's thread.
+            call_soon: the same, called on the loop's thread, at the end of this turn.
             directory: `<dataLogPath>/transactions`.
             sync_mode: 0, 1 or 2, as flushTxLogAtCommit.
-            checkpoints_max: checkpoint files that are kept.
+            checkpoints_max: number of checkpoint files to keep.
             file_bytes_max: a file of this size takes no new transactions.
             slow_sync_ms: a longer sync is logged.
-            start_worker: makes the thread.
+            start_worker: makes the journal's thread.
         """
         self.directory: Final = directory
         self.offline_cause: StorageError | None = None
         self.figures = JournalFigures()
         self.sync_latency = Histogram()
-        """Seconds that one sync took; recorded on the journal's thread."""
+        """Duration of each sync, seconds; recorded on the journal's thread."""
         self.watch: Final = SilenceWatch("journal", directory)
         self._fs = fs
         self._clock = clock
@@ -194,9 +196,9 @@ class Journal:
         self._files: dict[int, RedoFile] = {}
         self._current: RedoFile | None = None
         self._is_complete = False
-        """All side files are in the directory."""
+        """Whether all side files are in the directory."""
         self._crowded_number = 0
-        """Of the last full file that had to go on."""
+        """Number of the last full file that had to continue for lack of space."""
         self._failed: StorageError | None = None
         self._deletions: Deletions = {}
         self._sync_count = 0
@@ -208,16 +210,16 @@ class Journal:
     # -- opening: any thread, before `start`
 
     def lock(self) -> None:
-        """Become the only owner of the directory; until `abandon`, or closed. Blocks.
+        """Lock the directory, until `abandon` or the end of `close`. Blocks.
 
         Raises:
-            LogDirLockedError: another broker writes a journal there.
+            LogDirLockedError: another broker has locked it.
             StorageError: the disk refuses.
         """
         self._lock = self._fs.lock_directory(self.directory)
 
     def abandon(self) -> None:
-        """Close all files and release the directory without having used it."""
+        """Close all files and release the lock, without having started."""
         self.close_files()
         self._unlock()
 
@@ -228,10 +230,10 @@ class Journal:
     def open(
         self, number: int, survivors: Iterable[tuple[Slot, bytes, Bounds]]
     ) -> None:
-        """Make a first file with the records of unfinished transactions. Blocks.
+        """Create the first file, with the records of unfinished transactions. Blocks.
 
         Args:
-            number: of the file, above all that existed.
+            number: number of the file, above all existing ones.
             survivors: slot, records and bounds of each transaction.
 
         Raises:
@@ -269,18 +271,18 @@ class Journal:
             self._call_soon(self.hand_over)
 
     def release(self, slot: Slot) -> None:
-        """Forget a transaction whose commit is carried out."""
+        """Release the slot of a transaction whose commit is carried out."""
         self._waiting.append(slot)
 
     def hand_over(self) -> None:
-        """Give the thread what waits."""
+        """Give the waiting entries to the thread."""
         self._is_due = False
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             self._worker.submit(waiting)
 
     def tick(self) -> None:
-        """Hand over what waits, and check that the thread answers; now and then."""
+        """Hand over waiting entries, and check that the thread answers; periodic."""
         self.hand_over()
 
         def answered(_error: StorageError | None) -> None:
@@ -293,12 +295,12 @@ class Journal:
         """Note the offset of a batch; on the thread that writes the batch next.
 
         Args:
-            slot: of its transaction, whose commit record is written.
-            position: byte of the redo file where the offset is.
-            offset: of the batch.
+            slot: slot of its transaction, whose commit record is written.
+            position: position of the offset in the redo file.
+            offset: offset of the batch.
 
         Returns:
-            What writes it, and all that was noted for records near it; raises nothing.
+            A task that writes this offset and others noted near it; it does not raise.
         """
         if slot.block is None:
             return ()
@@ -306,13 +308,13 @@ class Journal:
         return (slot.block.write,)
 
     def do_ahead(self, task: Task) -> Gate:
-        """Have a task done before some entries, on the journal's thread.
+        """Run a task before some entries, on the journal's thread.
 
-        Written decisions are synced first. Where the task finds no space, the entries
-        that wait for it are refused; any other failure takes the journal offline.
+        Written decisions are synced first. If the task finds no space, the entries that
+        wait for it are refused; any other failure takes the journal offline.
 
         Args:
-            task: changes nothing where it raises NoSpaceError.
+            task: must change nothing if it raises NoSpaceError.
 
         Returns:
             The gate for these entries.
@@ -328,29 +330,30 @@ class Journal:
         return gate
 
     def sync_due(self) -> None:
-        """Sync written decisions: mode 2, once a second."""
+        """Sync written decisions, if the mode is once a second."""
         if self._sync_mode == SYNC_EACH_SECOND:
             self._submit_task(self.sync_now)
 
     def checkpoint(self, slots: Sequence[Slot]) -> None:
-        """Write where replay begins, given the slots of all unfinished transactions."""
+        """Write a checkpoint, given the slots of all unfinished transactions."""
         self._submit_task(partial(self._checkpoint, slots))
 
     def note_deletion(
         self, topic: str, on_done: Callable[[StorageError | None], None]
     ) -> None:
-        """Make replay skip what was committed for a topic until now.
+        """Make replay skip earlier commits for a topic.
 
         Args:
-            topic: no commit with puts to it is submitted until its data is gone.
-            on_done: called on the loop's thread when that is on disk.
+            topic: until its data is deleted, no commit with puts to it is submitted.
+            on_done: called on the loop's thread with None when the note is on disk, or
+                with the error.
         """
 
         def note() -> None:
             ends = {n: file.end for n, file in self._files.items() if file.end}
             if not ends:
                 return
-            # Nothing comes back from files that are gone.
+            # Removed files can bring nothing back.
             self._deletions = {
                 each: {number: end for number, end in old.items() if number in ends}
                 for each, old in self._deletions.items()
@@ -361,11 +364,11 @@ class Journal:
         self.call(note, on_done)
 
     def call(self, task: Task, on_done: Callable[[StorageError | None], None]) -> None:
-        """Have a task done on the journal's thread, between two groups.
+        """Run a task on the journal's thread, between two groups.
 
         Args:
             task: may raise StorageError, which does not take the journal offline.
-            on_done: called on the loop's thread.
+            on_done: called on the loop's thread with the error, or None.
         """
 
         def run() -> None:
@@ -375,7 +378,7 @@ class Journal:
         self._submit_task(run)
 
     def close(self, finish: Task | None, on_closed: Task) -> None:
-        """Sync and close everything after what is queued; then end the thread.
+        """Sync and close everything after the queued requests, and end the thread.
 
         Args:
             finish: called on the journal's thread when all files are closed, unless the
@@ -393,7 +396,7 @@ class Journal:
     # -- the journal's thread
 
     def _run(self, batch: Sequence[JournalRequest]) -> bool:
-        """Carry out all that is queued, which `txBytesMax` bounds; nothing is left."""
+        """Carry out all queued requests, which `txBytesMax` bounds."""
         entries: list[JournalEntry] = []
         finished: list[Slot] = []
         for request in batch:
@@ -404,7 +407,7 @@ class Journal:
                 continue
             for each in request:
                 if isinstance(each, Slot):
-                    # No barrier: one between two entries would cost a sync.
+                    # Not a barrier, which would cost a sync between two entries.
                     finished.append(each)
                 else:
                     entries.append(each)
@@ -414,7 +417,7 @@ class Journal:
     def _carry_out(
         self, entries: Sequence[JournalEntry], finished: Sequence[Slot]
     ) -> None:
-        # First: a file that goes here must not be counted in the figures below.
+        # First, so that the figures below do not count removed files.
         for slot in finished:
             if self._failed is None:
                 self._guarded(partial(self._let_go, slot))
@@ -440,7 +443,7 @@ class Journal:
                     else:
                         entry.ticket.on_refused(outcome)
             except Exception:
-                # A bug in one callback: the others still need their outcome.
+                # After a bug in one callback the others still need their outcome.
                 self._call_soon(report)
                 raise
 
@@ -463,7 +466,7 @@ class Journal:
             self._write_group(self._files[number], group, done)
 
     def _take_file(self, slot: Slot) -> RedoFile:
-        """Give a transaction its file."""
+        """Assign a file to a transaction."""
         file = self._current
         assert file is not None, "the journal is open"
         if file.end >= self._file_bytes_max:
@@ -480,7 +483,7 @@ class Journal:
             file.write(data)
         except NoSpaceError as error:
             if any(entry.gate is not None for entry in group):
-                # The gate's task has promised these entries: a start makes them.
+                # The gate's task is done, and a start would make these entries.
                 raise
             file.cut_back()
             for entry in group:
@@ -517,7 +520,7 @@ class Journal:
                 self._let_go(entry.slot)
 
     def _let_go(self, slot: Slot) -> None:
-        """Take back a reference, and remove a large file without one."""
+        """End a reference, and remove a large file without one."""
         file, slot.file = slot.file, None
         if file is None:
             return
@@ -530,13 +533,13 @@ class Journal:
             self._remove(file)
 
     def _remove(self, file: RedoFile) -> None:
-        """Remove a file in which nothing is needed."""
+        """Remove a file without references."""
         del self._files[file.number]
         file.close()
         remove_files(self._fs, self.directory, [file.number])
 
     def sync_now(self) -> None:
-        """Sync written decisions that are not on disk; on the journal's thread.
+        """Sync written decisions that are not synced; on the journal's thread.
 
         Raises:
             StorageError: the journal is offline.
@@ -589,22 +592,22 @@ class Journal:
         self._post(on_closed)
 
     def close_files(self) -> None:
-        """Close all files; for the journal's thread, or before it has started."""
+        """Close all files; on the journal's thread, or before it has started."""
         for file in self._files.values():
             file.close()
         self._files.clear()
 
     def _guarded(self, task: Task) -> None:
-        """Do a task; a failure takes the journal offline."""
+        """Run a task; a failure takes the journal offline."""
         error = self._attempt(task)
         if error is not None:
             self._go_offline(error)
 
     def _attempt(self, task: Task) -> StorageError | None:
-        """Do a task; return why it was not done.
+        """Run a task; return its error, or None.
 
-        An error that the disk does not explain takes the journal offline: a thread that
-        ended would leave everything that waits for it without an answer.
+        An error other than a StorageError takes the journal offline: if it ended the
+        thread, requests that wait for it would never be answered.
         """
         try:
             task()
@@ -632,9 +635,9 @@ class Journal:
     # -- files
 
     def _begin_file(self, file: RedoFile) -> RedoFile:
-        """Return the new current file; `file` itself where there is no space now.
+        """Return the new current file; `file` itself if there is no space now.
 
-        `file` is removed if nothing in it is needed.
+        `file` is removed if it has no references.
         """
         try:
             begun = self._make_file(file.number + 1)
@@ -665,17 +668,17 @@ class Journal:
 
 
 def _is_passing(error: StorageError) -> bool:
-    """Return whether making a file failed for want of space or descriptors."""
+    """Return whether a file was not made for lack of space or descriptors."""
     return isinstance(error, NoSpaceError) or (
         isinstance(error, DiskError) and error.lacks_descriptors
     )
 
 
 def join_chunks(chunks: Sequence[Buffer]) -> Buffer:
-    """Return chunks in one piece.
+    """Return all chunks in one piece.
 
     Raises:
-        NoSpaceError: there is no memory for it now.
+        NoSpaceError: there is not enough memory now.
     """
     try:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)

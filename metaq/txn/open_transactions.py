@@ -1,4 +1,4 @@
-"""The unfinished transactions of a broker: by key, by connection, and their bounds."""
+"""The unfinished transactions of a broker: by key, by connection, and their limits."""
 
 from metaq.clock import Clock
 from metaq.deadlines import Deadlines
@@ -24,14 +24,14 @@ class OpenTransactions:
         self.held_bytes = 0
 
     def add(self, tx: BrokerTransaction) -> None:
-        """Add a transaction, with what its puts hold."""
+        """Add a transaction, and count the bytes of its puts."""
         self.by_key[tx.key] = tx
         self.held_bytes += tx.held_bytes
         if tx.owner is not NO_OWNER:
             self._owned.setdefault(tx.owner, {})[tx] = None
 
     def drop(self, tx: BrokerTransaction) -> None:
-        """Forget a finished transaction; what it holds yet is rolled back."""
+        """Forget a finished transaction, and roll back its remaining holds."""
         tx.end_holds(is_committed=False)
         self.deadlines.clear(tx)
         self.held_bytes -= tx.held_bytes
@@ -43,18 +43,18 @@ class OpenTransactions:
                 del self._owned[tx.owner]
 
     def disown(self, owner: object) -> list[BrokerTransaction]:
-        """Take the transactions of a connection that has ended from it."""
+        """Remove the owner of all transactions of a closed connection; return them."""
         owned = list(self._owned.pop(owner, ()))
         for tx in owned:
             tx.owner = NO_OWNER
         return owned
 
     def prepared(self) -> list[BrokerTransaction]:
-        """Return those that wait for a decision."""
+        """Return the transactions that wait for a decision."""
         return [tx for tx in self.by_key.values() if tx.state is TxState.PREPARED]
 
     def untimed(self) -> list[BrokerTransaction]:
-        """Return those without a time-out that are not prepared: they stay for good."""
+        """Return unprepared transactions without a time-out; they may never end."""
         return [
             tx
             for tx in self.by_key.values()
@@ -62,13 +62,13 @@ class OpenTransactions:
         ]
 
     def limit_time(self, tx: BrokerTransaction, timeout_s: int) -> None:
-        """Set the deadline of a transaction; 0 or less sets none."""
+        """Set the deadline of a transaction; 0 or less: none."""
         if timeout_s > 0:
             seconds = min(timeout_s, self._limits.timeout_s_max)
             self.deadlines.set(tx, self._clock.monotonic_s() + seconds)
 
     def require_begin(self, key: str, timeout_s: int, *, unended_count: int) -> None:
-        """Raise TransactionError where one more transaction would exceed a bound."""
+        """Raise TransactionError if one more transaction would exceed a limit."""
         if len(key) > TRANSACTION_KEY_BYTES_MAX:
             self.refuse(
                 f"transaction '{key[:80]}...': expected a key of at most"
@@ -88,6 +88,6 @@ class OpenTransactions:
             )
 
     def refuse(self, text: str) -> None:
-        """Count a refusal because of a bound, and raise it."""
+        """Count a refusal because of a limit, and raise it."""
         self._counters.refused += 1
         raise TransactionError(text)

@@ -1,21 +1,21 @@
-"""Opening a journal: read all of it, see what is applied, and write what is left.
+"""Opening of a journal: read all, find what is applied, and write the rest.
 
     redo.3  redo.4      →  replay, look into the partitions  →  redo.5
     sums.3  sums.4                                              sums.5
 
-What is left are prepared transactions, and commits with batches that are not in their
+The rest are prepared transactions, and commits with batches that are not in their
 partitions. They are written to a new file with a higher number and synced; then the old
-files go. Nothing is appended before: after an opening that is interrupted anywhere, the
-next one finds all it needs, and some of it twice, which replay recognises. So a crash
-costs what was not prepared and nothing else, and a start leaves a small journal.
+files are removed. Nothing is appended to partitions before that: after an interrupted
+opening the next one finds everything it needs, some of it twice, which replay detects.
+So a crash costs only unprepared transactions, and a start leaves a small journal.
 
-All existing redo files are read: a checkpoint is never believed. A missing file is
-damage: there is a redo file from the first start on, and a `beside` in `sums.N` says
-that the others existed (`sums.py`). A Java broker that has run since may have removed
-any redo file.
+All existing redo files are read: checkpoints are not trusted. A missing file is damage:
+from the first start on there is a redo file, and a `beside` entry in `sums.N` says that
+the others existed (`sums.py`). A Java broker that has run since may have removed any
+redo file.
 
-A clean stop does the same, so that a Java broker finds no commit that it would check by
-an offset, and no transaction that is not prepared.
+A clean stop does the same, so that a Java broker finds no commit, which it would check
+by an offset, and no unprepared transaction.
 Source: docs/metaq-1.4/broker.md 5.7.
 """
 
@@ -70,29 +70,29 @@ _log = logging.getLogger(__name__)
 
 
 class RestoredTransaction(NamedTuple):
-    """An unfinished transaction, and where its records are now."""
+    """An unfinished transaction, and the new position of its records."""
 
     replayed: ReplayedTransaction
     slot: Slot
     records_end: int
-    """End of its last record, which is that of its commit if there is one."""
+    """End of its last record, which is its commit record if there is one."""
 
 
 class OpenedJournal(NamedTuple):
-    """Contents of a journal."""
+    """Content of a journal after opening."""
 
     transactions: tuple[RestoredTransaction, ...]
     """Prepared, or committed and not applied; oldest first."""
     outcomes: dict[str, KeptOutcome]
     next_id: MessageId
-    """After all ids of ours in it; negative without one."""
+    """Id after the largest of ours in it; negative if there is none."""
     notes: tuple[str, ...]
     together: tuple[tuple[str, ...], ...] = ()
-    """Keys of the transactions that one command committed, by command."""
+    """Keys of transactions that one command has committed, for each such command."""
 
 
 class _Found(NamedTuple):
-    """Contents of a journal as the start found it, and what is to be written."""
+    """Content of a journal as the start found it, and what has to be written."""
 
     replay: Replay
     prepared: list[ReplayedTransaction]
@@ -100,18 +100,18 @@ class _Found(NamedTuple):
     """Commits with batches that are not in their partitions."""
     outcomes: dict[str, KeptOutcome]
     together: Sequence[NamedGroup]
-    """Commits that are one decision."""
+    """Groups of transactions whose commits are one decision."""
     notes: tuple[str, ...]
 
 
 class JournalOpening:
-    """Opening of one journal: read once, and written as soon as there is free space.
+    """Opening of one journal: read once, and written when there is free space.
 
-    Owner: the app. Its lock lets a stop wait for the thread that is opening.
+    Owner: the app. A lock lets a stop wait for the thread that opens.
     """
 
     def __init__(self, fs: FileSystem, journal: Journal, reader: StoredBatches) -> None:
-        """Read nothing yet: the journal is not open, the partitions are recovered."""
+        """Create it without reading; the partitions must be recovered before `run`."""
         self._fs = fs
         self._journal = journal
         self._reader = reader
@@ -121,18 +121,18 @@ class JournalOpening:
 
     @property
     def next_id(self) -> MessageId:
-        """The id after all of ours in it, when it is read; negative: none."""
+        """Return the id after the largest of ours; negative: not read, or none."""
         last_id = NO_ID if self._found is None else self._found.replay.last_id
         return id_after(last_id, 1) if last_id >= 0 else NO_ID
 
     def run(self) -> OpenedJournal:
-        """Read a journal, and write what is unfinished to a new first file. Blocks.
+        """Read the journal, and write unfinished transactions to a new file. Blocks.
 
         Raises:
             NoSpaceError: nothing is lost; call it again later.
-            JournalDamagedError: bytes that were synced have changed, or a file is
-                missing; nothing was changed here.
-            LogDirLockedError: another broker writes it.
+            JournalDamagedError: synced bytes have changed, or a file is missing;
+                nothing was changed here.
+            LogDirLockedError: another broker has locked it.
             StorageError: the disk refuses.
             ClosedError: it was abandoned.
         """
@@ -144,7 +144,7 @@ class JournalOpening:
             return self._write(self._found)
 
     def abandon(self) -> None:
-        """Abandon the journal, when no thread is opening it any more. Blocks."""
+        """Abandon the journal, after a running `run` has ended. Blocks."""
         with self._turn:
             self._is_over = True
             self._journal.abandon()
@@ -178,16 +178,16 @@ class JournalOpening:
     def _write(self, found: _Found) -> OpenedJournal:
         fs, journal = self._fs, self._journal
         directory = journal.directory
-        journal.close_files()  # of an earlier try
+        journal.close_files()  # those of an earlier try
         numbers = journal_numbers(fs, directory)
-        # Also higher than that of a checkpoint, where a Java broker begins.
+        # Above that of a checkpoint, too, because a Java broker begins there.
         number = max([read_checkpoint(fs, directory).number, *numbers]) + 1
         try:
             restored = compact(fs, journal, [*found.prepared, *found.unapplied], number)
             make_missing_files(fs, directory)
         except NoSpaceError:
             journal.close_files()
-            if numbers:  # or it would be the last one
+            if numbers:  # otherwise it is the only redo file, and must stay
                 remove_files(fs, directory, [number])
             raise
         journal.note_side_files()
@@ -211,12 +211,12 @@ class JournalOpening:
 
 
 def tidy(fs: FileSystem, journal: Journal, *, has_prepared: bool) -> None:
-    """Keep only what is prepared in the files of a closed journal. Blocks.
+    """Reduce a closed journal to its prepared transactions. Blocks.
 
     Args:
         fs: the disk.
         journal: its files are closed; every commit is applied.
-        has_prepared: whether there is anything to keep.
+        has_prepared: whether there are prepared transactions.
 
     Raises:
         StorageError: the disk refuses; the existing files have the same meaning.
@@ -258,11 +258,11 @@ def read_journal(fs: FileSystem, directory: Path, numbers: Iterable[int]) -> Rep
 def _require_files(
     fs: FileSystem, directory: Path, found: Collection[int], sums: Mapping[int, Sums]
 ) -> None:
-    """Raise JournalDamagedError where a file that we had was removed.
+    """Raise JournalDamagedError if one of our files was removed.
 
     Args:
         fs: the disk.
-        directory: of the journal.
+        directory: directory of the journal.
         found: numbers of the existing redo files.
         sums: the checksums of each number.
     """
@@ -288,7 +288,7 @@ def _require_files(
 
 
 def _has_java_file(fs: FileSystem, directory: Path, found: Iterable[int]) -> bool:
-    """Return whether a Java broker has written a redo file: it makes no checksums."""
+    """Return whether a Java broker has written a redo file, which has no checksums."""
     return any(
         fs.size_of(directory / f"redo.{number}")
         and not fs.exists(directory / f"sums.{number}")
@@ -301,7 +301,7 @@ def _read_file(fs: FileSystem, path: Path) -> bytes:
 
 
 def _read_sums(fs: FileSystem, directory: Path, number: int) -> Sums:
-    """Return the checksums of a file; none where a Java broker has written it since."""
+    """Return the checksums of a file; none if a Java broker has written it since."""
     path = directory / f"sums.{number}"
     try:
         sums = decode_sums(_read_file(fs, path), number)
@@ -318,7 +318,7 @@ def _read_sums(fs: FileSystem, directory: Path, number: int) -> Sums:
 def _settle(
     replay: Replay, outcomes: dict[str, KeptOutcome], together: Sequence[NamedGroup]
 ) -> list[ReplayedTransaction]:
-    """Return what is prepared, and carry out what the side files decide."""
+    """Return the prepared transactions; apply decisions of side files to the others."""
     left = []
     for each in replay.prepared():
         kept = outcomes.get(each.key)
@@ -326,7 +326,7 @@ def _settle(
         if kept is not None:
             is_committed = kept.outcome is HeuristicOutcome.COMMIT
         if is_committed:
-            # Its commit record was lost, or never written: none of it is applied.
+            # Its commit record was lost or never written, so none of it is applied.
             each.locations = ()
             replay.commits.append(each)
         elif kept is None:
@@ -337,7 +337,7 @@ def _settle(
 def _join(
     restored: Iterable[RestoredTransaction], together: Sequence[NamedGroup]
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the keys of the committed transactions, by group."""
+    """Return the keys of restored committed transactions, by group."""
     committed = [
         each.replayed for each in restored if each.replayed.locations is not None
     ]
@@ -351,24 +351,24 @@ def _join(
 def compact(
     fs: FileSystem, journal: Journal, left: Iterable[ReplayedTransaction], number: int
 ) -> tuple[RestoredTransaction, ...]:
-    """Open the journal with a first file that has what is left.
+    """Open the journal with a first file of the given transactions.
 
     Raises:
-        NoSpaceError: there is no space for it; a part of the file may exist.
+        NoSpaceError: there is not enough space; a part of the file may exist.
         StorageError: the disk refuses.
     """
     restored, survivors = [], []
     for each in left:
         slot = Slot()
         data = encode_transaction(each)
-        # Where a partition could not be read, an offset may still be a torn one.
+        # If a partition could not be read, an offset may still be torn.
         locations = () if each.is_unverified else each.locations or ()
         survivors.append((slot, data, bounds_of(locations, len(data))))
         restored.append((each, slot, len(data)))
     size_bytes = sum(len(data) for _slot, data, _bounds in survivors)
     free_bytes = fs.free_bytes(journal.directory)
     if free_bytes < size_bytes:
-        # Checked first: a failed try would take free space from others.
+        # Checked first, because a failed try would take free space from others.
         raise NoSpaceError(
             f"no space for the journal: directory={journal.directory} expected"
             f" {size_bytes} bytes free, got {free_bytes}"
@@ -381,7 +381,7 @@ def compact(
 
 
 def encode_transaction(transaction: ReplayedTransaction) -> bytes:
-    """Return all records of a transaction, its commit last."""
+    """Return all records of a transaction, its commit record last."""
     locations, bounds = transaction.locations, transaction.bounds
     parts = [encode_put(*put) for put in transaction.puts]
     if transaction.is_prepared:

@@ -1,4 +1,4 @@
-"""Interfaces that transactions use; they are given these, and import none.
+"""Interfaces that transactions use; implementations are passed in, never imported.
 
 Keep in step: `storage/log_manager.py` is a `StoredBatches`, the log of
 `storage/partition_log.py` a `StoringLog`, and `ServedLogs.find` in
@@ -17,47 +17,47 @@ class StoredTicket(Protocol):
     """Receives the outcome of a batch, once, on the caller's thread."""
 
     def on_stored(self) -> None:
-        """The batch is stored as the durability mode of its partition promises."""
+        """The batch is stored as its partition's durability mode promises."""
 
     def on_failed(self, error: StorageError) -> None:
-        """It is not acknowledged; after a disk error it may be stored nevertheless."""
+        """It is not acknowledged; after a disk error it may nevertheless be stored."""
 
 
 class StoredBatches(Protocol):
-    """The partitions as replay reads them, before the port opens. Blocks on the disk.
+    """Read access of replay to the partitions, before the port opens. Blocks.
 
-    Raises StorageError where a partition or its disk cannot be read.
+    Raises StorageError if a partition or its disk cannot be read.
     """
 
     def readable_range(self, log_id: LogId) -> tuple[Offset, Offset]:
-        """Return log start and high watermark; 0 and 0 where there is no such log."""
+        """Return log start and high watermark; (0, 0) if there is no such log."""
 
     def read_back(self, log_id: LogId, offset: Offset, size_bytes: int) -> bytes:
-        """Return bytes from an offset; fewer where the readable log or a segment ends.
+        """Return bytes from an offset; fewer if the readable log or a segment ends.
 
         Raises:
-            OffsetOutOfRangeError: nothing there is readable. Below `log_start` a batch
-                was applied and was trimmed since; at or above `high_watermark` it was
+            OffsetOutOfRangeError: nothing is readable there. Below `log_start` a batch
+                was applied and has been trimmed; at or above `high_watermark` it was
                 not applied.
             StorageError: the partition or its disk cannot be read.
         """
 
     def hold(self, log_id: LogId, offset: Offset) -> None:
-        """Hide everything from an offset on, where a crash has cut the last append.
+        """Hide everything from an offset on, if a crash has cut the last append.
 
         Until an append `completes` it, other appends to the partition are refused.
         """
 
 
 class StoringLog(Protocol):
-    """A partition that takes the puts of committed transactions.
+    """A partition that accepts the puts of committed transactions.
 
-    Raises StorageError when it does not take a batch now, and ClosedError when the logs
-    are closed.
+    Methods raise StorageError if it would refuse a batch now, and ClosedError if the
+    logs are closed.
     """
 
     def plan_append(self, size_bytes: int) -> Offset:
-        """Return a bound: the next append will not get a lower offset."""
+        """Return a lower bound of the offset of the next append."""
 
     def append(
         self,
@@ -75,40 +75,39 @@ class StoringLog(Protocol):
         Args:
             chunks: whole records in segment format, ids stamped; ownership passes.
             size_bytes: sum of the lengths of the chunks, 1 or more.
-            record_count: records in the batch, 1 or more.
-            last_id: the largest id of them.
-            ticket: called once; never after this method raised.
+            record_count: number of records in the batch, 1 or more.
+            last_id: largest id of the records.
+            ticket: called once; never if this method raised.
             before_write: called with the offset on the thread that writes the batch,
-                before it does; raises nothing, and is quick. The functions that it
-                returns are called after it and before a byte is written, each once for
-                all batches of the group.
-            completes: the batch begins with the rest of the append that is held.
+                before the write; must be quick and not raise. The functions that it
+                returns are called after it and before any byte is written, each once
+                for all batches of the group.
+            completes: the batch begins with the rest of the held append.
 
         Returns:
-            The offset of the batch: all of it is in one segment, without another record
-            between its first byte and its last.
+            The offset of the batch; it is in one segment and contiguous, without other
+            records in between.
         """
 
 
 class TransactionHold(Protocol):
-    """Kept outside of a transaction until its outcome is known: a message of a queue.
+    """An object held by a transaction until its outcome is known: a message of a queue.
 
-    `on_ended` is called once, on the loop's thread; not where a restart will know the
+    `on_ended` is called once, on the loop's thread, unless only a restart will know the
     outcome.
     """
 
     def require_kept(self) -> None:
-        """Raise StorageError where it is lost, so that a commit would be by half."""
+        """Raise StorageError if it is lost, so that a commit would be incomplete."""
 
     def on_ended(self, *, is_committed: bool) -> None:
-        """Hear of the outcome.
+        """Receive the outcome.
 
-        Committed, what the transaction puts is on its way; else nothing of it is there,
-        nor will be.
+        If committed, the puts of the transaction are on their way; otherwise none of
+        them is stored, nor will be.
         """
 
 
 FindLog: TypeAlias = Callable[[LogId], StoringLog]
-"""Finds the log of a partition, which is made when it does not exist. Raises
-StorageError when the partition is not served, and ClosedError when the logs are
-closed."""
+"""Returns the log of a partition, created if it does not exist. Raises StorageError if
+the partition is not served, and ClosedError if the logs are closed."""

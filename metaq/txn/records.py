@@ -1,4 +1,4 @@
-"""The records of a redo file: those of MetaQ 1.4, and one field more.
+"""The records of a redo file: those of MetaQ 1.4, with one field more.
 
     record       i32 length | TxCommand, length bytes | attachment of a commit
 
@@ -17,7 +17,7 @@
                         15 bytes:  first values of the offsets in the attachment, i64
                                    each, by topic and partition; ours, in commits
 
-    attachment   for each partition written, in no order:
+    attachment   for each partition with puts, in any order:
     byte  0        8        12         16          20
           +--------+--------+----------+-----------+---------------+
           | offset | length | checksum | name size | topic-number  |
@@ -25,13 +25,13 @@
           +--------+--------+----------+-----------+---------------+
 
 Messages are in protobuf's encoding, other numbers big-endian. The length at the start
-does not count the attachment. `checksum` covers the whole batch, headers of its records
-included. `offset` is that of the batch. In a commit record of ours it is a bound first:
-the batch is there or after it; the exact offset is written there before the batch is
-written to its partition (`applier.py`). A power cut may tear that, so field 15 has the
-bounds as well, and is never changed. A Java broker skips it, as protobuf does with
-fields that it does not know; all other bytes are those that it writes. It may write the
-attachment again in another order.
+does not include the attachment. `checksum` covers the whole batch, headers of its
+records included. `offset` is that of the batch. In our own commit record it is first a
+bound: the batch is there or after it; the exact offset overwrites it before the batch
+is written to its partition (`applier.py`). A power cut may tear that write, so field 15
+has the bounds as well, and never changes. A Java broker skips it, as protobuf does with
+unknown fields; all other bytes equal those that it writes. It may rewrite the
+attachment in another order.
 
 `tests/txn/test_records.py` pins the bytes. Source: docs/metaq-1.4/broker.md 5.6.
 """
@@ -54,17 +54,17 @@ LOCATION: Final = Struct(">qiii")
 """Offset, length, checksum, size of the name."""
 
 OFFSET: Final = Struct(">q")
-"""The first field of a location, which a broker may rewrite."""
+"""First field of a location, which a broker may overwrite."""
 
 NAME_BYTES_MAX: Final = 4096
-"""Longest `topic-partition` that is believed."""
+"""Maximum length of `topic-partition` in a valid location."""
 
 _U64: Final = (1 << 64) - 1
 _VARINT_BYTES_MAX: Final = 10
 _APPEND_TAG: Final = b"\x08\x01\x12"
 _PUT_TOKENS: Final = 8
 _BOUNDS_TAG: Final = b"\x7a"
-"""Of field 15, far from MetaQ's."""
+"""Tag of field 15, far from MetaQ's fields."""
 
 _VARINT: Final = rb"([\x80-\xff]{0,9}[\x00-\x7f])"
 _PUT_HEAD: Final = re.compile(
@@ -79,7 +79,7 @@ _FORCES: Final = (b"", b"\x18\x01", b"\x18\0")
 
 
 class RedoOperation(enum.IntEnum):
-    """Kinds of operation records; the numbers are the format's."""
+    """Kind of an operation record; the numbers are those of the format."""
 
     XA_PREPARE = 1
     XA_COMMIT = 2
@@ -95,25 +95,25 @@ _OPERATIONS: Final = tuple(RedoOperation)
 
 
 def ending_of(key: str, *, is_commit: bool) -> RedoOperation:
-    """Return the operation that commits a transaction, or rolls it back."""
+    """Return the operation that commits or rolls back a transaction."""
     if is_xa(key):
         return RedoOperation.XA_COMMIT if is_commit else RedoOperation.XA_ROLLBACK
     return RedoOperation.LOCAL_COMMIT if is_commit else RedoOperation.LOCAL_ROLLBACK
 
 
 class BatchLocation(NamedTuple):
-    """Location of a commit's puts in one partition, or a bound before it."""
+    """Location of a commit's batch in one partition, or a bound before it."""
 
     log_id: LogId
     offset: Offset
-    """Offset of the first byte, or a bound; see the top of this file."""
+    """Offset of the first byte, or a bound; see the module docstring."""
     size_bytes: int
     checksum: int
-    """Of all bytes, 0..2^31-1."""
+    """Checksum of all bytes, 0..2^31-1."""
 
 
 class PutRecord(NamedTuple):
-    """A put of a transaction."""
+    """Record of a put of a transaction."""
 
     key: str
     message_id: MessageId
@@ -121,29 +121,29 @@ class PutRecord(NamedTuple):
 
 
 class OperationRecord(NamedTuple):
-    """A prepare, commit or rollback."""
+    """Record of a prepare, commit or rollback."""
 
     operation: RedoOperation
     key: str
     was_prepared: bool
     locations: tuple[BatchLocation, ...]
-    """Of a commit: one for each partition."""
+    """For a commit: one for each partition."""
     bounds: Mapping[LogId, Offset] = MappingProxyType({})
-    """First offset of each location; none in the record of a Java broker."""
+    """First offset of each location; empty in the record of a Java broker."""
 
 
 class LoggedPut(NamedTuple):
-    """Message of a put record."""
+    """The message of a put record."""
 
     log_id: LogId
     flag: int
     checksum: int
-    """As sent; -1 for none."""
+    """Checksum as sent; -1 for none."""
     payload: bytes
 
 
 class RecordError(ValueError):
-    """Bytes that are no record; never leaves this package."""
+    """Bytes that are not a valid record; never leaves this package."""
 
 
 # -- writing --------------------------------------------------------------------------
@@ -151,9 +151,9 @@ class RecordError(ValueError):
 
 @lru_cache(1024)
 def varint(number: int) -> bytes:
-    """Return a number, taken as unsigned 64 bits, in protobuf's encoding.
+    """Return a number, as unsigned 64 bits, in protobuf's encoding.
 
-    Most are lengths, or what the ids of one millisecond have in common.
+    Cached, because most are lengths, or the common part of ids of one millisecond.
     """
     number &= _U64
     out = bytearray()
@@ -165,7 +165,7 @@ def varint(number: int) -> bytes:
 
 
 def encode_put(message_id: MessageId, command: bytes) -> bytes:
-    """Return the record of a put, given its line in eight words, CRLF and payload."""
+    """Return the record of a put, given its eight-word line, CRLF and payload."""
     head = b"\x08" + varint(message_id) + b"\x12" + varint(len(command))
     size = len(head) + len(command)
     body = _APPEND_TAG + varint(size)
@@ -177,8 +177,8 @@ def encode_put_head(message_id: int, size: int) -> bytes:
     """Return the bytes before a put in its record.
 
     Args:
-        message_id: of the put, above 127.
-        size: of the put in its eight-word form, line and body.
+        message_id: id of the put, above 127.
+        size: size of the put in its eight-word form, line and body.
     """
     upper = varint(message_id >> 7)
     before, after = _around_id(size, len(upper))
@@ -200,14 +200,14 @@ def encode_batch(
 ) -> list[bytes]:
     """Return the records of a batch of messages, in pieces.
 
-    A Java broker knows no batches, so each message is journalled as a put.
+    Each message is journalled as a put, because a Java broker knows no batches.
 
     Args:
         log_id: the partition.
-        key: of the transaction.
-        opaque: of the command, given to each put.
-        records: the messages in segment format, their ids stamped.
-        positions: start of each message to be journalled.
+        key: key of the transaction.
+        opaque: opaque of the command, used for each put.
+        records: the messages in segment format, with their ids stamped.
+        positions: start of each message to journal.
     """
     head = b"put %b %d" % (log_id.topic.encode(), log_id.partition)
     tail = b"%b %d\r\n" % (key, opaque)
@@ -230,9 +230,9 @@ def encode_operation(
     locations: Sequence[BatchLocation] = (),
     has_bounds: bool = False,
 ) -> bytes:
-    """Return the record of a prepare, commit or rollback, its attachment included.
+    """Return the record of a prepare, commit or rollback, including its attachment.
 
-    `has_bounds` says that the offsets of the locations are bounds.
+    With `has_bounds` the offsets of the locations are bounds, and are stored twice.
     """
     name, attachment = key.encode(), encode_locations(locations)
     head = (operation, was_prepared, varint(len(name)), name)
@@ -249,7 +249,7 @@ def encode_operation(
 
 
 def encode_locations(locations: Iterable[BatchLocation]) -> bytes:
-    """Return the attachment of a commit."""
+    """Return the attachment of a commit record."""
     parts = []
     for location in locations:
         name = _name_of(location.log_id)
@@ -299,7 +299,7 @@ def _decode(
     if start > end or length <= 0 or stop > end:
         raise RecordError(f"expected 1..{end - start} bytes, got {length}")
     if found := _PUT_HEAD.match(data, start, stop):
-        # Most records are puts: one match, and no loop over their octets.
+        # Most records are puts: one match, without a loop over their bytes.
         at = found.end()
         sizes = (stop - found.end(1), stop - at)
         if (_small(found[1]), _small(found[3])) != sizes:
@@ -346,13 +346,13 @@ def _decode_operation(
 
 
 def _small(octets: bytes) -> int:
-    """Return the number of a whole varint."""
+    """Return the number in a whole varint."""
     return octets[0] if len(octets) == 1 else read_varint(octets, 0)[0]
 
 
 @lru_cache(1024)
 def _read_upper(octets: bytes) -> int:
-    """Return the number of a varint without its first octet: many ids share it."""
+    """Return the number of a varint without its first byte; cached, as ids share it."""
     return read_varint(octets, 0)[0] << 7
 
 
@@ -362,7 +362,7 @@ def _read_id(octets: bytes) -> MessageId:
 
 
 def decode_locations(data: bytes) -> tuple[BatchLocation, ...]:
-    """Return the locations in an attachment; RecordError when it is malformed."""
+    """Return the locations in an attachment; RecordError if it is malformed."""
     locations, position = [], 0
     while position < len(data):
         if position + LOCATION.size > len(data):
@@ -393,7 +393,7 @@ def offset_positions(locations: Sequence[BatchLocation], end: int) -> list[int]:
 
 
 def decode_put(command: bytes) -> LoggedPut:
-    """Return the message of a put; RecordError when it is malformed."""
+    """Return the message of a put; RecordError if it is malformed."""
     line_end = command.find(b"\r\n")
     words = command[:line_end].split(b" ")
     payload = command[line_end + 2 :]

@@ -1,31 +1,31 @@
-"""Replay: from the bytes of the redo files to what is prepared, and what is committed.
+"""Replay: from the bytes of the redo files to prepared and committed transactions.
 
-Pure. A put opens its transaction or joins it, a prepare marks it, a rollback drops it,
-a commit moves it to the list of commits. What is open and not prepared at the end was
-rolled back by the crash.
+Pure. A put begins or joins its transaction, a prepare marks it, a rollback drops it, a
+commit moves it to the list of commits. A transaction that is open and not prepared at
+the end was rolled back by the crash.
 
-The checksums beside a file (`sums.py`) decide how it ends:
+The checksums beside a file (`sums.py`) decide where its valid part ends:
 
-* bytes that were synced and do not have their checksum, or are missing: damage; the
-  journal is not to be believed, and nothing is done with it;
-* bytes that were written and not synced, and are not whole: torn; what is before them
-  counts;
-* no checksums, or bytes after the last span: records are read as long as they make
-  sense, as a Java broker reads them. Of ours a put has to have its own checksum, and a
-  commit the puts whose batches it names: what has not was never synced.
+* synced bytes are missing or do not match their checksum: damage; the journal is not
+  used or changed;
+* bytes that were written and not synced are incomplete: torn; the bytes before them
+  count;
+* no checksums, or bytes after the last span: records are read while they are
+  well-formed, as in a Java broker. In our files a put must match its own checksum, and
+  a commit must have the puts of its batches: one that does not was never synced.
 
-A record may come twice, when compaction was interrupted (`opening.py`): a put is known
-by its message id, and a commit by those of its puts.
+A record may occur twice after an interrupted compaction (`opening.py`): a put is
+identified by its message id, and a commit by those of its puts.
 
 Whether a commit is in its partitions is found by reading them. The order is the reverse
-of MetaQ's: the commit record comes first and the batches after it, so that a crash
-between two partitions leaves no half. The offset in an attachment is that of the batch.
-Where the batch is not there, a power cut has torn the offset, and the bound counts that
-the record has beside it: the end of the readable log when the record was made, so each
-batch is there or after it. No clock is asked: it may have been set back. The batch is
-found (`locate`) by the id of its first record and its bytes. A batch that a crash
-has cut is at the end of its log, and is completed there; until then the partition shows
-nothing of it (`cut_appends`), nor of what is one append with it (`side_files.py`).
+of MetaQ's: the commit record is written before the batches, so that a crash between two
+partitions leaves no half. The offset in an attachment is that of the batch. If the
+batch is not there, a power cut has torn the offset, and the bound counts that the
+record has beside it: the end of the readable log when the record was made, so each
+batch is there or after it. No clock is used, because it may have been set back. The
+batch is found (`locate`) by the id of its first record and its bytes. A batch that a
+crash has cut is at the end of its log, and is completed there; until then the partition
+hides it (`cut_appends`), and the other batches of the same append (`side_files.py`).
 
 Source: docs/metaq-1.4/broker.md 5.7, 12 rows 3 and 5.
 """
@@ -57,11 +57,11 @@ WINDOW_BYTES: Final = 1 << 20
 
 
 class JournalDamagedError(StorageError):
-    """A file is missing, or contradicts its checksums, where no crash explains it."""
+    """A file is missing, or contradicts its checksums, in a way no crash explains."""
 
 
 JournalledPut: TypeAlias = tuple[MessageId, bytes]
-"""Its id, and the put as on the wire."""
+"""Id of a put, and the put as on the wire."""
 
 
 @dataclass(slots=True)
@@ -70,44 +70,44 @@ class ReplayedTransaction:
 
     key: str
     puts: dict[JournalledPut, None] = field(default_factory=dict)
-    """In the order in which they came, each once: a start that was interrupted may have
+    """In the order of their arrival, each once, because an interrupted start may have
     copied some. A message of an exchange has one id in each of its topics."""
     is_prepared: bool = False
     locations: tuple[BatchLocation, ...] | None = None
-    """Of a commit: offsets of its batches, or bounds; None: there is none."""
+    """For a commit: offsets of its batches, or bounds; None: there is no commit."""
     bounds: Mapping[LogId, Offset] = field(default_factory=dict)
-    """Of a commit of ours: the bound of each batch, which no power cut can tear."""
+    """For our own commit: the bound of each batch, which no power cut can tear."""
     deleted_topics: frozenset[str] = frozenset()
-    """Topics that were deleted after its commit: its puts to them are dropped."""
+    """Topics that were deleted after its commit; its puts to them are dropped."""
     is_unverified: bool = False
-    """A partition could not be read: not to be applied now."""
+    """Whether a partition could not be read, so that it must not be applied now."""
     applied_bytes: dict[LogId, int] = field(default_factory=dict)
-    """Bytes of a batch that are at the end of its log already."""
+    """Bytes of a cut batch that are already at the end of its log."""
 
     @property
     def first_id(self) -> MessageId:
-        """The id of its first put; -1 without any."""
+        """Return the id of its first put; -1 if it has none."""
         return next((message_id for message_id, _ in self.puts), MessageId(-1))
 
     def is_named(self, group: Mapping[str, MessageId]) -> bool:
-        """Return whether a group means this one, and no former one of its key."""
+        """Return whether a group names this one, and no former one of its key."""
         return self.first_id <= group.get(self.key, MessageId(-1))
 
 
 @dataclass(slots=True)
 class Replay:
-    """The content of a journal; filled file by file."""
+    """Content of a journal, read file by file."""
 
     open: dict[str, ReplayedTransaction] = field(default_factory=dict)
-    """By key: begun or prepared, and not ended."""
+    """By key: transactions that have begun or are prepared, and have not ended."""
     commits: list[ReplayedTransaction] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """Bytes that were torn or ignored, one sentence each."""
+    """Torn or ignored bytes, one sentence each."""
     last_id: MessageId = MessageId(-1)  # noqa: RUF009  # a NewType is its number
     record_count: int = 0
 
     def prepared(self) -> list[ReplayedTransaction]:
-        """Return what survives, oldest first."""
+        """Return the prepared transactions, which survive, oldest first."""
         return [each for each in self.open.values() if each.is_prepared]
 
     def read(
@@ -123,11 +123,11 @@ class Replay:
         Args:
             data: all of its bytes.
             sums: its checksums.
-            name: of the file, for texts.
+            name: name of the file, for texts.
             deleted: topic → end of the file when it was deleted.
 
         Raises:
-            JournalDamagedError: see the head of this page.
+            JournalDamagedError: see the module docstring.
         """
         end = whole_end(_as_first_written(data, sums), sums, name)
         position, checked_end = 0, sums.spans[-1].end if sums.spans else 0
@@ -154,9 +154,10 @@ class Replay:
         )
 
     def _require_whole(self, record: PutRecord | OperationRecord, sums: Sums) -> None:
-        """Raise RecordError where a page of a record or of its puts is not on the disk.
+        """Raise RecordError if a page of a record or of its puts was not written.
 
-        The others may be, until they are synced. A Java broker takes wrong checksums.
+        Before a sync only some pages may be on disk. A Java broker accepts wrong
+        checksums, so they are checked only in our files.
         """
         if isinstance(record, PutRecord):
             put = decode_put(record.command)
@@ -203,7 +204,7 @@ class Replay:
 
 
 def _as_first_written(data: bytes, sums: Sums) -> bytes:
-    """Return the bytes of a redo file with the offsets that its checksums are of."""
+    """Return the bytes of a redo file with the offsets that its checksums cover."""
     if not sums.bounds:
         return data
     first = bytearray(data)
@@ -214,10 +215,10 @@ def _as_first_written(data: bytes, sums: Sums) -> bytes:
 
 
 def whole_end(data: bytes, sums: Sums, name: str) -> int:
-    """Return the end of the bytes of a redo file that may be believed.
+    """Return the end of the valid bytes of a redo file.
 
     Raises:
-        JournalDamagedError: bytes that were synced may not.
+        JournalDamagedError: synced bytes are not valid.
     """
     for span in sums.spans:
         flaw = _flaw_of(data, span)
@@ -248,7 +249,7 @@ def _flaw_of(data: bytes, span: SumSpan) -> str:
 
 
 class CommittedBatch(NamedTuple):
-    """The puts of one transaction to one partition, as records."""
+    """Puts of one transaction to one partition, as records."""
 
     log_id: LogId
     data: bytes
@@ -257,7 +258,7 @@ class CommittedBatch(NamedTuple):
 
 
 def make_batches(transaction: ReplayedTransaction) -> list[CommittedBatch]:
-    """Return the puts of a transaction, one batch for each partition.
+    """Return the puts of a transaction, as one batch for each partition.
 
     Raises:
         JournalDamagedError: a put is malformed.
@@ -286,19 +287,20 @@ def find_unapplied(
 ) -> list[ReplayedTransaction]:
     """Return the commits with batches that are not in their partitions.
 
-    Each has only the puts of its missing batches, and bounds as locations. Blocks:
-    reads the partitions.
+    Each has only the puts of its missing batches, and bounds as locations. Blocks, as
+    it reads the partitions.
 
     Args:
-        commits: as replayed.
+        commits: the replayed commits.
         reader: the partitions.
-        together: groups of them that are one append to a partition (`side_files.py`).
+        together: groups of commits that are one append to a partition
+            (`side_files.py`).
     """
     windows = _Windows(reader)
     missing: dict[MessageId, ReplayedTransaction] = {}
     seen: set[MessageId] = set()
     for commit in commits:
-        # The copy that an interrupted start has made has only some of its puts.
+        # A copy made by an interrupted start has only some of the puts.
         if not commit.puts or commit.first_id in seen:
             continue
         left = _left_of(commit, windows)
@@ -317,10 +319,10 @@ def find_unapplied(
 
 
 def cut_appends(left: Iterable[ReplayedTransaction]) -> dict[LogId, Offset]:
-    """Return where the last append of each partition begins that a crash has cut.
+    """Return the start of the last append of each partition, if a crash has cut it.
 
     Args:
-        left: what `find_unapplied` has found.
+        left: result of `find_unapplied`.
     """
     found: dict[LogId, Offset] = {}
     for each in left:
@@ -338,8 +340,8 @@ def _find_waiting(
 ) -> list[tuple[ReplayedTransaction, Mapping[LogId, Offset]]]:
     """Return commits with whole batches whose append lacks other batches, and where.
 
-    Batches of a group are one append to a partition, in any order. What a crash has
-    left of it is the end of the log: whole batches back to back, then a cut one.
+    The batches of a group are one append to a partition, in any order. The part that a
+    crash has left is at the end of the log: whole batches back to back, then a cut one.
     """
     ends: dict[LogId, Offset] = {}
     for left in [missing[e.first_id] for e in group if e.first_id in missing]:
@@ -376,9 +378,9 @@ def _left_of(
     windows: "_Windows",
     waiting: Mapping[LogId, Offset] = MappingProxyType({}),
 ) -> ReplayedTransaction | None:
-    """Return the part of one commit that is not applied; None: all of it is.
+    """Return the part of one commit that is not applied; None if all of it is.
 
-    Batches at the offsets of `waiting` are stored and count as not applied.
+    Batches at the offsets of `waiting` are stored, but count as not applied.
     """
     locations, gone = commit.locations or (), commit.deleted_topics
     placed_bytes = sum([location.size_bytes for location in locations])
@@ -393,7 +395,7 @@ def _left_of(
         if batch.log_id.topic in gone:
             continue
         size, offset = len(batch.data), placed.get(batch.log_id, Offset(-1))
-        # A Java broker's offsets are right.
+        # Offsets of a Java broker are always right.
         bound = commit.bounds.get(batch.log_id, offset)
         try:
             found = locate(batch, bound, windows)
@@ -419,7 +421,7 @@ def _left_of(
 
 
 def _record_bytes(commit: ReplayedTransaction) -> int:
-    """Return the size of its puts as records."""
+    """Return the total size of its puts as records."""
     line_end = b"\r\n"
     return sum(
         [
@@ -430,18 +432,18 @@ def _record_bytes(commit: ReplayedTransaction) -> int:
 
 
 class Unapplied(NamedTuple):
-    """A batch that is not whole in its partition."""
+    """A batch that is not complete in its partition."""
 
     offset: Offset
-    """It belongs there or after it."""
+    """Offset where it must be, or a lower bound."""
     applied_bytes: int
-    """Bytes of it that are there already, at the end of the log."""
+    """Number of its bytes that are already there, at the end of the log."""
 
 
 def locate(
     batch: CommittedBatch, bound: Offset, windows: "_Windows"
 ) -> Unapplied | None:
-    """Find a batch from `bound` on, -1 is the end; None: it is stored, or trimmed.
+    """Find a batch from `bound` on, -1 is the end; None if it is stored or trimmed.
 
     Raises:
         StorageError: the partition cannot be read.
@@ -468,7 +470,7 @@ def locate(
 
 
 class _Windows:
-    """Reads partitions in large pieces, and keeps one piece of each."""
+    """Reads partitions in large pieces, with a cache of one piece for each."""
 
     def __init__(self, reader: StoredBatches) -> None:
         self._reader = reader
@@ -481,7 +483,7 @@ class _Windows:
         """Return whether a batch is exactly at its location, or trimmed."""
         log_start, end = self.range_of(location.log_id)
         if 0 <= location.offset < log_start:
-            # A torn offset may be below everything that was readable then.
+            # A torn offset may be below everything that was readable at the commit.
             return commit.bounds.get(location.log_id, location.offset) < log_start
         if location.offset < 0 or location.offset + location.size_bytes > end:
             return False
@@ -497,7 +499,7 @@ class _Windows:
         if offset < self.range_of(batch.log_id)[0]:
             return False
         try:
-            # The first record distinguishes most of many, without a window.
+            # Most other batches differ in the first record, without a large read.
             head = self._reader.read_back(batch.log_id, offset, HEADER_BYTES)
             is_here = head == batch.data[:HEADER_BYTES]
             return is_here and self.read(batch.log_id, offset, size) == batch.data

@@ -3,23 +3,23 @@
     redo.N   records, appended; offsets in commit records are overwritten
     sums.N   checksums of the redo file (`sums.py`), written after its bytes
 
-A failure of `sums.N` costs the checksums of later bytes of that redo file, and nothing
-else.
+A failure of `sums.N` costs only the checksums of later bytes of that redo file.
 
-A commit record is written with bounds as offsets, and these are overwritten when its
+A commit record is written with bounds as offsets, which are overwritten when its
 batches are about to be written (`applier.py`). Records of one group of the journal have
-their batches in one group of their partition, too. So a *block* keeps the bytes of the
-redo file from the first offset of such records to the last, and what was noted there is
-written by one call, with the bytes between: they are those of the file.
+their batches in one group of their partition, too. So a *block* has the bytes of the
+redo file from the first offset of such records to the last. All offsets noted in it are
+written by one call, together with the bytes between them, which do not change.
 
     redo file   … puts | commit: offset | puts | commit: offset, offset | puts | …
     block                       [---------------------------------]
     written                     [------------------------] from the first offset noted
-                                                           since then to the last
+                                                           since the last write, to the
+                                                           last one
 
-    Invariant: no byte of a file is in two blocks, and nothing else rewrites one that
-    is in a block. Partitions of two directories have two threads; the lock of the file
-    is held while a block of it changes, or is written.
+    Invariant: no byte of a file is in two blocks, and only its block rewrites a byte.
+    Partitions of two directories have two threads; the lock of the file is held while
+    a block of it changes, or is written.
 
 Source: docs/metaq-1.4/broker.md 5.6.
 """
@@ -41,26 +41,27 @@ from metaq.txn.sums import BESIDE, BOUND, SYNCED, encode_entry, encode_head, enc
 FILE_NAME: Final = re.compile(r"(redo|sums)\.([1-9][0-9]{0,8})")
 
 BLOCK_BYTES_MAX: Final = 16 * 1024
-"""Longest block of several records: more bytes cost what a second write does."""
+"""Maximum size of a block of several records: more bytes cost as much as a write."""
 
 Bounds: TypeAlias = Sequence[tuple[int, Offset]]
-"""Byte of an entry and first value of each offset in it that may be overwritten."""
+"""Position in an entry, and first value, of each offset that may be overwritten."""
 
 _log = logging.getLogger(__name__)
 
 
 class OffsetsFile:
-    """A redo file, open for its offsets. Any thread."""
+    """A redo file, open for its offsets. Thread-safe."""
 
     __slots__ = ("_file", "lock")
 
     def __init__(self, file: UpdateFile) -> None:
         self._file: UpdateFile | None = file
         self.lock: Final = Lock()
-        """Guards blocks, and a descriptor that another file may get after the close."""
+        """Guards blocks, and the descriptor, whose number may be reused after
+        `close`."""
 
     def write_at(self, position: int, data: bytes) -> None:
-        """Write bytes of a block, unless the file is closed; under the lock.
+        """Write bytes of a block, unless the file is closed; call with the lock held.
 
         Raises:
             StorageError: the disk refuses.
@@ -69,7 +70,7 @@ class OffsetsFile:
             self._file.write_at(Position(position), data)
 
     def close(self) -> None:
-        """Close; nothing is written after that."""
+        """Close; later writes do nothing."""
         with self.lock:
             file, self._file = self._file, None
         if file is not None:
@@ -77,20 +78,20 @@ class OffsetsFile:
 
 
 class OffsetBlock:
-    """Bytes of a redo file with offsets that may be overwritten. Any thread."""
+    """Bytes of a redo file with offsets that may be overwritten. Thread-safe."""
 
     __slots__ = ("_data", "_file", "_high", "_low", "_start")
 
     def __init__(self, file: OffsetsFile, start: int) -> None:
-        """Begin at a position of a file, without bytes."""
+        """Create an empty block at a position of a file."""
         self._file = file
         self._start = start
         self._data = bytearray()
         self._low = self._high = 0
-        """Bytes to be written."""
+        """Range of bytes to write."""
 
     def extend(self, data: Buffer) -> None:
-        """Add the next bytes of the file; before the first `note`."""
+        """Add the next bytes of the file; only before the first `note`."""
         self._data += data
 
     def note(self, position: int, offset: Offset) -> None:
@@ -103,7 +104,7 @@ class OffsetBlock:
             self._high = max(self._high, at + OFFSET.size)
 
     def write(self) -> None:
-        """Write what was noted, unless another thread has done that.
+        """Write the noted offsets, unless another thread has done so.
 
         After a failure a Java broker does not find the batches, and appends them again.
         """
@@ -123,7 +124,7 @@ def make_blocks(
     """Return the block of each record; records close together share one.
 
     Args:
-        file: where the records were written.
+        file: the file with the records.
         start: position of the data.
         data: the records, and the bytes between them.
         ranges: start and end of each record's offsets in the data, in order.
@@ -141,7 +142,7 @@ def make_blocks(
 
 
 class RedoFile:
-    """One redo file and its side file. Owner: the journal's thread."""
+    """One redo file and its checksums. Owner: the journal's thread."""
 
     __slots__ = (
         "_places", "_redo", "_sums", "end", "is_dirty", "number", "path", "references"
@@ -150,13 +151,13 @@ class RedoFile:
     def __init__(
         self, number: int, redo: AppendFile, places: UpdateFile, sums: AppendFile
     ) -> None:
-        """Take over new files; `create_redo_file` makes them."""
+        """Take over new files; see `create_redo_file`."""
         self.number: Final = number
         self.path: Final = redo.path
         self.end = 0
         self.references = 0
         self.is_dirty = False
-        """It has decisions that are not on disk."""
+        """Whether it has decisions that are not synced."""
         self._redo = redo
         self._sums: AppendFile | None = sums
         self._places = OffsetsFile(places)
@@ -166,23 +167,23 @@ class RedoFile:
         """Write records after the last one; call `note_written` next.
 
         Raises:
-            NoSpaceError: a part of them may be written; call `cut_back` next.
-            DiskError: nothing is known about the file any more.
+            NoSpaceError: a part may have been written; call `cut_back` next.
+            DiskError: the state of the file is unknown.
         """
         self._redo.write(data)
 
     def cut_back(self) -> None:
-        """Cut off what was written and not noted, and sync that.
+        """Cut off bytes that were written and not noted, and sync.
 
         Raises:
-            StorageError: nothing is known about the file any more.
+            StorageError: the state of the file is unknown.
         """
         self._redo.truncate(SizeBytes(self.end))
         # A refused record must not come back after a power cut.
         self._redo.sync()
 
     def sync(self) -> None:
-        """Wait until everything written is on disk.
+        """Wait until all written bytes are on disk.
 
         Raises:
             DiskError: final, see `AppendFile.sync`.
@@ -191,7 +192,7 @@ class RedoFile:
         self.is_dirty = False
 
     def note_synced(self) -> None:
-        """Write to `sums.N` that everything noted is on disk."""
+        """Write to `sums.N` that all noted bytes are on disk."""
         self._sum(encode_entry(SYNCED, 0, self.end))
 
     def note_beside(self) -> None:
@@ -201,11 +202,12 @@ class RedoFile:
     def note_written(
         self, data: Buffer, commits: Sequence[tuple[int, Bounds]], *, is_synced: bool
     ) -> Sequence[OffsetBlock]:
-        """Note what was written: its checksum, and the offsets in it.
+        """Note the written bytes: their checksum, and the offsets in them.
 
         Args:
             data: the bytes; the end of the file moves after them.
-            commits: start of each entry with offsets in the data, and these, in order.
+            commits: start in the data, and bounds, of each entry with offsets, in
+                order.
             is_synced: whether the bytes are on disk.
 
         Returns:
@@ -227,7 +229,7 @@ class RedoFile:
         return blocks
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close all files."""
         for file in (self._redo, self._sums, self._places):
             if file is not None:
                 file.close()
@@ -265,14 +267,15 @@ def create_redo_file(fs: FileSystem, directory: Path, number: int) -> RedoFile:
 
 
 def remove_files(fs: FileSystem, directory: Path, numbers: Iterable[int]) -> None:
-    """Remove redo files and their checksums, the oldest one last.
+    """Remove redo files and their checksums, oldest last.
 
-    A newer one may be its copy, torn by a power cut: until that is gone, the bytes that
-    were synced come first in a replay. A redo file and its checksums go by one rename:
-    checksums without the file are damage, and without checksums a torn tail counts.
+    A newer one may be a copy of an older one, torn by a power cut: until it is gone,
+    replay must read the synced bytes first. A redo file and its checksums are removed
+    by one rename, because checksums without the file are damage, and without checksums
+    a torn tail counts.
 
     Raises:
-        StorageError: the disk refuses; the newer ones are gone.
+        StorageError: the disk refuses; newer ones may be gone.
     """
     for number in sorted(numbers, reverse=True):
         redo, sums = directory / f"redo.{number}", directory / f"sums.{number}"

@@ -1,4 +1,4 @@
-"""Small files of JSON beside the journal, each written as a whole.
+"""Small JSON files beside the journal, each replaced as a whole.
 
     <journal>/outcomes    {"version": 1, "outcomes": [{"key": "XID:...",
                            "outcome": "commit", "at_ms": 1700000000000}, ...], "crc": 9}
@@ -8,37 +8,37 @@
                            "crc": 9}
     <journal>/checkpoint.N  {"number":<N of a redo file>,"offset":<byte in it>}
 
-`crc` is the CRC-32 of all other fields: of the JSON with sorted keys. The first start
-makes the first three, and they are never removed: one without content any more is
-replaced by an empty one. So a missing one was removed by hand (`sums.py`).
+`crc` is the CRC-32 of all other fields, as JSON with sorted keys. The first start makes
+the first three, and they are never removed: one that has become empty is replaced by an
+empty one. So a missing one was removed by hand (`sums.py`).
 
-Outcomes are heuristic: which prepared transactions an operator has ended. An outcome is
-written before it is carried out, and stays until the coordinator of the transaction
-forgets it; until then every command of that coordinator is answered with code 6, 7 or
-8. A Java broker keeps its own in `heuristic.log`, a serialised Java object: that file
-is never read or written here.
+Outcomes are heuristic: prepared transactions that an operator has ended. An outcome is
+written before it is carried out, and stays until the transaction's coordinator forgets
+it; until then every command of that coordinator is answered with code 6, 7 or 8. A Java
+broker keeps its own in `heuristic.log`, a serialised Java object: that file is never
+read or written here.
 
 Transactions committed together are one decision. For each such command the file has the
 keys of its unfinished transactions, and the largest message id of each. Every commit
 record is in the redo file of its puts, and these may be several files: a power cut may
 leave one record of two. So this file is written and synced before the first record, and
-what it names is committed: a start makes the missing records. Batches are appended when
-all records are synced, so a transaction without a record has no batch yet. The file
-stays until the next such command, start or stop. An outdated name has no effect: ids
-only grow, so a later transaction of that key has larger ones.
+the transactions in it are committed: a start makes missing records. Batches are
+appended when all records are synced, so a transaction without a record has no batch
+yet. The file stays until the next such command, start or stop. An outdated key has no
+effect: ids only grow, so a later transaction of that key has larger ones.
 
-Deletions of topics say which commits replay must not bring back. Replay appends what a
-commit put and a partition lacks; a deleted partition lacks everything, and so does one
-that was made again under its name. So before the data of a topic goes, the end of each
-redo file is written here: batches for that topic of commits before these ends are
-dropped. What is committed after them is for a topic that was made again. A start leaves
-none of the named files, and empties the record.
+Deletions list the commits that replay must not restore. Replay appends puts of a commit
+that a partition lacks; a deleted partition lacks all, and so does one that was created
+again with its name. So before the data of a topic is deleted, the end of each redo file
+is written here: batches for that topic of commits before these ends are dropped.
+Commits after them are for a topic that was created again. A start removes all named
+files, and empties the record.
 
-Checkpoints are MetaQ's, without a checksum: where the replay of a Java broker begins.
-The one with the highest number counts, and an empty one counts as none. It names the
-first record of the oldest unfinished transaction. Only a newer one is written, and only
-the newest few are kept. Our start reads all redo files without believing a checkpoint,
-and gives its new file a higher number.
+Checkpoints are MetaQ's, without a checksum: the position where the replay of a Java
+broker begins, the first record of the oldest unfinished transaction. The checkpoint
+with the highest number counts; an empty one is ignored. Only a newer position is
+written, and only the newest few files are kept. Our start reads all redo files and
+ignores checkpoints, but gives its new file a higher number.
 
 Source: docs/metaq-1.4/broker.md 5.6, 5.8.
 """
@@ -72,10 +72,10 @@ def encode_fields(fields: Mapping[str, object]) -> bytes:
 
 
 def decode_fields(data: bytes) -> dict[str, Any]:
-    """Return the fields of a file.
+    """Return the fields in the content of a file.
 
     Raises:
-        ValueError: it has none, another version, or a wrong checksum.
+        ValueError: it has no fields, another version, or a wrong checksum.
     """
     try:
         fields = json.loads(data)
@@ -92,7 +92,7 @@ def _crc(fields: Mapping[str, object]) -> int:
 
 @dataclass(frozen=True)
 class SideFile(Generic[T]):
-    """A file with one field, and how a value of type `T` is written in it."""
+    """A file with one field, and the encoding of its value of type `T`."""
 
     name: str
     field: str
@@ -110,14 +110,14 @@ class SideFile(Generic[T]):
         return encode_fields({self.field: self.to_json(value)})
 
     def decode(self, data: bytes) -> T:
-        """Return the value in a content; ValueError when it is malformed."""
+        """Return the value in the content of a file; ValueError if it is malformed."""
         try:
             return self.from_json(decode_fields(data)[self.field])
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no {self.field}: {error!r}") from error
 
     def read(self, fs: FileSystem, directory: Path) -> T:
-        """Return the value of the file; the empty one when there is no file.
+        """Return the value of the file; the empty one if there is no file.
 
         Raises:
             StorageError: the disk refuses, or the file is damaged.
@@ -136,13 +136,13 @@ class SideFile(Generic[T]):
         """Replace the file.
 
         Raises:
-            NoSpaceError: the old one is still there.
-            StorageError: the disk refuses; the old or the new one is there.
+            NoSpaceError: the old file is still there.
+            StorageError: the disk refuses; the old or the new file is there.
         """
         fs.write_atomically(directory / self.name, self.encode(value))
 
     def clear(self, fs: FileSystem, directory: Path) -> None:
-        """Replace the outdated content by the empty one; without space it stays.
+        """Replace an outdated content by the empty one; without space it stays.
 
         Raises:
             StorageError: the disk refuses for another reason.
@@ -159,11 +159,11 @@ class SideFile(Generic[T]):
 
 JAVA_OUTCOMES_FILE: Final = "heuristic.log"
 JAVA_EMPTY_MAP_BYTES: Final = 135
-"""Length of Java's file without an outcome."""
+"""Size of Java's file without an outcome."""
 
 
 class KeptOutcome(NamedTuple):
-    """Decision of an operator."""
+    """Decision of an operator, and its time."""
 
     outcome: HeuristicOutcome
     at_ms: Millis
@@ -191,7 +191,7 @@ OUTCOMES: Final = SideFile[dict[str, KeptOutcome]](
 
 
 def has_java_outcomes(fs: FileSystem, directory: Path) -> bool:
-    """Return whether a Java broker left outcomes, which cannot be read here."""
+    """Return whether a Java broker left outcomes, which can not be read here."""
     path = directory / JAVA_OUTCOMES_FILE
     return fs.exists(path) and fs.size_of(path) > JAVA_EMPTY_MAP_BYTES
 
@@ -237,7 +237,7 @@ DELETIONS: Final = SideFile[Deletions](
 
 
 def ends_in(deletions: Deletions, number: int) -> Mapping[str, int]:
-    """Return topic → end in one redo file; no topic that was deleted before it."""
+    """Return topic → end, in one redo file, for topics deleted since it exists."""
     return {topic: ends[number] for topic, ends in deletions.items() if number in ends}
 
 
@@ -247,12 +247,12 @@ SIDE_FILES: Final[tuple[SideFile[Any], ...]] = (OUTCOMES, TOGETHER, DELETIONS)
 
 
 def missing_files(fs: FileSystem, directory: Path) -> list[SideFile[Any]]:
-    """Return our files that do not exist."""
+    """Return the side files that do not exist."""
     return [each for each in SIDE_FILES if not fs.exists(directory / each.name)]
 
 
 def make_missing_files(fs: FileSystem, directory: Path) -> None:
-    """Make the missing files, empty.
+    """Create the missing side files, empty.
 
     Raises:
         StorageError: the disk refuses.
@@ -265,12 +265,12 @@ def make_missing_files(fs: FileSystem, directory: Path) -> None:
 
 _CHECKPOINT_NAME: Final = re.compile(r"checkpoint\.([1-9][0-9]{0,8})")
 NUMBER_MAX: Final = 999_999_999
-"""Largest number that a file of the journal can have in its name."""
+"""Maximum number in the name of a journal file."""
 _CHECKPOINT_BYTES_MAX: Final = SizeBytes(4096)
 
 
 class JournalPosition(NamedTuple):
-    """A byte of the journal; ordered."""
+    """Position in the journal; ordered."""
 
     number: int
     position: int
@@ -304,7 +304,7 @@ def checkpoint_numbers(names: Iterable[str]) -> list[int]:
 
 
 def read_checkpoint(fs: FileSystem, directory: Path) -> JournalPosition:
-    """Return where a Java broker begins; `NOWHERE`: at the first redo file.
+    """Return the position where a Java broker begins; `NOWHERE`: the first redo file.
 
     Raises:
         StorageError: the disk refuses.
@@ -322,7 +322,7 @@ def write_checkpoint(
     """Write a checkpoint if it is newer than the last one, and remove old ones.
 
     Returns:
-        Whether it was written; then it is on the disk.
+        Whether it was written; then it is on disk.
 
     Raises:
         StorageError: the disk refuses; the last one still counts.

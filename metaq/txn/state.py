@@ -11,7 +11,7 @@ error that MetaQ sends, word for word. The errors of heuristic outcomes are here
        +----------------+---rollback, timeout, refused by the journal--> FINISHED
 
 A DECIDED transaction is committed for good: its batches are on their way to their
-partitions, or wait until these take them.
+partitions, or are retried until these accept them.
 
 Source: docs/metaq-1.4/broker.md 5.4, 5.5, 5.8.
 """
@@ -25,7 +25,7 @@ from metaq.errors import TransactionError
 
 
 class TxState(enum.StrEnum):
-    """State of a transaction; text, which tables find in a third of the time.
+    """State of a transaction; a str, which tables find in a third of the time.
 
     PREPARING, COMMITTING and ROLLING_BACK wait for the journal.
     """
@@ -43,11 +43,11 @@ class TxState(enum.StrEnum):
 
 
 OPEN_STATES: Final = frozenset({TxState.STARTED, TxState.IN_USE})
-"""States of a transaction that takes puts."""
+"""States in which a transaction accepts puts."""
 
 
 class TxEvent(enum.StrEnum):
-    """Event of a transaction; text, the word in an error."""
+    """Event of a transaction; a str, the word in an error."""
 
     PUT = "put"
     PREPARE = "prepare"
@@ -82,7 +82,7 @@ _COMMON: Final[Mapping[tuple[TxState, TxEvent], TxState]] = {
     (S.IN_USE, E.TIMEOUT): S.FINISHED,
     (S.COMMITTING, E.JOURNALLED): S.DECIDED,
     (S.DECIDED, E.APPENDED): S.FINISHED,
-    # Asked again: it is answered at the end.
+    # A repeated commit is answered when the first one ends.
     (S.COMMITTING, E.COMMIT_ONE_PHASE): S.COMMITTING,
     (S.DECIDED, E.COMMIT_ONE_PHASE): S.DECIDED,
 }
@@ -144,7 +144,7 @@ STORE_FAILED: Final = "STORE COMMIT FAILED: Transaction rolled back."
 
 
 class XaCommandError(TransactionError):
-    """An error that has one of XA's codes."""
+    """An error with an XA code."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -162,14 +162,14 @@ def qualifier_of(key: str) -> str:
 
 
 def not_started(key: str) -> TransactionError:
-    """Return the error of an unknown transaction."""
+    """Return the error for an unknown transaction."""
     if is_xa(key):
         return XaCommandError(UNKNOWN, f"XA transaction '{key}' has not been started.")
     return TransactionError(f"Local transaction '{key}' has not been started.")
 
 
 def in_use(key: str, state: TxState) -> TransactionError:
-    """Return the error of a begin whose key another transaction has."""
+    """Return the error for a begin with a key that is in use."""
     if is_xa(key):
         text = f"XA transaction '{key}' is in use: {state.value}."
         return XaCommandError(DUPLICATE, text)
@@ -177,7 +177,7 @@ def in_use(key: str, state: TxState) -> TransactionError:
 
 
 def outcome_error(key: str, outcome: HeuristicOutcome) -> XaCommandError:
-    """Return the error of a transaction that an operator has ended."""
+    """Return the error for a transaction that an operator has ended."""
     code, words = _OUTCOMES[outcome]
     return XaCommandError(code, f"XA transaction '{key}' has been {words}.")
 
@@ -188,13 +188,13 @@ def advance(
     """Return the next state of a transaction.
 
     Args:
-        key: of the transaction.
-        state: the present state.
-        event: what happens.
+        key: key of the transaction.
+        state: its present state.
+        event: the event.
         was_prepared: whether its prepare is in the journal.
 
     Raises:
-        TransactionError: that cannot happen now; an `XaCommandError` except for puts.
+        TransactionError: the event is not allowed; an `XaCommandError` except for puts.
     """
     table = XA if is_xa(key) else LOCAL
     found = table.get((state, event))

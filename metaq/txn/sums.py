@@ -1,4 +1,4 @@
-"""Checksums of a redo file, in a small file beside it: which of its bytes are whole.
+"""Checksums of a redo file, in a small file beside it: which of its bytes are valid.
 
 Records of a redo file have no checksum in MetaQ's format. So `redo.N` has a `sums.N`,
 which a Java broker ignores: entries of one size, appended, each with its own checksum.
@@ -14,19 +14,19 @@ which a Java broker ignores: entries of one size, appended, each with its own ch
     bound   5       0       an offset    first value  0             may be overwritten
     beside  6       0       0            0            0             no file is missing
 
-Big-endian; `crc` is the CRC-32 of the 28 bytes before it. Spans follow each other
-without a gap, from byte 0 of the redo file on; index 1 says that everything up to their
-end was synced. A span is written after its bytes, a `synced` after the sync. So an
-error in bytes that were synced is rot, or a file that was cut; an error in others is
-what a crash left of them. A `bound` names an offset in the attachment of a commit, and
-comes before its span: the checksum is that of the bytes with the first value, although
-the offset may have been overwritten since. (A start does not search from there: the
-record has that value, too, and is synced.) A `beside` says that `redo.N` and our other
-files (`side_files.py`) are in the directory as long as this one: a missing one is
-damage then. 4 is not used any more.
+Big-endian; `crc` is the CRC-32 of the 28 bytes before it. Spans are contiguous, from
+byte 0 of the redo file on; index 1 means that everything up to the end of the span was
+synced. A span is written after its bytes, a `synced` after the sync. So an error in
+synced bytes is rot, or a truncated file; an error in others is what a crash left. A
+`bound` names an offset in the attachment of a commit, and comes before its span: the
+checksum is that of the bytes with the first value, although the offset may have been
+overwritten since. (A start does not search from there: the record has that value, too,
+and is synced.) A `beside` says that `redo.N` and our other files (`side_files.py`) are
+in the directory as long as this file: if one is missing, that is damage. 4 is not used
+any more.
 
-Read defensively: entries are believed from the start as long as each has its checksum,
-and spans fit. The file is not synced: it is never more than a help, and a journal
+Read defensively: entries are trusted from the start as long as each has its checksum
+and spans are contiguous. The file is not synced, because it is only a help: a journal
 without it, as a Java broker leaves one, is read by its records alone (`recovery.py`).
 """
 
@@ -55,12 +55,12 @@ class SumSpan(NamedTuple):
     position: int
     end: int
     checksum: int
-    """CRC-32 of them, all 32 bits."""
+    """CRC-32 of the bytes, all 32 bits."""
 
 
 @dataclass(slots=True)
 class Sums:
-    """Contents of a side file, as the entries above give them; empty without one."""
+    """Content of a side file; empty without one."""
 
     spans: list[SumSpan] = field(default_factory=list)
     synced_end: int = 0
@@ -68,7 +68,7 @@ class Sums:
     """Position of an offset that may have been overwritten → its first value."""
     is_complete: bool = False
     has_file: bool = False
-    """There is a side file, of any content: no Java broker has written this one."""
+    """Whether there is a side file, even without content: no Java broker wrote this."""
 
 
 def encode_entry(
@@ -79,17 +79,17 @@ def encode_entry(
 
 
 def encode_head(number: int) -> bytes:
-    """Return the entry that opens the side file of `redo.<number>`."""
+    """Return the first entry of the side file of `redo.<number>`."""
     return encode_entry(HEAD, VERSION, number)
 
 
 def encode_span(position: int, data: BytesLike, *, is_synced: bool) -> bytes:
-    """Return the entry for bytes that were written at a position."""
+    """Return the entry for bytes written at a position."""
     return encode_entry(SPAN, is_synced, position, len(data), crc32(data))
 
 
 def decode_sums(data: bytes, number: int) -> Sums:
-    """Return the content of `sums.<number>`; nothing where it is no such file."""
+    """Return the content of `sums.<number>`; empty if it is not such a file."""
     sums = Sums(has_file=True)
     for at in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
         kind, index, position, value, checksum, _crc = ENTRY.unpack_from(data, at)

@@ -19,13 +19,13 @@ from metaq.txn.side_files import KeptOutcome
 from metaq.txn.state import TxState
 
 PUT_OVERHEAD_BYTES: Final = 200
-"""Bytes that a put counts for besides its payload: record header and objects."""
+"""Bytes counted for a put in addition to its payload: record header and objects."""
 
 VIEWS_MAX: Final = 1000
-"""Transactions that are shown to an operator; prepared ones come first."""
+"""Maximum number of transactions shown to an operator; prepared ones come first."""
 
 NO_OWNER: Final = object()
-"""The owner of a transaction whose connection has ended."""
+"""Owner of a transaction whose connection has ended."""
 
 OnDone: TypeAlias = Callable[[MetaqError | None], None]
 """Called with the error, or None; once, on the loop's thread."""
@@ -36,13 +36,13 @@ class PutRun(NamedTuple):
 
     log_id: LogId
     chunks: Sequence[Buffer]
-    """Their records in segment format, in any split; the transaction owns them."""
+    """The records in segment format, cut anywhere; owned by the transaction."""
     size_bytes: int
     record_count: int
     last_id: MessageId
     journalled: Sequence[bytes] = ()
-    """Their records in the journal's format, in any split; empty when they are in the
-    journal."""
+    """The records in the journal's format, cut anywhere; empty if they are in the
+    journal already."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,17 +52,18 @@ class PendingBatch:
     log_id: LogId
     chunks: list[Buffer] = field(default_factory=list)
     checksum: int | None = None
-    """Of the chunks, which are one after `seal`; None before."""
+    """Checksum of the chunks, joined into one by `seal`; None before."""
     size_bytes: int = 0
-    """Of the chunks."""
+    """Total size of the chunks."""
     whole_bytes: int = 0
-    """Of the batch; more than that where a crash left its beginning in the log."""
+    """Size of the batch; greater than `size_bytes` if a crash left its beginning in the
+    log."""
     put_count: int = 0
     last_id: MessageId = MessageId(-1)  # noqa: RUF009  # a NewType is its number
     offset_at: int = -1
-    """Byte of the redo file with its offset; -1: not to be rewritten."""
+    """Position of its offset in the redo file; -1: it is not overwritten."""
     offset_written: Offset = Offset(-1)  # noqa: RUF009  # as above
-    """The value there: where the batch is, or a bound before it."""
+    """The value there: the batch's offset, or a bound."""
     is_in_flight: bool = False
     is_stored: bool = False
 
@@ -75,7 +76,7 @@ class PendingBatch:
         """Join the records into one piece, once; return their checksum.
 
         Raises:
-            NoSpaceError: there is no memory for it now.
+            NoSpaceError: there is not enough memory now.
         """
         if self.checksum is None:
             data = join_chunks(self.chunks)
@@ -90,7 +91,7 @@ class BrokerTransaction:
 
     key: str
     owner: object
-    """Connection that began it, or `NO_OWNER`."""
+    """The connection that began it, or `NO_OWNER`."""
     began_ms: Millis
     session_id: str = ""
     state: TxState = TxState.STARTED
@@ -101,19 +102,19 @@ class BrokerTransaction:
     prepared_ms: Millis | None = None
     was_prepared: bool = False
     waiters: list[OnDone] = field(default_factory=list)
-    """Called with the outcome of the decision under way."""
+    """Called with the outcome of the decision in progress."""
     stuck: MetaqError | None = None
-    """Why a batch is not in its partition, although the commit is decided."""
+    """Error for which a batch is not in its partition, after the commit; or None."""
     is_unverified: bool = False
-    """Whether its batches are stored is not known before a restart."""
+    """Whether a partition could not be read, so that only a restart can check it."""
     holds: list[TransactionHold] = field(default_factory=list)
-    """Until its outcome is known."""
+    """Objects held until the outcome is known."""
     group: "dict[BrokerTransaction, None] | None" = None
-    """Unfinished transactions that one command commits; one object for all."""
+    """Unfinished transactions that one command commits; shared by all of them."""
 
     @property
     def last_id(self) -> MessageId:
-        """The largest id of its puts, of which there are some."""
+        """Return the largest id of its puts; it must have some."""
         return max(each.last_id for each in self.batches.values())
 
     @property
@@ -134,25 +135,25 @@ class BrokerTransaction:
         self.put_count += puts.record_count
 
     def end_holds(self, *, is_committed: bool) -> None:
-        """Say to what it holds how it ended, if that was not said."""
+        """Report the outcome to its holds, unless that was done."""
         holds, self.holds = self.holds, []
         for hold in holds:
             hold.on_ended(is_committed=is_committed)
 
     def leave_group(self) -> None:
-        """Leave the transactions that one command commits."""
+        """Leave the group of transactions that one command commits."""
         if self.group is not None:
             del self.group[self]
             self.group = None
 
     def answer(self, error: MetaqError | None) -> None:
-        """Report the outcome of the decision under way."""
+        """Report the outcome of the decision in progress to all waiters."""
         waiters, self.waiters = self.waiters, []
         for each in waiters:
             each(error)
 
     def view(self, now_ms: Millis) -> TransactionView:
-        """Return what an operator sees."""
+        """Return the view for an operator."""
         prepared_ms = self.prepared_ms
         return TransactionView(
             self.key,
@@ -171,8 +172,8 @@ def view_transactions(
     outcomes: Mapping[str, KeptOutcome],
     now_ms: Millis,
 ) -> list[TransactionView]:
-    """Return what operators see: transactions, `VIEWS_MAX` at most, and outcomes."""
-    # Those that wait for an operator come first.
+    """Return views for operators: up to `VIEWS_MAX` transactions, and outcomes."""
+    # Prepared ones first, which wait for an operator.
     found = sorted(transactions.values(), key=lambda tx: not tx.was_prepared)
     views = [tx.view(now_ms) for tx in found[:VIEWS_MAX]]
     for key, kept in outcomes.items():
@@ -186,7 +187,7 @@ def view_transactions(
 def restore_transaction(
     restored: RestoredTransaction, now_ms: Millis
 ) -> BrokerTransaction:
-    """Return a transaction as the journal left it: prepared, or decided."""
+    """Return a transaction restored from the journal: prepared, or decided."""
     replayed = restored.replayed
     first_ms = id_time(replayed.first_id)
     tx = BrokerTransaction(
@@ -214,7 +215,7 @@ def restore_transaction(
         batch.whole_bytes = len(made.data)
         at, batch.offset_written = known.get(made.log_id, (-1, Offset(-1)))
         if not applied:
-            # The rest of a cut batch comes after the part that a crash has left.
+            # The rest of a cut batch follows the part that a crash has left.
             batch.offset_at = at
     tx.held_bytes = sum(
         batch.whole_bytes + PUT_OVERHEAD_BYTES * batch.put_count

@@ -14,7 +14,6 @@ Nothing here waits, or knows what a session means: `coordinator.py` does.
 """
 
 import asyncio
-import ipaddress
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,14 +23,13 @@ from kazoo import exceptions as kz
 from kazoo.protocol import serialization as jute
 
 from metaq.clock import Clock
+from metaq.dial import dial
 
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
 """Longest answer: the children of a node with a million of them. A server that speaks
 another protocol seems to announce more."""
 EVENT: Final = -1
 NUMBER_MAX: Final = 2**31 - 1
-STAGGER_S: Final = 0.25
-"""Head start of an address of a name over the next one."""
 NO_PASSWORD: Final = bytes(16)
 
 
@@ -63,7 +61,7 @@ class ServerConnection(asyncio.Protocol):
         """Done after the greeting, or when there will be none."""
         self.ended: asyncio.Future[str] = loop.create_future()
         """Done when the connection is over, with the reason."""
-        self.sent_s = self.heard_s = clock.monotonic_s()
+        self.sent_s = self.heard_s = self._asked_s = clock.monotonic_s()
         """Monotonic times of the greeting that was sent, and of the last bytes."""
         self._loop = loop
         self._transport: asyncio.Transport | None = None
@@ -84,10 +82,18 @@ class ServerConnection(asyncio.Protocol):
             return answer
         # First: of one that cannot be encoded no answer comes.
         fields = request.serialize()
+        if not self._pending:
+            self._asked_s = self._clock.monotonic_s()
         self._number = self._number % NUMBER_MAX + 1
         self._pending.append((self._number, request, answer))
         self._send(jute.int_int_struct.pack(self._number, request.type) + fields)
         return answer
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds without a word from a server that was asked; 0.0 if it was not."""
+        since_s = max(self.heard_s, self._asked_s)
+        return self._clock.monotonic_s() - since_s if self._pending else 0.0
 
     def drop(self, reason: str) -> None:
         """End the connection now; the session lives on, requests get ConnectionLoss."""
@@ -196,15 +202,6 @@ def _error_of(code: int) -> Exception:
     return kz.ZookeeperError(f"error {code}") if kind is None else kind()
 
 
-def _is_address(host: str) -> bool:
-    """Return whether this is an IP address, and no name."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 async def connect(
     host: str,
     port: int,
@@ -227,13 +224,10 @@ async def connect(
 
     Cancellation: ends the attempt. The caller bounds the time.
     """
-    # A race of addresses leaves a socket to the collector that connects as the race is
-    # cancelled (CPython 3.11): there is none for a single address.
-    _transport, one = await asyncio.get_running_loop().create_connection(
-        lambda: ServerConnection(session, clock, on_event),
-        host,
-        port,
-        happy_eyeballs_delay=None if _is_address(host) else STAGGER_S,
+    loop = asyncio.get_running_loop()
+    sock = await dial(host, port, loop=loop)
+    _transport, one = await loop.create_connection(
+        lambda: ServerConnection(session, clock, on_event), sock=sock
     )
     try:
         await one.greeted

@@ -85,6 +85,9 @@ GREETING_S_MIN: Final = 0.25
 BEAT: Final = 1 / 6
 SILENCE: Final = 0.6
 LIFE: Final = 0.9
+SILENT_S: Final = 0.5
+"""A server that was asked, and says nothing for so long, is sent the end of its session
+and not waited for any longer."""
 WATCH_TIMEOUT_S: Final = 10.0
 # A broker of many topics has thousands of watches, and reads all of them when it
 # reconnects. Another request waits for at most this many of their replies.
@@ -380,9 +383,12 @@ class ZooKeeperCoordinator:
         self._apply(SessionEvent.EXPIRED)
 
     async def _close_session(self, deadline_s: float) -> None:
+        one, limit_s = self._connection, self._remaining_s(deadline_s)
+        if one is not None and one.silent_s > 0:
+            limit_s = min(limit_s, SILENT_S - one.silent_s)
         try:
-            async with asyncio.timeout(self._remaining_s(deadline_s)):
-                if self._connection is not None and await _close(self._connection):
+            async with asyncio.timeout(limit_s):
+                if one is not None and await _close(one):
                     return
         except TimeoutError:
             pass

@@ -30,8 +30,8 @@ from metaq.errors import (
 )
 from metaq.fs import SystemFileSystem
 from metaq.model import BrokerAddress, Millis
-from metaq.net.dial import LOOPBACK
 from metaq.net.listener import ListenError
+from metaq.net.own_host import LOOPBACK
 from metaq.storage.holdings import Holdings
 from metaq.storage.inventory import write_holdings
 from metaq.testing.zk import MemoryZooKeeper

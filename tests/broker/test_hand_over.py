@@ -3,9 +3,13 @@
 import itertools
 from pathlib import Path
 
+import pytest
+
 from metaq.broker.hand_over import hand_over, plan_hand_over, take_back
 from metaq.fs import LOCK_FILE, SystemFileSystem
 from metaq.storage.holdings import HOLDINGS_FILE
+from metaq.zk.definitions import COPY_NAME
+from metaq.zk.errors import PayloadError
 
 
 class Interrupted(Exception):
@@ -35,6 +39,13 @@ class Steps(SystemFileSystem):
     def unlink(self, path: Path) -> None:
         self.step()
         super().unlink(path)
+
+
+def test_a_damaged_copy_of_the_definitions_is_named(tmp_path: Path) -> None:
+    (tmp_path / "test-0").mkdir()
+    (tmp_path / COPY_NAME).write_bytes(b"{")
+    with pytest.raises(PayloadError, match=rf"{tmp_path / COPY_NAME}.*remove it"):
+        plan_hand_over(SystemFileSystem(), tmp_path)
 
 
 def test_a_hand_over_that_is_interrupted_anywhere_is_repeated(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_the_summary_is_json_on_request(file: Path, broker: AnyBroker) -> None:
         "partitions": {"7-0": 5},
         "may_be_doubled": 0,
         "refused": 0,
-        "unanswered": 0,
+        "in_doubt": 0,
     }
 
 
@@ -196,7 +196,7 @@ def test_lines_without_an_answer_are_counted(
     file.write_bytes(b"line\n" * 5)
     with MemoryBroker() as broker:
         broker.stay_silent = lambda command: isinstance(command, Mput)
-        text = "5 lines got no answer: outcome unknown"
+        text = "5 lines in doubt: sent, and stored or not"
         result = run_until_said(text, "--file", str(file), broker=broker)
         assert result.exit_code == 1
         assert text in result.stderr
@@ -272,7 +272,7 @@ def test_lines_stored_around_a_refusal_are_not_called_unknown(file: Path) -> Non
         assert result.exit_code == 1
         assert result.stdout.startswith("350 messages, ")
         assert "100 lines not stored" in result.stderr
-        assert "got no answer" not in result.stderr
+        assert "in doubt" not in result.stderr
         assert result.stderr.endswith("metaq: low on space\n")
 
 
@@ -280,7 +280,7 @@ def test_lines_stored_around_a_refusal_are_not_called_unknown(file: Path) -> Non
     ("kind", "count", "exit_code", "text"),
     [
         (FaultKind.DROP_STORED, 1, 0, "lines may be stored twice"),
-        (FaultKind.SWALLOW, 1000, 1, "4 lines got no answer: outcome unknown"),
+        (FaultKind.SWALLOW, 1000, 1, "4 lines in doubt: sent, and stored or not"),
         (FaultKind.REFUSE, 1000, 1, "metaq: no room"),
     ],
 )

@@ -356,6 +356,7 @@ class Batch:
             self.member.decisions,
             confirm=self.confirm,
             redeliver=self.redeliver,
+            lost=list,
         )
 
     def __iter__(self) -> Iterator[Any]:

@@ -41,7 +41,7 @@ class Rig:
         self.begun: list[CommitOrder] = []
         self.orders = CommitOrders(self.begin)
 
-    def begin(self, order: CommitOrder) -> Commit:
+    async def begin(self, order: CommitOrder) -> Commit:
         self.begun.append(order)
         if order.named is not None:
             return self.committer.request({}, order)
@@ -67,6 +67,31 @@ def test_orders_of_one_turn_for_what_is_handled_are_one_commit() -> None:
         assert rig.committer.commit_count == 1
         await rig.add(HANDLED)
         assert len(rig.begun) == 4
+
+    asyncio.run(scenario())
+
+
+def test_an_order_that_is_being_checked_is_not_overtaken() -> None:
+    """A later one, perhaps of an offset before it, begins after it."""
+
+    async def scenario() -> None:
+        rig, may_begin = Rig(), asyncio.Event()
+        one, other = named(7), named(5)
+
+        async def begin(order: CommitOrder) -> Commit:
+            if order is one:
+                await may_begin.wait()
+            return await rig.begin(order)
+
+        rig.orders = CommitOrders(begin)
+        futures = [rig.add(one)]
+        await asyncio.sleep(0)
+        futures.append(rig.add(other))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        may_begin.set()
+        await asyncio.gather(*futures)
+        assert rig.begun == [one, other]
 
     asyncio.run(scenario())
 

@@ -20,8 +20,11 @@ from metaq.client import (
     CoordinationError,
     MemoryOffsets,
     Message,
+    NoBrokerError,
     OwnershipLostError,
+    RequestTimeoutError,
 )
+from metaq.errors import ClientError
 from metaq.model import Offset, TopicPartition
 from metaq.zk.paths import NodePaths
 from tests.brokers import AnyBroker, StartBroker
@@ -127,6 +130,37 @@ def test_messages_and_offsets_of_several_partitions_are_committed(
         assert consumer.statistics().commit_count == 1
 
 
+def test_an_offset_of_no_message_is_refused(broker: AnyBroker, client: Any) -> None:
+    """As `seek` refuses it; those of other partitions are committed."""
+    put_both(broker)
+    with client.consumer("g", ["test"], **MANUAL) as consumer:
+        first = read_both(consumer)[0]
+        within = r"test/0-0: 3 is not a message boundary; nearest: 0, 21"
+        with pytest.raises(ClientError, match=within):
+            consumer.commit({ZERO: 3, ONE: first.next_offset})
+        assert consumer.committed() == {ZERO: None, ONE: first.next_offset}
+        with pytest.raises(ClientError, match="expected an offset from 0 to 63, got 9"):
+            consumer.commit_nowait({ZERO: 99}).result(PATIENCE_S)
+        consumer.commit({ZERO: first.next_offset})
+        assert consumer.committed([ZERO]) == {ZERO: first.next_offset}
+
+
+def test_offsets_at_hand_are_committed_without_their_broker(
+    broker: AnyBroker, client: Any
+) -> None:
+    """Of messages handed out last, and what is committed. Others cannot be checked."""
+    broker.put(*SIX)
+    with client.consumer("g", ["test"], **MANUAL) as consumer:
+        messages = consumer.receive_many(6, PATIENCE_S)
+        broker.stop()
+        for offset in (messages[2].next_offset, messages[1].offset):
+            consumer.commit({ZERO: offset})
+            assert consumer.committed([ZERO]) == {ZERO: offset}
+        with pytest.raises((NoBrokerError, RequestTimeoutError)):
+            consumer.commit({ZERO: 3}, timeout=0.5)
+        assert consumer.committed([ZERO]) == {ZERO: messages[1].offset}
+
+
 def test_a_batch_is_committed_to_its_own_offsets(
     broker: AnyBroker, client: Any
 ) -> None:
@@ -178,11 +212,11 @@ def test_automatic_commits_do_not_set_back_what_is_ahead(
         assert consumer.receive(PATIENCE_S) is not None  # four are handled now
         four = {ZERO: messages[3].next_offset}
         wait_until(lambda: consumer.committed([ZERO]) == four)
-        consumer.commit({ZERO: messages[3].next_offset + 10_000})
+        end = messages[3].next_offset // 4 * len(SIX)
+        consumer.commit({ZERO: end})
         assert consumer.health().uncommitted_count == 0
-        assert consumer.committed(["0-0"]) == {ZERO: messages[3].next_offset + 10_000}
-    offset = b"-%d" % (messages[3].next_offset + 10_000)
-    assert stored(broker, ZERO).endswith(offset)
+        assert consumer.committed(["0-0"]) == {ZERO: end}
+    assert stored(broker, ZERO).endswith(b"-%d" % end)
 
 
 def test_a_seek_ends_what_was_named(broker: AnyBroker, client: Any) -> None:

@@ -24,7 +24,7 @@ from metaq.model import (
     Offset,
     TopicPartition,
 )
-from metaq.net.dial import own_host
+from metaq.net.own_host import own_host
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
 from metaq.zk.znodes import TopicRegistration, encode_address, encode_registration

@@ -50,8 +50,8 @@ def test_a_run_without_its_topic_of_dead_letters_does_not_begin(
         with pytest.raises(NoTopicError) as refused:
             consumer.run(failing(client), retry=DEAD, timeout=5)
         assert str(refused.value) == (
-            "dead-letter topic 'test.dead' does not exist; metaq topics create"
-            " test.dead --partitions 1"
+            "dead-letter topic 'test.dead' does not exist; 'metaq topics create"
+            " test.dead --partitions 1' makes it"
         )
         assert consumer.statistics().handling.failure_count == 0
         broker.create_topic("test.dead")
@@ -121,8 +121,8 @@ def test_a_topic_that_matches_during_a_run_has_its_missing_one_named_by_health(
         wait_until(lambda: len(consumer.health().problems) == 1)
         (problem,) = consumer.health().problems
         assert problem == (
-            "dead-letter topic 'tent.dead' does not exist; metaq topics create"
-            " tent.dead --partitions 1"
+            "dead-letter topic 'tent.dead' does not exist; 'metaq topics create"
+            " tent.dead --partitions 1' makes it"
         )
         broker.put(b"1")
         wait_until(lambda: broker.stored("test.dead") == [b"0", b"1"])
@@ -156,6 +156,23 @@ def test_a_topic_that_matches_during_a_run_has_its_own_made_with_the_first_lette
             return
         wait_until(lambda: client.partitions("tent.dead"))
         wait_until(lambda: broker.stored("tent.dead") == [b"0"])
+
+
+def test_a_topic_of_dead_letters_that_is_deleted_during_a_run_is_made_again(
+    client: Any, broker: AnyBroker
+) -> None:
+    if not broker.has_extensions:
+        return
+    with (
+        client.consumer("g", ["test"], **IDLE) as consumer,
+        running(consumer, failing(client), MAKES),
+    ):
+        broker.put(b"0")
+        wait_until(lambda: consumer.statistics().handling.dead_letter_count == 1)
+        client.admin().delete_topic("test.dead", timeout=30)
+        broker.put(b"1")
+        wait_until(lambda: consumer.statistics().handling.dead_letter_count == 2)
+        assert broker.stored("test.dead") == [b"1"]
 
 
 def test_a_topic_is_made_for_dead_letters_alone() -> None:

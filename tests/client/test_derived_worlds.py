@@ -1,7 +1,7 @@
 """Both worlds have the same names and arguments, and whatever waits can be bounded."""
 
 import inspect
-from typing import Any
+from typing import Any, Unpack, get_origin
 
 import pytest
 
@@ -119,6 +119,7 @@ INNER = {
     "AsyncConsumer.has_ended",
     "AsyncMessageBatch.confirm",
     "AsyncMessageBatch.block",
+    "AsyncMessageBatch.lost",
     "AsyncMessageBatch.redeliver",
     "AsyncOrderedProducer.has_ended",
     "AsyncProducer.append_oneway",
@@ -205,6 +206,19 @@ def test_both_worlds_have_the_same_names(sync: type[Any], other: type[Any]) -> N
 def test_both_worlds_take_the_same_arguments(sync: type[Any], other: type[Any]) -> None:
     for name in calls_of(sync).keys() & calls_of(other).keys():
         assert shape(getattr(sync, name)) == shape(getattr(other, name)), name
+
+
+@pytest.mark.parametrize(("_sync", "other"), TWINS)
+def test_arguments_stand_where_a_call_is_written(
+    _sync: type[Any], other: type[Any]
+) -> None:
+    """An editor that runs nothing shows them; options are those of a named class."""
+    for name in names_of(other) & calls_of(other).keys():
+        written = inspect.signature(inspect.unwrap(calls_of(other)[name]))
+        for one in written.parameters.values():
+            assert one.kind is not one.VAR_POSITIONAL, name
+            is_open = one.kind is one.VAR_KEYWORD
+            assert not is_open or get_origin(one.annotation) is Unpack, name
 
 
 @pytest.mark.parametrize(("_sync", "other"), TWINS)

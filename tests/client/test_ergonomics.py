@@ -91,6 +91,7 @@ def test_help_of_a_bound_method_is_the_same() -> None:
         ("ordered_producer", ("test", "0:1", "/"), "retry_unknwon", "retry_unknown"),
         ("consumer", ("g", ["test"]), "fetch_byte", "fetch_bytes"),
         ("consumer", ("g", ["test"]), "brodcast", "broadcast"),
+        ("browse", ("test",), "partition", "partitions"),
     ],
 )
 def test_a_misspelt_option_is_told_with_the_nearest(

@@ -1,5 +1,6 @@
 """The messages made of a batch are written exactly once, or not at all; both worlds."""
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -13,7 +14,9 @@ from metaq.client import (
     MemoryOffsets,
     OwnershipLostError,
     TransactionError,
+    TransactionRolledBackError,
 )
+from metaq.client.consume.exactly_once import FLUSH_COUNT
 from metaq.client.decisions.rules import make_decision
 from metaq.model import BrokerId, TopicPartition
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
@@ -210,6 +213,68 @@ def test_a_batch_is_written_once_and_one_at_a_time(
     assert written(client, target) == list(range(20))
 
 
+def test_a_block_that_fails_after_the_next_request_has_both_batches_come_again(
+    brokers: Brokers, client: Any, topics: tuple[str, str]
+) -> None:
+    """A reader that fetches ahead loses nothing, and gets its own error."""
+    source, target = topics
+    with (
+        client.consumer(source, [source], **MANUAL) as consumer,
+        client.producer() as p,
+    ):
+        first = first_of(consumer)
+        tx = p.exactly_once(first).__enter__()
+        copy(tx, first, target)
+        ahead = first_of(consumer)
+        error = ValueError("mine")
+        assert not tx.__exit__(ValueError, error, None)
+        with pytest.raises(OwnershipLostError, match="delivered again"):
+            p.exactly_once(ahead).__enter__()
+        for _ in range(3):
+            batch = first_of(consumer)
+            with p.exactly_once(batch) as tx:
+                copy(tx, batch, target)
+    assert written(client, target) == list(range(30))
+
+
+def test_what_was_fetched_ahead_comes_again_when_its_own_block_fails(
+    brokers: Brokers, client: Any, topics: tuple[str, str]
+) -> None:
+    source, target = topics
+    with (
+        client.consumer(source, [source], **MANUAL) as consumer,
+        client.producer() as p,
+    ):
+        batch = first_of(consumer)
+        with p.exactly_once(batch) as tx:
+            copy(tx, batch, target)
+            ahead = first_of(consumer)
+        with pytest.raises(ValueError, match="mine"), p.exactly_once(ahead):
+            raise ValueError("mine")
+        again = first_of(consumer)
+        assert [one.data for one in again] == [one.data for one in ahead]
+
+
+def test_a_commit_in_the_block_is_refused(
+    brokers: Brokers, client: Any, topics: tuple[str, str]
+) -> None:
+    """It would move the offsets, whatever becomes of the messages."""
+    source, target = topics
+    with (
+        client.consumer(source, [source], **MANUAL) as consumer,
+        client.producer() as p,
+    ):
+        batch = first_of(consumer)
+        with p.exactly_once(batch) as tx:
+            for commit in (batch.commit, consumer.commit):
+                with pytest.raises(TransactionError, match="stores the offsets at its"):
+                    commit()
+            assert committed(brokers, source, source) is None
+            copy(tx, batch, target)
+        batch.commit()
+    assert written(client, target) == list(range(10))
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -230,7 +295,7 @@ def test_a_consumer_that_cannot_decide_is_refused(
         batch = first_of(consumer)
         with pytest.raises(ConfigError, match=sentence):
             p.exactly_once(batch).__enter__()
-        with pytest.raises(TypeError, match=r"batch: expected one of consumer.batches"):
+        with pytest.raises(TypeError, match="of this client, got list"):
             p.exactly_once([1])
 
 
@@ -272,6 +337,53 @@ def test_a_session_that_is_lost_in_the_block_writes_nothing(
             copy(tx, again, target)
     assert written(client, target) == list(range(10))
     wait_until(lambda: prepared(brokers, source) == [])
+
+
+@pytest.mark.slow
+def test_a_block_that_takes_longer_than_its_transaction_may_says_so(
+    client: Any, topics: tuple[str, str]
+) -> None:
+    source, target = topics
+    with (
+        client.consumer(source, [source], **MANUAL) as consumer,
+        client.producer(transaction_timeout_s=1) as p,
+    ):
+        batch = first_of(consumer)
+        tx = p.exactly_once(batch).__enter__()
+        tx.send_many(target, [b"0"] * FLUSH_COUNT)
+        time.sleep(1.5)
+        with pytest.raises(TransactionRolledBackError, match="transaction_timeout_s=1"):
+            tx.__exit__(None, None, None)
+        assert first_of(consumer)[0].offset == batch[0].offset
+    assert written(client, target) == []
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_batch_of_a_partition_that_went_and_came_again_is_not_written(
+    brokers: Brokers, client: Any, topics: tuple[str, str], is_open: bool
+) -> None:
+    """It comes again, and what follows it is not passed over."""
+    source, target = topics
+    server = brokers[0].zookeeper
+    with (
+        client.consumer(source, [source], **MANUAL) as consumer,
+        client.producer() as p,
+    ):
+        batch = first_of(consumer)
+        tx = p.exactly_once(batch)
+        if is_open:
+            tx.__enter__()
+            copy(tx, batch, target)
+        before = consumer.statistics().rebalance_count
+        server.remove(PATHS.owner(source, batch[0].partition))
+        wait_until(lambda: consumer.statistics().rebalance_count > before)
+        with pytest.raises(OwnershipLostError, match="delivered again"):
+            tx.__exit__(None, None, None) if is_open else tx.__enter__()
+        for _ in range(3):
+            batch = first_of(consumer)
+            with p.exactly_once(batch) as tx:
+                copy(tx, batch, target)
+    assert written(client, target) == list(range(30))
 
 
 def begun(client: Any, group: str, token: str, target: str) -> Any:

@@ -190,8 +190,11 @@ def test_messages_wait_for_on_assigned(
         buffer = twin_of_any(reader.consumer).fetch_buffer
         wait_until(lambda: buffer.statistics()[ZERO].buffered_count == 1)
         assert reader.messages == []
+        waiting = reader.consumer.health().waiting_for
+        assert waiting == "on_assigned of test/0-0, test/0-1"
         is_free.set()
         wait_until(lambda: reader.texts == [b"a"])
+        assert reader.consumer.health().waiting_for is None
 
 
 def test_an_on_assigned_that_raises_ends_reading(
@@ -534,6 +537,27 @@ def test_a_hook_that_closes_its_consumer_is_refused(
         assert not consumer.is_closed
 
 
+def test_a_hook_may_read_and_close_another_consumer(
+    client: Any, other: Any, broker: AnyBroker, world: str
+) -> None:
+    """It fills a table from a topic, say."""
+    found: list[Message | None] = []
+
+    def read(*_arguments: object) -> None:
+        with other.consumer("loading", ["test"], start="earliest") as loading:
+            found.append(loading.receive(PATIENCE_S))
+            loading.commit()
+
+    async def read_beside(*_arguments: object) -> None:
+        await asyncio.to_thread(read)
+
+    broker.put(b"1")
+    book = Book(world, on_assigned=read if world == "sync" else read_beside)
+    with member(client, book) as consumer:
+        assert consumer.receive(PATIENCE_S).data == b"1"
+        assert [one and one.data for one in found] == [b"1"]
+
+
 def test_run_calls_hooks_while_handlers_work(
     client: Any, other: Any, broker: AnyBroker, world: str
 ) -> None:
@@ -824,11 +848,11 @@ def test_a_task_that_a_hook_began_is_not_in_it() -> None:
 
         async def work() -> None:
             await asyncio.sleep(5)
-            refuse_inside("close")
-            assert not commits_inside()
+            refuse_inside(rig.hooks, "close")
+            assert not commits_inside(rig.hooks)
 
         def hook(*_args: Any) -> None:
-            assert commits_inside()
+            assert commits_inside(rig.hooks)
             tasks.append(asyncio.create_task(work()))
 
         rig = Rig(on_assigned=hook)

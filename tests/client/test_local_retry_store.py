@@ -254,6 +254,47 @@ def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
     assert seen == [b"0"]
 
 
+def test_a_replayed_message_that_cannot_be_removed_is_not_handled_again() -> None:
+    """The disk is full: the others are handled too, and all go when there is room."""
+    fs, seen = FaultyFileSystem(), []
+
+    async def handler(message: Message) -> None:
+        seen.append(message.data)
+        if len(seen) <= 3:
+            raise Reject("not now")
+        if len(seen) == 4:
+            fs.set_capacity(1)
+        if message.data == b"2" and len(seen) < 10:
+            raise ValueError("not yet")
+
+    async def scenario() -> None:
+        fetch_buffer = empty_buffer()
+        fetch_buffer.add(PLACE, GroupOffset(Offset(0), MessageId(-1)))
+        fetch_buffer.put(batch(PLACE, 0, 3))
+        options = policy("/p", replay_first_s=0.05, replay_interval_s=0.01)
+        context: Any = SimpleNamespace(
+            clock=ManualClock(), metadata=SimpleNamespace(snapshot=ClusterSnapshot())
+        )
+        handling = Handling(
+            context, fetch_buffer, group="g", topics=["t"], policy=options, fs=fs
+        )
+        await handling.start(None)
+        task = asyncio.create_task(
+            handling.run_workers(handler, 1, timeout_s=None, grace_s=0.0)
+        )
+        await until(lambda: any("no free space" in p for p in handling.problems()))
+        await until(lambda: handling.statistics().waiting_count == 0)
+        await until(lambda: handling.problems() == [])
+        assert handling.statistics().replayed_count == 3
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await handling.close()
+
+    asyncio.run(scenario())
+    assert seen[:6] == [b"0", b"1", b"2"] * 2
+    assert set(seen[6:]) == {b"2"}
+
+
 def test_a_start_that_is_cancelled_holds_nobody_else_up(tmp_path: Path) -> None:
     """The disk may open the spool when it is not wanted any more."""
     opened, go_on = threading.Event(), threading.Event()

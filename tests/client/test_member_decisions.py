@@ -418,6 +418,39 @@ def test_a_request_that_fails_before_it_is_sent_leaves_no_doubt() -> None:
     play(story)
 
 
+def test_a_block_waits_for_zookeeper_before_it_begins() -> None:
+    """A loop that asks for the next batch at once would spin while it is away."""
+
+    async def story(stage: Stage) -> None:
+        await stage.claim()
+        began_s = CLOCK.monotonic_s()
+        stage.fail("create_ephemeral", count=3)
+        batch = stage.batch()
+        await stage.member.write(batch)
+        assert batch.ends == ["handled"]
+        assert CLOCK.monotonic_s() > began_s
+        await stage.finish()
+
+    play(story)
+
+
+def test_a_block_begins_only_with_partitions_that_are_ours_after_the_wait() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.claim()
+        stage.fail("create_ephemeral")
+        writing = asyncio.create_task(stage.member.write(stage.batch()))
+        await asyncio.sleep(0.01)
+        stage.world.server.expire(stage.member.raw)
+        with pytest.raises(OwnershipLostError):
+            await writing
+        stage.faults.clear()
+        await asyncio.sleep(1)
+        await stage.claim()
+        await stage.finish()
+
+    play(story)
+
+
 def test_an_error_that_time_does_not_heal_is_not_waited_for() -> None:
     """A damaged node: nothing is sent, and nothing is repeated."""
 
@@ -456,7 +489,7 @@ def test_nothing_is_decided_under_another_session_than_that_of_the_claims(
             stage.member.raw.connect()
         for partition in INPUTS:
             stage.member.decisions.hold(partition, None, Offset(0))
-        with pytest.raises(OwnershipLostError, match="session of the claims is lost"):
+        with pytest.raises(OwnershipLostError, match="lost"):
             await tx.__aexit__(None, None, None)
         assert "transact" not in stage.asked
         stage.world.server.reap(session_id)
@@ -856,7 +889,7 @@ def test_a_block_that_is_cancelled_before_the_decision_is_rolled_back() -> None:
 
 
 def test_a_batch_is_written_again_where_the_user_went_back() -> None:
-    """Else it is refused: the group is past it."""
+    """Else it is refused, and what is stored is read again: the group is past it."""
 
     async def story(stage: Stage) -> None:
         await stage.claim()
@@ -864,10 +897,32 @@ def test_a_batch_is_written_again_where_the_user_went_back() -> None:
         await stage.member.write(first)
         with pytest.raises(TransactionError, match="write each batch once"):
             await stage.member.write(first)
+        assert stage.member.positions == {}
+        await stage.claim()
+        assert stage.member.positions == first.offsets
         for partition in INPUTS:
             stage.member.decisions.move(partition, Offset(0))
         await stage.member.write(first)
         assert stage.asked.count("transact") == 2
+
+    play(story)
+
+
+def test_a_batch_of_an_earlier_claim_is_not_written() -> None:
+    """Since the claim its messages are read again, together with later ones maybe."""
+
+    async def story(stage: Stage) -> None:
+        await stage.claim()
+        batch = stage.batch()
+        tx = batch.block()
+        await tx.__aenter__()
+        await stage.member.leave()
+        await stage.claim()
+        with pytest.raises(OwnershipLostError, match="delivered again"):
+            await tx.__aexit__(None, None, None)
+        assert (batch.ends, stage.logs()) == (["again"], 0)
+        assert "transact" not in stage.asked
+        await stage.finish()
 
     play(story)
 

@@ -29,6 +29,15 @@ from tests.brokers import StartBroker
 from tests.client.scripted import ScriptedBroker, free_address, ok
 from tests.client.worlds import parts_of
 from tests.rigs.waiting import until
+from tests.zk.scripted_server import (
+    NO_NODE,
+    Greeted,
+    Link,
+    ScriptedServer,
+    answer,
+    greeting,
+    scripted_server,
+)
 
 ONE_BROKER = {"ScriptedBroker": "brokers change what they tell, or fall silent"}
 
@@ -501,12 +510,13 @@ def test_a_topic_that_there_is_not_has_near_names_and_a_command() -> None:
         async with AsyncClient(coordinator=server.coordinator) as client:
             await client.topics()  # ZooKeeper is known to be there
             for topic, wanted in (
-                ("oders", "did you mean orders? 'metaq topics create oders' makes it"),
-                ("xyz", "are there: 0; 'metaq topics create xyz' makes it"),
+                ("oders", "did you mean orders? 'metaq topics create oders"),
+                ("xyz", "are there: 0; 'metaq topics create xyz"),
             ):
                 with pytest.raises(NoBrokerError) as missing:
                     await client.producer().send(topic, b"x", timeout=0.2)
-                assert str(missing.value).endswith(wanted)
+                text = f"{wanted} --partitions 1' makes it"
+                assert str(missing.value).endswith(text)
 
     asyncio.run(scenario())
 
@@ -522,6 +532,29 @@ def test_zookeeper_that_nobody_reaches_is_told_as_that() -> None:
                 CoordinationError, match=r"^cannot reach ZooKeeper \(waited .* s\)$"
             ):
                 await parts_of(client).metadata.topic("t", deadline_s=soon(0.05))
+
+    asyncio.run(scenario())
+
+
+def test_zookeeper_that_stops_to_answer_is_told_as_that() -> None:
+    """Its session goes on, and nothing of the topic was read."""
+
+    async def script(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
+        link.send(greeting(60_000, 0x51))
+        while True:
+            request = await link.receive()
+            if b"/brokers/ids" in request:
+                number = int.from_bytes(request[:4])
+                link.send(answer(number, zxid=7, error=NO_NODE))
+
+    async def scenario() -> None:
+        async with (
+            scripted_server(script) as server,
+            AsyncClient(f"127.0.0.1:{server.port}") as client,
+        ):
+            await parts_of(client).metadata.reach(deadline_s=soon())
+            with pytest.raises(CoordinationError, match=r"^cannot reach ZooKeeper at"):
+                await client.partitions("t", timeout=0.3)
 
     asyncio.run(scenario())
 

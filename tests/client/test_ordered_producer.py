@@ -15,7 +15,11 @@ from metaq.client.errors import OutcomeUnknownError
 from metaq.client.names import parse_address
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import SendResult
-from metaq.client.produce.ordered_producer import AsyncOrderedProducer, Spooled
+from metaq.client.produce.ordered_producer import (
+    REPLAY_GROUP,
+    AsyncOrderedProducer,
+    Spooled,
+)
 from metaq.client.session import AsyncClient
 from metaq.client.spool import Spool, spool_name
 from metaq.client.sync.client import Client
@@ -288,6 +292,7 @@ def test_a_disk_that_takes_nothing_is_an_error(broker: AnyBroker) -> None:
 def test_a_full_disk_sends_nothing_twice(broker: AnyBroker) -> None:
     """An acknowledged message that cannot be removed waits for its removal alone."""
     fs = FaultyFileSystem()
+    sent = [b"%d" % number for number in range(REPLAY_GROUP + 1)]
 
     async def scenario() -> None:
         await asyncio.to_thread(broker.stop)
@@ -295,8 +300,8 @@ def test_a_full_disk_sends_nothing_twice(broker: AnyBroker) -> None:
             producer = client.ordered_producer("test", ["0-0"], Path("/s"))
             use_disk(producer, fs)
             async with producer:
-                for number in range(3):
-                    await producer.send(b"%d" % number, timeout=SHORT_S)
+                for data in sent:
+                    await producer.send(data, timeout=SHORT_S)
                 fs.set_capacity(1)
                 await asyncio.to_thread(broker.start)
                 await until(lambda: "free space" in producer.statistics().problems[0])
@@ -309,7 +314,7 @@ def test_a_full_disk_sends_nothing_twice(broker: AnyBroker) -> None:
                 await until(lambda: not waiting(producer))
 
     asyncio.run(scenario())
-    assert broker.stored() == [b"0", b"1", b"2"]
+    assert broker.stored() == sent
 
 
 def test_a_cancelled_send_leaves_order_and_turn_intact(

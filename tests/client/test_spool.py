@@ -169,6 +169,25 @@ def test_a_full_disk_takes_nothing_and_harms_nothing() -> None:
     again.close()
 
 
+def test_the_last_messages_are_removed_on_a_full_disk_too() -> None:
+    """A disk that the spool itself has filled has free space when it is empty."""
+    fs = FaultyFileSystem()
+    spool = opened(fs)
+    numbers = [spool.append(message(number)) for number in range(3)]
+    fs.set_capacity(1)
+    with pytest.raises(NoSpaceError):
+        spool.remove(numbers[:2])
+    assert content(spool) == [0, 1, 2]
+    spool.remove(numbers)
+    assert content(spool) == []
+    fs.set_capacity(1 << 20)
+    spool.append(message(7))
+    spool.close()
+    again = opened(fs)
+    assert content(again) == [7]
+    again.close()
+
+
 def test_after_a_failed_sync_nothing_is_believed_until_the_next_start() -> None:
     fs = FaultyFileSystem()
     spool = opened(fs)

@@ -12,7 +12,7 @@ from metaq.client import ConfigError, MemoryOffsets, TopicPattern
 from metaq.client.consume.redelivery import RetryPolicy
 from metaq.client.session import context_of
 from metaq.model import BrokerId, Message, TopicPartition
-from metaq.net.dial import own_host
+from metaq.net.own_host import own_host
 from metaq.routing.match import ExchangeKind
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.exchange_definitions import ExchangeDefinition, encode_exchange

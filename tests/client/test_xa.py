@@ -283,11 +283,32 @@ def test_a_verdict_without_an_answer_is_said_again(
         xa.commit(xid)
     assert fakes[1].statistics().commands["commit_two_phase"] == 1
     if fault is FaultKind.DROP:
+        fakes[1].inject(fault, verb="commit_two_phase")
+        with pytest.raises(TransactionInDoubtError, match="again to broker 1"):
+            xa.commit(xid)
         xa.commit(xid)
     else:
         with pytest.raises(UnknownXidError):
             xa.commit(xid)
     assert stored(fakes) == BOTH
+
+
+def test_a_rollback_without_an_answer_is_in_doubt_where_a_broker_has_promised(
+    xa: Any, fakes: list[Any]
+) -> None:
+    """One that was not prepared ends with its time at the broker."""
+    xid = xa.xid(1, "a")
+    prepare_both(xa, xid)
+    fakes[1].inject(FaultKind.DROP, verb="rollback")
+    with pytest.raises(TransactionInDoubtError, match="say rollback again to broker 1"):
+        xa.rollback(xid)
+    assert xa.recover() == [xid]
+    xa.rollback(xid)
+    xa.begin(xa.xid(1, "b"))
+    xa.send("test", b"one", partition="1-0")
+    fakes[1].inject(FaultKind.DROP, verb="rollback")
+    xa.rollback()
+    assert (stored(fakes), xa.recover()) == (NONE, [])
 
 
 def test_a_broker_that_is_away_leaves_a_doubt_until_it_is_back(

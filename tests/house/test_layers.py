@@ -17,7 +17,7 @@
 4   storage   txn queues net delay  zk         siblings: never import each other
        │       │    │     │          │
 3   record, filter ─── fs   protocol   assignment    config  lifecycle  retry   routing
-       │            │     │          │         loop_thread   prometheus
+       │            │     │          │         loop_thread   prometheus   dial
        │            │     │          │             │        │         │
 2      └────────────┴─ errors ── stats ── deadlines ┴────────┴─────────┘
 1                 model ── cluster_snapshot   clock
@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": {"model"},
     "stats": L1,
     "deadlines": set(),
+    "dial": set(),
     "config": L2,
     "retry": L2,
     "prometheus": L2,
@@ -59,9 +60,9 @@ ALLOWED: dict[str, set[str]] = {
     "queues": PURE | {"deadlines", "protocol", "queues"},
     "net": L2 | {"lifecycle", "protocol", "net"},
     "zk": L2
-    | {"cluster_snapshot", "config", "retry", "lifecycle", "fs"}
+    | {"cluster_snapshot", "config", "dial", "retry", "lifecycle", "fs"}
     | {"filter", "routing", "zk"},
-    "peer": L2 | {"retry", "protocol", "net", "peer"},
+    "peer": L2 | {"dial", "retry", "protocol", "net", "peer"},
     "replication": L2
     | {"record", "protocol", "fs", "config", "lifecycle", "retry"}
     | {"storage", "zk", "peer", "replication"},
@@ -178,7 +179,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "rich": {"cli"},
     "prometheus_client": {"prometheus", "broker.http", "client.metrics"},
     "aiohttp": {"broker.http"},
-    "ifaddr": {"net.dial"},
+    "ifaddr": {"net.own_host"},
     "zlib_ng": {"record.checksum"},
     "pyspark": {"spark", "pipeline"},
     "py4j": {"pipeline.jobs.session"},
@@ -199,7 +200,7 @@ LAZY: dict[tuple[str, str], str] = {
     ("broker.app", "broker.http"): "the HTTP port is off by default; aiohttp is 15 MiB",
     ("broker.app", "broker.replica_part"): "most brokers are no replica; it is large",
     ("filter.language", "filter.grammar"): "most clients, and tasks, have no filter",
-    ("net.dial", "ifaddr"): "10 ms, and a machine with a route does without",
+    ("net.own_host", "ifaddr"): "10 ms, and a machine with a route does without",
     **dict.fromkeys(
         [
             ("spark.data_source", "spark.schema"),

@@ -30,15 +30,28 @@ from metaq.errors import CoordinationError
 from metaq.loop_thread import LoopThread
 from metaq.model import BrokerId
 from metaq.protocol.transaction_ids import format_key
-from metaq.spark.errors import IncompleteError, NoTransactionsError, TakenOverError
+from metaq.spark.errors import (
+    IncompleteError,
+    NoTransactionsError,
+    SparkError,
+    TakenOverError,
+)
 from metaq.spark.options import SinkOptions
 from metaq.spark.sink import exactly_once
-from metaq.spark.sink.decisions import Decision, TaskBranch, WriteTerms, branch_xid
+from metaq.spark.sink.decisions import (
+    Decision,
+    QueryRecord,
+    TaskBranch,
+    WriteTerms,
+    branch_xid,
+)
 from metaq.spark.sink.exact_sink import BranchSender, ExactSink
 from metaq.spark.sink.exactly_once import TransactionManager
+from metaq.spark.sink.outbox import Written
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.fake_broker import FakeBroker, FaultKind
 from metaq.testing.zk import MemoryZooKeeper
+from metaq.zk.paths import NodePaths
 from tests.client.worlds import parts_of
 from tests.spark.brokers import data_of, own_clusters, stored, tp, watched
 
@@ -357,7 +370,9 @@ def test_a_broker_away_between_prepare_and_commit(scene: Scene) -> None:
     run.decide()
     scene.brokers[1].stop()
     try:
-        with pytest.raises(IncompleteError, match=r"stay prepared.*rerun of the batch"):
+        with pytest.raises(
+            IncompleteError, match=r"stay prepared.*checkpoint, or .*settle"
+        ):
             run.complete(patience_s=3.0)
         run.abort()
     finally:
@@ -447,9 +462,9 @@ def test_what_is_settled_before_its_tasks_prepare_is_never_decided(
 class BatchWrite:
     """A batch write with tasks in this process, and a driver that lives."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: Scene, name: str = "") -> None:
         self.scene = scene
-        self.name = f"write-{scene.query}"
+        self.name = name or f"write-{scene.query}"
         wire = {"zookeeper": "127.0.0.1:2181", "topic": scene.topic}
         self.sink = ExactSink(
             SinkOptions.from_map({**wire, "delivery": "exactly-once"}),
@@ -520,6 +535,43 @@ def test_a_batch_write_leaves_no_node(write: BatchWrite, has_rows: bool) -> None
     assert write.scene.there() == [b"one", b"two"] * has_rows
 
 
+@pytest.fixture
+def decided(write: BatchWrite) -> BatchWrite:
+    """Return the write of a batch that is decided, and not noted by Spark."""
+    scene = write.scene
+    found = BatchWrite(scene, NAME)
+    task = found.sink.write_rows(found.rows())
+    decision = Decision(scene.query, 0, (task.branch,), task.rows)
+    scene.run(lambda manager: manager.decide(decision, task.terms))
+    return BatchWrite(scene, NAME)
+
+
+def test_a_batch_that_was_decided_is_not_written_again(decided: BatchWrite) -> None:
+    """Spark runs it once more: it has the rows that were decided."""
+    task = decided.sink.write_rows(decided.rows())
+    assert (task.is_repeat, task.written) == (True, Written(0, 0, 0))
+    decided.sink.commit(0, [task])
+    assert decided.scene.there() == [b"one", b"two"]
+    assert decided.is_gone()
+
+
+def test_other_rows_of_a_decided_number_are_refused(decided: BatchWrite) -> None:
+    """And so is the number when a later one is decided, planned before that or not."""
+    other = decided.sink.write_rows(iter([*decided.rows()][:1]))
+    with pytest.raises(
+        SparkError, match=r"was decided for 2 rows.*and has 1 rows.*set"
+    ):
+        decided.sink.commit(0, [other])
+    again = decided.sink.write_rows(decided.rows())
+    Run(decided.scene, 1).whole()
+    with pytest.raises(SparkError, match=r"batch 0 of.*another one is decided by now"):
+        decided.sink.commit(0, [again])
+    late = BatchWrite(decided.scene, NAME)
+    with pytest.raises(SparkError, match=r"batch 0 of.*: batch 1 is decided"):
+        late.sink.write_rows(late.rows())
+    assert len(decided.scene.there()) == 2 + 2 * TASKS
+
+
 def test_a_broker_that_is_away_is_not_taken_for_settled(scene: Scene) -> None:
     """It may have prepared branches that are not rolled back."""
     run = Run(scene, 0)
@@ -561,7 +613,7 @@ def test_a_broker_whose_journal_is_offline_is_not_taken_for_settled(
 def test_the_command_settles_what_was_decided(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the name of the write, or a key of it, and it says which way."""
+    """By the name of the write, or a key of it; the node says to people whose it is."""
     run = Run(scene, 0)
     for step in (run.begin, run.tasks, run.decide):
         step()
@@ -570,6 +622,8 @@ def test_the_command_settles_what_was_decided(
         said = f"{NAME}: batch 0 was decided, and is committed\n"
         assert capsys.readouterr().out == said
         scene.check(1)
+    node = scene.brokers[0].zookeeper.tree()[NodePaths().query_decision(NAME)]
+    assert QueryRecord.decode(node.data).place == "here"
     with pytest.raises(BadParameter, match=r"expected sink-\.\.\. or write-"):
         settle_write(scene.target, "XID:1:0a:0b:billing-1")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.errors import NoBrokerError
+from metaq.errors import ClosedError, NoBrokerError
 from metaq.spark.options import SinkOptions
 from metaq.spark.sink import outbox as outboxes
 from metaq.spark.sink.outbox import Outbox, RowTargets, Targets, WriteName
@@ -75,6 +75,14 @@ def test_other_rows_in_another_run_are_all_stored(broker: EmbeddedBroker) -> Non
     assert done.doubtful_count > 0
 
 
+def test_a_task_that_is_over_sends_nothing() -> None:
+    """Its connections and its thread have ended."""
+    with box({TOPIC: {tp(0): "127.0.0.1:1"}}) as outbox:
+        pass
+    with pytest.raises(ClosedError):
+        outbox.put(rows([b"late"]))
+
+
 def test_a_topic_without_partitions_is_refused() -> None:
     """Before anything is sent."""
     with pytest.raises(NoBrokerError, match="'logs'"):
@@ -108,14 +116,15 @@ class Recorder:
 
 
 @given(
-    values=st.lists(st.binary(max_size=300), max_size=200),
+    sizes=st.lists(st.integers(0, 300), max_size=200),
     cuts=st.sets(st.integers(1, 199)),
     kept=st.integers(0, 10),
 )
 def test_a_run_that_breaks_off_has_sent_the_beginning_of_a_whole_one(
-    values: list[bytes], cuts: set[int], kept: int
+    sizes: list[int], cuts: set[int], kept: int
 ) -> None:
     """Batch by batch, with the same names; each within its bound."""
+    values = [b"%03d" % number + bytes(size) for number, size in enumerate(sizes)]
     edges = [0, *(cut for cut in sorted(cuts) if cut < len(values)), len(values)]
     parts = [values[start:end] for start, end in pairwise(edges)]
     with pytest.MonkeyPatch.context() as patch:
@@ -129,7 +138,8 @@ def test_a_run_that_breaks_off_has_sent_the_beginning_of_a_whole_one(
     whole, broken = runs
     assert broken == whole[: len(broken)]
     assert [value for _p, _s, batch in whole for value in batch] == values
-    for _producer, own in groupby(whole, key=itemgetter(0)):
+    for number, (producer, own) in enumerate(groupby(whole, key=itemgetter(0))):
+        assert producer == f"{NAME.producer}-{number}"
         batches = [(sequence, batch) for _name, sequence, batch in own]
         assert len(batches) <= 5
         starts = [0, *accumulate(len(batch) for _sequence, batch in batches)]

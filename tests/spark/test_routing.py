@@ -295,6 +295,12 @@ def test_a_query_has_one_name_however_spark_spells_its_checkpoint() -> None:
     assert len({*map(routes_name, (*spellings, *others))}) == 1 + len(others)
 
 
+def test_the_name_of_a_query_is_as_it_was() -> None:
+    """ZooKeeper keeps routes and decisions under it over versions of this package."""
+    name = routes_name("hdfs:///checkpoints/orders")
+    assert name == "sink-d3c356dd24636892eab9d580"
+
+
 @given(committed=st.integers(-1, 10**9), last=ROUTE, following=ROUTE)
 def test_routes_come_back(
     committed: int,

@@ -21,6 +21,7 @@ from metaq.zk._connection import (
 )
 from tests.zk.scripted_server import NO_NODE, PASSWORD, answer, event, frame, greeting
 
+LOOPBACK = "127.0.0.1"
 ANSWERED = ZooKeeperSession(30_000, 0x1234, PASSWORD, zxid=9)
 ASK = jute.Sync("/")
 
@@ -65,17 +66,24 @@ def in_loop(case: Any) -> None:
     asyncio.run(run())
 
 
-def test_an_attempt_that_is_given_up_leaves_no_socket_open() -> None:
+@pytest.mark.parametrize("host", [LOOPBACK, "a.name"])
+def test_an_attempt_that_is_given_up_leaves_no_socket_open(host: str) -> None:
     """Whichever turn of the loop it is in: an open one fails the test by a warning."""
 
     async def case() -> None:
         asked, clock = ZooKeeperSession(10_000), ManualClock()
         # Nothing is accepted: the kernel connects.
-        with socket.create_server(("127.0.0.1", 0), backlog=16) as server:
+        with socket.create_server((LOOPBACK, 0), backlog=32) as server:
             address = server.getsockname()
-            for turns in range(12):
+
+            async def resolve(*_args: object, **_named: object) -> list[Any]:
+                return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address)] * 2
+
+            loop: Any = asyncio.get_running_loop()
+            loop.getaddrinfo = resolve
+            for turns in range(16):
                 attempt = asyncio.create_task(
-                    connect(*address, asked, clock=clock, on_event=print)
+                    connect(host, address[1], asked, clock=clock, on_event=print)
                 )
                 for _ in range(turns):
                     await asyncio.sleep(0)

@@ -12,9 +12,11 @@ import pytest
 from metaq.clock import SystemClock
 from metaq.errors import SessionSuspendedError
 from metaq.zk.coordinator import ZooKeeperCoordinator
+from metaq.zk.errors import CoordinationTimeoutError
 from metaq.zk.session import SessionState
 from tests.rigs.waiting import until
 from tests.zk.scripted_server import (
+    CLOSE,
     NO_NODE,
     PASSWORD,
     Greeted,
@@ -295,6 +297,29 @@ def test_a_session_that_cannot_be_ended_is_left_to_expire() -> None:
             await until(lambda: task_count() == 1)
             assert 2 <= sum(one.session_id == 0x51 for one in server.greeted) < 20
             await coordinator.stop(deadline_s=in_s())
+
+    asyncio.run(scenario())
+
+
+def test_a_stop_does_not_wait_for_a_server_that_answers_nothing() -> None:
+    """The caller has waited for it already; it is sent the end all the same."""
+    asked: list[int] = []
+
+    async def hear(_server: ScriptedServer, link: Link, _greeted: Greeted) -> None:
+        link.send(greeting(LONG_MS, 0x51))
+        while True:
+            asked.append(int.from_bytes((await link.receive())[4:8], signed=True))
+
+    async def scenario() -> None:
+        async with scripted_server(hear) as server:
+            coordinator = coordinator_on(server)
+            coordinator.start()
+            await connected(coordinator)
+            with pytest.raises(CoordinationTimeoutError):
+                await coordinator.exists("/a", deadline_s=in_s(0.1))
+            async with asyncio.timeout(30):
+                await coordinator.stop(deadline_s=in_s(1000))
+            await until(lambda: asked[-1:] == [CLOSE])
 
     asyncio.run(scenario())
 

@@ -311,8 +311,8 @@ class ZooKeeperMetadata(ClusterWatch, Metadata):
         return next(texts, "")
 
     def require_reachable(self, waited_s: float) -> None:
-        """Raise CoordinationError while ZooKeeper is not connected."""
-        if not self._connected.is_set():
+        """Raise CoordinationError while ZooKeeper is away, or does not answer."""
+        if not (self._connected.is_set() and self._is_complete()):
             raise self._unreachable(waited_s)
 
     def _unreachable(self, waited_s: float) -> CoordinationError:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from metaq.client.cluster.context import ClientContext, ZooKeeperCall
 from metaq.client.errors import ExchangeError, GroupInUseError, QueueGroupError
+from metaq.client.names import near_topics
 from metaq.client.options import load_filter
 from metaq.errors import ClientError, ConfigError
 from metaq.filter.language import ANY_FILTER
@@ -271,8 +272,7 @@ class QueueGroupDefinitions(ZooKeeperCall):
             )
         if not may_come:
             raise ConfigError(
-                f"{name}: there is no topic '{topic}': 'metaq topics create {topic}'"
-                " makes it"
+                f"{name}: there is no topic '{topic}'; {near_topics(topic, ())}"
             )
 
 

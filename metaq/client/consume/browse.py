@@ -311,7 +311,7 @@ async def stats_text(
     return require_ok(reply).text
 
 
-async def browse_topic(  # noqa: D417  # users call it on their client
+async def browse_topic(
     context: ClientContext,
     topic: str,
     *,
@@ -325,47 +325,7 @@ async def browse_topic(  # noqa: D417  # users call it on their client
     partial: bool = False,
     timeout: float | None = None,
 ) -> AsyncGenerator[list[Message], None]:
-    """Yield the messages of a topic, without a group; nothing is committed.
-
-    Args:
-        topic: topic name.
-        partitions: partitions, or names like `0-1`; None takes all, later ones too
-            when it does not stop at the end.
-        start: where to begin in each partition; see `ConsumerOptions.start`.
-        last: begin with the newest messages instead, so many of all partitions
-            together, oldest first; 0 or more. What is before them is not read; they
-            are held in memory. Messages of a MetaQ 1.4 broker carry no time: they
-            are ordered among those of one broker alone.
-        since: begin at the first message of that time or later; the same as a time
-            as `start`. Local time without a zone.
-        until: end before the first message of that time or later.
-        where: only messages for which this condition is true; see
-            `ConsumerOptions.where`. With `last` the newest of those, and as much
-            of each partition is read as has so many, all of it if need be.
-        stop_at_end: go through the partitions one after the other, each up to the
-            end that its log has now; else all at once, for ever.
-        partial: go on with the rest while a broker of the topic is away;
-            without it, all partitions means all that there are.
-        timeout: seconds that the next messages may take. None leaves each question
-            `request_timeout_s`, and waits for ever for messages to come.
-
-    Raises:
-        RequestTimeoutError: the time is over, and so is the iteration.
-        NoBrokerError: no broker serves the topic, or a partition that is named.
-        ExchangeError: it is an exchange.
-        PartitionsAwayError: all partitions are asked for, and a broker that has
-            some of them is away.
-        CannotAnswerError: a time, or the newest of several brokers, where a MetaQ
-            1.4 broker has messages.
-        ConfigError: a name of a partition that is none; several of `start`, `last`
-            and `since`; `until` for a reader that does not stop at the end; or a
-            FilterError, which says where `where` is wrong.
-        TypeError: a value of another type.
-        CorruptRecordError: a damaged record; messages before it were yielded.
-        MetaqError: a broker cannot be asked within `request_timeout_s`.
-
-    Cancellation: ends it; begin again after the last message.
-    """
+    """Yield the messages of a topic, many at a time; see `AsyncClient.browse`."""
     start = _check_range(start, last, since, until, stop_at_end=stop_at_end)
     matcher = await load_filter(where)
     check_topic(topic)

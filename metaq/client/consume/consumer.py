@@ -357,7 +357,8 @@ class AsyncConsumer(ConsumerLife):
         handled: no later commit goes back to before them, and one that is committed
         already is no error. Offsets of partitions may go back, too; automatic commits
         go on from there when more is handled. `seek`, `rollback` and an assignment end
-        both.
+        both. Of an offset that is beside no message handed out last its broker is asked
+        first, as by `seek`.
 
         A commit during another one waits for it, and writes the newest offsets of all
         that wait.
@@ -371,16 +372,21 @@ class AsyncConsumer(ConsumerLife):
             OwnershipLostError: a named partition, or that of the message being
                 handled, belongs to another member now; the others are committed. Or
                 called in a hook whose partitions are lost; nothing is committed.
+            ClientError: an offset outside the log, or within a message, is not
+                committed; the others are.
             RequestTimeoutError: the time is over; consequences as for MetaqError.
             MetaqError: the store could not write; handled messages stay handled, and
-                the next commit tries again.
+                the next commit tries again. Or an offset could not be checked, and is
+                not committed.
+            TransactionError: a block of `exactly_once` is open.
             TypeError: `what` is something else.
             ConfigError: an offset, or the name of a partition, that is none.
         """
         self._require_loop()
         check_timeout(timeout)
         order = self.commit_order(what)
-        failed = await self._begin_commit(order, timeout).wait()
+        commit = await self._begin_commit(order, timeout)
+        failed = await commit.wait()
         if (error := order.error(failed)) is not None:
             raise error
 
@@ -396,7 +402,7 @@ class AsyncConsumer(ConsumerLife):
         Raises:
             ClosedError: it belongs to another event loop.
             OwnershipLostError: called in a hook whose partitions are lost.
-            TypeError, ConfigError: as for `commit`.
+            TransactionError, TypeError, ConfigError: as for `commit`.
         """
         self._require_loop()
         future: asyncio.Future[None] = self._loop.create_future()
@@ -409,10 +415,13 @@ class AsyncConsumer(ConsumerLife):
         """Return what a commit of now means; the reader's own thread calls this.
 
         Raises:
+            TransactionError: a block of `exactly_once` is open.
             OwnershipLostError: in a hook whose partitions are lost.
             TypeError, ConfigError: as for `commit`.
         """
-        is_inside = commits_inside()
+        is_inside = commits_inside(self.hooks)
+        if not is_inside:
+            self._subscription.decisions.refuse_commit()
         if what is not None:
             return read_committable(what, self.topics)
         try:
@@ -560,21 +569,28 @@ class AsyncMessageBatch(ListedMessages[AsyncConsumer]):
             self.consumer.decider,
             confirm=self.confirm,
             redeliver=self.redeliver,
+            lost=self.lost,
         )
+
+    def lost(self) -> list[TopicPartition]:
+        """Return its partitions that went since; while it is the last batch."""
+        return self._filling.lost()
 
     def redeliver(self) -> None:
         """Have its messages delivered again; the next owner does for lost partitions.
 
-        Raises:
-            ClientError: the next messages were requested before.
+        Where later ones were requested before, all from the stored offsets on come
+        again: a batch that is written beyond it would take its place.
         """
-        if not self.is_last:
-            raise ClientError(f"{self!r}: the next messages were requested before")
-        self.consumer.current_batch.release()
+        if self.is_last:
+            self.consumer.current_batch.release()
+        else:
+            self.consumer.decider.restart(self.offsets)
 
     def confirm(self) -> None:
         """Count its messages as handled: their offsets are stored."""
-        self.consumer.current_batch.count()
+        if self.is_last:  # else they are, and later ones are not
+            self.consumer.current_batch.count()
         self.consumer.acknowledge(self.offsets)
 
     async def commit(self, timeout: float | None = None) -> None:

@@ -247,7 +247,7 @@ class ConsumerLife:
         messages without a commit are delivered again.
         """
         self._require_loop()
-        refuse_inside("close")
+        refuse_inside(self.hooks, "close")
         deadline_s = None if timeout is None else self._context.deadline_s(timeout)
         if self.is_closed:
             await wait_set(self._ended, timeout)
@@ -282,8 +282,10 @@ class ConsumerLife:
         finally:
             self._ended.set()
 
-    def _begin_commit(self, order: CommitOrder, timeout: float | None = None) -> Commit:
-        return self._subscription.commit(order, self._context.deadline_s(timeout))
+    async def _begin_commit(
+        self, order: CommitOrder, timeout: float | None = None
+    ) -> Commit:
+        return await self._subscription.commit(order, self._context.deadline_s(timeout))
 
     def limit_s(self, timeout: float | None) -> float:
         """Return the seconds that a call may take; None: `request_timeout_s`."""
@@ -380,7 +382,7 @@ class ConsumerLife:
             waiting_for=waiting_for(
                 fetch_buffer,
                 concurrency=None if self._handling is None else self._concurrency,
-                held_back=self._subscription.held_back(),
+                held_back=self._subscription.held_back() + self.hooks.waiting_for(),
             ),
         )
 

@@ -229,6 +229,14 @@ class Filling:
         """Whether no message was requested after those of this list."""
         return self._current.last_list is self
 
+    def lost(self) -> list[TopicPartition]:
+        """Return its partitions that went since, also if they are ours again."""
+        current = self._current
+        held = [one for one in current.held if one.partition in self.offsets]
+        return [
+            one.partition for one in held if not current.fetch_buffer.is_current(one)
+        ]
+
     def add_nowait(self) -> bool:
         """Add what is there; return whether the list is to be handed out now.
 

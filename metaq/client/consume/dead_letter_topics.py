@@ -14,8 +14,8 @@ from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.presence import missing_topics
 from metaq.client.consume.redelivery import RetryPolicy, dead_letter_topic
 from metaq.client.errors import NoTopicError
-from metaq.config.topic_rules import is_safe_topic
-from metaq.errors import ConfigError, CoordinationError, NoBrokerError
+from metaq.client.names import check_topic, near_topics
+from metaq.errors import CoordinationError, NoBrokerError
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +63,10 @@ class LetterTopics:
         if self._policy.create_dead_letter_topic:
             await self._require([topic], timeout)
 
+    def forget(self) -> None:
+        """Look again before the next dead letter: one was refused."""
+        self._found.clear()
+
     def problems(self) -> list[str]:
         """Return a sentence for each that a topic lacks; without a request.
 
@@ -86,8 +90,7 @@ class LetterTopics:
         if not names:
             return
         for name in names:
-            if not is_safe_topic(name):
-                raise ConfigError(f"dead letters: no topic can have the name {name!r}")
+            check_topic(name, "dead-letter topic")
         try:
             deadline_s = context.deadline_s(timeout)
             snapshot = await read_cluster(context, names, deadline_s=deadline_s)
@@ -107,7 +110,4 @@ class LetterTopics:
 
 
 def _missing(name: str) -> str:
-    return (
-        f"dead-letter topic '{name}' does not exist; metaq topics create {name}"
-        " --partitions 1"
-    )
+    return f"dead-letter topic '{name}' does not exist; {near_topics(name, ())}"

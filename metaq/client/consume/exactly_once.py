@@ -23,14 +23,23 @@ from typing import Any, Final, Self
 
 from metaq.client.consume.message_batch import ListedMessages
 from metaq.client.decisions.member import MemberDecisions
-from metaq.client.errors import TransactionInDoubtError
+from metaq.client.errors import (
+    TransactionInDoubtError,
+    TransactionRolledBackError,
+    UnknownXidError,
+)
 from metaq.client.fan_out import for_each, raise_first
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.runs import frozen, list_outgoing, tagged
 from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.client.produce.xa_commands import XaBranches, shown
-from metaq.errors import ConfigError, MetaqError, TransactionError
-from metaq.model import GroupOffset
+from metaq.errors import (
+    ConfigError,
+    MetaqError,
+    OwnershipLostError,
+    TransactionError,
+)
+from metaq.model import BrokerId, GroupOffset, TopicPartition
 from metaq.protocol.transaction_ids import format_key
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import Headers
@@ -57,6 +66,7 @@ class AsyncExactlyOnce:
         *,
         confirm: Callable[[], None],
         redeliver: Callable[[], None],
+        lost: Callable[[], list[TopicPartition]],
     ) -> None:
         """Prepare; nothing is asked.
 
@@ -66,6 +76,7 @@ class AsyncExactlyOnce:
             decider: decisions of the consumer.
             confirm: counts the messages of the batch as handled.
             redeliver: has them delivered again.
+            lost: returns the partitions of the batch that went since.
 
         Raises:
             ConfigError: the consumer is not of the same client.
@@ -73,7 +84,7 @@ class AsyncExactlyOnce:
         self._parts = parts
         self._batch = batch
         self._decider = decider
-        self._confirm, self._redeliver = confirm, redeliver
+        self._confirm, self._redeliver, self._lost = confirm, redeliver, lost
         if decider.pool is not parts.pool:
             raise ConfigError(
                 "exactly_once: the batch is from a consumer of another client; one"
@@ -179,7 +190,8 @@ class AsyncExactlyOnce:
         current = self._current
         if current is None:
             raise TransactionError(
-                "no exactly-once block is open: it is used as `async with`, once"
+                "no exactly-once block is open: it is used as `with`, or `async with`,"
+                " once"
             )
         if current.failure is not None:
             raise TransactionError(
@@ -208,6 +220,12 @@ class AsyncExactlyOnce:
                 " written"
             )
         self._decider.check(self._batch.begins)
+        for partition in self._lost():
+            self._redeliver()
+            raise OwnershipLostError(
+                f"{partition}: lost before its messages were written; they will be"
+                " delivered again"
+            )
         try:
             xid = await self._decider.begin(
                 self._batch.begins, deadline_s=parts.deadline_s(None)
@@ -239,6 +257,7 @@ class AsyncExactlyOnce:
                 decided, and a broker that is away will commit it.
             LostBranchError: it is decided, and a broker has lost messages that it had
                 promised to keep, or an operator has dropped them.
+            TransactionRolledBackError: the block took longer than its transaction may.
             MetaqError: nothing is stored; the batch is delivered again.
 
         Cancellation: as an exception, or in doubt.
@@ -268,11 +287,8 @@ class AsyncExactlyOnce:
         may_be_decided = False
         try:
             await self.flush()
-            vote = partial(self._parts.vote, xid=current.xid, deadline_s=deadline_s)
-            votes = await for_each(vote, current.branches)
-            raise_first(votes)
+            brokers = await self._prepare(current, deadline_s)
             self._parts.counters.counts.prepared_count += 1
-            brokers = [broker_id for broker_id, has_work in votes.items() if has_work]
             may_be_decided = True
             await self._decider.decide(
                 current.xid, brokers, offsets, deadline_s=deadline_s
@@ -288,6 +304,27 @@ class AsyncExactlyOnce:
             raise
         self._confirm()
         await self._decider.complete(deadline_s=deadline_s)
+
+    async def _prepare(self, current: XaBranches, deadline_s: float) -> list[BrokerId]:
+        """Return the brokers that have something to commit, and keep it.
+
+        Raises:
+            TransactionRolledBackError: a broker has dropped its part.
+            MetaqError: one refuses, or is away.
+        """
+        vote = partial(self._parts.vote, xid=current.xid, deadline_s=deadline_s)
+        votes = await for_each(vote, current.branches)
+        try:
+            raise_first(votes)
+        except UnknownXidError as error:
+            lifetime_s = self._parts.lifetime_s(None)
+            raise TransactionRolledBackError(
+                f"{shown(current.xid)} is dropped: a broker keeps what was sent for"
+                f" transaction_timeout_s={lifetime_s}, or its own"
+                " maxTxTimeoutInSeconds, until the end of the block, and not over a"
+                f" restart; smaller batches (max_count) take less time: {error}"
+            ) from error
+        return [broker_id for broker_id, has_work in votes.items() if has_work]
 
     async def _give_up(self, current: XaBranches, deadline_s: float) -> None:
         """Roll back before the decision: the batch is delivered again."""

@@ -39,10 +39,12 @@ Concurrency: everything may be called from any thread unless it says otherwise.
 import asyncio
 import math
 import threading
+from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 from metaq.client.consume.fetched_batch import FetchedBatch
@@ -50,7 +52,7 @@ from metaq.client.names import name_some
 from metaq.client.timeouts import finish, wait_for
 from metaq.clock import Clock
 from metaq.errors import MetaqError
-from metaq.model import GroupOffset, Message, TopicPartition
+from metaq.model import GroupOffset, Message, Offset, TopicPartition
 from metaq.stats import gauge
 
 PARTITION_BATCHES_MAX: Final = 2
@@ -625,6 +627,21 @@ class FetchBuffer:
         """Return whether a batch is taken, and its buffer not removed."""
         buffer = self._buffers.get(batch.partition)
         return buffer is not None and buffer.taken is batch
+
+    def lacks(self, partition: TopicPartition, offset: Offset) -> bool:
+        """Return whether no message that it knows of a partition it has is beside it.
+
+        It knows those that are being handled or handed out, and where the last one
+        before them ends.
+        """
+        with self._lock:
+            buffer = self._buffers.get(partition)
+            if buffer is None or offset == buffer.before.offset:
+                return False
+            messages = buffer.taken.messages if buffer.taken is not None else ()
+        at = bisect_left(messages, offset, key=attrgetter("next_offset"))
+        near = messages[at : at + 1]
+        return not any(offset in {one.offset, one.next_offset} for one in near)
 
     def handled(self) -> dict[TopicPartition, GroupOffset]:
         """Return the handled offset of every buffer."""

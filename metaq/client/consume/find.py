@@ -180,7 +180,7 @@ def _parse(partition: TopicPartition, below: int, reply: Reply) -> _Page:
     return messages, reply.next_offset, reply.read_bytes
 
 
-async def find_messages(  # noqa: D417  # users call it on their client
+async def find_messages(
     context: ClientContext,
     topic: str,
     *,
@@ -195,38 +195,7 @@ async def find_messages(  # noqa: D417  # users call it on their client
     on_read: Callable[[int], object] | None = None,
     timeout: float | None = None,
 ) -> AsyncGenerator[list[Message], None]:
-    """Yield the messages with a key, a header or an id, the newest first.
-
-    The order is that of the times in their ids, among equal ones that of the
-    partitions; within a partition that of the log, from its end. Brokers look them
-    up in the index of the topic (setting `index`); where there is none they read
-    the log, and what a MetaQ 1.4 broker has is read here. The result is the same.
-
-    Args:
-        topic: topic name.
-        key: of the messages; text means its UTF-8 bytes.
-        header: a name and the bytes that it has.
-        id: of one message; its time is in it, so nothing has to be looked up.
-        partitions: partitions, or names like `0-1`; None takes all.
-        since: messages of that time or later. Local time without a zone. Times are
-            those of the broker; messages without one count as in time.
-        until: messages before that time.
-        limit: most messages; None goes on to the log start.
-        read_bytes_max: most bytes of the log that are read without an index.
-        on_read: called with the bytes read so, as they grow.
-        timeout: seconds of each question; None: `request_timeout_s`.
-
-    Raises:
-        CannotAnswerError: more than `read_bytes_max` would have to be read; an id,
-            where a MetaQ 1.4 broker has messages; more than 10,000 messages of a
-            partition that its broker does not look up, without a limit.
-        NoBrokerError, PartitionsAwayError, ExchangeError: as `browse`.
-        ConfigError: not one of `key`, `header` and `id`; an id that has no time;
-            a value that means nothing.
-        TypeError: a value of another type.
-        CorruptRecordError: a damaged record; newer messages were yielded.
-        MetaqError: a broker cannot be asked.
-    """
+    """Yield the messages found, many at a time; see `AsyncClient.find`."""
     check_topic(topic)
     if limit is not None:
         check_whole("limit", limit, 1)

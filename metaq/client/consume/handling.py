@@ -41,7 +41,6 @@ from metaq.client.errors import HandlerFailedError, MessageTooLargeError
 from metaq.client.options import ProducerOptions
 from metaq.client.timeouts import within
 from metaq.client.validation import check_timeout
-from metaq.config.topic_rules import is_safe_topic
 from metaq.errors import ClosedError, ConfigError, MetaqError
 from metaq.fs import FileSystem
 from metaq.model import Message, TopicPartition
@@ -358,6 +357,7 @@ class Handling:
         except MetaqError as refusal:
             failed.refusals += 1
             failed.refusal = refusal
+            self._letter_topics.forget()
             _log.error(
                 "failed message not stored, trying again: group=%s %s",
                 self._group,
@@ -405,8 +405,6 @@ class Handling:
 
     async def _send_origin(self, message: Message, origin: Origin) -> None:
         topic = dead_letter_topic(self._policy, message.topic)
-        if not is_safe_topic(topic):
-            raise ConfigError(f"no topic can have the name {topic!r}")
         await self._letter_topics.make(message.topic, self._letter_timeout_s())
         if self._producer is None:
             options, selector = ProducerOptions(), DeadLetterSelector()

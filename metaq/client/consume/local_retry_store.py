@@ -11,6 +11,7 @@ Source: docs/metaq-1.4/client.md 12.
 import asyncio
 import logging
 from collections.abc import Collection
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,7 +22,7 @@ from metaq.client.consume.redelivery import FailureLog, RetryPolicy
 from metaq.client.off_loop import call_off_loop, close_off_loop, open_off_loop
 from metaq.client.spool import SPOOL_THREADS_MAX, Spool, spool_name
 from metaq.client.timeouts import finish
-from metaq.errors import MetaqError
+from metaq.errors import MetaqError, NoSpaceError
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.fs.helper_threads import HelperThreads
 from metaq.model import Message
@@ -61,6 +62,8 @@ class LocalRetryStore:
         )
         self._failure_log = FailureLog(_log)
         self._spools: dict[str, Spool] = {}
+        self._handled: dict[Spool, set[int]] = {}
+        """Spool → messages that are handled, and could not be removed yet."""
         self._task: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self.replayed_count = 0
@@ -155,15 +158,26 @@ class LocalRetryStore:
             await asyncio.sleep(self._policy.replay_interval_s)
 
     async def _replay(self, spool: Spool) -> None:
-        """Have every message of a spool handled once."""
+        """Have every message of a spool handled once.
+
+        Raises:
+            NoSpaceError: those that are handled could not be removed; they are not
+                handled again.
+            StorageError: the disk refused.
+        """
+        handled = self._handled.setdefault(spool, set())
         for number in await call_off_loop(self._threads, spool.numbers):
+            if number in handled:
+                continue
             message = await call_off_loop(self._threads, spool.read, number)
             if message is None:
                 continue
-            failure = await self._handled(message)
+            failure = await self._handle(message)
             if failure is None:
-                await call_off_loop(self._threads, spool.remove, [number])
+                handled.add(number)
                 self.replayed_count += 1
+                with suppress(NoSpaceError):
+                    await self._remove(spool)
                 continue
             self.failure_count += 1
             self._failure_log.write(
@@ -173,8 +187,15 @@ class LocalRetryStore:
                 failure,
                 is_last=False,
             )
+        if handled:
+            await self._remove(spool)
 
-    async def _handled(self, message: Message) -> BaseException | None:
+    async def _remove(self, spool: Spool) -> None:
+        handled = self._handled[spool]
+        await call_off_loop(self._threads, spool.remove, sorted(handled))
+        handled.clear()
+
+    async def _handle(self, message: Message) -> BaseException | None:
         """Have a worker handle a message; return its handler's exception, or None."""
         ended: asyncio.Future[BaseException | None] = self._loop.create_future()
         soon = self._loop.call_soon_threadsafe

@@ -99,7 +99,8 @@ class Health:
     waiting_for: str | None = None
     """Reasons that keep it from fetching more: bounds that are reached, each with its
     number, handlers that are all at work, paused partitions, a broker that does not
-    answer. None: nothing. A state, not a problem."""
+    answer; or an `on_assigned` that has not returned. None: nothing. A state, not a
+    problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def waiting_for(
     Args:
         fetch_buffer: its messages.
         concurrency: number of handlers of the running `run`; None: it is not run.
-        held_back: which brokers keep gets waiting, and how.
+        held_back: which brokers keep gets waiting, and how; and a hook that is awaited.
     """
     bounds = fetch_buffer.reached_bounds()
     if bounds and concurrency is not None and not fetch_buffer.has_waiters:

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from metaq.client.names import DEAD_LETTER_SUFFIX
+from metaq.client.names import DEAD_LETTER_SUFFIX, check_topic
 from metaq.client.options import check_order, check_types
 from metaq.client.validation import wrong_type
-from metaq.config.topic_rules import is_safe_topic
 from metaq.errors import ConfigError
 from metaq.retry import Backoff
 
@@ -84,11 +83,8 @@ class RetryPolicy:
         """
         check_types(self, zero=("replay_first_s",))
         check_order(self, "first_s", "max_s")
-        topic = self.dead_letter_topic
-        if topic is not None and not is_safe_topic(topic):
-            raise ConfigError(
-                f"dead_letter_topic: expected a name without blanks, got {topic!r}"
-            )
+        if self.dead_letter_topic is not None:
+            check_topic(self.dead_letter_topic, "dead_letter_topic")
         if not isinstance(self.park_dir, str | os.PathLike | None):
             raise wrong_type("park_dir", "str or Path", self.park_dir)
         if self.then == "park" and self.park_dir is None:

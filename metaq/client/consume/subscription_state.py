@@ -18,10 +18,12 @@ Source: docs/metaq-1.4/client.md 10 to 13.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
+from metaq.client.cluster.boundaries import require_boundary
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import insist
 from metaq.client.consume.cursor import PartitionCursor
@@ -32,12 +34,17 @@ from metaq.client.consume.fetcher import PartitionFetcher
 from metaq.client.consume.handling import HandlingStatistics
 from metaq.client.consume.progress import ConsumerStatistics, ReadStatus
 from metaq.client.decisions.member import MemberDecisions
-from metaq.client.fan_out import all_for
+from metaq.client.fan_out import all_for, failures, for_each
 from metaq.client.group.assignments import Fence
 from metaq.client.group.hooks import Hooks
 from metaq.client.offsets.committer import Commit, CommitOrder, Committer
 from metaq.client.offsets.offset_reset import NO_MESSAGE, NOTHING_HANDLED, first_offset
-from metaq.client.offsets.offset_store import STORE_SLACK_S, Offsets, OffsetStore
+from metaq.client.offsets.offset_store import (
+    STORE_SLACK_S,
+    Failures,
+    Offsets,
+    OffsetStore,
+)
 from metaq.client.options import ConsumerOptions
 from metaq.client.timeouts import within
 from metaq.errors import MetaqError
@@ -232,10 +239,41 @@ class SubscriptionState:
         begin = GroupOffset(offset, NO_MESSAGE)
         self._begin(partition, begin, is_paused=is_paused)
 
-    def commit(self, order: CommitOrder, deadline_s: float) -> Commit:
-        """Have handled offsets committed, or others that the user names."""
+    async def commit(self, order: CommitOrder, deadline_s: float) -> Commit:
+        """Request a commit of the handled offsets, or of those that the user names.
+
+        An explicit offset that is no message boundary fails its partition; the others
+        are committed.
+        """
+        refused = await self._refused(order, deadline_s)
+        if refused and order.named is not None:
+            named = {one: at for one, at in order.named.items() if one not in refused}
+            order = replace(order, named=named)
         handled = self._acknowledged(order.named)
-        return self._committer.request(handled, order, deadline_s=deadline_s)
+        commit = self._committer.request(handled, order, deadline_s=deadline_s)
+        commit.foreign.update(refused)
+        return commit
+
+    async def _refused(self, order: CommitOrder, deadline_s: float) -> Failures:
+        """Return the errors of explicit offsets; ask brokers about unknown ones only.
+
+        The ends of messages in the buffer, and the stored offset, need no request.
+        """
+        named = (order.named or {}) if order.may_go_back else {}
+        unknown = [
+            one
+            for one, at in named.items()
+            if at.offset != self._committer.stored(one)
+            and self.fetch_buffer.lacks(one, at.offset)
+        ]
+
+        def check(partition: TopicPartition) -> Coroutine[Any, Any, None]:
+            offset = named[partition].offset
+            return require_boundary(
+                self._context, partition, offset, deadline_s=deadline_s
+            )
+
+        return failures(await for_each(check, unknown))
 
     async def committed(
         self, partitions: Collection[TopicPartition], deadline_s: float

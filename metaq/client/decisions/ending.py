@@ -1,7 +1,7 @@
-"""Ends of the branches that dead members of a group have left.
+"""Ends the branches left by dead members of a group.
 
-    end_dead   branches whose token is gone: commit what is named, roll back the rest
-    settle     by hand: the same for a whole group, and say what is left
+    end_dead   branches whose token is gone: commit those named, roll back the rest
+    settle     by an operator: the same, and check that no other branch is left
     forget     before a group is deleted: settle it, and delete its decisions
 
 Rules 1 and 4 of `rules.py`.
@@ -25,24 +25,24 @@ _log = logging.getLogger(__name__)
 
 
 class Swept(NamedTuple):
-    """Branches that were found prepared for a group."""
+    """Branches found prepared for a group."""
 
     committed: tuple[Placed, ...]
-    """A decision of a dead member names them."""
+    """Branches of dead members that a decision names."""
     rolled_back: tuple[Placed, ...]
-    """No decision names them, and their member is dead."""
+    """Branches of dead members that no decision names."""
     living: dict[str, tuple[Placed, ...]]
-    """Name of a member that is alive → branches that are its own to end."""
+    """Name of a live member → its branches, which it ends itself."""
     found: Found
-    """Answer of each broker."""
+    """Reply of each broker."""
 
 
 async def end_dead(context: ClientContext, group: str, *, deadline_s: float) -> Swept:
     """End the branches that dead members of a group left prepared.
 
     Raises:
-        ConfigError: a client without ZooKeeper.
-        CoordinationError: ZooKeeper cannot be asked; some may be ended.
+        ConfigError: the client has no ZooKeeper.
+        CoordinationError: ZooKeeper is not available; no branch was ended.
     """
     decisions = _decisions(context, group)
     endings = BranchEndings(context, deadline_s, name=qualifier_of(group))
@@ -79,12 +79,13 @@ async def end_dead(context: ClientContext, group: str, *, deadline_s: float) -> 
 
 
 async def settle(context: ClientContext, group: str, *, deadline_s: float) -> Swept:
-    """End what dead members left, and make sure that nothing else is.
+    """End the branches of dead members, and verify that none is left.
 
     Raises:
-        TransactionInDoubtError: something of them stays prepared, or a recorded broker
-            does not confirm that nothing is left.
-        ConfigError, CoordinationError: as `end_dead`.
+        TransactionInDoubtError: a branch stays prepared, or a recorded broker does not
+            confirm that it has none.
+        ConfigError: as `end_dead`.
+        CoordinationError: ZooKeeper is not available; some branches may be ended.
     """
     swept = await end_dead(context, group, deadline_s=deadline_s)
     again = await end_dead(context, group, deadline_s=deadline_s)
@@ -103,19 +104,19 @@ async def settle(context: ClientContext, group: str, *, deadline_s: float) -> Sw
 
 
 async def forget(context: ClientContext, group: str, *, deadline_s: float) -> None:
-    """Delete what a group without members keeps of its batches, once all is ended.
+    """Settle a group without members, and delete its decisions.
 
-    After an error some of it is deleted; to be repeated.
+    After an error some decisions may be deleted; call it again.
 
     Raises:
-        GroupInUseError: a member has a token, or has decided in between.
-        TransactionInDoubtError, ConfigError, CoordinationError: as `settle`; all
-            decisions are there.
+        GroupInUseError: a member has a token, or has decided since the start.
+        TransactionInDoubtError, ConfigError, CoordinationError: as `settle`; no
+            decision is deleted.
     """
     decisions = _decisions(context, group)
     if not await decisions.is_used(deadline_s=deadline_s):
         return
-    # Read first: what is decided after that is not what was settled.
+    # Read before settling: a decision made later is not settled, and makes this fail.
     kept = await decisions.read_all(deadline_s=deadline_s)
     await settle(context, group, deadline_s=deadline_s)
     try:

@@ -1,24 +1,25 @@
-"""Decisions of one consumer, and those that it finds when it claims a partition.
+"""Decisions of one consumer, and those it finds when it claims a partition.
 
-    settle    after a claim, before the first get: complete what is decided (rule 3)
-    begin     before a batch: complete the last one, draw a name for this one
-    decide    its branches are prepared: move its offsets and name them, in one request
-    complete  commit what was decided, however long a broker is away
+    settle    after a claim, before the first get: complete the last decision (rule 3)
+    begin     before a batch: complete the last one, name the transaction of this one
+    decide    once its branches are prepared: store offsets and decision, in one request
+    complete  commit the decided branches; retry while a broker is away
 
-`rules.py` has the rules. A request to ZooKeeper whose answer got lost is sent again:
-it fits once, and where it does not fit any more the nodes say whether it was ours.
+`rules.py` has the rules. A request to ZooKeeper whose reply is lost is sent again: its
+version checks let it succeed once, and after a refusal the nodes show whether the first
+one succeeded.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
 from metaq.client.cluster.context import ClientContext
-from metaq.client.cluster.metadata_queries import BACKOFF
+from metaq.client.cluster.metadata_queries import BACKOFF, insist
 from metaq.client.decisions.ending import end_dead
 from metaq.client.decisions.rules import branches_of, make_decision
 from metaq.client.errors import LostBranchError, TransactionInDoubtError
@@ -50,9 +51,9 @@ from metaq.zk.errors import NodeChangedError
 from metaq.zk.session import SessionState
 
 DECIDE_TRIES: Final = 3
-"""Decisions that do not fit before it is believed that others write as well."""
+"""Maximum number of attempts at a decision, after which another writer is assumed."""
 SWEEP_S: Final = 30.0
-"""Seconds in which a consumer ends what dead members left; the next claim goes on."""
+"""Maximum seconds for ending branches of dead members; the next claim continues."""
 
 _log = logging.getLogger(__name__)
 
@@ -61,12 +62,15 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A partition that is ours."""
+    """A claimed partition."""
 
     place: Place | None
-    """Base of its next decision; None: not read yet, and there was no decision."""
+    """State in ZooKeeper on which its next decision is based; None if not read yet,
+    because the group had no decisions."""
     begin: Offset
     """Its next batch begins here, or after it."""
+    claim: object = field(default_factory=object)
+    """Differs from claim to claim: each begins at what was stored then."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +80,7 @@ class _Pending:
     xid: XaTransactionId
     branches: list[Placed]
     held: tuple[_Held, ...]
-    """Its partitions; while all are ours, no other member completes it."""
+    """Its partitions; while all are held, no other member completes the batch."""
     was_sent: bool = False
     """Whether a commit was sent before."""
 
@@ -85,7 +89,7 @@ class MemberDecisions:
     """The decisions of one consumer, a member of a group in ZooKeeper.
 
     Owner: the consumer's partitions. Concurrency: on the client's loop; one batch at a
-    time, claims beside it.
+    time, concurrently with claims.
     """
 
     def __init__(
@@ -97,33 +101,36 @@ class MemberDecisions:
         committer: Committer,
         restart: Callable[[Collection[TopicPartition]], None],
     ) -> None:
-        """Prepare; nothing is asked.
+        """Prepare; nothing is read.
 
         Args:
             context: the client's parts.
             group: consumer group.
             fence: returns the current binding of claims; None without a group.
-            committer: of the consumer; it knows what is stored, and writes nothing
-                while a decision is under way.
-            restart: stops reading partitions, and has those that are ours claimed again
-                and read from their stored offsets.
+            committer: of the consumer; knows the stored offsets, and writes none during
+                a decision.
+            restart: stops reading partitions; claims those still assigned again, and
+                reads them from their stored offsets.
         """
         self._context = context
         self._group = group
         self._fence = fence
         self._committer = committer
-        self._restart = restart
+        self.restart = restart
+        """As given."""
         self._held: dict[TopicPartition, _Held] = {}
         self._is_used = False
-        """Whether a member of the group ever wrote exactly once."""
+        """Whether the group has ever had exactly-once decisions."""
         self._token, self._token_session = "", 0
         self._doubted: set[str] = set()
-        """Tokens under which a request may be carried out yet."""
+        """Tokens with a request in doubt, which may still be carried out."""
         self._number = 0
         self._open: XaTransactionId | None = None
+        self._claims: dict[TopicPartition, object] = {}
+        """Claims of the partitions of the open batch."""
         self._pending: _Pending | None = None
         self._left: set[Placed] = set()
-        """Branches that are not decided and may be prepared: ours to roll back."""
+        """Own undecided branches that may be prepared, to be rolled back."""
         self._sweep: asyncio.Task[None] | None = None
         self._is_sweep_due = False
 
@@ -137,14 +144,14 @@ class MemberDecisions:
     async def settle(
         self, partition: TopicPartition, *, deadline_s: float
     ) -> Place | None:
-        """Complete what is decided about a partition that was claimed (rule 3).
+        """Complete the last decision about a partition just claimed (rule 3).
 
         Returns:
-            The base of its next decision; None if the group never decided anything.
+            The base of its next decision; None if the group has no decisions.
 
         Raises:
-            MetaqError: a broker is away that has a part of it, or ZooKeeper; to be
-                repeated before the first get.
+            MetaqError: ZooKeeper or a broker with a branch is away; call it again
+                before the first get.
         """
         if self._fence() is None or self._context.coordinator is None:
             return None
@@ -165,7 +172,7 @@ class MemberDecisions:
     async def _finish(
         self, partition: TopicPartition, decision: GroupDecision, deadline_s: float
     ) -> None:
-        """Commit what a decision names; it may have been committed before."""
+        """Commit the branches of a decision; they may have been committed before."""
         branches = branches_of(partition, decision)
         failed = await self._endings(deadline_s).commit(branches, was_sent=True)
         for (broker_id, xid), error in failed.items():
@@ -174,7 +181,7 @@ class MemberDecisions:
                     f"{partition}: {shown(xid)} is decided, and broker {broker_id} has"
                     f" not committed it yet, so the partition is not read: {error}"
                 ) from error
-            # An operator has ended it; waiting does not bring it back.
+            # The branch is lost or has a heuristic outcome: retries are useless.
             _log.error(
                 "messages of a decided batch are missing: partition=%s broker=%d"
                 " transaction=%s error=%s",
@@ -187,24 +194,24 @@ class MemberDecisions:
     def hold(
         self, partition: TopicPartition, place: Place | None, begin: Offset
     ) -> None:
-        """Note a partition that is read from now on, from `begin`."""
+        """Record that a partition is held, and read from `begin`."""
         self._held[partition] = _Held(place, begin)
 
     def move(self, partition: TopicPartition, offset: Offset) -> None:
-        """Note that a partition is read from another offset."""
+        """Record that a partition is read from another offset."""
         held = self._held.get(partition)
         if held is not None:
-            self._held[partition] = _Held(held.place, offset)
+            self._held[partition] = _Held(held.place, offset, held.claim)
 
     def release(self, partitions: Collection[TopicPartition]) -> None:
-        """Note that partitions are not ours any more: nothing is decided about them."""
+        """Record that partitions are released: no more decisions about them."""
         for partition in partitions:
             self._held.pop(partition, None)
 
     async def wait_idle(self, *, deadline_s: float | None) -> None:
-        """Wait until no decision is under way, at most to `deadline_s` (absolute).
+        """Wait until no decision is in progress, or until `deadline_s` (monotonic).
 
-        None: `request_timeout_s`.
+        None waits for at most `request_timeout_s`.
         """
         if deadline_s is None:
             deadline_s = self._context.deadline_s()
@@ -216,11 +223,12 @@ class MemberDecisions:
     # -- a batch ----------------------------------------------------------------------
 
     def check(self, begins: Mapping[TopicPartition, Offset]) -> None:
-        """Refuse a batch that cannot be begun now.
+        """Refuse a batch that cannot begin now.
 
         Raises:
             ConfigError: the group is not in ZooKeeper.
-            TransactionError: another batch has not ended, or this one is committed.
+            TransactionError: another batch has not ended, or this one is committed; its
+                partitions are read again from what is stored then.
         """
         if self._fence() is None or self._context.coordinator is None:
             raise ConfigError(
@@ -234,6 +242,8 @@ class MemberDecisions:
         for partition, begin in begins.items():
             held = self._held.get(partition)
             if held is not None and begin < held.begin:
+                # It may have messages that were not written, too.
+                self.restart(tuple(begins))
                 raise TransactionError(
                     f"{partition}: the batch begins at offset {begin}, and the group is"
                     f" at {held.begin} already: write each batch once"
@@ -246,28 +256,40 @@ class MemberDecisions:
 
         Args:
             begins: offset of the first message of each partition.
-            deadline_s: absolute.
+            deadline_s: monotonic.
 
         Raises:
             ConfigError, TransactionError: as `check`.
-            OwnershipLostError: a partition of the batch is not ours any more.
-            TransactionInDoubtError: the last one is decided, and a broker that is away
-                has not committed it.
-            CoordinationError: ZooKeeper cannot be asked.
+            OwnershipLostError: a partition of the batch is no longer held.
+            TransactionInDoubtError: a broker has not committed the last batch, which is
+                decided.
+            LostBranchError: a broker has lost a branch of the last batch.
+            CoordinationError: ZooKeeper is not available.
         """
         self.check(begins)
-        fence = self._fence()
-        assert fence is not None
-        self._require_held(begins)
+        held = self._require_held(begins)
         await self.complete(deadline_s=deadline_s)
         await self._roll_back_left(deadline_s)
+        # Most loops ask for the next batch at once after any error.
+        make = partial(self._make_token, begins)
+        fence = await insist(self._context, make, deadline_s)
+        self._number += 1
+        self._claims = {partition: each.claim for partition, each in held.items()}
+        self._open = batch_xid(self._group, fence.member, self._token, self._number)
+        return self._open
+
+    async def _make_token(
+        self, begins: Collection[TopicPartition], *, deadline_s: float
+    ) -> Fence:
+        """Return the binding of our claims; a token of their session is there then."""
+        self._require_held(begins)
+        fence = self._fence()
+        assert fence is not None
         if not self._token or self._token_session != fence.session_version:
             token = self._context.draw_token()
             await self._decisions.make_token(token, fence.member, deadline_s=deadline_s)
             self._token, self._token_session = token, fence.session_version
-        self._number += 1
-        self._open = batch_xid(self._group, fence.member, self._token, self._number)
-        return self._open
+        return fence
 
     async def decide(
         self,
@@ -277,26 +299,26 @@ class MemberDecisions:
         *,
         deadline_s: float,
     ) -> None:
-        """Move the offsets of a batch and name its transaction; durable on return.
+        """Store the offsets of a batch and the decision for it; durable on return.
 
-        Its partitions are read again from what is stored when it raises.
+        If it raises, the partitions are read again from their stored offsets.
 
         Args:
-            xid: its branches are prepared.
-            brokers: that have one.
+            xid: the transaction, whose branches are prepared.
+            brokers: brokers of the branches.
             offsets: next offset of each partition.
-            deadline_s: absolute.
+            deadline_s: monotonic.
 
         Raises:
-            TransactionInDoubtError: it may be decided; nothing is to be rolled back.
-            MetaqError: it is not, and never will be.
+            TransactionInDoubtError: it may be decided; do not roll back.
+            MetaqError: it is not decided, and never will be.
 
         Cancellation: it may be decided.
         """
         decision = make_decision(xid, brokers)
         async with self._committer.storing:
             try:
-                held = self._require_held(offsets)
+                held = self._require_held(offsets, self._claims)
                 places = await _Deciding(
                     self._context,
                     self._decisions,
@@ -309,10 +331,11 @@ class MemberDecisions:
                     deadline_s,
                 ).run()
             except BaseException:
-                # The partitions go on at what is stored, when nothing can change that.
+                # Partitions resume at their stored offsets, after the token is dropped
+                # and no request can change these any more.
                 self._doubted.add(self._token)
                 self._token = ""
-                self._restart(tuple(offsets))
+                self.restart(tuple(offsets))
                 raise
             self._note_decided(xid, decision, held, places)
 
@@ -335,18 +358,25 @@ class MemberDecisions:
         self._committer.note_stored(stored)
         if len(stored) < len(places):
             # Decided, and others have gone on from there since.
-            self._restart([one for one in places if one not in stored])
+            self.restart([one for one in places if one not in stored])
 
     def _require_held(
-        self, partitions: Collection[TopicPartition]
+        self,
+        partitions: Collection[TopicPartition],
+        claims: Mapping[TopicPartition, object] | None = None,
     ) -> dict[TopicPartition, _Held]:
-        """Return the partitions of a batch.
+        """Return the held partitions of a batch.
+
+        Args:
+            partitions: of the batch.
+            claims: under which they were read; None: any.
 
         Raises:
-            OwnershipLostError: one of them is not ours any more.
+            OwnershipLostError: one of them is not ours any more, or is ours again.
         """
         for partition in partitions:
-            if partition not in self._held:
+            held = self._held.get(partition)
+            if held is None or (claims and held.claim is not claims[partition]):
                 raise OwnershipLostError(
                     f"{partition}: lost while its messages were being handled; they"
                     " will be delivered again"
@@ -356,11 +386,11 @@ class MemberDecisions:
     # -- after the decision -----------------------------------------------------------
 
     async def complete(self, *, deadline_s: float) -> None:
-        """Commit what was decided last, again and again while a broker is away.
+        """Commit the last decided batch; retry until the deadline.
 
         Raises:
             TransactionInDoubtError: a broker has not committed it yet.
-            LostBranchError: a broker has lost a part of it.
+            LostBranchError: a broker has lost a branch of it.
         """
         pending = self._pending
         if pending is None:
@@ -379,7 +409,7 @@ class MemberDecisions:
         self._pending = None
         is_ours = all(one in self._held.values() for one in pending.held)
         for (broker_id, _), error in failed.items():
-            # Of a partition that is not ours any more the next owner has completed it.
+            # If a partition was lost, its next owner may have completed the batch.
             if is_ours or not isinstance(error, LostBranchError):
                 raise LostBranchError(
                     f"{shown(pending.xid)} is decided, but its messages at broker"
@@ -389,12 +419,24 @@ class MemberDecisions:
     async def give_up(
         self, xid: XaTransactionId, brokers: Collection[BrokerId], *, deadline_s: float
     ) -> None:
-        """Roll back a batch that is not decided; what is not reached is done later."""
+        """Roll back an undecided batch; branches not reached are kept for later."""
         self._left.update((broker_id, xid) for broker_id in brokers)
         await self._roll_back_left(deadline_s)
 
+    def refuse_commit(self) -> None:
+        """Refuse a commit beside the decision, which would not wait for it.
+
+        Raises:
+            TransactionError: a batch has begun, and has not ended.
+        """
+        if self._open is not None:
+            raise TransactionError(
+                f"a block of exactly_once is open ({shown(self._open)}), and stores the"
+                " offsets at its end: commit nothing in it"
+            )
+
     def end(self) -> None:
-        """Note that the batch that `begin` named has ended."""
+        """Record that the batch of the last `begin` has ended."""
         self._open = None
 
     async def _roll_back_left(self, deadline_s: float) -> None:
@@ -403,7 +445,7 @@ class MemberDecisions:
         self._left.difference_update(left - kept)
 
     async def close(self, *, deadline_s: float) -> None:
-        """Complete and roll back what can be, and give up the token; never raises."""
+        """Complete and roll back if possible; drop tokens. Logs errors, raises none."""
         if self._sweep is not None:
             self._sweep.cancel()
         if not self._token and not self._doubted:
@@ -416,7 +458,7 @@ class MemberDecisions:
         except MetaqError as error:
             _log.warning("not ended: group=%s: %s", self._group, error)
 
-    # -- what dead members left -------------------------------------------------------
+    # -- branches of dead members -----------------------------------------------------
 
     def _start_sweep(self) -> None:
         self._is_sweep_due = True
@@ -446,7 +488,7 @@ class MemberDecisions:
 
 @dataclass(slots=True, eq=False)
 class _Deciding:
-    """A decision under way."""
+    """A decision in progress."""
 
     context: ClientContext
     decisions: GroupDecisions
@@ -454,19 +496,20 @@ class _Deciding:
     decision: GroupDecision
     token: str
     session_version: int
-    """Session of the token, and of the claims."""
+    """Version of the session that has the token and the claims."""
     held: Mapping[TopicPartition, _Held]
     offsets: Mapping[TopicPartition, GroupOffset]
     deadline_s: float
     was_sent: bool = False
-    """Whether a request was sent that may be carried out."""
+    """Whether a request was sent and may still be carried out."""
 
     async def run(self) -> Mapping[TopicPartition, Place]:
-        """Return what the partitions have once it is decided.
+        """Decide; return the new state of each partition.
 
         Raises:
-            OwnershipLostError: it is not, and never will be.
-            TransactionInDoubtError: it may be.
+            OwnershipLostError: it is not decided, and never will be.
+            TransactionInDoubtError: it may be decided.
+            CoordinationError: ZooKeeper is not available; it is not decided.
         """
         bases = {partition: each.place for partition, each in self.held.items()}
         if None in bases.values():
@@ -482,7 +525,8 @@ class _Deciding:
             found = await self._insist(self._read)
             if any(place.decision == self.decision for place in found.values()):
                 return found
-            # Of one session a later request is carried out later: neither was.
+            # ZooKeeper handles the requests of a session in order: this read shows that
+            # none of the former requests was or will be carried out.
             self.was_sent = False
             self._require_unchanged(found)
             if found == bases:
@@ -496,7 +540,7 @@ class _Deciding:
     async def _send(
         self, moves: Mapping[TopicPartition, tuple[Place, GroupOffset]]
     ) -> Mapping[TopicPartition, Place] | NodeChangedError:
-        """Send the request; return that it does not fit."""
+        """Send the request; return the error if a node has changed."""
         operations = await self.decisions.plan(
             self.decision, self.token, moves, deadline_s=self.deadline_s
         )
@@ -517,7 +561,7 @@ class _Deciding:
         return dict(zip(self.held, places, strict=True))
 
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask again while ZooKeeper is away, until the deadline."""
+        """Retry while ZooKeeper is away, until the deadline."""
         try:
             return await retry(
                 ask,
@@ -547,7 +591,7 @@ class _Deciding:
             )
 
     def _require_unchanged(self, found: Mapping[TopicPartition, Place | None]) -> None:
-        """Refuse to follow what others have written since we have read it."""
+        """Raise if others have written since our last read or decision."""
         for partition, place in found.items():
             base = self.held[partition].place or Place()
             stored = place.offset.offset if place and place.offset else None

@@ -1,30 +1,31 @@
-"""Exactly once, from topic to topic: which transactions count. Pure.
+"""Exactly once, from topic to topic: decides which transactions are committed. Pure.
 
-A batch of messages, of one or more partitions of a group, becomes messages of other
-topics: they are prepared in one XA transaction, a branch at each of their brokers. Then
-one write to ZooKeeper *decides*: it moves the offsets of the batch and names the
-transaction, for each of its partitions (`metaq/zk/decisions.py`). Then all branches are
-committed, and the batch is complete.
+The results of a batch, which has messages of one or more partitions of a group, are
+messages to other topics. They are prepared in one XA transaction, with a branch at each
+of their brokers. Then one write to ZooKeeper *decides*: for each partition of the batch
+it stores the next offset and names the transaction (`metaq/zk/decisions.py`). Then all
+branches are committed, and the batch is complete.
 
     sends -> prepare at every broker -> decide -> commit at every broker -> complete
 
-Rules, by which members that die, hang or come back late contradict no other member:
+These rules keep members consistent when some die, hang or come back late:
 
-1. A branch is committed only when a decision names it.
-2. A member decides about its next batch when the last one is complete. So a decision
-   that makes way for the next one of its partition is complete.
-3. Who claims a partition completes what its last decision names before the first get.
-4. A branch is rolled back by the member that began it, which knows that it will not
-   decide; by others only when its token is gone and no decision names it. They look in
+1. A branch is committed only if a decision names it.
+2. A member decides about its next batch only after the last one is complete. So a
+   decision is complete before the next one of its partition replaces it.
+3. After claiming a partition, a member completes its last decision before the first
+   get.
+4. A branch is rolled back by the member that began it, if it knows that it will not
+   decide; by others only if its token is gone and no decision names it. They read in
    this order: branches at brokers, then tokens, then all decisions of the group.
-5. A member that does not know whether it has decided gives up its token, and then
-   claims its partitions again, which is rule 3. Without the token its request cannot be
-   carried out any more.
+5. A member that does not know whether it has decided drops its token, and then claims
+   its partitions again (rule 3). Without the token its request can no longer be carried
+   out.
 
-Why a member that was taken for dead cannot decide: its token went with its session,
-together with the owner nodes that others claim. Why rule 4 is safe: a token that is
-gone never comes back, so what is not named by then is never named; and what was named
-and has made way was complete (rules 2 and 3), so a rollback finds nothing.
+A member that was taken for dead cannot decide: its token is gone with its session, and
+so are the owner nodes that others claim. Rule 4 is safe: a token that is gone never
+comes back, so a branch not named by then is never named; and a decision that was
+replaced was complete (rules 2 and 3), so a rollback of its branches finds nothing.
 """
 
 from collections.abc import Collection, Mapping
@@ -43,10 +44,10 @@ def make_decision(xid: XaTransactionId, brokers: Collection[BrokerId]) -> GroupD
 
 
 def branches_of(partition: TopicPartition, decision: GroupDecision) -> list[Placed]:
-    """Return the branches that the decision about a partition names.
+    """Return the branches named by the decision about a partition.
 
     Raises:
-        PayloadError: it names no transaction.
+        PayloadError: its xid is not that of an XA transaction.
     """
     try:
         xid = parse_key(decision.xid)
@@ -65,12 +66,12 @@ def plan_group(
     tokens: Collection[str],
     decisions: Mapping[TopicPartition, Place],
 ) -> Recovery:
-    """Return what becomes of branches that brokers have prepared for a group.
+    """Return what becomes of the branches prepared for a group.
 
     Args:
-        found: broker → ids that it lists under the group's qualifier, read first.
-        tokens: read after that. Branches of these are their members' to end.
-        decisions: the last ones of all partitions, read after that.
+        found: broker → ids that it lists under the group's qualifier; read first.
+        tokens: tokens of live members, who end their own branches; read next.
+        decisions: last decision of every partition; read last.
     """
 
     def is_over(xid: XaTransactionId) -> bool | None:

@@ -43,6 +43,7 @@ Partitions = frozenset[TopicPartition]
 class HookCall:
     """One call of a hook."""
 
+    hooks: "Hooks"
     name: str
     partitions: Partitions
     has_begun: bool = False
@@ -68,25 +69,26 @@ _inside: ContextVar[HookCall | None] = ContextVar("metaq_hook", default=None)
 tasks, which may outlive it."""
 
 
-def _call_inside() -> HookCall | None:
+def _call_inside(hooks: "Hooks") -> HookCall | None:
     call = _inside.get()
-    return call if call is not None and call.is_active else None
+    is_inside = call is not None and call.is_active and call.hooks is hooks
+    return call if is_inside else None
 
 
-def refuse_inside(what: str) -> None:
-    """Raise ClientError in a hook, which such a call would wait for."""
-    call = _call_inside()
+def refuse_inside(hooks: "Hooks", what: str) -> None:
+    """Raise ClientError in one of these hooks, which such a call would wait for."""
+    call = _call_inside(hooks)
     if call is not None:
         raise ClientError(f"{what}: not possible in {call.name}, which it waits for")
 
 
-def commits_inside() -> bool:
-    """Return whether this commit is made in a hook.
+def commits_inside(hooks: "Hooks") -> bool:
+    """Return whether this commit is made in one of these hooks.
 
     Raises:
         OwnershipLostError: in one whose partitions are not ours any more.
     """
-    call = _call_inside()
+    call = _call_inside(hooks)
     if call is not None and not call.is_ours:
         raise OwnershipLostError(
             f"{name_some(call.partitions)}: lost, nothing can be committed in"
@@ -134,6 +136,10 @@ class Hooks:
         """Whether there is any hook."""
         return any(self._hooks.values())
 
+    def waiting_for(self) -> list[str]:
+        """Return which hook keeps messages from being handed out, if one does."""
+        return [f"on_assigned of {name_some(self.held)}"] if self.held else []
+
     def call_in_threads(self, consumer: object, caller: Caller) -> None:
         """Have hooks called by threads, with the consumer of the sync world."""
         self._consumer, self._caller = consumer, caller
@@ -152,7 +158,7 @@ class Hooks:
         if last is not None and last.name == "on_assigned" and not last.has_begun:
             last.partitions |= fresh
         elif fresh:
-            self._spawn(HookCall("on_assigned", frozenset(fresh)))
+            self._spawn(HookCall(self, "on_assigned", frozenset(fresh)))
 
     async def revoke(self, partitions: Partitions, *, timeout_s: float) -> bool:
         """Have `on_revoked` called; wait for its end, at most so long.
@@ -175,7 +181,7 @@ class Hooks:
                 waiting[task] = call
                 rest -= call.partitions
         if rest and timeout_s > 0:
-            call = HookCall("on_revoked", frozenset(rest))
+            call = HookCall(self, "on_revoked", frozenset(rest))
             waiting[self._spawn(call)] = call
         if waiting:
             await asyncio.wait(waiting, timeout=timeout_s)
@@ -197,7 +203,7 @@ class Hooks:
                 call.is_ours = False
                 task.cancel()
         if gone and self._hooks["on_lost"] is not None:
-            self._spawn(HookCall("on_lost", frozenset(gone), is_ours=False))
+            self._spawn(HookCall(self, "on_lost", frozenset(gone), is_ours=False))
 
     async def close(self, timeout_s: float) -> None:
         """Wait for the last calls, at most so long; then cancel them."""

@@ -13,7 +13,14 @@ and consecutive orders for handled messages share one commit.
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+)
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -95,9 +102,11 @@ AnyFuture: TypeAlias = asyncio.Future[None] | Future[None]
 class CommitOrders:
     """Queue of one consumer's `commit_nowait` orders, each with its future."""
 
-    def __init__(self, begin: Callable[[CommitOrder], Commit]) -> None:
+    def __init__(self, begin: Callable[[CommitOrder], Awaitable[Commit]]) -> None:
         """Create an empty queue; `begin` starts a commit and is called on the loop."""
         self._begin = begin
+        self._beginning = asyncio.Lock()
+        """Held while commits are started, so that none overtakes an earlier one."""
         self._lock = threading.Lock()
         self._waiting: list[tuple[CommitOrder, AnyFuture]] = []
         self._runs: set[AnyFuture] = set()
@@ -132,14 +141,16 @@ class CommitOrders:
 
     async def _run(self) -> None:
         """Commit the queued orders and complete their futures."""
-        waiting = self._take()
+        waiting: list[tuple[CommitOrder, AnyFuture]] = []
         begun: list[Commit] = []
         last: CommitOrder | None = None
         try:
-            for order, _future in waiting:
-                is_same = last is not None and last.named is order.named is None
-                begun.append(begun[-1] if is_same else self._begin(order))
-                last = order
+            async with self._beginning:
+                waiting = self._take()
+                for order, _future in waiting:
+                    is_same = last is not None and last.named is order.named is None
+                    begun.append(begun[-1] if is_same else await self._begin(order))
+                    last = order
             for (order, future), commit in zip(waiting, begun, strict=True):
                 _finish(future, order.error(await commit.wait()))
         finally:

@@ -3,7 +3,7 @@
 Only changed offsets are written. The offsets of a failed commit are part of the next
 one, so a store that is unavailable for a while loses no offset.
 
-Theory of operation: one write is in progress at a time. Commits requested meanwhile
+Theory of operation: one write is in progress at a time. Commits requested during it
 are combined into the next write, which takes the newest offset of each partition and
 answers all of them: a consumer that commits each message writes as often as the store
 can, and no more. A commit under another fence gets a write of its own, so that
@@ -76,8 +76,8 @@ class Commit:
     """A requested commit; `wait` returns its outcome."""
 
     offsets: Offsets
-    foreign: Failures
-    """Errors of partitions that are not assigned to this consumer."""
+    foreign: dict[TopicPartition, MetaqError]
+    """Errors of partitions that are not written: not assigned, or refused."""
     limit_s: float
     """Longest wait of the caller, in seconds."""
     what: str
@@ -268,7 +268,7 @@ class Committer:
                     del self._named[partition]
             due = {one: self.due(one, at) for one, at in handled.items()}
         left_s = self._left_s(deadline_s)
-        foreign = {
+        foreign: dict[TopicPartition, MetaqError] = {
             p: self._not_ours(p, at) for p, at in due.items() if p not in self._ours
         }
         ours = {p: at for p, at in due.items() if p not in foreign}

@@ -1,15 +1,14 @@
-"""The way in: messages from any thread are appended to the batches of partitions.
+"""The accumulator: appends messages from any thread to the batches of partitions.
 
-Theory of operation. `append` is the one thing that happens per message: it chooses a
-partition's sender, adds the payload to the sender's open batch under one plain lock,
-and returns. The event loop is notified once, when a sender that it knew to be empty is
-not any more; from then on the sender takes batches whenever it can send, so batches
-grow while others are in flight. Nothing here waits or does I/O, except `wait_room`,
-which blocks its caller.
+Theory of operation. `append` does all the work per message: it chooses a partition's
+sender, adds the payload to the sender's open batch under one plain lock, and returns.
+The event loop is notified once, when an empty sender gets its first message; from then
+on the sender takes batches whenever it can send, so batches grow while others are in
+flight. Nothing here waits or does I/O; `Buffer.wait` blocks until memory is free.
 
-A batch holds messages of one time-out only, so that its deadline is that of its first
-message, and no clock is read for the others. The tick seals a batch that waits, so that
-later messages do not share an old deadline.
+All messages of a batch have the same time-out, so the batch has the deadline of its
+first message, and no clock is read for the others. The delivery's tick seals old
+batches, so that later messages do not share an old deadline.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,19 +31,19 @@ from metaq.record.layout import HEADER_BYTES
 
 
 class Accumulator:
-    """Takes messages from any thread, gives batches to one event loop."""
+    """Takes messages from any thread and hands batches to one event loop."""
 
     def __init__(self, buffer: Buffer[PartitionSender], routes: Routes) -> None:
         """Start empty; called on the loop's thread."""
         self.buffer = buffer
         self._options = buffer.options
-        # A third of the cost of `with`, twice a message.
+        # Called for each message; costs a third of `with`.
         self._acquire, self._release = buffer.lock.acquire, buffer.lock.release
         self.routes = routes
         self._timeout_s = buffer.options.timeout_s
 
     def knows(self, topic: str) -> bool:
-        """Tell whether the topic's partitions are known, so that `append` takes it."""
+        """Return whether the topic's partitions are known: `append` needs them."""
         return topic in self.routes.by_topic
 
     def append(
@@ -61,25 +60,25 @@ class Accumulator:
         """Add one message; never waits.
 
         Args:
-            topic: one that is known.
+            topic: a known topic.
             data: application bytes; mutable ones are copied.
             attribute: application attribute, or None.
-            key: stored, chooses the partition; or None.
-            partition: `<broker>-<partition>`, chooses it above all else.
+            key: stored with the message; chooses the partition. None for no key.
+            partition: `<broker>-<partition>`; overrides key and selector.
             headers: names and bytes, stored in this order.
-            timeout_s: bound on its sending; None is the producer's.
-            deliver_ms: its time; None: it has none.
+            timeout_s: time limit for sending; None takes the producer's.
+            deliver_ms: delivery time, ms since 1970; None for at once.
 
         Returns:
-            Its future; messages of one thread are stored in their partition in this
-            order.
+            The message's future. A partition stores the messages of one thread in the
+            order of the calls.
 
         Raises:
             BufferFullError: no memory now; see `Buffer.wait`.
-            MessageTooLargeError: larger than the buffer, or than its broker takes.
+            MessageTooLargeError: larger than the buffer or the broker's limit.
             NoBrokerError: the topic is not known, or the selector found no partition.
-            ConfigError: attribute, key, headers or partition cannot be written.
-            ClosedError: the producer is closed, or of another event loop.
+            ConfigError: attribute, key, headers or partition cannot be encoded.
+            ClosedError: the producer is closed, or belongs to another event loop.
             TypeError: data, attribute, key or headers are of another type.
         """
         if timeout_s is None:
@@ -119,7 +118,8 @@ class Accumulator:
             if flag:
                 batch.flags[len(payloads)] = flag
             if deliver_ms is not None:
-                # As `flags` by the number: one that found no memory leaves no time.
+                # Set by index, as `flags`: if memory ran out here before, the time
+                # of that lost message is overwritten.
                 batch.times[len(payloads) :] = (deliver_ms,)
             payloads.append(payload)
             batch.bytes_left -= size_bytes
@@ -130,17 +130,17 @@ class Accumulator:
             ready = buffer.ready
         finally:
             self._release()
-        # After the lock: the loop needs it, and would wait for it.
+        # Outside the lock, because the notified loop takes it at once.
         if ready and buffer.announced is not ready:
             buffer.announce()
         return future
 
     def check_lasting(self, partition: TopicPartition, payload_bytes: int) -> None:
-        """Refuse a message that is to be kept, and could not be appended later.
+        """Refuse a message to be spooled that could never be appended later.
 
         Raises:
-            MessageTooLargeError: it is larger than the buffer, or than what its broker
-                announced last takes.
+            MessageTooLargeError: it is larger than the buffer, or over the limit that
+                its broker announced last.
             ClosedError: the producer is closed.
         """
         size_bytes = payload_bytes + HEADER_BYTES
@@ -156,20 +156,20 @@ class Accumulator:
         timeout_s: float | None = None,
         deliver_ms: Millis | None = None,
     ) -> Appending:
-        """Prepare to add a list; `Appending.step` adds it, as far as there is memory.
+        """Prepare to add a list; `Appending.step` adds as much as memory allows.
 
-        Without keys and with the default selector, contiguous parts of up to a
-        batch's size go to one partition after the other; else each message goes where
-        the selector sends it, in order within its partition.
+        Without keys and with the default selector, contiguous runs of up to a
+        batch's size go to the partitions in turn; otherwise the selector chooses for
+        each message, and messages of one partition keep their order.
 
         Args:
-            topic: one that is known.
+            topic: a known topic.
             messages: bytes-like, or `OutgoingMessage` for those that need more.
             timeout_s: as in `append`.
-            deliver_ms: time of all of them; None: they have none.
+            deliver_ms: delivery time of all messages; None for at once.
 
         Raises:
-            As `append`, except what depends on free memory.
+            As `append`, except BufferFullError.
         """
         check_timeout(timeout_s)
         listed = list_messages(messages)
@@ -197,16 +197,16 @@ class Accumulator:
         flags: Sequence[int],
         name: BatchName,
     ) -> None:
-        """Add messages that travel under a name of their own, with no others.
+        """Add messages as one sealed batch with its own producer name and sequence.
 
-        More than the whole buffer takes is added when nothing else is in it.
+        Messages that exceed the whole buffer are added once the buffer is empty.
 
         Args:
-            partition: where they go, and stay.
-            payloads: at least one; attribute block, if its flag says so, and
-                application bytes each.
+            partition: destination; the messages never move to another one.
+            payloads: at least one; each an attribute block, if its flag says so, and
+                application bytes.
             flags: one for each payload.
-            name: of the batch.
+            name: producer and sequence of the batch.
 
         Raises:
             BufferFullError: no memory now; see `Buffer.wait`.
@@ -231,12 +231,13 @@ class Accumulator:
     def add_apart(
         self, sender: PartitionSender, apart: Batch, *, may_move: bool
     ) -> SendFuture:
-        """Add the message of a batch that no sender had; under the lock.
+        """Add the message of a batch from `Buffer.begin_apart`; under the lock.
 
-        Its memory is free again; so it is also added when the producer is closed.
+        The caller has just released that batch's memory, so the message is added
+        without a check for free memory, also when the producer is closed.
 
         Raises:
-            MessageTooLargeError: larger than its broker takes.
+            MessageTooLargeError: larger than the broker's limit.
         """
         ends = ends_of(apart.payloads)
         size_bytes, flags = ends[-1], [apart.flags.get(0, 0)]
@@ -250,9 +251,9 @@ class Accumulator:
         return SendFuture(batch, len(batch.payloads) - 1)
 
     def unanswered(self) -> list[Batch]:
-        """Return every batch without an outcome, after sealing open ones.
+        """Seal open batches, and return every batch without an outcome.
 
-        Messages appended from now on are in none of them.
+        Later messages go to other batches.
         """
         with self.buffer.lock:
             for sender in self.routes.senders():
@@ -260,9 +261,9 @@ class Accumulator:
             return self.buffer.unanswered()
 
     def close(self) -> None:
-        """Refuse messages from now on; waiting ones stay."""
+        """Refuse new messages; buffered ones stay."""
         self.buffer.close()
-        # Open batches lose their reservations, so that the next message asks for some.
+        # Seals open batches, so the next message has to reserve memory, and is refused.
         self.unanswered()
 
     # -- inside -----------------------------------------------------------------------
@@ -270,7 +271,7 @@ class Accumulator:
     def _select_run(
         self, topic: str, message: OutgoingMessage
     ) -> tuple[PartitionSender | None, bool]:
-        """Return a message's sender; None where all may go anywhere."""
+        """Return a message's sender, None for any; and whether it may move."""
         is_keyed = message.key is not None or message.partition is not None
         if self.routes.is_default and not is_keyed:
             return None, True
@@ -279,11 +280,11 @@ class Accumulator:
     def _add_next(
         self, topic: str, timeout_s: float, deliver_ms: Millis | None, run: Run
     ) -> tuple[Batch, int, int]:
-        """Add as much of a run as a batch takes, to the open one if all of it fits.
+        """Add up to a batch of a run; to the open batch if all of that fits there.
 
         Returns:
-            The batch, the number of the first added message in it, and how many were
-            added.
+            The batch, the index of the first added message in it, and the number of
+            messages added.
 
         Raises:
             BufferFullError: no memory now.
@@ -309,7 +310,7 @@ class Accumulator:
         return batch, first, message_count
 
     def _timed(self, sender: PartitionSender, deliver_ms: Millis) -> PartitionSender:
-        """Return the sender of messages with a time, for the partition of another."""
+        """Return the sender for delayed messages of the given sender's partition."""
         row = delay_row(deliver_ms - self.buffer.clock.wall_ms())
         return self.routes.timed(sender.partition, row)
 
@@ -330,14 +331,14 @@ class Accumulator:
         *,
         is_taken: bool = False,
     ) -> Batch:
-        """Return the sender's open batch, with memory for messages; under the lock.
+        """Return the sender's open batch, with memory reserved; under the lock.
 
-        Some more memory than that is reserved, so that not each message has to ask.
-        Of messages that are taken already there is no question.
+        More memory is reserved than asked for, so that most messages need no
+        reservation. With `is_taken`, free memory is not checked.
         """
         buffer = self.buffer
         if buffer.home.is_here():
-            # Another loop in this thread means that ours does not run.
+            # If another loop runs in this thread, ours does not.
             require_loop(buffer.home.loop, "the producer")
         batch = sender.open
         if batch is not None:
@@ -357,7 +358,7 @@ class Accumulator:
         return batch
 
     def _begin(self, sender: PartitionSender, timeout_s: float) -> Batch:
-        """Begin another open batch; under the lock."""
+        """Begin a new open batch; under the lock."""
         if sender.open is not None and self._options.linger_s:
             sender.note_ready()
             self.buffer.announce()
@@ -366,7 +367,7 @@ class Accumulator:
         return batch
 
     def _wake(self, sender: PartitionSender) -> None:
-        """Have the loop look at a sender, unless it does; under the lock."""
+        """Notify the loop of a sender with messages, if needed; under the lock."""
         if not sender.is_awake:
             sender.note_ready()
         self.buffer.announce()

@@ -1,14 +1,14 @@
 """Composition of requests, and reactions to failures. Pure.
 
-A batch is cut into spans as its broker takes them: one `mput`, several where the broker
-announced less than a batch holds, or runs of single puts where the broker knows no
-`mput`. Each leaves as a request, perhaps several times, until it has an outcome.
+A batch is cut into spans that its broker accepts: one `mput`; several, if the batch
+exceeds the limits that the broker announced; or runs of single puts, if the broker has
+no `mput`. Each span is sent as one request, and retried until it has an outcome.
 
 After a failure a request is in one of two states. *Certainly not stored*: it never
-left, or the broker refused it; then it may go elsewhere. *In doubt*: it was sent, and
-the connection broke before the answer, or the answer says that the disk failed during
-the write. It keeps this state: it goes to the same partition again, under the same
-sequence, where a broker that announced `dedup` recognises it.
+left, or the broker refused it; it may go to another partition. *In doubt*: it was sent,
+and the connection broke before the reply, or the reply says that the disk failed during
+the write. A request in doubt stays so: it is sent to the same partition again, under
+the same sequence, by which a broker that announced `dedup` recognises it.
 
 Source: docs/protocol.md "mput"; docs/metaq-1.4/client.md 7.3, 7.6, 16.5.
 """
@@ -43,70 +43,70 @@ from metaq.protocol.version import Capabilities
 from metaq.record.layout import HEADER_BYTES, PAYLOAD_BYTES_MAX
 
 NEVER_LEFT: Final = (NoBrokerError, NotSentError, ClosedError)
-"""Errors after which the broker certainly knows nothing of a command."""
+"""Errors after which the broker certainly did not receive a command."""
 
 IN_DOUBT: Final = (ConnectionLostError, UnknownPutError, BadReplyError)
 """Errors after which a command may be stored; it may be sent again."""
 
 IN_DOUBT_FINAL: Final = (RequestTimeoutError, DiskFailedError)
-"""The same, of a command that may not: its deadline was that of the messages, so there
-is no time (`AttemptLimits.answer_timeout_s` leaves some); or its broker will not
-recognise it."""
+"""Errors after which a command may be stored and is not sent again: its deadline, which
+is that of its messages, has passed (`AttemptLimits.answer_timeout_s` ends earlier); or
+the broker would not recognise it."""
 
 REFUSALS: Final = (ForbiddenError, NoRoomError, UnavailableError)
-"""Answers of a broker that did not store a command, and may store it later."""
+"""Errors of a broker that did not store a command, and may store it later."""
 
 PASSING: Final = (NotLeaderError, TooFewReplicasError)
-"""Those of a replica set while its leader changes: they end by themselves."""
+"""Refusals of a replica set while its leader changes; they are temporary."""
 
 PUTS_MAX: Final = 500
-"""Single puts that leave together, to a broker without `mput`: their replies are
-handled together as well, while the next ones leave."""
+"""Maximum number of single puts sent together to a broker without `mput`. Their replies
+are handled together too, while the next puts are sent."""
 
 PUTS_BYTES_MAX: Final = 256 * 1024
-"""Record bytes of them; a larger one leaves alone."""
+"""Maximum record bytes of puts sent together; a larger record is sent alone."""
 
 
 WRAPPER_BYTES: Final = 29
-"""Bytes that a broker adds to messages with one time, besides their topic and the
-header of the record that they wait in."""
+"""Bytes that a broker adds to messages with the same delivery time, besides their topic
+and the header of the record that holds them until then."""
 
 
 class Reaction(enum.Enum):
     """The next step of a request after a failure."""
 
     AGAIN = "again"
-    """It goes to the same partition once more."""
+    """Send it to the same partition again."""
     MOVE = "move"
-    """It goes to another partition, or here again when there is none."""
+    """Send it to another partition, or to the same one if there is no other."""
     FAIL = "fail"
-    """Its senders get the error."""
+    """Report the error to the callers."""
 
 
 class BatchSpan(NamedTuple):
-    """Neighbours in a batch that leave together."""
+    """Contiguous messages of a batch that are sent together."""
 
     first: int
-    """Number of its first message in the batch."""
+    """Index of the first message in the batch."""
     end: int
-    """Number of the message after its last one."""
+    """Index after the last message."""
     is_mput: bool
     """True for one `mput`; False for a put of each message."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
-    """Bounds of a delivery that ends with its first failure, on top of deadlines.
+    """Limits, besides deadlines, of a delivery that ends with its first failure.
 
-    For one whose caller repeats everything from the beginning, as a task of Spark does.
-    A refusal is final there, unless it is one of a replica set (`PASSING`).
+    For callers that repeat everything from the beginning after a failure, as a Spark
+    task does. A refusal is final, unless it is one of a replica set (`PASSING`).
     """
 
     answer_timeout_s: float
-    """Longest wait for one answer, then the request is sent again; longest time of
-    attempts to connect again, then it has failed."""
+    """Maximum wait for one reply, after which the request is sent again; maximum time
+    to reconnect, after which the delivery fails."""
     retries_max: int
-    """Times that a request is sent again."""
+    """Maximum number of times that a request is sent again."""
 
 
 def on_failure(
@@ -123,15 +123,15 @@ def on_failure(
 
     Args:
         error: the error of the attempt.
-        may_move: its messages may go to another partition.
-        is_in_doubt: an earlier attempt may have stored it.
-        has_dedup: the broker recognises what it has stored already.
-        retry_unknown: send again what may be stored, also to other brokers.
-        attempt: its number, from 1 on.
-        limits: of its attempts; None leaves the end to the deadline.
+        may_move: whether its messages may go to another partition.
+        is_in_doubt: whether an earlier attempt may have stored it.
+        has_dedup: whether the broker recognises a request that it has stored.
+        retry_unknown: send a request in doubt again even without `has_dedup`.
+        attempt: number of the attempt, from 1.
+        limits: of attempts; None for the deadline only.
 
     Returns:
-        The reaction, and `is_in_doubt` from now on.
+        The reaction, and the new `is_in_doubt`.
     """
     in_doubt: tuple[type[MetaqError], ...] = IN_DOUBT
     if limits is not None and not isinstance(error, PASSING):
@@ -151,10 +151,10 @@ def on_failure(
 def final_error(
     error: MetaqError, partition: TopicPartition, *, is_in_doubt: bool
 ) -> MetaqError:
-    """Return the error for the senders of a request's messages."""
+    """Return the error for the callers that sent a request's messages."""
     if not is_in_doubt or isinstance(error, OutcomeUnknownError):
         return error
-    # The error of a lost connection says so itself.
+    # The text of ConnectionLostError ends with it already.
     prefix = "" if str(error).endswith(OUTCOME_UNKNOWN) else f"{OUTCOME_UNKNOWN}: "
     final = OutcomeUnknownError(f"{partition}: {prefix}{error}")
     final.__cause__ = error
@@ -168,18 +168,18 @@ def plan_spans(
     capabilities: Capabilities,
     puts_max: int = PUTS_MAX,
 ) -> list[BatchSpan]:
-    """Cut messages `first` up to `end` of a batch into spans that their broker takes.
+    """Cut messages `first` up to `end` of a batch into spans that the broker accepts.
 
     Args:
         ends: record bytes of the batch up to each message, beginning with 0.
-        first: the first message.
-        end: the message after the last one; above `first`.
+        first: index of the first message.
+        end: index after the last message; above `first`.
         capabilities: of the broker.
-        puts_max: most single puts that leave together.
+        puts_max: maximum number of single puts sent together.
 
     Returns:
-        Spans in order. A record above the broker's batch limit is a put,
-        and so is one above its limit of payloads: refused, it takes no other with it.
+        Spans in order. A record above the broker's limit for batches or for payloads
+        is a span of its own, a put: its refusal affects no other message.
     """
     bytes_max = capabilities.batch_bytes_max
     count_max = capabilities.batch_records_max or end - first
@@ -202,11 +202,13 @@ def plan_spans(
 
 
 def cut_by_time(spans: Sequence[BatchSpan], times: Sequence[int]) -> list[BatchSpan]:
-    """Return spans of messages with one time each, for a broker that takes no others.
+    """Cut spans so that all messages of one have the same delivery time.
+
+    For brokers that accept one time per command.
 
     Args:
         spans: of a batch.
-        times: of each of its messages.
+        times: delivery time of each message of the batch.
     """
     found = list[BatchSpan]()
     for first, end, is_mput in spans:
@@ -218,7 +220,7 @@ def cut_by_time(spans: Sequence[BatchSpan], times: Sequence[int]) -> list[BatchS
 
 
 def for_one_time(capabilities: Capabilities, topic: str) -> Capabilities:
-    """Return what a broker takes of messages with a time, one record there."""
+    """Return the limits for delayed messages, which a broker holds in one record."""
     payload_max = capabilities.payload_bytes_max or PAYLOAD_BYTES_MAX
     bytes_max = payload_max - WRAPPER_BYTES - len(topic.encode())
     return replace(
@@ -229,7 +231,7 @@ def for_one_time(capabilities: Capabilities, topic: str) -> Capabilities:
 
 
 def no_delay(broker: str, capabilities: Capabilities) -> NoDelayError:
-    """Return the error of a message with a time, for a broker that takes none."""
+    """Return the error of a delayed message for a broker without delays."""
     return NoDelayError(
         f"{broker} delivers no message later: it is of MetaQ 1.4, an older one, or a"
         f" replica of a set (version {capabilities.version}); nothing was sent"
@@ -237,7 +239,7 @@ def no_delay(broker: str, capabilities: Capabilities) -> NoDelayError:
 
 
 def no_exchanges(broker: str, capabilities: Capabilities) -> NoExchangesError:
-    """Return the error of a message for an exchange, for a broker that has none."""
+    """Return the error of a message to an exchange for a broker without exchanges."""
     return NoExchangesError(
         f"{broker} has no exchanges: its version is {capabilities.version}; nothing was"
         " sent"
@@ -247,7 +249,7 @@ def no_exchanges(broker: str, capabilities: Capabilities) -> NoExchangesError:
 def _first_refused(
     ends: Sequence[int], first: int, stop: int, limit: int
 ) -> int | None:
-    """Return the first message whose record is over a limit; None: there is none."""
+    """Return the index of the first message whose record exceeds a limit, or None."""
     if ends[stop] - ends[first] <= limit:
         return None
     return next(

@@ -1,12 +1,11 @@
-"""Batches of messages for one partition, and the futures of their senders.
+"""Batches of messages for one partition, and the futures of their callers.
 
-Theory of operation. A million messages a second leave no time for an object that does
-something per message. So a message is one element of its batch's list of payloads, and
-a `SendFuture` is a name for it: the batch, and where in the batch. When a broker has
-answered, the batch gets its outcomes, one for each request: one `mput`, or a run of
-puts. Of an `mput` the id and offset of each message are computed from those of the
-first one (`record.ids.id_after`, and the lengths before it); of puts they are two
-columns.
+Theory of operation. A million messages a second leave no time for work per message in
+an object. So a message is one element of its batch's list of payloads, and a
+`SendFuture` only refers to it: the batch, and the index in the batch. When its requests
+are answered, the batch gets one outcome per request: one `mput`, or a run of puts. For
+an `mput` the id and offset of each message are computed from those of the first one
+(`record.ids.id_after`, and the lengths before it); for puts they are two columns.
 
     Invariant: a sealed batch is resolved exactly once, as a
     whole, on the loop's thread.
@@ -44,40 +43,40 @@ class SendResult(NamedTuple):
     message_id: MessageId
     """Id that the broker stamped."""
     partition: TopicPartition
-    """The partition it went to."""
+    """Partition that has the message."""
     offset: Offset
     """Offset of its record's first byte."""
 
 
 class BatchOutcome(NamedTuple):
-    """Outcome of messages of a batch, from `first` up to the next outcome's."""
+    """Outcome of the messages of a batch from `first` up to the next outcome."""
 
     first: int
     result: SendResult | MetaqError
-    """Of the first message; an error is that of all."""
+    """Result of the first message; an error applies to all."""
     ids: Sequence[int] | None = None
-    """Ids of all of them, where they were put one by one, or have a time."""
+    """Id of each message, if they were single puts, delayed or sent to an exchange."""
     offsets: Sequence[int] | None = None
-    """Their offsets, likewise."""
+    """Offset of each message, likewise."""
 
 
 class BatchName(NamedTuple):
-    """Producer and sequence that a caller gave a batch: the same in every run."""
+    """Producer and sequence given by the caller; the same in every run of it."""
 
     producer: str
     """1..64 of [A-Za-z0-9._~-]."""
     sequence: int
-    """Of the batch's first message, 0 or more."""
+    """Sequence of the batch's first message, 0 or more."""
     spare: str | None
-    """Producer for when these numbers were used for other messages; or None."""
+    """Producer to use if these sequences were used for other messages; or None."""
 
 
 @dataclass(slots=True)
 class Home:
-    """The loop where batches are resolved, and the lock that guards them all."""
+    """The event loop that resolves batches, and the lock that guards them all."""
 
     lock: threading.Lock
-    """Guards the callbacks of every batch; held for moments only."""
+    """Guards the callbacks of every batch; held briefly."""
     loop: asyncio.AbstractEventLoop
     thread_id: int
     pid: int = field(default_factory=os.getpid)
@@ -87,7 +86,7 @@ class Home:
         return threading.get_ident() == self.thread_id
 
     def require_own(self) -> None:
-        """Raise in the child of a fork, where nothing is ever resolved.
+        """Raise in a forked child, where no batch is ever resolved.
 
         Raises:
             ClosedError: the loop belongs to another process.
@@ -100,7 +99,7 @@ class Home:
             )
 
     def require_loop(self) -> None:
-        """Do the same, and raise OutcomeUnknownError where the loop was closed."""
+        """As `require_own`; also raise OutcomeUnknownError if the loop is closed."""
         self.require_own()
         if self.loop.is_closed():
             raise OutcomeUnknownError(
@@ -109,9 +108,9 @@ class Home:
 
 
 class Batch:
-    """Messages for one partition that travel together.
+    """Messages for one partition that are sent together.
 
-    Owner: the accumulator while it grows, one sender after another later.
+    Owner: the accumulator until it is sealed, then one partition sender at a time.
     """
 
     __slots__ = (
@@ -129,24 +128,24 @@ class Batch:
         self.timeout_s = timeout_s
         self.deadline_s = created_s + timeout_s
         self.may_move = True
-        """All of its messages may go to another partition."""
+        """Whether all of its messages may go to another partition."""
         self.name: BatchName | None = None
-        """Given by the caller; None leaves producer and sequence to the delivery."""
+        """Set by the caller; with None the delivery chooses producer and sequence."""
         self.times: list[Millis] = []
-        """Time of each message before which nothing reads it; []: they have none."""
+        """Delivery time of each message; [] if they are not delayed."""
         self.payloads: list[bytes] = []
         self.flags: dict[int, int] = {}
-        """Flags that are not 0, by the message's number in the batch."""
+        """Flags other than 0, by the message's index in the batch."""
         self.reserved_bytes = 0
-        """Record bytes of the buffer that are this batch's."""
+        """Buffer memory reserved for this batch, in record bytes."""
         self.reserved_count = 0
-        """Messages, likewise."""
+        """The same in messages."""
         self.bytes_left = 0
-        """Reserved bytes that no message has taken yet."""
+        """Reserved bytes that no message uses yet."""
         self.requests_left = 1
-        """Requests without an outcome; it travels whole as long as it can."""
+        """Number of requests without an outcome; more than one once it is cut."""
         self.found: list[BatchOutcome] = []
-        """Outcomes of the others, in any order."""
+        """Outcomes of the settled requests, in any order."""
 
     @property
     def size_bytes(self) -> int:
@@ -160,14 +159,14 @@ class Batch:
 
     @property
     def outcomes(self) -> Sequence[BatchOutcome]:
-        """Return the outcomes, in order of their `first`; () before they are known."""
+        """Return the outcomes, ascending by `first`; () before they are known."""
         return self._outcomes or ()
 
     def resolve(self, outcomes: Sequence[BatchOutcome]) -> None:
-        """Set the outcomes and call all callbacks. On the loop's thread.
+        """Set the outcomes and call all callbacks; on the loop's thread.
 
         Args:
-            outcomes: at least one, ascending, the first one's `first` is 0.
+            outcomes: at least one, ascending; the first begins at message 0.
         """
         with self._home.lock:
             self._outcomes = outcomes
@@ -176,10 +175,10 @@ class Batch:
             callback()
 
     def add_callback(self, callback: Callable[[], object]) -> None:
-        """Call back on the loop's thread when it is done; at once when it is.
+        """Call back on the loop's thread when the batch is done; if it is, here.
 
         Args:
-            callback: must not raise and not wait; equal to no other one.
+            callback: must neither raise nor wait; unequal to every other one.
         """
         with self._home.lock:
             if self._outcomes is None:
@@ -188,16 +187,16 @@ class Batch:
         callback()
 
     def remove_callback(self, callback: Callable[[], object]) -> None:
-        """Forget a callback; harmless when it was called."""
+        """Remove a callback; no effect if it was called."""
         if self._outcomes is None:
             with self._home.lock:
                 self._callbacks.pop(callback, None)
 
     def call_later(self, function: Callable[..., object], argument: object) -> None:
-        """Let the loop call a function of a user, which may raise, when it is done.
+        """Have the loop call a user's function, which may raise, when it is done.
 
         Raises:
-            ClosedError: called in the child of a fork.
+            ClosedError: called in a forked child.
         """
         self._home.require_own()
 
@@ -205,13 +204,13 @@ class Batch:
             with contextlib.suppress(RuntimeError):
                 self._home.loop.call_soon_threadsafe(function, argument)
                 return
-            # The client is closed, and its loop with it.
+            # The client and its loop are closed.
             function(argument)
 
         self.add_callback(call)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Block until it is done; return False when the time is over before.
+        """Block until the batch is done; return False on a time-out.
 
         Raises:
             RuntimeError: called on the loop's thread, which would wait for itself.
@@ -222,7 +221,7 @@ class Batch:
         self._home.require_loop()
         if self._home.is_here():
             raise RuntimeError("the event loop cannot wait for itself; use await")
-        # A third of the cost of an event, half of which delays an answer.
+        # Costs a third of a threading.Event; half of that would delay the result.
         done = threading.Lock()
         done.acquire()
         self.add_callback(done.release)
@@ -232,7 +231,7 @@ class Batch:
             self.remove_callback(done.release)
 
     async def wait_async(self) -> None:
-        """Wait until it is done, on any event loop.
+        """Wait until the batch is done; on any event loop.
 
         Raises:
             ClosedError, OutcomeUnknownError: as `Home.require_loop`.
@@ -258,7 +257,7 @@ class Batch:
             self.remove_callback(settle)
 
     def outcome(self, at: int) -> SendResult | MetaqError:
-        """Return the outcome of the message at `at`; only when it is done."""
+        """Return the outcome of the message at index `at` of a batch that is done."""
         outcomes = self._outcomes
         assert outcomes is not None
         found = outcomes[0]
@@ -270,7 +269,7 @@ class Batch:
         if ids is not None and offsets is not None:
             message_id, offset = ids[at - first], offsets[at - first]
             found_at = MessageId(message_id), result.partition, Offset(offset)
-            # Of a message with a time, that is its own.
+            # `Scheduled` has the message's own delivery time as its fourth field.
             return type(result)(*found_at, *self.times[at : at + 1], *result[4:])
         return SendResult(
             id_after(result.message_id, at - first),
@@ -280,13 +279,13 @@ class Batch:
 
     @property
     def ends(self) -> Sequence[int]:
-        """Return the record bytes before each message and in all, from anywhere on.
+        """Return where each message starts in record bytes, then where the last ends.
 
-        Of a sealed batch.
+        Of a sealed batch. The first element may be above 0: only differences count.
         """
         ends = self._ends
         if len(ends) <= len(self.payloads):
-            # Two threads may do this at once: both come to the same.
+            # Two threads may do this at once, with the same result.
             ends = self._ends = ends_of(self.payloads)
         return ends
 
@@ -296,7 +295,13 @@ class Batch:
         flags: Sequence[int] | None,
         ends: Sequence[int],
     ) -> None:
-        """Add messages that fit; no flags: all are 0; `ends`: see `ends_of`."""
+        """Add messages for which memory is reserved.
+
+        Args:
+            payloads: at least one.
+            flags: one for each payload; None when all are 0.
+            ends: see `ends_of`; may begin above 0.
+        """
         if not self.payloads:
             self._ends = ends
         if flags is not None:
@@ -319,13 +324,13 @@ class Batch:
         return encode_records(payloads, flags, self.own_times(first, end))
 
     def own_times(self, first: int, end: int) -> Sequence[int]:
-        """Return the times of some messages; (): they have none, or one in common."""
+        """Return the delivery times of messages; () if none or all have the same."""
         times = self.times[first:end]
         return times if len(set(times)) > 1 else ()
 
 
 def ends_of(payloads: Sequence[bytes]) -> Sequence[int]:
-    """Return the record bytes up to each payload and up to the end, from 0 on.
+    """Return 0, and after each payload the record bytes up to its end.
 
     Args:
         payloads: at least one.
@@ -339,7 +344,7 @@ def encode_records(
 ) -> bytes:
     """Return records in segment format, back to back.
 
-    No interpreted instruction runs per message.
+    No Python bytecode runs per message.
 
     Args:
         payloads: at least one.
@@ -360,10 +365,10 @@ def encode_records(
 
 
 class SendFuture:
-    """The outcome of one message, now or later. Safe in threads.
+    """The outcome of one message, now or later. Thread-safe.
 
-    `await` it, or ask `result` from a thread that is not the event loop's. Dropping it
-    does not stop the message; cancelling an `await` does not either.
+    `await` it, or call `result` from a thread other than the event loop's. Dropping it
+    or cancelling an `await` does not stop the message.
     """
 
     __slots__ = ("_at", "_batch")
@@ -380,15 +385,15 @@ class SendFuture:
         """Wait for the outcome and return it.
 
         Args:
-            timeout: seconds; None waits as long as the message's own deadline lets it.
+            timeout: seconds; None waits until the message's own deadline.
 
         Returns:
-            Where the message is stored.
+            Partition, offset and id of the message.
 
         Raises:
-            MetaqError: the message failed; `OutcomeUnknownError` when it may be stored.
-            RequestTimeoutError: it is not known yet; the message goes on.
-            RuntimeError: it is not known yet, and this is the event loop's thread.
+            MetaqError: the message failed; `OutcomeUnknownError` if it may be stored.
+            RequestTimeoutError: no outcome yet; the message is still being sent.
+            RuntimeError: no outcome yet, and called on the event loop's thread.
         """
         outcome = self._outcome(timeout)
         if isinstance(outcome, SendResult):
@@ -396,13 +401,13 @@ class SendFuture:
         raise outcome.with_traceback(None)
 
     def exception(self, timeout: float | None = None) -> MetaqError | None:
-        """Wait for the outcome; return its error, None when the message is stored.
+        """Wait for the outcome; return its error, or None if the message is stored.
 
         Returns:
             The error that `result` raises.
 
         Raises:
-            As `result`, but for the message's own error.
+            As `result`, except the message's own error.
         """
         outcome = self._outcome(timeout)
         return None if isinstance(outcome, SendResult) else outcome
@@ -410,16 +415,16 @@ class SendFuture:
     def add_done_callback(self, function: Callable[["SendFuture"], object]) -> None:
         """Call `function(self)` on the event loop's thread when the outcome is known.
 
-        It must not block. An exception goes to the loop's exception handler. When the
-        client is closed already, it is called here.
+        It must not block. An exception goes to the loop's exception handler. If the
+        client is closed and the outcome known, it is called on the caller's thread.
 
         Raises:
-            ClosedError: called in the child of a fork.
+            ClosedError: called in a forked child.
         """
         self._batch.call_later(function, self)
 
     def pass_on(self, batch: Batch) -> None:
-        """Have the only message of another batch end as this one does."""
+        """Give this outcome also to another batch, which has one message."""
 
         def resolve() -> None:
             batch.resolve([BatchOutcome(0, self._batch.outcome(self._at))])
@@ -442,18 +447,18 @@ class SendFuture:
 
 
 class SendResults(Sequence[SendResult]):
-    """The results of many messages, in their order; each is computed when asked for."""
+    """The results of many messages, in their order; each is computed on access."""
 
     def __init__(
         self, parts: Sequence[tuple[Batch, int, int]], order: Sequence[int] | None
     ) -> None:
-        """Join appended messages.
+        """Create the results of appended messages.
 
         Args:
-            parts: (batch, its first message that counts, how many), in order; batches
-                that are done.
-            order: for each message of the caller its number in the parts; None when
-                that is the same.
+            parts: (batch, index of the first message, number of messages), in order;
+                the batches are done.
+            order: for each message of the caller its index in the parts; None if that
+                is the same.
         """
         self._parts = parts
         self._order = order
@@ -477,18 +482,18 @@ class SendResults(Sequence[SendResult]):
         return self._result(range(len(self))[at])
 
     def __iter__(self) -> Iterator[SendResult]:
-        """Go through the results in the order of the messages."""
+        """Iterate over the results in the order of the messages."""
         return map(self._result, range(len(self)))
 
     def outcomes(self) -> list[SendResult | MetaqError]:
-        """Return result or error of each message."""
+        """Return the result or error of each message."""
         return list(map(self._outcome, range(len(self))))
 
     def raise_errors(self) -> None:
-        """Return when every message is stored.
+        """Raise if any message failed.
 
         Raises:
-            MetaqError: the error of one part, when nothing is stored.
+            MetaqError: the first error, if no message is stored.
             PartlySentError: some messages are stored.
         """
         if all(
@@ -500,7 +505,7 @@ class SendResults(Sequence[SendResult]):
         outcomes = self.outcomes()
         errors = [o for o in outcomes if not isinstance(o, SendResult)]
         if not errors:
-            return  # the batches had other messages as well, and those failed
+            return  # only messages of other callers in these batches failed
         if len(errors) == len(outcomes):
             raise errors[0].with_traceback(None)
         raise PartlySentError(
@@ -524,6 +529,6 @@ class SendResults(Sequence[SendResult]):
 def _settle_elsewhere(
     loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]
 ) -> None:
-    # Waiters on that loop are gone when it is closed.
+    # A closed loop has no waiters.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(finish, waiter, None)

@@ -1,12 +1,12 @@
-"""Ends of prepared branches, as their manager has decided.
+"""Ends prepared branches as their transaction manager has decided.
 
-    look      ask all brokers what they have prepared under one name
-    commit    commit what is decided, again and again while a broker is away
-    end       commit or roll back once; who looks next does the rest
+    look      ask all brokers for the branches prepared under one name
+    commit    commit decided branches; retry while a broker is away
+    end       commit or roll back once; the next `look` finds what is left
 
-The one engine under all transaction managers here: the Spark sink (`spark/sink`) and
-consumers that write exactly once (`client/decisions`). Which branches count is theirs
-to say, and where that is written.
+All transaction managers here use it: the Spark sink (`spark/sink`) and consumers that
+write exactly once (`client/decisions`). They decide which branches are committed, and
+store the decision.
 
 Source: docs/metaq-1.4/client.md 9.3; docs/metaq-1.4/broker.md 5.4 to 5.8.
 """
@@ -47,25 +47,26 @@ Found: TypeAlias = Mapping[BrokerId, tuple[XaTransactionId, ...] | MetaqError]
 """Broker → the branches that it lists as prepared, or its error."""
 
 Outcomes: TypeAlias = dict[XaTransactionId, MetaqError | None]
-"""Branch at a broker → the error of its end; None: it is carried out."""
+"""Branch at a broker → the error of its commit or rollback; None on success."""
 
 LOOK_S: Final = 10.0
-"""Seconds in which a broker says what it has prepared; one that does not is asked at
-the next batch."""
+"""Seconds that a broker has to list its prepared branches, or to end some. One that
+does not answer in time is asked again in the next step."""
 LOST: Final = (LostBranchError, HeuristicError, XaRolledBackError)
-"""Answers after which a branch that is decided is never committed."""
+"""Errors after which a decided branch can never be committed."""
 AGREEING: Final = {COMMIT: (HEURCOM,), ROLLBACK: (HEURRB, HEURHAZ)}
-"""XaEnd → outcomes by an operator with the same effect."""
+"""XaEnd → heuristic outcomes with the same effect."""
 FOREIGN_START_S: Final = 45.0
-"""Seconds for which a MetaQ 1.4 broker has to know nothing of a branch to be believed.
-It accepts connections before it knows what it had prepared (docs/metaq-1.4/broker.md
-5.7), and never does while ZooKeeper still has its old node: 30 s by default."""
+"""Seconds for which a MetaQ 1.4 broker must report a branch as unknown before that is
+believed. It accepts connections before it has recovered its prepared transactions
+(docs/metaq-1.4/broker.md 5.7), and recovers none while ZooKeeper still has its old
+node: 30 s by default."""
 
 _log = logging.getLogger(__name__)
 
 
 class BranchEndings:
-    """Ends the branches of one transaction manager, for one step of it.
+    """Ends the branches of one transaction manager, during one of its steps.
 
     Owner: the step, on the client's loop.
     """
@@ -78,13 +79,13 @@ class BranchEndings:
         name: str,
         foreign_start_s: float = FOREIGN_START_S,
     ) -> None:
-        """Prepare; nothing is asked.
+        """Prepare; no broker is asked.
 
         Args:
             context: the client's parts.
-            deadline_s: of the step; absolute, on the client's clock.
+            deadline_s: end of the step, on the client's monotonic clock.
             name: qualifier of the manager's branches.
-            foreign_start_s: how long a MetaQ 1.4 broker may take to know its branches.
+            foreign_start_s: see `FOREIGN_START_S`.
         """
         self._context = context
         self._deadline_s = deadline_s
@@ -102,7 +103,7 @@ class BranchEndings:
         self._promised_ms: Millis | None = None
 
     async def look(self) -> Found:
-        """Ask all brokers that are there what they have prepared."""
+        """Ask every registered broker for its prepared branches."""
         snapshot = await read_cluster(self._context, (), deadline_s=self._deadline_s)
         found = await self._commands.recover_each(
             self._name, snapshot.leaders(), self._soon_s(LOOK_S)
@@ -116,7 +117,7 @@ class BranchEndings:
         return found
 
     async def end(self, action: XaEnd, branches: Iterable[Placed]) -> set[Placed]:
-        """Commit or roll back branches, once; return those that may not have ended."""
+        """Commit or roll back branches once; return any that may still be prepared."""
         deadline_s = self._soon_s(LOOK_S)
         found = await _at_each(
             branches, partial(self._say, action=action, deadline_s=deadline_s)
@@ -140,14 +141,15 @@ class BranchEndings:
         was_sent: bool,
         promised_ms: Millis | None = None,
     ) -> dict[Placed, MetaqError]:
-        """Commit branches of a durable decision; return those that are not committed.
+        """Commit branches of a durable decision; return the errors of failed ones.
+
+        Retries until the deadline while a broker is away.
 
         Args:
-            branches: what is committed; again until the deadline while a broker is
-                away.
-            was_sent: they may have been committed before: a broker that does not know
-                a branch then has committed it.
-            promised_ms: when the first of them was prepared; None: not known.
+            branches: the branches to commit.
+            was_sent: their commit may have been sent before: a broker that does not
+                know a branch has committed it.
+            promised_ms: when the first of them was prepared; None if not known.
         """
         self._promised_ms = promised_ms
         return await _at_each(branches, partial(self._commit, was_sent=was_sent))
@@ -163,11 +165,7 @@ class BranchEndings:
     async def _commit(
         self, broker_id: BrokerId, xids: Collection[XaTransactionId], *, was_sent: bool
     ) -> Outcomes:
-        """Commit branches at a broker; try again until the deadline while it is away.
-
-        With `was_sent` they may have been committed before: a broker that does not know
-        a branch then has committed it.
-        """
+        """Commit branches at a broker; retry until the deadline while it is away."""
         clock, tries, outcomes = self._context.clock, 0, Outcomes()
         sent = dict.fromkeys(xids, was_sent)
         while sent:
@@ -195,10 +193,10 @@ class BranchEndings:
     async def _commit_once(
         self, broker_id: BrokerId, xids: Collection[XaTransactionId], deadline_s: float
     ) -> tuple[Outcomes, float]:
-        """Commit branches once; return also how long unknown ones may turn up.
+        """Commit branches once; also return how long unknown ones may still appear.
 
-        A broker of ours opens its port when it knows all that it has prepared: 0. Of
-        another one it is the seconds for which it may answer without knowing a branch.
+        That is 0 for a broker of ours, which opens its port after recovery, and
+        FOREIGN_START_S for a MetaQ 1.4 broker.
         """
         found = await self._say(broker_id, xids, action=COMMIT, deadline_s=deadline_s)
         unknown = [
@@ -221,7 +219,7 @@ class BranchEndings:
         action: XaEnd,
         deadline_s: float,
     ) -> Outcomes:
-        """Commit or roll back; forget what an operator has ended in the same way."""
+        """Commit or roll back; forget heuristic outcomes with the same effect."""
 
         async def send(kind: XaEnd, xid: XaTransactionId) -> None:
             await self._commands.end_at(broker_id, xid, kind, deadline_s)
@@ -244,9 +242,9 @@ class BranchEndings:
 async def silent_brokers(
     context: ClientContext, found: Found, *, deadline_s: float
 ) -> list[BrokerId]:
-    """Return the brokers that may have branches and did not say so, ascending.
+    """Return the brokers that may have branches and did not list them, ascending.
 
-    Those that are recorded in ZooKeeper count, be they there or not.
+    Includes brokers recorded in ZooKeeper that are away.
     """
     recorded = await recorded_addresses(context, deadline_s=deadline_s)
     return sorted({*recorded, *found} - answers(found).keys())
@@ -263,7 +261,7 @@ async def _at_each(
     branches: Iterable[Placed],
     end: Callable[[BrokerId, list[XaTransactionId]], Coroutine[Any, Any, Outcomes]],
 ) -> dict[Placed, MetaqError]:
-    """Have each broker end its branches; return the errors."""
+    """Call `end` for each broker with its branches; return the errors."""
     by_broker: dict[BrokerId, list[XaTransactionId]] = {}
     for broker_id, xid in branches:
         by_broker.setdefault(broker_id, []).append(xid)

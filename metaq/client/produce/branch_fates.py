@@ -1,7 +1,7 @@
-"""Fate of branches that brokers have prepared. Pure.
+"""Plan for prepared branches: commit, roll back, or leave prepared. Pure.
 
-Decisions name the branches that count. Another branch is rolled back only when nothing
-can name it any more; until then it stays prepared.
+Branches named by a decision are committed. Any other branch is rolled back only when no
+decision can name it any more; until then it stays prepared.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -10,18 +10,18 @@ from typing import NamedTuple, TypeAlias
 from metaq.model import BrokerId, XaTransactionId
 
 Placed: TypeAlias = tuple[BrokerId, XaTransactionId]
-"""A branch: where it is, and its id."""
+"""A branch: its broker and its id."""
 
 
 class Recovery(NamedTuple):
-    """Fate of prepared branches; in order."""
+    """Prepared branches by what becomes of them; each ascending by broker."""
 
     commit: tuple[Placed, ...]
-    """A decision names them."""
+    """Branches named by a decision."""
     superseded: tuple[Placed, ...]
-    """None names them, and none ever will."""
+    """Branches that no decision names or ever will: to be rolled back."""
     undecided: tuple[Placed, ...]
-    """None names them yet, and one may."""
+    """Branches that no decision names yet, and one may: left prepared."""
 
 
 def plan_ends(
@@ -33,9 +33,9 @@ def plan_ends(
 
     Args:
         found: broker → ids that it lists.
-        named: the ids that decisions name, with their brokers.
-        is_over: whether no decision can name an id any more; None: it is not ours, and
-            left alone.
+        named: ids that decisions name → their brokers.
+        is_over: returns whether no decision can name an id any more; None for a foreign
+            id, which is left out.
     """
     commit, superseded = list[Placed](), list[Placed]()
     undecided = list[Placed]()

@@ -1,15 +1,15 @@
 """When a MetaQ 1.4 broker was started, and whether it has recovered.
 
-It opens its port, registers its topics one by one, and only then rolls back the
-unprepared transactions of its journal, including those that clients began since the
-port opened. Later puts of such a transaction are committed, so half of it is stored.
-Until then `RECOVER` lists nothing, and no xid is known. Nothing on the wire or in
-ZooKeeper says that the recovery is done. `stats` says for how many seconds the process
-has been up, and how many topics it registers: transactions wait for as long as both may
-take. MetaQ's own client connects when a topic is registered, seconds later where it was
-connected before, so it is hardly ever that fast.
+Such a broker opens its port, registers its topics one by one, and only then recovers:
+it rolls back the unprepared transactions of its journal, including those that clients
+began since the port opened. Later puts of such a transaction are committed, so half of
+it is stored. Before recovery `RECOVER` lists nothing, and no xid is known. Nothing on
+the wire or in ZooKeeper shows that recovery is complete. `stats` gives the uptime in
+seconds and the number of topics; transactions wait for the longest time that
+registration and recovery may take. MetaQ's own client connects once a topic is
+registered, or seconds later if it was connected before, so it rarely comes so early.
 
-A broker of ours opens its port when it has recovered.
+A broker of ours opens its port after recovery.
 
 Source: docs/metaq-1.4/broker.md 5.7, 7.1 and 10.1.
 """
@@ -26,11 +26,11 @@ from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Stats
 
 RECOVERY_S: Final = 5.0
-"""Seconds after its start in which a broker has recovered, registration apart. It takes
-30 ms with nothing to roll back, and a sync of its disk for each open transaction."""
+"""Seconds allowed from a broker's start to the end of recovery, without registration.
+It takes 30 ms with nothing to roll back, and one disk sync per open transaction."""
 REGISTRATION_S: Final = 0.02
-"""Seconds for the registration of one topic: six operations of ZooKeeper, which take
-4 ms where it is near."""
+"""Seconds allowed to register one topic: six ZooKeeper operations, which take 4 ms on a
+nearby server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,17 @@ class BrokerStart:
     """The start of the process at the other end of a connection."""
 
     at_ms: Millis
-    """Wall clock of this machine, to the second."""
+    """Wall clock time of this machine; exact to a second."""
     recovered_s: float
-    """Monotonic time from which on it has recovered."""
+    """Monotonic time by which the process has recovered."""
 
     def is_after(self, promised_ms: Millis | None) -> bool:
-        """Return whether it had to recover promises of that time; None: perhaps."""
+        """Return whether it started after a prepare at this time; None: perhaps."""
         return promised_ms is None or self.at_ms > promised_ms
 
 
 class BrokerStarts:
-    """The starts of brokers, asked for once per connection."""
+    """Start times of brokers, requested once per connection."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -57,7 +57,7 @@ class BrokerStarts:
         )
 
     def known(self, connection: BrokerConnection) -> BrokerStart | None:
-        """Return the start that `ask` found; None of a broker of ours."""
+        """Return the start found by `ask`; None for a broker of ours."""
         return self._known.get(connection)
 
     async def ask(
@@ -66,7 +66,7 @@ class BrokerStarts:
         """Return the seconds until the broker has recovered, 0 if it has.
 
         Raises:
-            UnexpectedReplyError: it does not say how long it has been up.
+            UnexpectedReplyError: its `stats` lack uptime or topics.
             MetaqError: as `BrokerConnection.call`, or the broker refuses.
         """
         if connection.capabilities.has_mput:
@@ -90,7 +90,8 @@ class BrokerStarts:
             raise UnexpectedReplyError(
                 f"{where}: expected uptime and topics in stats, got {found!r:.80}"
             ) from None
-        # Read after the answer: a slow one makes the start later, never earlier.
+        # Clocks are read after the reply: a slow one makes the start later, never
+        # earlier.
         started_s = self._clock.monotonic_s() - up_s
         at_ms = Millis(self._clock.wall_ms() - up_s * 1000)
         limit_s = RECOVERY_S + REGISTRATION_S * topic_count

@@ -1,14 +1,14 @@
-"""The buffer of one producer: bounded memory, and each batch without an outcome.
+"""The buffer of one producer: bounded memory, and the batches without an outcome.
 
-Theory of operation. One plain lock guards the buffer, and what partition senders have
-that their loop has not taken. Memory is reserved by batches, some at a time, so that
-the bounds are checked once for many messages; a sealed batch returns what it did not
-use. When a batch has to be checked, for its age or its deadline, is in a heap
-(`take_due`): what was answered before costs nothing.
+Theory of operation. One plain lock guards the buffer and the batches of partition
+senders that the loop has not taken. A batch reserves memory in advance, so that the
+bounds are checked once for many messages; a sealed batch returns the unused part. A
+heap has the time at which each batch must be checked for its age or its deadline
+(`take_due`), so batches answered before that cost nothing.
 
     Invariant: free memory and the reservations of unresolved batches add up to the
     bounds of the options.
-    Invariant: a sender with messages to take is in `ready`, or its `is_awake` says that
+    Invariant: a sender with messages to take is in `ready`, or has `is_awake` set and
     the loop knows of them.
 """
 
@@ -26,25 +26,26 @@ from metaq.deadlines import Deadlines
 from metaq.errors import ClosedError
 
 BATCH_AGE_SHARE: Final = 0.1
-"""A batch that cannot be sent takes messages for this share of its time-out, so no
-message fails earlier than that before its own deadline."""
+"""A batch that cannot be sent takes messages for this share of its time-out, so a
+message fails at most that much before its own deadline."""
 
 BATCH_AGE_MAX_S: Final = 1.0
-"""The same, for long time-outs."""
+"""Upper bound of that time, in seconds, for long time-outs."""
 
 TURN_S: Final = 0.005
-"""For so long messages without a key go to one partition, while any is not answered. To
-give each of a stream to another has the broker sync all of their files for every few
-messages."""
+"""Seconds for which messages without a key go to the same partition while any message
+is unanswered. With a new partition for each message, the broker would sync the files of
+all partitions for every few messages."""
 
 RESERVE_BYTES: Final = 32 * 1024
-"""Memory that a batch reserves at a time, beyond the message that needs it."""
+"""Maximum memory that a batch reserves at once, unless its messages need more."""
 
 RESERVE_COUNT: Final = 256
 """The same in messages."""
 
 RESERVE_SHARE: Final = 16
-"""At most this part of the free memory is reserved, so that little stays unused."""
+"""A reservation is at most this fraction (1/n) of the free memory, unless its messages
+need more, so that little stays unused."""
 
 S = TypeVar("S")
 
@@ -60,7 +61,7 @@ class BufferStatistics:
 
 
 class Buffer(Generic[S]):
-    """Buffered batches by their partition sender `S`, and the memory they may take.
+    """Buffered batches with their partition senders `S`, and the buffer memory.
 
     Concurrency: methods that say so are called under `lock`; the others take it.
     """
@@ -78,14 +79,14 @@ class Buffer(Generic[S]):
         self.lock = threading.Lock()
         self.home = Home(self.lock, loop, threading.get_ident())
         self.ready: list[S] = []
-        """Senders that got messages since the loop found them empty."""
+        """Senders with messages that the loop last found empty."""
         self.announced: list[S] | None = None
-        """The list in `ready` that the loop was notified of last."""
+        """The `ready` list of which the loop was notified last."""
         self.is_turn_over = True
         """Whether the next message without a key goes to another partition.
 
-        It changes under the lock; messages look at it without: one that sees the former
-        value goes to the partition before it, or asks under the lock.
+        Written under the lock, read without it: a message that reads a stale False
+        goes to the former partition; a stale True is checked under the lock.
         """
         self._turn_ends_s = 0.0
         self._on_ready = on_ready
@@ -95,7 +96,7 @@ class Buffer(Generic[S]):
         self._is_closed = False
         self._freed = threading.Condition(self.lock)
         self.room = asyncio.Event()
-        """Set when a batch is resolved, or the producer closed; another one follows."""
+        """Set when a batch is resolved or the producer closed, then replaced."""
         self._unanswered: dict[Batch, list[S]] = {}
         self._due = Deadlines[Batch]()
         self._resolved_count = 0
@@ -106,15 +107,15 @@ class Buffer(Generic[S]):
         """Refuse messages for which there is no memory.
 
         Raises:
-            BufferFullError: not now.
-            MessageTooLargeError: never.
+            BufferFullError: too little memory is free now.
+            MessageTooLargeError: more bytes than the whole buffer.
             ClosedError: the producer is closed.
         """
         if self._is_closed or not self._has(size_bytes, message_count):
             self.refuse(size_bytes, message_count)
 
     def refuse(self, size_bytes: int, message_count: int) -> NoReturn:
-        """Raise the error of `check`; without the lock for messages that never fit."""
+        """Raise the error of `check`; needs no lock for messages that never fit."""
         if self._is_closed:
             raise ClosedError("the producer is closed")
         bytes_max = self.options.buffer_bytes_max
@@ -139,14 +140,14 @@ class Buffer(Generic[S]):
         bytes_max: int,
         count_max: int,
     ) -> None:
-        """Give a batch memory for messages that fit, and for some more.
+        """Reserve memory for messages that passed `check`, and some more.
 
         Args:
-            batch: has returned its reservation.
+            batch: a batch that has returned its unused reservation.
             size_bytes: of the messages, headers included.
-            message_count: how many they are.
-            bytes_max: bound of the batch.
-            count_max: likewise.
+            message_count: number of the messages.
+            bytes_max: maximum record bytes of the batch.
+            count_max: maximum number of its messages.
         """
         share_bytes = min(RESERVE_BYTES, self._free_bytes // RESERVE_SHARE)
         spare_bytes = bytes_max - batch.size_bytes
@@ -176,14 +177,14 @@ class Buffer(Generic[S]):
     def wait(
         self, timeout_s: float | None, *, size_bytes: int = 1, message_count: int = 1
     ) -> bool:
-        """Block until there is memory, or the producer is closed; False: too late.
+        """Block until memory is free or the producer is closed; False on a time-out.
 
         Another caller may take the memory first.
 
         Args:
-            timeout_s: None waits for ever.
+            timeout_s: seconds; None waits without a limit.
             size_bytes: record bytes, header included.
-            message_count: messages.
+            message_count: number of messages.
 
         Raises:
             RuntimeError: called on the loop's thread, which would wait for itself.
@@ -203,7 +204,7 @@ class Buffer(Generic[S]):
     # -- batches ----------------------------------------------------------------------
 
     def begin(self, sender: S, timeout_s: float) -> Batch:
-        """Return a new batch, under the lock."""
+        """Return a new batch; under the lock."""
         now_s = self.clock.monotonic_s()
         batch = Batch(self.home, created_s=now_s, timeout_s=timeout_s)
         self._unanswered[batch] = [sender]
@@ -211,7 +212,7 @@ class Buffer(Generic[S]):
         return batch
 
     def begin_apart(self, payload: bytes, flag: int, timeout_s: float) -> Batch:
-        """Return a batch of one message that no sender has yet; under the lock.
+        """Return a batch of one message that has no sender yet; under the lock.
 
         Raises:
             BufferFullError, MessageTooLargeError, ClosedError: as `check`.
@@ -226,13 +227,13 @@ class Buffer(Generic[S]):
         return batch
 
     def release(self, batch: Batch) -> None:
-        """Free the memory of a batch whose messages go to others; under the lock."""
+        """Free the memory of a batch whose message goes to another; under the lock."""
         del self._unanswered[batch]
         self._free_bytes += batch.reserved_bytes
         self._free_count += len(batch.payloads)
 
     def note_moved(self, batch: Batch, sender: S) -> None:
-        """Note that messages of a batch went to another sender."""
+        """Record that messages of a batch went to another sender."""
         with self.lock:
             senders = self._unanswered[batch]
             if sender not in senders:
@@ -242,9 +243,9 @@ class Buffer(Generic[S]):
         """Return the senders of batches that are old, or have passed their deadline.
 
         Args:
-            now_s: the time.
-            again_s: after so long those past their deadline are returned again, as
-                long as they have no outcome.
+            now_s: the monotonic time.
+            again_s: seconds after which the senders of a late batch are returned again,
+                if it still has no outcome.
         """
         with self.lock:
             self.look_at_turn(now_s)
@@ -279,7 +280,7 @@ class Buffer(Generic[S]):
         return list(self._unanswered)
 
     def close(self) -> None:
-        """Refuse messages from now on, and wake who waits for memory; on the loop."""
+        """Refuse new messages, and wake those waiting for memory; on the loop."""
         with self.lock:
             self._is_closed = True
             self._freed.notify_all()
@@ -299,10 +300,10 @@ class Buffer(Generic[S]):
     # -- turns of partitions ----------------------------------------------------------
 
     def begin_turn(self) -> bool:
-        """Let messages without a key go to one partition for TURN_S; any thread.
+        """Begin a turn of TURN_S for messages without a key; from any thread.
 
         Returns:
-            False when another thread has just done so.
+            False if another thread has just begun one.
         """
         with self.lock:
             if not self.is_turn_over:
@@ -312,9 +313,9 @@ class Buffer(Generic[S]):
             return True
 
     def look_at_turn(self, now_s: float) -> None:
-        """End it if it is time; as batches leave, so that no message reads a clock.
+        """End the turn if its time is over; under the lock.
 
-        Under the lock.
+        Called as batches are taken, so that no clock is read per message.
         """
         if now_s >= self._turn_ends_s:
             self.is_turn_over = True
@@ -322,9 +323,9 @@ class Buffer(Generic[S]):
     # -- wake-ups of the loop ---------------------------------------------------------
 
     def announce(self) -> None:
-        """Notify the loop of `ready`, unless it was notified and did not come yet.
+        """Notify the loop of `ready`, unless a notification is still pending.
 
-        An interrupt in here delays no message: the next one announces both.
+        If an interrupt ends this call, the next message announces both.
         """
         ready = self.ready
         if not ready or self.announced is ready:
@@ -333,16 +334,16 @@ class Buffer(Generic[S]):
             self.home.loop.call_soon(self._on_ready)
         else:
             self.home.loop.call_soon_threadsafe(self._on_ready)
-        # If the loop has taken it by now, this has no effect.
+        # No effect if the loop has taken the list by now.
         self.announced = ready
 
     def take_ready(self) -> list[S]:
-        """Return the senders that got messages since they were found empty."""
+        """Return the list `ready`, and start another one."""
         with self.lock:
             ready, self.ready = self.ready, []
             return ready
 
 
 def age_s(timeout_s: float) -> float:
-    """Return for how long a batch of messages with this time-out takes more."""
+    """Return the seconds for which a batch with this time-out takes messages."""
     return min(BATCH_AGE_MAX_S, timeout_s * BATCH_AGE_SHARE)

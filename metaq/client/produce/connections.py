@@ -1,6 +1,6 @@
-"""The connections of one producer, and waiters for one of them, or for a time.
+"""The connections of one producer, and callbacks that wait for one or for a time.
 
-A waiter is a callback that is called once. One timer serves all of them.
+A waiter is a callback that is called once. One timer serves all waiters.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from metaq.peer.pool import ConnectionPool
 _log = logging.getLogger(__name__)
 
 RETRY_S: Final = 0.5
-"""Interval at which those without a connection look for one, or for another partition,
-seconds: no event says that a partition which refused may be asked again."""
+"""Seconds between attempts of a sender without a connection to find one, or to find
+another partition: no event reports that a partition which refused takes puts again."""
 
 Waiter: TypeAlias = Callable[[], None]
 
@@ -29,7 +29,7 @@ Waiter: TypeAlias = Callable[[], None]
 class Connections:
     """Brokers, the connections to them, and one timer. Owner: a delivery, on its loop.
 
-    Lifecycle: made, used, closed once; no waiter is called afterwards.
+    Lifecycle: created, used, closed once; then no waiter is called.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Connections:
             pool: makes the connections.
             clock: for times.
             loop: calls back.
-            patience_s: time in which a broker has to be connected, or is unreachable.
-            request_refresh: is called when the snapshot of the cluster seems wrong.
-            on_change: is called when there is a connection, or none in that time;
-                returns whether to go on trying.
+            patience_s: time to connect, after which a broker counts as unreachable.
+            request_refresh: called when the cluster snapshot seems outdated.
+            on_change: called when a broker is connected, or was not within
+                `patience_s`; returns whether to keep trying.
         """
         self.snapshot = ClusterSnapshot()
-        """Of the cluster; written by the owner."""
+        """The cluster as last known; set by the owner."""
         self.request_refresh = request_refresh
         self._pool = pool
         self._clock = clock
@@ -79,16 +79,17 @@ class Connections:
     # -- brokers ----------------------------------------------------------------------
 
     def address(self, broker_id: BrokerId) -> BrokerAddress | None:
-        """Return where a broker takes puts; None when it is away."""
+        """Return the address at which a broker takes puts; None if it is away."""
         return self.snapshot.leader(broker_id)
 
     def find(
         self, partition: TopicPartition
     ) -> BrokerConnection | NoBrokerError | None:
-        """Return the connection to a partition's broker; begin to connect if needed.
+        """Return the connection to a partition's broker; start to connect if needed.
 
         Returns:
-            The error of a broker that is away or unreachable; None: not known yet.
+            The connection; the error, if the broker is away or unreachable; or None
+            while connecting.
         """
         address = self.address(partition.broker_id)
         if address is None:
@@ -114,8 +115,8 @@ class Connections:
     def _on_opened(self, address: BrokerAddress, error: MetaqError | None) -> None:
         del self._opening[address]
         if isinstance(error, ClosedError):
-            # The client is closing, and would call back at once again. What waits is
-            # looked at in time.
+            # The client is closing: another attempt would call back at once, endlessly.
+            # The timer still serves waiters.
             _log.debug("connections are closed: broker=%s error=%s", address, error)
             return
         if not isinstance(error, NoBrokerError):
@@ -132,9 +133,10 @@ class Connections:
             self._open(address)
 
     def others(self, topic: str) -> Iterator[TopicPartition]:
-        """Yield the partitions of connected brokers, once each, from the next on.
+        """Yield each partition of connected brokers once, beginning with the next turn.
 
-        Brokers are few, and partitions may be thousands, each with messages to move.
+        Cost per partition depends on the number of brokers only: there may be thousands
+        of partitions, each with messages to move.
         """
         connected = [
             (broker_id, count)
@@ -155,18 +157,18 @@ class Connections:
         address = self.address(broker_id)
         return address is not None and self._pool.ready(address) is not None
 
-    # -- those who wait ---------------------------------------------------------------
+    # -- waiters ----------------------------------------------------------------------
 
     def wait_for_connection(self, waiter: Waiter) -> None:
-        """Call back after RETRY_S, though nothing may have changed."""
+        """Call back after RETRY_S, whether or not there is a connection."""
         self.call_at(waiter, self._clock.monotonic_s() + RETRY_S)
 
     def wait_for_room(self, connection: BrokerConnection, waiter: Waiter) -> None:
-        """Call back when a connection takes requests again."""
+        """Call back when a connection may take more requests."""
         self._crowded.setdefault(connection, {})[waiter] = None
 
     def on_room(self, connection: BrokerConnection) -> None:
-        """Call those who wait for a connection that got a reply."""
+        """Call waiters of a connection that got a reply, while it has room."""
         crowded = self._crowded.get(connection)
         while crowded and connection.has_room:
             waiter = next(iter(crowded))
@@ -176,9 +178,9 @@ class Connections:
             self._crowded.pop(connection, None)
 
     def take_waiting(self) -> dict[Waiter, None]:
-        """Return who waits for room and may go on although nothing called them.
+        """Remove and return all waiters for room.
 
-        Other users of a connection may have left it free.
+        A connection may have room without an event here, because it has other users.
         """
         found: dict[Waiter, None] = {}
         for crowded in self._crowded.values():
@@ -187,7 +189,7 @@ class Connections:
         return found
 
     def call_at(self, waiter: Waiter, at_s: float) -> None:
-        """Call back at a time, unless it is called earlier already."""
+        """Call back at a monotonic time; an earlier time set before stays."""
         known_s = self._times.get(waiter)
         if known_s is None or at_s < known_s:
             self._times.set(waiter, at_s)
@@ -196,5 +198,5 @@ class Connections:
 
     def _call_back(self, due: list[Waiter]) -> None:
         for waiter in due:
-            # By itself: one that fails does not keep the others from going on.
+            # In a call of its own, so that an exception does not affect the others.
             self._loop.call_soon(waiter)

@@ -1,10 +1,10 @@
-"""Spooled messages that no broker takes: each in a file of its own, for its owner.
+"""Dead letters: spooled messages that their broker refused for good, one file each.
 
     <directory of the spool>/refused/<ms since 1970>-<number in the spool>.json
 
-A file is one JSON object: `topic`, `broker`, `partition`, `attribute`, `data` (null
-where it is not UTF-8), `data_base64` (null where it is), `error`, `at_ms`. It is never
-read or removed here, only counted: the message is left to people.
+A file is one JSON object: `topic`, `broker`, `partition`, `attribute`, `data` (null if
+it is not UTF-8), `data_base64` (null if it is), `error`, `at_ms`. Files are only
+written and counted here; reading and removing them is left to the operator.
 """
 
 import base64
@@ -21,11 +21,11 @@ DIRECTORY_NAME: Final = "refused"
 SUFFIX: Final = ".json"
 
 REFUSED_FILES_MAX: Final = 10_000
-"""Files of one spool; with so many, nothing more is set aside, and the spool waits."""
+"""Maximum number of files of one spool; at that number its replay stops."""
 
 
 class DeadLetterFiles:
-    """The refused messages of one spool. Owner: the owner of the spool.
+    """The dead letters of one spool. Owner: the owner of the spool.
 
     Concurrency: one call at a time; all but `count` block on the disk.
     """
@@ -33,16 +33,16 @@ class DeadLetterFiles:
     def __init__(
         self, fs: FileSystem, spool_directory: Path, count_max: int = REFUSED_FILES_MAX
     ) -> None:
-        """Prepare; nothing is made before there is a message.
+        """Prepare; the directory is created with the first message.
 
         Args:
             fs: the disk.
-            spool_directory: of the spool, which is open.
-            count_max: most files.
+            spool_directory: directory of the spool, which is open.
+            count_max: maximum number of files.
         """
         self.directory: Final = spool_directory / DIRECTORY_NAME
         self.count = 0
-        """Files found at the last count, and written since."""
+        """Number of files: found by the last `recount`, and written since."""
         self._fs = fs
         self._count_max = count_max
 
@@ -59,19 +59,19 @@ class DeadLetterFiles:
     def keep(
         self, message: Message, number: int, error: MetaqError, at_ms: Millis
     ) -> Path:
-        """Keep a message; it is on disk when this returns.
+        """Write a message to a file; it is on disk when this returns.
 
         Args:
             message: the refused message.
             number: its number in the spool.
-            error: why.
-            at_ms: when.
+            error: reason of the refusal.
+            at_ms: time of the refusal, ms since 1970.
 
         Returns:
-            Its file.
+            Path of the file.
 
         Raises:
-            NoSpaceError: the disk is full, or `count_max` are there.
+            NoSpaceError: the disk is full, or there are `count_max` files.
             StorageError: the disk refuses.
         """
         if self.count >= self._count_max:

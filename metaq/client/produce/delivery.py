@@ -1,18 +1,17 @@
 """The delivery of one producer: its senders, their connections, and one timer.
 
-Theory of operation. Everything here runs on the event loop and nothing waits. An event
-is passed on to the senders that it is for; each of them owns its partition's messages
-and decides by itself (`partition_sender.py`).
+Theory of operation. Everything here runs on the event loop, and nothing blocks. Events
+are passed to the senders concerned; each owns its partition's messages and decides what
+to send (`partition_sender.py`).
 
 Time. Every TICK_S, while anything is buffered, messages past their deadline fail: with
-the error that kept them from being sent, or as unknown. No other code has to check, and
-a connection that forgets a request cannot keep a partition waiting. A tick looks at
-due batches (`Buffer.take_due`) and at those that wait for a connection, never at all
-senders.
+the error that prevented sending, or as unknown. No other code checks deadlines, and a
+request that its connection lost cannot block a partition. A tick visits the senders of
+due batches (`Buffer.take_due`) and those waiting for room in a connection, never all.
 
-Ends. A producer goes on after a failure: only the messages that failed have it. With
-`AttemptLimits` the first failure ends the delivery: what has not left fails with it,
-what is in flight is waited for, and nothing is sent again.
+Ends. A producer continues after a failure, which affects only the messages that failed.
+With `AttemptLimits` the first failure ends the delivery: unsent messages fail with it,
+replies to requests in flight are awaited, and nothing is sent again.
 """
 
 import asyncio
@@ -38,17 +37,16 @@ from metaq.model import BrokerAddress, TopicPartition
 from metaq.peer.pool import ConnectionPool
 
 TICK_S: Final = 0.05
-"""Interval at which deadlines are checked, seconds: their exactness."""
+"""Seconds between checks of deadlines, and so their precision."""
 
 PATIENCE_S: Final = 0.5
-"""Time for which messages that may move wait for a connection before they do,
-seconds."""
+"""Seconds that movable messages wait for a connection before they are moved."""
 
 
 class Delivery:
-    """Brings messages to brokers. Owner: one producer; used on its loop.
+    """Sends messages to brokers. Owner: one producer; used on its loop.
 
-    Lifecycle: made, used, closed once with `close`, which leaves no batch unresolved.
+    Lifecycle: created, used, closed once with `close`, which resolves every batch.
     """
 
     def __init__(
@@ -70,13 +68,15 @@ class Delivery:
             pool: connections to brokers.
             options: bounds and times.
             clock: for deadlines.
-            producer_id: 1..64 of [A-Za-z0-9._~-], no other producer's.
-            request_refresh: is called when the snapshot of the cluster seems wrong.
-            limits: of attempts, and the first failure ends all; None: deadlines only.
-            selector: chooses partitions; None goes by the key of messages that have
-                one, and round robin with the others.
+            producer_id: 1..64 of [A-Za-z0-9._~-]; unique among producers.
+            request_refresh: called when the cluster snapshot seems outdated.
+            limits: of attempts; the first failure ends the delivery. None for
+                deadlines only.
+            selector: chooses partitions; None for the hash of the key, or round robin
+                for messages without a key.
             first_turn: where round robin begins, modulo the number of partitions.
-            is_mandatory: all goes to exchanges, see `Mput`; None: to topics as well.
+            is_mandatory: for messages to exchanges, see `Mput`; None for messages to
+                topics, too.
         """
         loop = asyncio.get_running_loop()
         self._is_mandatory = is_mandatory
@@ -100,7 +100,7 @@ class Delivery:
     ) -> PartitionSender:
         producer_id, sender_of = self._producer_id, self.routes.sender
         if row is not None:
-            # Its sequences are its own: these batches go to another log of the broker.
+            # A sequence of its own: these batches go to another log of the broker.
             producer_id = f"{producer_id}~t{row}"
             sender_of = partial(self.routes.timed, row=row)
         return PartitionSender(
@@ -116,7 +116,7 @@ class Delivery:
     # -- events -----------------------------------------------------------------------
 
     def _on_ready(self) -> None:
-        """Send messages of senders that had none."""
+        """Let senders that have become non-empty send."""
         if self.outcomes.failure is not None:
             self._fail_unsent(self.outcomes.failure)
         elif not self.outcomes.is_over:
@@ -125,7 +125,7 @@ class Delivery:
                 sender.fill()
 
     def on_snapshot(self, snapshot: ClusterSnapshot, topics: Iterable[str]) -> None:
-        """Use new metadata of the cluster; `topics` are those that are sent to."""
+        """Apply a new cluster snapshot; `topics`: the topics of this producer."""
         self._connections.snapshot = snapshot
         for topic in topics:
             available = snapshot.put_partitions(topic)
@@ -134,14 +134,14 @@ class Delivery:
         self.fill()
 
     def fill(self) -> None:
-        """Send what may be sent, lingering batches sealed now included."""
+        """Let all senders send; sealed batches do not linger."""
         self._keep_deadlines()
         for sender in self.routes.senders():
             sender.fill()
 
     def _on_change(self, address: BrokerAddress, error: NoBrokerError | None) -> bool:
-        """Go on when a broker is connected, or unreachable; return whether to retry."""
-        # A broker that is elsewhere now is not waited for here.
+        """React to a broker connected or unreachable; return whether to keep trying."""
+        # Empty if the broker has another address by now: no more attempts here.
         senders = self._senders_to(address)
         if error is not None and senders:
             causes = [sender.on_unreachable(error) for sender in senders]
@@ -169,12 +169,12 @@ class Delivery:
     # -- time -------------------------------------------------------------------------
 
     def _keep_deadlines(self) -> None:
-        """Check what is buffered from now on, whether or not it can be sent."""
+        """Schedule the next tick, if anything is buffered."""
         if self._buffer.has_unanswered:
             self._connections.call_at(self._on_tick, self._clock.monotonic_s() + TICK_S)
 
     def _on_tick(self) -> None:
-        """Fail late batches; let those send that no other event calls."""
+        """Fail late batches; let senders send that no other event calls."""
         try:
             now_s = self._clock.monotonic_s()
             senders = self._buffer.take_due(now_s, TICK_S)
@@ -185,15 +185,16 @@ class Delivery:
             for fill in fills:
                 fill()
         finally:
-            # Also after a failure: without a tick nothing is ever late.
+            # Also after an exception: without ticks no message would ever time out.
             self._keep_deadlines()
 
     # -- the end ----------------------------------------------------------------------
 
     def close(self, reason: str) -> None:
-        """Fail messages without an outcome, and stop.
+        """Stop, and fail all messages without an outcome.
 
-        Sent messages fail with `OutcomeUnknownError`, the rest with `ClosedError`.
+        Messages that may be stored fail with `OutcomeUnknownError`, the others with
+        `ClosedError`.
         """
         self.outcomes.is_over = True
         self._connections.close()

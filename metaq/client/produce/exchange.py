@@ -1,19 +1,19 @@
-"""An exchange: messages go to the topics that are bound to it, each once.
+"""An exchange: a message goes to each topic whose binding matches, once.
 
     async with client.exchange("events") as events:
         await events.send("order.paid.eu", b"...", key="order-7")
 
-It is a producer that sends to the exchange alone. The routing key is a header of the
-message, and the exchange of a broker finds the topics. Another message in a batch that
-goes nowhere keeps none from its topics: what is before and after it is sent again.
+It uses a producer that sends only to the exchange. The routing key is a header of the
+message, and the broker finds the topics by it. If a message of a batch matches no
+binding, the other messages of that batch are sent again without it.
 """
 
 import datetime as dt
 from functools import lru_cache
-from typing import Any, Final, TypedDict, Unpack
+from typing import Final, TypedDict, Unpack
 
 from metaq.client.names import require_text
-from metaq.client.options import same_arguments
+from metaq.client.options import names_arguments
 from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.producer_counters import ProducerStatistics
@@ -24,7 +24,7 @@ from metaq.record.flags import Headers, list_headers
 from metaq.routing.match import ROUTING_KEY
 
 KEYS_REMEMBERED_MAX: Final = 1024
-"""Routing keys whose headers are remembered."""
+"""Size of the cache of encoded routing keys."""
 
 
 class SendKeywords(TypedDict, total=False):
@@ -41,7 +41,7 @@ class AsyncExchange(ClosedByBlock):
     """Sends messages to one exchange. Owner: the client; `async with` closes it."""
 
     def __init__(self, producer: AsyncProducer, name: str) -> None:
-        """Take over a producer of its own; a method of the client is the way in."""
+        """Own a producer; use `AsyncClient.exchange` to create an exchange."""
         self.producer = producer
         self.name = name
 
@@ -69,20 +69,32 @@ class AsyncExchange(ClosedByBlock):
             self.name, data, headers=headers, timeout=timeout, **options
         )
 
-    @same_arguments(send_nowait)
+    @names_arguments
     async def send(
-        self, routing_key: str, data: BytesLike, **options: Any
+        self,
+        routing_key: str,
+        data: BytesLike,
+        *,
+        key: str | bytes | None = None,
+        headers: Headers = (),
+        tag: str | None = None,
+        timeout: float | None = None,
+        delay: Span | None = None,
+        deliver_at: dt.datetime | None = None,
+        expires_in: Span | None = None,
     ) -> SendResult:
         """Send one message, and wait until all topics that it goes to have it on disk.
 
         Args:
             routing_key: words with dots between them, or any text; "" is one.
             data: application bytes; mutable ones are copied.
+            key: stored; the same key goes to the same partition of each topic.
             headers: names and bytes, stored after the routing key.
+            tag: as in `AsyncProducer.send`.
             timeout: seconds, all retries included; None is `timeout_s` of the options.
-            options: `key`, `tag`, `delay`, `deliver_at`, `expires_in`, as in
-                `AsyncProducer.send`. The same key goes to the same partition of each
-                topic. With a time the topics are those that are bound now.
+            delay: as in `AsyncProducer.send`, to the topics that are bound now.
+            deliver_at: likewise.
+            expires_in: as in `AsyncProducer.send`.
 
         Returns:
             Its id, and the partition of the exchange; the offset is -1.
@@ -95,17 +107,28 @@ class AsyncExchange(ClosedByBlock):
 
         Cancellation: a message that was appended is still sent.
         """
-        return await (await self.send_nowait(routing_key, data, **options))
+        sent = await self.send_nowait(
+            routing_key,
+            data,
+            key=key,
+            headers=headers,
+            tag=tag,
+            timeout=timeout,
+            delay=delay,
+            deliver_at=deliver_at,
+            expires_in=expires_in,
+        )
+        return await sent
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until all that was sent before has an outcome, good or bad.
+        """Wait until every message sent before has an outcome, success or failure.
 
         Args:
-            timeout: seconds; None waits as long as the messages' deadlines let it.
+            timeout: seconds; None waits until the messages' own deadlines.
 
         Raises:
-            RequestTimeoutError: some have none yet; they go on.
-            ClosedError: it is of another event loop.
+            RequestTimeoutError: some have no outcome yet; they are still being sent.
+            ClosedError: the exchange belongs to another event loop.
         """
         await self.producer.flush(timeout)
 
@@ -113,11 +136,10 @@ class AsyncExchange(ClosedByBlock):
         """Refuse new messages, wait for the others; see `AsyncProducer.close`.
 
         Args:
-            timeout: seconds that all of it may take; None is the client's
-                `close_timeout_s`.
+            timeout: seconds for everything; None is the client's `close_timeout_s`.
 
         Raises:
-            ClosedError: it is of another event loop; it is not closed.
+            ClosedError: the exchange belongs to another event loop; it is not closed.
 
         Cancellation: everything without an outcome fails at once.
         """
@@ -137,7 +159,7 @@ class AsyncExchange(ClosedByBlock):
 
 
 def routed(routing_key: str, headers: Headers) -> Headers:
-    """Return the headers of a message for an exchange."""
+    """Return headers with the routing key first, in place of any other routing key."""
     try:
         pair = _pair_of(routing_key)
     except (TypeError, AttributeError):
@@ -145,7 +167,7 @@ def routed(routing_key: str, headers: Headers) -> Headers:
         raise
     if not headers:
         return (pair,)
-    # A message that is sent on has the key that it came with.
+    # A forwarded message still has the routing key of its arrival.
     return (pair, *(one for one in list_headers(headers) if one[0] != ROUTING_KEY))
 
 

@@ -1,13 +1,12 @@
-"""Messages for topics whose partitions are not known yet: each has its future at once.
+"""Messages for topics whose partitions are not known yet; each gets a future at once.
 
-Theory of operation. A message that cannot be appended, because its topic is not known,
-waits in a batch of its own: it takes memory of the buffer, `flush` waits for it, and it
-fails at its deadline like any other. One task per topic looks for the topic. When it is
-known the messages are added to the batches of its partitions, in their order, and their
-futures end with those.
+Theory of operation. A message whose topic is not known waits in a batch of its own: it
+takes buffer memory, `flush` waits for it, and it fails at its deadline like any other.
+Tasks look for the topic, usually one. Once it is known, the messages are added in order
+to the batches of its partitions, which then also resolve the futures.
 
     Invariant: a topic becomes known and its waiting messages are added under one hold
-    of the buffer's lock, so no later message of a caller is before them.
+    of the buffer's lock, so they precede all later messages of their callers.
 """
 
 import asyncio
@@ -51,8 +50,8 @@ class FirstMessages:
 
         Args:
             accumulator: of the producer.
-            find: calls `publish` when a topic is known; raises MetaqError at the
-                deadline that it is given.
+            find: finds a topic's partitions, and calls `publish`; raises MetaqError at
+                its deadline, the second argument.
         """
         self._accumulator = accumulator
         self._buffer = accumulator.buffer
@@ -60,7 +59,7 @@ class FirstMessages:
         self._waiting: dict[str, list[_Waiting]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.failed: Counter[str] = Counter()
-        """Messages that no partition got, by the name of the error."""
+        """Number of messages that reached no partition, by the name of the error."""
 
     def append(
         self,
@@ -82,7 +81,7 @@ class FirstMessages:
         check_topic(topic)
         if partition is not None:
             parse_partition(topic, partition)
-        # Copies: the caller may change what it gave.
+        # Copies, because the caller may change the originals.
         pairs = list_headers(headers) if headers else ()
         message = OutgoingMessage(frozen(data), attribute, key, partition, pairs)
         payload, flag = encode_outgoing(message)
@@ -98,7 +97,7 @@ class FirstMessages:
         if is_known:
             return self._accumulator.append(topic, *message[:-1], timeout_s)
         if all(batch.deadline_s < deadline_s for deadline_s in deadlines_s):
-            # The task of the others would see this deadline too late.
+            # A task that waits until a later deadline would miss this one.
             try:
                 self._buffer.home.loop.call_soon_threadsafe(self._begin, topic)
             except RuntimeError:
@@ -114,7 +113,7 @@ class FirstMessages:
             task.add_done_callback(self._tasks.discard)
 
     async def _run_topic(self, topic: str) -> None:
-        """Look for a topic until it is known, or nothing waits for it any more."""
+        """Look for a topic until it is known, or no message waits for it."""
         while waiting := self._waiting.get(topic):
             deadline_s = min(one.batch.deadline_s for one in waiting)
             try:
@@ -123,7 +122,7 @@ class FirstMessages:
                 self._fail(topic, error, deadline_s)
 
     def _fail(self, topic: str, error: MetaqError, deadline_s: float) -> None:
-        """Fail the messages with that deadline, or an earlier one."""
+        """Fail the messages of a topic with this deadline or an earlier one."""
         with self._buffer.lock:
             waiting = self._waiting.pop(topic, [])
             left = [one for one in waiting if one.batch.deadline_s > deadline_s]
@@ -135,11 +134,11 @@ class FirstMessages:
                 self._buffer.resolve(one.batch, [BatchOutcome(0, error)])
 
     def publish(self, topic: str, available: Sequence[TopicPartition]) -> None:
-        """Make a topic known, with the messages that wait for it first in its batches.
+        """Make a topic known, and add the messages that wait for it to its batches.
 
         Args:
             topic: its name.
-            available: its partitions that take messages now; none: nothing is done.
+            available: its partitions that take messages now; no effect if empty.
         """
         if self._accumulator.knows(topic):
             return
@@ -155,7 +154,7 @@ class FirstMessages:
                     self._waiting.pop(topic, None)
                     added = [(one, self._add(one, to)) for one, to in chosen]
                     break
-            # Outside of the lock: a selector is a function of the user's.
+            # Outside the lock, because the selector is the user's function.
             for one in fresh:
                 try:
                     choice = routes.select_among(topic, known, one.message)
@@ -187,7 +186,7 @@ class FirstMessages:
             return error
 
     def close(self, error: MetaqError) -> None:
-        """Fail what waits."""
+        """Fail all waiting messages."""
         for task in self._tasks:
             task.cancel()
         for topic in tuple(self._waiting):

@@ -1,19 +1,19 @@
 """The ordered producer: a fixed layout, and a spool for each partition of it.
 
 Theory of operation. A key keeps its partition only if the partitions never change, so
-the layout is configured, whichever partitions the cluster has at the moment. A message
-whose partition does not take it is spooled *under that partition*, and as long as
+the layout is configured, independent of the partitions that the cluster has now. A
+message that its partition does not take is spooled *under that partition*, and while
 anything is spooled there, later messages are spooled too. One task per partition sends
-spooled messages, oldest first, and removes acknowledged ones; when none is left, sends
+spooled messages, oldest first, and removes acknowledged ones; once none is left, sends
 go to the broker directly again.
 
-    Invariant: a send goes out directly only when nothing of its partition is spooled.
-    Invariant: sends of one partition follow each other in the order of the calls.
+    Invariant: a message is sent directly only if nothing of its partition is spooled.
+    Invariant: sends of one partition run one at a time, in the order of the calls.
 
-Spooled messages are on disk, survive this process, and are sent at least once: when the
+Spooled messages are on disk, survive this process, and are sent at least once: if the
 process or the connection dies between acknowledgement and removal, up to REPLAY_GROUP
-messages are sent again. One that turns out to be too large for its broker is set aside
-(`dead_letter_files.py`), and the others go on.
+messages are sent again. A message too large for its broker is set aside
+(`dead_letter_files.py`), and the others continue.
 
 Source: docs/metaq-1.4/client.md 8.1, without the defect of 21, row 15.
 """
@@ -65,26 +65,26 @@ NOT_TAKEN: Final = (
     NotSentError, NoBrokerError, CoordinationError, ForbiddenError, NoRoomError,
     UnavailableError,
 )  # fmt: skip
-"""After these a message is certainly not stored, so it may be spooled."""
+"""Errors after which a message is certainly not stored, so it may be spooled."""
 
 REPLAY_GROUP: Final = 32
-"""Spooled messages are removed when so many are acknowledged, or the last one is."""
+"""Maximum number of spooled messages sent before the acknowledged ones are removed."""
 
 REPLAY: Final = Backoff(first_s=0.1, max_s=5.0)
-"""Pauses while a partition does not take spooled messages; changes of the cluster end
-them."""
+"""Pauses while a partition does not take spooled messages. A change of the cluster ends
+a pause early."""
 
 _NO_ID: Final = MessageId(-1)
 _NO_OFFSET: Final = Offset(-1)
 
 
 class Spooled(NamedTuple):
-    """A message that its partition did not take: it waits on the local disk."""
+    """Receipt of a message that its partition did not take: it is on the local disk."""
 
     partition: TopicPartition
-    """The partition it will be sent to."""
+    """Partition to which it will be sent."""
     waiting_count: int
-    """Messages that wait for this partition, this one included."""
+    """Number of messages spooled for this partition, this one included."""
 
 
 @dataclass(slots=True)
@@ -114,10 +114,10 @@ class OrderedStatistics:
         label=TopicPartition.labels,
         default=dict,
     )
-    """Of partitions that have any."""
+    """Only partitions with spooled messages."""
     problems: tuple[str, ...] = ()
-    """Why they are still there, and the directory of those that were set aside: a
-    sentence for each partition."""
+    """Per partition a sentence why messages are still spooled, and one with the
+    directory of messages set aside."""
 
 
 @dataclass(slots=True)
@@ -131,13 +131,13 @@ class OrderedQueue:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     replay: asyncio.Task[None] | None = None
     spooling: asyncio.Future[int] | None = None
-    """Write under way to the disk; it may outlive a `send` that was cancelled."""
+    """Disk write in progress; it may outlive a cancelled `send`."""
     settled: list[int] = field(default_factory=list)
-    """Numbers of messages that are stored or set aside, and still in the spool."""
+    """Numbers of messages stored or set aside that are still in the spool."""
     last_error: MetaqError | None = None
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for waiting messages, and one for those set aside."""
+        """Yield a sentence for spooled messages, and one for those set aside."""
         if len(self.spool):
             yield f"{self.partition}: {self.last_error or 'its broker is away'}"
         if self.refused.count:
@@ -148,11 +148,11 @@ class OrderedQueue:
 
 
 class AsyncOrderedProducer(ClosedByBlock):
-    """Sends messages of one topic, in order also while brokers are away.
+    """Sends messages of one topic and keeps their order even while brokers are away.
 
-    Made by `AsyncClient.ordered_producer`; used as `async with`. One process at a time
-    uses a directory. Sends of one partition wait for each other; different partitions
-    do not.
+    Created by `AsyncClient.ordered_producer`; used as `async with`. One process at a
+    time uses a directory. Sends to one partition run one at a time; partitions are
+    independent of each other.
     """
 
     def __init__(
@@ -166,16 +166,16 @@ class AsyncOrderedProducer(ClosedByBlock):
         timeout_s: float,
         selector: Selector | None = None,
     ) -> None:
-        """Prepare; nothing is opened before the block is entered.
+        """Prepare; `start` opens the spools.
 
         Args:
             context: the client's parts.
-            producer: sends; owned from now on.
-            topic: where all messages go.
-            partitions: the layout; the same for ever.
-            directory: where spools are.
-            timeout_s: bound on each send, when the caller gives none.
-            selector: chooses among the layout; None goes by the key.
+            producer: sends the messages; owned from now on.
+            topic: topic of all messages.
+            partitions: the layout; must never change.
+            directory: directory of the spools.
+            timeout_s: default time-out of a send.
+            selector: chooses a partition of the layout; None for the hash of the key.
         """
         self.topic = topic
         self.partitions = tuple(partitions)
@@ -202,16 +202,17 @@ class AsyncOrderedProducer(ClosedByBlock):
     async def start(self, timeout: float | None = None) -> None:
         """Open the spools, and begin to send their messages; `async with` calls it.
 
+        After any error but the first, the producer and all spools are closed.
+
         Args:
-            timeout: seconds that the disk may take; None waits for it.
+            timeout: seconds that the disk may take; None for no limit.
 
         Raises:
-            ClosedError: it was started before, or closed during the start.
-            StorageError: one cannot be opened, or another process has it; none is,
-                and it is closed.
-            RequestTimeoutError: the time is over; none is open, and it is closed.
+            ClosedError: it was started before, or is closed.
+            StorageError: a spool cannot be opened, or another process uses it.
+            RequestTimeoutError: the spools were not open in time.
 
-        Cancellation: none is open, and it is closed.
+        Cancellation: the producer and all spools are closed.
         """
         require_loop(self._loop, self)
         if self._is_started:
@@ -245,29 +246,28 @@ class AsyncOrderedProducer(ClosedByBlock):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no more messages."""
+        """Whether it refuses new messages."""
         return self._producer.is_closed
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is closed, with its spools."""
+        """Whether it and its spools are closed."""
         return self._producer.has_ended and not self._queues and not self._closing
 
     async def close(self, timeout: float | None = None) -> None:
-        """Stop; spooled messages stay and are sent by the next one.
+        """Stop; spooled messages stay on disk for the next ordered producer.
 
-        Sends that are under way have their outcome first. A second call waits for the
-        first.
+        Waits for sends in progress. A second call waits for the first.
 
         Args:
-            timeout: seconds that all of it may take; None is the client's
-                `close_timeout_s`. A disk that hangs is not waited for any longer: the
-                files are closed when it answers.
+            timeout: seconds for everything; None is the client's `close_timeout_s`. If
+                the disk hangs for longer, this returns, and the files are closed once
+                the disk answers.
 
         Raises:
-            ClosedError: it is of another event loop; it is not closed.
+            ClosedError: it belongs to another event loop; it is not closed.
 
-        Cancellation: the files are closed all the same.
+        Cancellation: the files are still closed.
         """
         require_loop(self._loop, self)
         check_timeout(timeout)
@@ -300,7 +300,7 @@ class AsyncOrderedProducer(ClosedByBlock):
     async def _close_spools(
         self, queues: Iterable[OrderedQueue], replays: Collection[asyncio.Task[None]]
     ) -> None:
-        """Close files whose last use is over, however long the disk takes."""
+        """Close each spool after its last use, without a time limit."""
         await asyncio.gather(*replays, return_exceptions=True)
         for queue in queues:
             async with queue.turn:
@@ -339,7 +339,7 @@ class AsyncOrderedProducer(ClosedByBlock):
         tag: str | None = None,
         timeout: float | None = None,
     ) -> SendResult | Spooled:
-        """Send one message, or spool it; it is on a disk when this returns.
+        """Send one message, or spool it; it is on a disk, here or there, on return.
 
         Args:
             data: application bytes; mutable ones are copied.
@@ -351,21 +351,22 @@ class AsyncOrderedProducer(ClosedByBlock):
             timeout: seconds to try the broker; None is `timeout_s` of the options.
 
         Returns:
-            Partition, offset and id; or `Spooled`, when its partition is away, closed
-            or does not answer before the message is sent, or when earlier messages
-            wait for it.
+            Partition, offset and id; or `Spooled`, if the partition is away or closed,
+            the message could not be sent in time, or earlier messages are spooled for
+            the partition.
 
         Raises:
             OutcomeUnknownError: it was sent, and may be stored; it is not spooled.
-            ConfigError: the selector chose outside of the layout, or the
-                attribute, key or headers cannot be written.
-            MessageTooLargeError: it is over the limit that its broker announced last.
-            NoSpaceError: it should be spooled, and the disk is full.
+            ConfigError: the selector chose a partition outside the layout, or
+                attribute, key or headers cannot be encoded.
+            MessageTooLargeError: it exceeds the limit that its broker announced last.
+            NoSpaceError: it was to be spooled, and the disk is full.
             MetaqError: the broker refused the message itself, or the disk failed.
-            ClosedError: the producer is closed, not started, or of another event loop.
+            ClosedError: the producer is closed, not started, or belongs to another
+                event loop.
             TypeError: an argument of another type; the text names it.
 
-        Cancellation: the message may be stored or spooled all the same.
+        Cancellation: the message may still be stored or spooled.
         """
         require_loop(self._loop, self)
         check_timeout(timeout)
@@ -400,7 +401,7 @@ class AsyncOrderedProducer(ClosedByBlock):
         return queue
 
     async def _is_open(self, queue: OrderedQueue, deadline_s: float) -> bool:
-        """Return whether a message may go to the broker directly."""
+        """Return whether a message may be sent to the broker directly."""
         if not self._is_known:
             try:
                 await self._context.metadata.topic(
@@ -463,7 +464,7 @@ class AsyncOrderedProducer(ClosedByBlock):
             self._wake(queue)
 
     def _wake(self, queue: OrderedQueue) -> None:
-        """See that spooled messages are being sent; at most one task per partition."""
+        """Ensure that spooled messages are sent; at most one task per partition."""
         if queue.replay is not None and not queue.replay.done():
             queue.wake.set()
         elif len(queue.spool) and queue.partition in self._queues:
@@ -496,8 +497,8 @@ class AsyncOrderedProducer(ClosedByBlock):
     async def _replay(self, queue: OrderedQueue) -> None:
         """Send the oldest messages, and remove those stored or set aside.
 
-        Messages that could not be removed are not sent again: their removal comes
-        first.
+        Messages whose removal failed before are removed first, so that they are not
+        sent again.
         """
         await self._remove(queue)
         threads, spool = self._threads, queue.spool
@@ -526,7 +527,7 @@ class AsyncOrderedProducer(ClosedByBlock):
     async def _set_aside(
         self, queue: OrderedQueue, number: int, message: Message, error: MetaqError
     ) -> None:
-        """Set a message aside that will always be refused, and free the way."""
+        """Set aside a message that its broker will always refuse."""
         now_ms = self._context.clock.wall_ms()
         path = await call_off_loop(
             self._threads, queue.refused.keep, message, number, error, now_ms
@@ -540,11 +541,11 @@ class AsyncOrderedProducer(ClosedByBlock):
             await call_off_loop(self._threads, queue.spool.remove, done)
             queue.settled.clear()
 
-    # -- how it is doing --------------------------------------------------------------
+    # -- statistics -------------------------------------------------------------------
 
     def statistics(self) -> OrderedStatistics:
         """Return a snapshot of the counters."""
-        # Taken from any thread, while the spools are being opened too.
+        # Copied, because any thread may call this while spools are being opened.
         queues = tuple(self._queues.values())
         return replace(
             self._counts,
@@ -558,7 +559,7 @@ class AsyncOrderedProducer(ClosedByBlock):
 
 
 PARTITIONS_MAX: Final = 4096
-"""A larger layout is taken for a mistake."""
+"""Maximum number of partitions of a layout; more are taken for a mistake."""
 
 
 def parse_layout(topic: str, layout: str | Sequence[str]) -> tuple[TopicPartition, ...]:
@@ -570,8 +571,8 @@ def parse_layout(topic: str, layout: str | Sequence[str]) -> tuple[TopicPartitio
             partitions themselves, each `<broker>-<partition>`.
 
     Raises:
-        ConfigError: it is neither, has no partition, or too many.
-        ConfigError: the topic can be no topic's name.
+        ConfigError: the layout is neither, or has no partition or more than
+            PARTITIONS_MAX; or the topic name is invalid.
     """
     check_topic(topic)
     try:

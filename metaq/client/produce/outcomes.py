@@ -1,4 +1,4 @@
-"""Outcomes of requests: counted, and collected until their batch is resolved."""
+"""Counts outcomes of requests, and collects them until their batch is resolved."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ S = TypeVar("S")
 
 
 class SendOutcomes(Generic[S]):
-    """Settles requests, and counts. Owner: a delivery, on its loop."""
+    """Settles requests, and counts outcomes. Owner: a delivery, on its loop."""
 
     def __init__(
         self,
@@ -29,21 +29,22 @@ class SendOutcomes(Generic[S]):
         limits: AttemptLimits | None,
         on_end: Callable[[MetaqError], None],
     ) -> None:
-        """Start without any.
+        """Start without outcomes.
 
         Args:
-            buffer: whose batches are resolved.
-            limits: of attempts, and the first failure ends all; None: deadlines only.
-            on_end: is called with the first failure, where attempts are limited.
+            buffer: buffer of the batches.
+            limits: of attempts; the first failure ends the delivery. None for
+                deadlines only.
+            on_end: called with the first failure, if there are `limits`.
         """
         self.limits = limits
         self.failure: MetaqError | None = None
-        """With limits: the error that ended it."""
+        """Error that ended the delivery; None without `limits`."""
         self.is_over = False
         self.retried_count = 0
         self.moved_count = 0
         self.renamed_count = 0
-        """Messages that were sent again under the spare name of their batch."""
+        """Number of messages sent again under the spare name of their batch."""
         self._buffer = buffer
         self._on_end = on_end
         self._doubtful_count = 0
@@ -54,11 +55,16 @@ class SendOutcomes(Generic[S]):
         self._latency_s = Histogram()
 
     def on_sent(self, message_count: int, command_count: int) -> None:
-        """Count commands that left, of so many messages each."""
+        """Count commands that were sent, of `message_count` messages each."""
         self._batch_counts.record(message_count, command_count)
 
     def succeed(self, request: Request, outcomes: Sequence[BatchOutcome]) -> None:
-        """Settle a request whose messages are stored; no outcomes: all were cut out."""
+        """Settle a request whose messages are stored.
+
+        Args:
+            request: the request.
+            outcomes: of its messages; empty if all were cut out as other requests.
+        """
         batch = request.batch
         latency_s = self._buffer.clock.monotonic_s() - batch.created_s
         for first, result, ids, _ in outcomes:
@@ -72,14 +78,14 @@ class SendOutcomes(Generic[S]):
         self._settle(request, outcomes)
 
     def fail(self, request: Request, error: MetaqError) -> None:
-        """Settle a request whose messages are not stored, as far as is known."""
+        """Settle a request with an error; its messages may be stored if in doubt."""
         final = final_error(error, request.partition, is_in_doubt=request.is_in_doubt)
         self._failed[type(final).__name__] += request.message_count
-        self.end(error)  # before anyone hears of the outcome
+        self.end(error)  # before any future has its outcome
         self._settle(request, [BatchOutcome(request.span.first, final)])
 
     def end(self, error: MetaqError) -> None:
-        """Send nothing more after the first failure, where attempts are limited."""
+        """End the delivery with its first failure, if attempts are limited."""
         if self.limits is not None and self.failure is None:
             self.failure, self.is_over = error, True
             self._on_end(error)
@@ -93,7 +99,7 @@ class SendOutcomes(Generic[S]):
             self._buffer.resolve(batch, batch.found)
 
     def snapshot(self, in_flight_count: int) -> ProducerStatistics:
-        """Return what was counted so far."""
+        """Return a snapshot of the counters."""
         return ProducerStatistics(
             acknowledged_bytes=self._acknowledged_bytes,
             by_partition=dict(self._by_partition),

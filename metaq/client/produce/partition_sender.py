@@ -1,21 +1,21 @@
-"""Partition sender: one partition's messages, from the first one to the last answer.
+"""Partition sender: owns the messages of one partition until they are answered.
 
-Theory of operation. Messages wait in an open batch and sealed ones. On the loop nothing
-waits: each event (messages, a reply, a connection, a time) calls `fill`, which sends
+Theory of operation. Messages wait in an open batch and sealed ones. Nothing blocks the
+loop: each event (messages, a reply, a connection, a time) calls `fill`, which sends
 while fewer than `in_flight_batches_max` requests are in flight. So batches grow while
 others are in flight.
 
-Order. Requests leave in the order of their messages. When one comes back, nothing more
-leaves until everything in flight has an answer; then the returned requests leave
-first, in their old order, one at a time. A broker that recognises batches refuses what
-is in flight with a refused one, as long as their sequences follow each other. So a
-refused request keeps its sequence; where it does not come back, or comes back with a
-new one, that leaves a gap. At other brokers, and among messages with a time or to an
-exchange, a refused request may be overtaken by those that were in flight with it. After
-a lost connection nothing is overtaken, because everything in flight comes back.
+Order. Requests are sent in the order of their messages. After a failed one, nothing is
+sent until everything in flight is answered; then the returned requests are sent first,
+in their old order, and those with a sequence one at a time. A broker that recognises
+batches refuses those in flight after a refused one, as long as their sequences are
+contiguous. So a refused request keeps its sequence; if it fails for good, moves or gets
+a new sequence, the sender leaves a gap. At other brokers, and among delayed messages or
+those to an exchange, requests in flight may overtake a refused one. After a lost
+connection nothing is overtaken, because everything in flight comes back.
 
-    Invariant: a request is in `_waiting`, `_returned` or `_in_flight` of one sender, or
-    has its outcome.
+    Invariant: a request without an outcome is in exactly one of `_waiting`, `_returned`
+    and `_in_flight`, of one sender.
     Invariant: a batch is resolved when its last request has its outcome.
 """
 
@@ -68,22 +68,23 @@ from metaq.retry import Backoff
 
 ANSWER_GRACE_S: Final = 0.2
 """Seconds after its deadline at which a request, or a put of a transaction, is given up
-although its connection has reported nothing; the connection's own timer comes first. A
-reply that found no memory here is not reported again."""
+if its connection has reported nothing. The connection's own timer fires earlier, but a
+reply whose handling failed for lack of memory is not reported again."""
 
 TIME_LEFT_MIN_S: Final = 0.001
-"""Batches with less time left are not sent: that would only turn a certain failure into
-an unknown outcome."""
+"""Minimum time before the deadline, in seconds, at which a batch is still sent: later
+that would only turn a certain failure into an unknown outcome."""
 
 PUTS_IN_FLIGHT_MAX: Final = 4000
-"""Single puts of one partition sent and not answered, to a broker without `mput`."""
+"""Maximum number of single puts of one partition in flight, to a broker without
+`mput`."""
 
 
 class PartitionSender:
-    """Owner of one partition's messages.
+    """Owns and sends one partition's messages.
 
     Concurrency: `open`, `is_awake`, the sealed batches and the limits change under the
-    buffer's lock; the rest is used on the loop. No field is written from outside.
+    buffer's lock; the rest is used on the loop. Only methods here write fields.
     """
 
     __slots__ = (
@@ -109,20 +110,22 @@ class PartitionSender:
         self.partition = partition
         self.open: Batch | None = None
         self.is_awake = False
-        """The loop knows that there are messages to take."""
+        """Whether the loop has been notified of the messages here."""
         self.bytes_max = buffer.options.batch_bytes_max
-        """Record bytes of a batch: the option, or what its broker announced last."""
+        """Maximum record bytes of a batch: the option, or less if its broker announced
+        less."""
         self.count_max = buffer.options.batch_count_max
-        """Messages of a batch, likewise."""
+        """Maximum number of messages of a batch, likewise."""
         self.in_flight_count = 0
+        """Number of commands in flight."""
         self.refused_until_s = 0.0
-        """Messages of other partitions do not move here before."""
+        """Monotonic time before which no messages of other partitions move here."""
         self._buffer = buffer
         self._connections = connections
         self._outcomes = outcomes
         self._producer_id = producer_id
         self._sender_of = sender_of
-        self._is_mandatory = is_mandatory  # None: it need be no exchange
+        self._is_mandatory = is_mandatory  # None: not only to exchanges
         self._sealed: deque[Batch] = deque()
         self._payload_bytes_max: int = PAYLOAD_BYTES_MAX
         self._connection: BrokerConnection | None = None
@@ -134,15 +137,15 @@ class PartitionSender:
         self._is_gap_due = False  # a sequence was given up
         self._order = 0
         self._failures = 0  # refusals in a row
-        self._resume_s = 0.0  # nothing is sent before,
-        self._refused_at: BrokerAddress | None = None  # unless the leader is elsewhere
-        self._last_error: MetaqError | None = None  # why nothing is sent
-        self._was_offered = False  # registered for puts when it was connected
+        self._resume_s = 0.0  # no sends before this monotonic time,
+        self._refused_at: BrokerAddress | None = None  # unless the leader moved away
+        self._last_error: MetaqError | None = None  # reason why nothing is sent
+        self._was_offered = False  # was registered for puts at the last connect
 
     # -- messages, under the buffer's lock --------------------------------------------
 
     def begin(self, batch: Batch) -> None:
-        """Let a batch take the messages from now on."""
+        """Seal the open batch, and make another one the open batch."""
         self.seal()
         self.open = batch
 
@@ -154,20 +157,20 @@ class PartitionSender:
             self.open = None
 
     def note_ready(self) -> None:
-        """Have the loop look at this sender; `Buffer.announce` follows."""
+        """Add this sender to `Buffer.ready`; call `Buffer.announce` next."""
         self.is_awake = True
         self._buffer.ready.append(self)
 
     def check(self, size_bytes: int, *, is_lasting: bool = False) -> None:
-        """Refuse a message that the broker does not take.
+        """Refuse a message that is too large for the broker.
 
-        A broker that went away may announce more when it is back: limits of a lost
-        connection refuse nothing. `fill` checks again.
+        Limits announced on a lost connection are ignored, because the broker may
+        announce higher ones when it is back. `fill` checks again.
 
         Args:
             size_bytes: of the record, header included.
-            is_lasting: the message is to be kept until the broker is back: the last
-                known limits count.
+            is_lasting: apply the last known limits even without a connection, because
+                the message is to be spooled.
 
         Raises:
             MessageTooLargeError: its payload is over the limit.
@@ -178,15 +181,15 @@ class PartitionSender:
         if is_lasting or (self._connection is not None and self._connection.is_open):
             raise self._too_large(self._payload_bytes_max, payload_bytes)
 
-    # -- the same, on the loop; these take the lock -----------------------------------
+    # -- messages, on the loop; these take the lock -----------------------------------
 
     def take(self, now_s: float) -> Batch | float | None:
-        """Take the next batch; seal the open one for that.
+        """Take the next sealed batch, or seal and take the open one.
 
         Returns:
             The batch; or the monotonic time until which the open one lingers, unless it
-            is full before; or None: there is nothing, and the loop is notified when
-            there is.
+            is full before; or None if there are no messages: the next one notifies the
+            loop.
         """
         buffer = self._buffer
         with buffer.lock:
@@ -203,7 +206,7 @@ class PartitionSender:
             return self._sealed.popleft()
 
     def take_late(self, now_s: float) -> list[Batch]:
-        """Take batches that cannot be sent in time any more, and seal old ones."""
+        """Seal the open batch if it is old; take batches past their deadline."""
         with self._buffer.lock:
             batch = self.open
             if batch and now_s - batch.created_s >= age_s(batch.timeout_s):
@@ -217,8 +220,8 @@ class PartitionSender:
             self._connection = connection
             payload_bytes_max = capabilities.payload_bytes_max or PAYLOAD_BYTES_MAX
             self._payload_bytes_max = payload_bytes_max
-            # A message over the payload limit is over this one too, so that no open
-            # batch takes it before it was checked.
+            # The batch limit includes the payload limit, so that a too large message
+            # never fits an open batch, and `check` sees it.
             self.bytes_max = min(
                 options.batch_bytes_max,
                 capabilities.batch_bytes_max or options.batch_bytes_max,
@@ -228,7 +231,7 @@ class PartitionSender:
                 options.batch_count_max,
                 capabilities.batch_records_max or options.batch_count_max,
             )
-            if self.open is not None:  # it may have reserved more than that
+            if self.open is not None:  # its reservation may exceed the new limits
                 self._buffer.give_back(self.open)
 
     def _has_messages(self) -> bool:
@@ -245,7 +248,7 @@ class PartitionSender:
     # -- sending ----------------------------------------------------------------------
 
     def fill(self) -> None:
-        """Send what waits, as far as the bounds allow."""
+        """Send waiting messages, up to the limits of what may be in flight."""
         now_s = self._buffer.clock.monotonic_s()
         if self._outcomes.is_over:
             return
@@ -284,8 +287,8 @@ class PartitionSender:
                 self._fail_first(error)
                 continue
             if request.sequence is not None:
-                # A repetition travels alone: were it refused and the next one
-                # stored, its sequence would be too low for ever.
+                # A repetition is sent alone: if it were refused and the next request
+                # stored, its sequence would be too low for good.
                 if self._in_flight:
                     return
                 self._alone = request
@@ -299,12 +302,12 @@ class PartitionSender:
         self._outcomes.fail(request, error)
 
     def _is_elsewhere(self) -> bool:
-        """Whether another replica leads than the one that refused."""
+        """Return whether the leader is not the replica that refused."""
         address = self._connections.address(self.partition.broker_id)
         return address not in {None, self._refused_at}
 
     def _find_connection(self) -> BrokerConnection | None:
-        """Return the connection to send on; None when there is none, or not yet."""
+        """Return the connection to send on; None if there is none to use now."""
         found = self._connections.find(self.partition)
         if found is None or isinstance(found, NoBrokerError):
             self._last_error = found
@@ -312,17 +315,17 @@ class PartitionSender:
                 self.move()
             return None
         if found is not self._connection:
-            # The order: nothing overtakes requests in flight on the old one.
+            # To keep the order, requests in flight on the old connection come first.
             if self._in_flight or self._is_early():
                 return None
             self.set_connection(found)
         return found
 
     def _is_early(self) -> bool:
-        """Tell whether a broker that came back has not registered the topic again.
+        """Return whether a broker has restarted and not yet registered the topic.
 
-        A put may then keep a MetaQ 1.4 broker from registering it at all, and its
-        start fails over that.
+        A put at that time may keep a MetaQ 1.4 broker from registering the topic, which
+        makes its start fail.
         """
         partition = self.partition
         puts = self._connections.snapshot.puts.get(partition.topic, {})
@@ -354,7 +357,7 @@ class PartitionSender:
         return f"broker {broker_id} at {self._connections.address(broker_id)}"
 
     def _fit_first(self, capabilities: Capabilities) -> ClientError | None:
-        """Cut the first request as the broker takes it; return why it never does."""
+        """Cut the first request to the broker's limits; return its error, if any."""
         request = self._waiting[0]
         batch, span = request.batch, request.span
         if self._is_mandatory is not None and not capabilities.exchanges:
@@ -364,7 +367,7 @@ class PartitionSender:
                 return no_delay(self._broker_name(), capabilities)
             capabilities = for_one_time(capabilities, self.partition.topic)
         if request.is_in_doubt and span.is_mput and capabilities.has_mput:
-            return None  # it is recognised by its size
+            return None  # the broker recognises it only at its old size
         is_single = self._buffer.options.in_flight_batches_max == 1
         puts_max = 1 if is_single else PUTS_MAX
         spans = plan_spans(batch.ends, span.first, span.end, capabilities, puts_max)
@@ -415,7 +418,7 @@ class PartitionSender:
         deadline_s = self._answer_deadline_s(request)
         self._begin(request)
         try:
-            # Batches are their own groups.
+            # A batch is not grouped with other frames.
             connection.submit(
                 frame, opaque, on_reply, deadline_s=deadline_s, is_alone=True
             )
@@ -425,7 +428,7 @@ class PartitionSender:
         self._outcomes.on_sent(request.message_count, 1)
 
     def _send_puts(self, request: Request, connection: BrokerConnection) -> None:
-        """Send a run of single puts; runs of one turn of the loop leave together."""
+        """Send a run of single puts; runs of one loop iteration are sent together."""
         opaques = connection.next_opaques(request.message_count)
         frames = request.encode_puts(opaques)
         request.expect_receipts(
@@ -455,7 +458,7 @@ class PartitionSender:
         self.in_flight_count += request.left
 
     def _end(self, request: Request, command_count: int) -> None:
-        """Note that commands of a request are answered, or given up."""
+        """Record that commands of a request are answered or given up."""
         self.in_flight_count -= command_count
         request.left -= command_count
         if not request.left:
@@ -485,20 +488,22 @@ class PartitionSender:
             return
         if _recognises(connection, request):
             request.is_in_doubt = False
-        # Only now: without memory for all this it is given up at its deadline.
+        # After the steps above: if memory runs out in them, the request stays in
+        # flight and is given up at its deadline.
         self._end(request, 1)
         self._forget_failures()
         try:
             self._go_on(connection)
         finally:
-            # Last: a sender in another thread wakes up and wants the interpreter.
+            # Last, because this wakes callers in other threads, which compete for the
+            # interpreter.
             self._outcomes.succeed(request, [outcome])
 
     def _on_stored(
         self, connection: BrokerConnection, request: Request, count: int
     ) -> None:
         outcomes = request.outcomes() if request.left == count else []
-        # Only now, as in `_on_reply`.
+        # After the outcomes, as in `_on_reply`.
         self._end(request, count)
         self._forget_failures()
         try:
@@ -523,7 +528,13 @@ class PartitionSender:
     def _cut(
         self, request: Request, opaques: Sequence[int], count: int
     ) -> list[Request]:
-        """Return failed puts as requests of their own; `count` are at their end."""
+        """Return failed puts as requests of their own.
+
+        Args:
+            request: the run of puts.
+            opaques: of the failed puts, ascending.
+            count: number of its puts that end now, including failed ones.
+        """
         outcomes = request.outcomes() if request.left == count else []
         failed = request.cut(opaques)
         self._end(request, count)
@@ -537,14 +548,15 @@ class PartitionSender:
         if request.span.is_mput:
             self._end(request, 1)
         else:
-            # Receipts that found no memory are in flight still, though noted perhaps.
+            # Puts whose receipts failed for lack of memory are still in flight, though
+            # their receipts may have been recorded.
             failed = self._cut(request, request.unanswered(), request.left)
         for each in failed:
             each.is_in_doubt = True
             self._outcomes.fail(each, error)
 
     def _go_on(self, connection: BrokerConnection) -> None:
-        """Send what waited for an answer, here and at the same connection."""
+        """Send more, here and for waiters of the same connection."""
         self.fill()
         self._connections.on_room(connection)
 
@@ -565,7 +577,7 @@ class PartitionSender:
             type(error) is ServerError and bool(request.own_times)
         )
         if is_for_one and is_shared and not outcomes.is_over:
-            # One message that goes nowhere, or too far, keeps back no other.
+            # An unroutable message, or a delay too long, must not fail the others.
             assert isinstance(error, ServerError)
             failed, others = request.split(error.messages)
             self._returned += others
@@ -593,11 +605,12 @@ class PartitionSender:
             outcomes.fail(request, error)
             return
         if not (request.is_in_doubt or self._is_in_order(connection, request)):
-            # The broker does not know it, and may have stored later batches.
+            # The broker has not stored it, but may have stored later batches.
             request.sequence, self._is_gap_due = None, True
         self._last_error = error
         if isinstance(error, REFUSALS):
-            # Two that refuse would else exchange a message without a pause.
+            # Otherwise two refusing partitions would pass a message back and forth
+            # without a pause.
             self.refused_until_s = now_s + options.retry_max_s
         if decision is Reaction.MOVE:
             target = self._target()
@@ -616,8 +629,8 @@ class PartitionSender:
     def _take_back(self) -> None:
         """Put returned requests before waiting ones, in the old order.
 
-        Those with a sequence go first. The others get new sequences, and a broker does
-        not take a sequence below one that it has seen.
+        Those with a sequence come first: the others get new sequences, and a broker
+        accepts no sequence below one that it has seen.
         """
         self._sequence += self._is_gap_due
         self._is_gap_due = False
@@ -626,7 +639,7 @@ class PartitionSender:
         self._returned.clear()
 
     def _renumber(self) -> None:
-        """Give up the sequences of what was refused: a cut one needs others."""
+        """Give up the sequences of refused requests, because one of them was cut."""
         self._sequence += 1
         for each in self._waiting:
             if not each.is_in_doubt:
@@ -634,14 +647,14 @@ class PartitionSender:
         self._waiting = deque(sorted(self._waiting, key=_order_of))
 
     def _is_in_order(self, connection: BrokerConnection, request: Request) -> bool:
-        """Tell whether nothing is stored that was in flight after a refused request."""
+        """Return whether the broker refuses those in flight after a refused request."""
         is_plain = not request.batch.times and self._is_mandatory is None
         return is_plain and _recognises(connection, request)
 
     # -- other partitions -------------------------------------------------------------
 
     def move(self) -> None:
-        """Give movable messages to other partitions, if one can send now."""
+        """Move movable messages to other partitions, if any of them can send now."""
         if self._target() is None:
             return
         with self._buffer.lock:
@@ -661,7 +674,7 @@ class PartitionSender:
         self._waiting = staying
 
     def accept(self, request: Request) -> None:
-        """Take a request over from another partition of the topic."""
+        """Accept a request from another partition of the topic."""
         self._outcomes.moved_count += 1
         self._order += 1
         request.partition, request.order = self.partition, self._order
@@ -671,7 +684,7 @@ class PartitionSender:
         self._buffer.home.loop.call_soon(self.fill)
 
     def _target(self) -> "PartitionSender | None":
-        """Return another partition's sender that can send now, each in turn."""
+        """Return the sender of another partition that can send now, in turn."""
         now_s = self._buffer.clock.monotonic_s()
         for partition in self._connections.others(self.partition.topic):
             target = self._sender_of(partition)
@@ -680,7 +693,7 @@ class PartitionSender:
         return None
 
     def on_unreachable(self, error: NoBrokerError) -> MetaqError | None:
-        """Move messages; return the error of a request whose outcome is unknown."""
+        """Move messages; return the last error of a request in doubt, if any."""
         self._last_error = error
         requests = (*self._returned, *self._waiting)
         cause = next((one.error for one in requests if one.is_in_doubt), None)
@@ -695,7 +708,7 @@ class PartitionSender:
         return bool(self._waiting or self._returned) or self._has_messages()
 
     def fail_late(self, now_s: float) -> None:
-        """Fail what has passed its deadline."""
+        """Fail messages past their deadline."""
         late = list(map(self._request, self.take_late(now_s)))
         for each in (self._waiting, self._returned):
             late += (one for one in each if one.batch.deadline_s <= now_s)
@@ -745,7 +758,7 @@ class PartitionSender:
 
 
 def _recognises(connection: BrokerConnection, request: Request) -> bool:
-    """Tell whether the broker stores a request once, however often it is sent."""
+    """Return whether the broker stores a repeated request only once."""
     return connection.capabilities.dedup and request.span.is_mput
 
 

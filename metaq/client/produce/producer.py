@@ -12,11 +12,13 @@ in memory only: closing waits for it, a crash loses it.
 
 *Order.* Messages of one caller to one partition are stored in the order of the calls,
 as long as nothing is refused. A MetaQ 1.4 broker may store messages that are in flight
-together in any order. `ProducerOptions.in_flight_batches_max` of 1 keeps it in both.
+together in any order. With `ProducerOptions.in_flight_batches_max` of 1 the order is
+kept in both cases.
 
-*Outcomes.* Every message gets one by its deadline: its offset in the log; or an error
-after which it is certainly not stored; or `OutcomeUnknownError`. Batches that may be
-stored are sent again under the same sequence, which brokers of this package recognise.
+*Outcomes.* By its deadline every message has one outcome: its offset in the log, an
+error after which it is certainly not stored, or `OutcomeUnknownError`. Batches that may
+be stored are sent again under the same sequence, which brokers of this package
+recognise.
 """
 
 import asyncio
@@ -28,13 +30,13 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
 from threading import Lock, get_ident
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.scheduled import cancel_scheduled
 from metaq.client.errors import BufferFullError, ExchangeError, NoTopicError
 from metaq.client.names import check_topic, require_text
-from metaq.client.options import ProducerOptions, names_arguments, same_arguments
+from metaq.client.options import ProducerOptions, names_arguments
 from metaq.client.partitioner import OutgoingMessage, Selector
 from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.broker_starts import BrokerStarts
@@ -87,16 +89,16 @@ class ConsumedBatch(Protocol[T_co]):
     """A batch of messages that a consumer handed out."""
 
     def block(self, parts: TransactionParts) -> T_co:
-        """Return the block that writes what is made of it."""
+        """Return the context manager that writes the results of the batch."""
 
 
 class AsyncProducer(ClosedByBlock):
-    """Sends messages. Owner: the client that made it; `async with` closes it.
+    """Sends messages. Owner: the client that created it; `async with` closes it.
 
-    Lifecycle: made, `start`, any number of sends by any number of tasks, `close`.
+    Lifecycle: created, any number of sends by any number of tasks, `close`.
 
-    Concurrency: coroutines and `send_oneway` on the loop it was made on. `accumulator`
-    and every `SendFuture` may be used from any thread.
+    Concurrency: coroutines and `send_oneway` run on the loop on which it was created.
+    `accumulator` and every `SendFuture` may be used from any thread.
     """
 
     def __init__(
@@ -109,17 +111,17 @@ class AsyncProducer(ClosedByBlock):
         first_turn: int = 1,
         is_mandatory: bool | None = None,
     ) -> None:
-        """Prepare; call it on the loop that everything runs on.
+        """Create a producer on the running event loop.
 
         Args:
             context: the client's parts.
             options: bounds and times.
             producer_id: 1..64 of [A-Za-z0-9._~-]; no other producer may ever have the
                 same, because brokers recognise repeated batches by it.
-            selector: chooses partitions; None goes by the key of messages that have
-                one, and round robin with the others.
+            selector: chooses partitions; None for the hash of the key, or round robin
+                for messages without a key.
             first_turn: where round robin begins, modulo the number of partitions.
-            is_mandatory: of an exchange's producer, see `Delivery`.
+            is_mandatory: for the producer of an exchange, see `Delivery`.
         """
         loop = asyncio.get_running_loop()
         self._context = context
@@ -137,7 +139,7 @@ class AsyncProducer(ClosedByBlock):
             is_mandatory=is_mandatory,
         )
         self.accumulator = self._delivery.accumulator
-        """Takes messages from any thread, for topics that are prepared."""
+        """Appends messages from any thread, for prepared topics."""
         self._append = self.accumulator.append
         self._is_of_exchange = is_mandatory is not None
         self._loop, self._thread_id = loop, get_ident()
@@ -163,17 +165,17 @@ class AsyncProducer(ClosedByBlock):
     # -- sending ----------------------------------------------------------------------
 
     async def prepare(self, topic: str, *, timeout: float | None = None) -> None:
-        """Wait until the partitions of a topic are known; the first send does it.
+        """Wait until the partitions of a topic are known; a first send does so itself.
 
         Args:
             topic: topic name.
             timeout: seconds; None is `timeout_s` of the options.
 
         Raises:
-            ConfigError: this can be no topic's name.
+            ConfigError: the topic name is invalid.
             NoBrokerError: no broker serves the topic within the time.
-            ClosedError: the producer is closed, or of another event loop.
-            TypeError: the topic is no text.
+            ClosedError: the producer is closed, or belongs to another event loop.
+            TypeError: the topic is not a str.
         """
         await self._prepare(topic, self.transacting.deadline_s(timeout))
 
@@ -189,7 +191,7 @@ class AsyncProducer(ClosedByBlock):
         self._learn(topic, snapshot)
 
     async def _find_first(self, topic: str, deadline_s: float) -> None:
-        """Prepare a topic, while closing too: messages taken before are still sent."""
+        """Prepare a topic; also while closing, because accepted messages are sent."""
         self._learn(topic, await self._find(topic, deadline_s))
 
     async def _find(self, topic: str, deadline_s: float) -> ClusterSnapshot:
@@ -269,9 +271,21 @@ class AsyncProducer(ClosedByBlock):
                 deadline_s = self.transacting.deadline_s(timeout)
             await self._wait_room(full, deadline_s)
 
-    @same_arguments(send_nowait)
-    async def send(  # noqa: D417  # the others are named there
-        self, topic: str, data: BytesLike, **options: Any
+    @names_arguments
+    async def send(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        headers: Headers = (),
+        tag: str | None = None,
+        partition: str | TopicPartition | None = None,
+        timeout: float | None = None,
+        delay: Span | None = None,
+        deliver_at: dt.datetime | None = None,
+        expires_in: Span | None = None,
     ) -> SendResult:
         """Send one message and wait until it is on the broker's disk.
 
@@ -312,7 +326,20 @@ class AsyncProducer(ClosedByBlock):
 
         Cancellation: a message that was appended is still sent.
         """
-        return await (await self.send_nowait(topic, data, **options))
+        sent = await self.send_nowait(
+            topic,
+            data,
+            attribute=attribute,
+            key=key,
+            headers=headers,
+            tag=tag,
+            partition=partition,
+            timeout=timeout,
+            delay=delay,
+            deliver_at=deliver_at,
+            expires_in=expires_in,
+        )
+        return await sent
 
     @names_arguments
     async def send_many(
@@ -367,7 +394,7 @@ class AsyncProducer(ClosedByBlock):
         timeout: float | None,
         due_ms: Millis | None,
     ) -> Appending:
-        """Append a list, as far as there is memory, then the rest."""
+        """Append a list, waiting for memory where needed."""
         await self.prepare(topic, timeout=timeout)
         appending = self.accumulator.append_many(
             topic, messages, timeout_s=timeout, deliver_ms=due_ms
@@ -376,32 +403,32 @@ class AsyncProducer(ClosedByBlock):
             if (full := appending.step()) is not None:
                 await self._wait_room(full, self.transacting.deadline_s(timeout))
             else:
-                # A long list lets others, and its own first batches, go.
+                # Between the batches of a long list, the loop sends and runs others.
                 await asyncio.sleep(0)
         return appending
 
     async def cancel(
         self, scheduled: SendResult | str, *, timeout: float | None = None
     ) -> bool:
-        """Take back a message before its time comes; it is never delivered then.
+        """Cancel a delayed message before its time, so that it is never delivered.
 
         Args:
-            scheduled: what `send` returned for it, or the text of that.
+            scheduled: the receipt that `send` returned, or its text.
             timeout: seconds, all retries included; None is `timeout_s` of the options.
 
         Returns:
-            Whether it is taken back, also by an earlier call. False: it was delivered,
-            or its topic was deleted.
+            True if it is cancelled, by this call or an earlier one. False if it was
+            delivered, or its topic was deleted.
 
         Raises:
             NoBrokerError: its broker is away.
-            RequestTimeoutError: no answer in time; it may be taken back.
-            ConfigError: the text is none of a receipt.
-            ClosedError: the producer is closed, or of another event loop.
-            TypeError: it is no receipt of a message with a time.
+            RequestTimeoutError: no answer in time; it may be cancelled.
+            ConfigError: the text is not that of a receipt.
+            ClosedError: the producer is closed, or belongs to another event loop.
+            TypeError: it is not the receipt of a delayed message.
             MetaqError: the broker refused; its text says why.
 
-        Cancellation: the message may be taken back.
+        Cancellation: the message may be cancelled.
         """
         self._require_loop()
         self._check_open()
@@ -456,7 +483,7 @@ class AsyncProducer(ClosedByBlock):
         key: str | bytes | None,
         headers: Headers,
     ) -> None:
-        """Do it in any thread; see `AsyncProducer.send_oneway`."""
+        """Send as `send_oneway`, from any thread; see `AsyncProducer.send_oneway`."""
         require_text("topic", topic)
         try:
             try:
@@ -476,21 +503,20 @@ class AsyncProducer(ClosedByBlock):
         *,
         keys: Literal["cluster", "local"] = "cluster",
     ) -> AsyncTransaction:
-        """Return a transaction: messages of one broker that are stored all, or none.
+        """Return a transaction: messages at one broker, stored all or not at all.
 
         Args:
-            timeout: seconds from its first message on, after which the broker rolls it
-                back, rounded up to whole ones; a MetaQ 1.4 broker takes 60 for more,
-                if it is not set otherwise. None is `transaction_timeout_s` of the
-                options.
-            keys: "cluster": a key goes to the partition that it has outside of the
-                transaction, and is refused where that is at another broker. "local":
-                it goes to one of the transaction's broker, which with several brokers
-                is another one.
+            timeout: seconds from its first message, rounded up, after which the broker
+                rolls it back. A MetaQ 1.4 broker limits them to 60, unless it is
+                configured otherwise. None is `transaction_timeout_s` of the options.
+            keys: "cluster": a key goes to the same partition as outside of the
+                transaction; the message is refused if that is at another broker.
+                "local": it goes to a partition of the transaction's broker, which with
+                several brokers may differ from the one outside.
 
         Raises:
-            ConfigError: it is no time, or 0; or `keys` is neither.
-            ClosedError: the producer is closed, or of another event loop.
+            ConfigError: `timeout` is no time, or 0; or `keys` is another value.
+            ClosedError: the producer is closed, or belongs to another event loop.
         """
         self._require_loop()
         self._check_open()
@@ -504,37 +530,38 @@ class AsyncProducer(ClosedByBlock):
         )
 
     def exactly_once(self, batch: ConsumedBatch[T]) -> T:
-        """Return the block that writes what is made of a batch, exactly once.
+        """Return the context manager that writes the results of a batch exactly once.
 
-        At its end the messages and the offsets of the batch are stored, both; or, after
-        an exception, neither, and the batch is delivered again.
+        At its end the messages sent in it and the offsets of the batch are both stored;
+        or, after an exception, neither is, and the batch is delivered again.
 
         Args:
-            batch: the present one of `AsyncConsumer.batches`, from a member of a group
-                in ZooKeeper of the same client, with `commit_interval_s=None`.
+            batch: the current batch of `AsyncConsumer.batches`. Its consumer belongs to
+                the same client, is a member of a group in ZooKeeper, and has
+                `commit_interval_s=None`.
 
         Raises:
-            ConfigError: the consumer is not such a one.
-            ClosedError: the producer is closed, or of another event loop.
-            TypeError: it is no batch of a consumer.
+            ConfigError: the consumer does not meet these conditions.
+            ClosedError: the producer is closed, or belongs to another event loop.
+            TypeError: not a batch of a consumer.
         """
         self._require_loop()
         self._check_open()
         if not hasattr(batch, "block"):
-            raise wrong_type("batch", "one of consumer.batches()", batch)
+            raise wrong_type("batch", "one of consumer.batches() of this client", batch)
         return batch.block(self.transacting)
 
     # -- the end ----------------------------------------------------------------------
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything appended before has an outcome, good or bad.
+        """Wait until every message appended before has an outcome, success or failure.
 
         Args:
-            timeout: seconds; None waits as long as the messages' deadlines let it.
+            timeout: seconds; None waits until the messages' own deadlines.
 
         Raises:
-            RequestTimeoutError: some have none yet; they go on.
-            ClosedError: the producer is of another event loop.
+            RequestTimeoutError: some have no outcome yet; they are still being sent.
+            ClosedError: the producer belongs to another event loop.
         """
         self._require_loop()
         check_timeout(timeout)
@@ -552,24 +579,23 @@ class AsyncProducer(ClosedByBlock):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is closed, and every message has its outcome."""
+        """Whether it is closed and every message has its outcome."""
         return self._ended.is_set()
 
     async def close(self, timeout: float | None = None) -> None:
-        """Refuse new messages, wait for appended ones, fail the rest.
+        """Refuse new messages, wait for appended ones, then fail the rest.
 
-        Messages whose topics are not known yet are waited for as well. A second call
-        waits for the first.
+        Also waits for messages whose topics are not known yet. A second call waits for
+        the first.
 
         Args:
-            timeout: seconds that all of it may take; None is the client's
-                `close_timeout_s`.
+            timeout: seconds for everything; None is the client's `close_timeout_s`.
 
-        Never raises for messages: their futures do. Unsent messages fail with
-        `ClosedError` at the end, those in flight with `OutcomeUnknownError`.
+        Errors of messages are raised by their futures only. At the end, messages that
+        may be stored fail with `OutcomeUnknownError`, the others with `ClosedError`.
 
         Raises:
-            ClosedError: the producer is of another event loop; it is not closed.
+            ClosedError: the producer belongs to another event loop; it is not closed.
 
         Cancellation: everything without an outcome fails at once.
         """
@@ -626,7 +652,7 @@ class AsyncProducer(ClosedByBlock):
         return leader
 
     async def _wait_room(self, full: BufferFullError, deadline_s: float) -> None:
-        """Wait for memory; raise `full` when that is not wanted, or late."""
+        """Wait for memory; raise `full` with `when_full="raise"` or on a time-out."""
         if self._options.when_full == "raise":
             raise full
         left_s = max(0.0, deadline_s - self._clock.monotonic_s())

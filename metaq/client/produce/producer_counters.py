@@ -1,4 +1,4 @@
-"""The counters of a producer and its transactions, and their names outside."""
+"""The counters of a producer and its transactions, with their metric names."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ class TransactionStatistics:
     )
     in_doubt_count: int = counter(
         "metaq_producer_transactions_in_doubt_total",
-        "Verdicts whose outcome was not known when their call ended.",
+        "Decisions whose outcome was unknown when their call ended.",
     )
     recovered_count: int = counter(
         "metaq_producer_transactions_recovered_total",
@@ -48,18 +48,18 @@ class ClientTransactionCounters:
     """The counters of one producer's transactions; used on its loop."""
 
     def __init__(self) -> None:
-        """Start at nothing."""
+        """Start at 0."""
         self._commit_s = Histogram()
         self.counts = TransactionStatistics(commit_s=self._commit_s.snapshot())
-        """Counts of everything but commits, which `on_committed` counts."""
+        """All counts except those of commits, which `on_committed` counts."""
 
     def on_committed(self, passed_s: float) -> None:
-        """Count a commit that took so many seconds."""
+        """Count a commit and its duration."""
         self._commit_s.record(passed_s)
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """Count the failure of the commit or rollback inside the block."""
+        """Count a failure of the commit or rollback inside the block."""
         try:
             yield
         except TransactionRolledBackError:
@@ -70,25 +70,25 @@ class ClientTransactionCounters:
             raise
 
     def snapshot(self) -> TransactionStatistics:
-        """Return what was counted so far."""
+        """Return a snapshot of the counters."""
         commit_s = self._commit_s.snapshot()
         return replace(self.counts, committed_count=commit_s.count, commit_s=commit_s)
 
 
 BATCH_COUNT_BOUNDS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
-"""Buckets of the sizes of what is sent, in messages."""
+"""Upper bounds of the histogram buckets for messages per command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerStatistics:
-    """A snapshot of a producer's counters; of a delivery alone nothing is buffered."""
+    """A snapshot of a producer's counters; that of a delivery lacks buffer counts."""
 
     appended_count: int = counter(
         "metaq_producer_appended_messages_total", "Messages taken from senders."
     )
     by_partition: Mapping[TopicPartition, int] = counter(
         "metaq_producer_acknowledged_messages_total",
-        "Messages that are stored, where they lie.",
+        "Stored messages, by the partition that has them.",
         labels=("topic", "partition"),
         label=TopicPartition.labels,
         default=dict,
@@ -101,7 +101,7 @@ class ProducerStatistics:
         "metaq_producer_doubtful_messages_total",
         "Messages that are stored, and may be stored twice.",
     )
-    """The outcome of an earlier attempt is unknown, and their broker does not recognise
+    """An earlier attempt has an unknown outcome, and the broker does not recognise
     repetitions."""
     failed: Mapping[str, int] = counter(
         "metaq_producer_failed_messages_total",
@@ -123,7 +123,7 @@ class ProducerStatistics:
         "Bytes of messages without an outcome, record headers included.",
     )
     full_count: int = counter(
-        "metaq_producer_full_total", "Times that a message or a list found no room."
+        "metaq_producer_full_total", "Sends that found the buffer full."
     )
     in_flight_count: int = gauge(
         "metaq_producer_in_flight_commands", "Commands sent and not answered."
@@ -145,7 +145,7 @@ class ProducerStatistics:
     transactions: TransactionStatistics = part(
         default=lambda: ClientTransactionCounters().snapshot()
     )
-    """Its transactions, whose messages are not in the counters above."""
+    """Counters of its transactions, whose messages are not counted above."""
 
     @property
     def acknowledged_count(self) -> int:

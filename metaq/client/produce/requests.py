@@ -1,8 +1,7 @@
-"""Requests: messages of a batch that leave together, and the replies to them.
+"""Requests: messages of a batch that are sent together, and the replies to them.
 
-A request is one `mput`, or a run of single puts where the broker takes no `mput`. It
-belongs to one partition sender at a time, which sends it, perhaps several times, until
-its messages have their outcome.
+A request is one `mput`, or a run of single puts if the broker has no `mput`. It belongs
+to one partition sender at a time, which sends it until its messages have their outcome.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -23,11 +22,10 @@ from metaq.record.layout import HEADER_BYTES
 
 
 class Request:
-    """Messages of a batch that leave together. Owner: the sender that has it.
+    """Messages of a batch that are sent together. Owner: one partition sender.
 
-    A run of puts is the `PutListener` of its connection. It is sent once: puts that
-    failed are cut out as requests of their own. What its receipts say is kept column by
-    column.
+    A run of puts is a `PutListener` of its connection. It is sent once: failed puts
+    become requests of their own. Ids and offsets from its receipts are kept in columns.
     """
 
     __slots__ = (
@@ -43,23 +41,26 @@ class Request:
         self.span = span
         self.partition = partition
         self.order = order
-        """Its number among the requests of its sender."""
+        """Position in the order of its sender's requests."""
         self.sequence: int | None = None
+        """Sequence at the broker; None if not sent yet, or to be renumbered."""
         self.name: BatchName | None = batch.name
         self.attempt = 0
+        """Number of the last attempt, from 1; 0 before the first."""
         self.left = 0
+        """Number of its commands in flight."""
         self.error: MetaqError | None = None
-        """Of the last attempt."""
+        """Error of the last attempt."""
         self.is_in_doubt = False
 
     @property
     def message_count(self) -> int:
-        """Return the number of its messages."""
+        """Number of its messages."""
         return self.span.end - self.span.first
 
     @property
     def command_count(self) -> int:
-        """Return the number of commands that it is sent as."""
+        """Number of commands as which it is sent."""
         return 1 if self.span.is_mput else self.message_count
 
     def like(self, span: BatchSpan) -> "Request":
@@ -72,13 +73,13 @@ class Request:
     def split(
         self, messages: Collection[int]
     ) -> tuple[list["Request"], list["Request"]]:
-        """Return requests for messages that are refused, and for all others.
+        """Return requests for refused messages, and requests for all others.
 
-        The batch waits for each request.
+        All of them count in `Batch.requests_left`.
 
         Args:
-            messages: numbers of those that are refused, from its first one on; it is
-                halved where there are none.
+            messages: indexes of the refused messages in this request; if there are
+                none, it is halved.
         """
         first, end, _ = self.span
         refused = {first + number for number in messages} & {*range(first, end)}
@@ -97,7 +98,7 @@ class Request:
         return failed, others
 
     def use_spare_name(self) -> bool:
-        """Go on under the spare name; False when there is none."""
+        """Switch to the spare name; return False if there is none."""
         if self.name is None or self.name.spare is None:
             return False
         self.name = BatchName(self.name.spare, self.name.sequence, None)
@@ -105,7 +106,7 @@ class Request:
         return True
 
     def outcome_of(self, reply: Reply) -> BatchOutcome:
-        """Return what the reply to its `mput` says; raises as `parse_receipt`."""
+        """Return the outcome in the reply to its `mput`; raises as `parse_receipt`."""
         batch, partition, (first, end, _) = self.batch, self.partition, self.span
         if not batch.times:
             receipt = parse_receipt(reply, partition.partition)
@@ -122,7 +123,7 @@ class Request:
             offsets = [offset + batch.size_of(first, at) for at in range(first, end)]
         head_bytes = HEADER_BYTES + WRAPPER_BYTES + len(partition.topic.encode())
         while len(offsets) < end - first:
-            # Neighbours with one time wait as one record.
+            # The broker holds contiguous messages with the same time as one record.
             start = at = first + len(offsets)
             while at < end and batch.times[at] == batch.times[start]:
                 at += 1
@@ -134,7 +135,7 @@ class Request:
 
     @property
     def own_times(self) -> Sequence[int]:
-        """Return the times of its messages; (): they have none, or one in common."""
+        """Delivery times of its messages; () if none or all have the same."""
         return self.batch.own_times(self.span.first, self.span.end)
 
     # -- as bytes ---------------------------------------------------------------------
@@ -170,7 +171,12 @@ class Request:
         )
 
     def encode_puts(self, opaques: range, first: int | None = None) -> bytes:
-        """Return puts of so many messages from `first` on; None: from its first one.
+        """Return single puts of contiguous messages.
+
+        Args:
+            opaques: one for each message.
+            first: index of the first message in the batch; None for that of the
+                request.
 
         Raises:
             LocalProtocolError: the topic's name cannot be sent.
@@ -197,12 +203,12 @@ class Request:
         on_stored: Callable[["Request", int], None],
         on_failed: Callable[["Request", Sequence[int], MetaqError], None],
     ) -> None:
-        """Prepare to listen.
+        """Prepare for the receipts of a run of puts.
 
         Args:
-            opaques: of each put.
-            on_stored: is called with the number of puts that are stored now too.
-            on_failed: is called with the opaques of puts that failed.
+            opaques: one for each put.
+            on_stored: called with the number of puts newly stored.
+            on_failed: called with the opaques of failed puts, and their error.
         """
         count = len(opaques)
         self._first_opaque = opaques.start
@@ -213,7 +219,7 @@ class Request:
         self._on_failed = on_failed
 
     def sizes(self) -> list[int]:
-        """Return the bytes of each put's frame."""
+        """Return the size of each put's frame, in bytes."""
         start, first = self._first_opaque, self.span.first
         return [
             len(self.encode_puts(range(start + at, start + at + 1), first + at))
@@ -221,16 +227,16 @@ class Request:
         ]
 
     def on_receipts(self, receipts: ReceiptColumns) -> None:
-        """Note puts that are stored; `receipts` are in order of opaques."""
+        """Record stored puts; `receipts` are in the order of their opaques."""
         if not receipts.are_of(self.partition.partition):
             for reply in receipts.replies():
                 self.on_outcome((reply.opaque,), reply)
-        elif self.left:  # else they were given up
+        elif self.left:  # otherwise they were given up
             self._note(receipts)
             self._on_stored(self, len(receipts.opaques))
 
     def on_outcome(self, opaques: Sequence[int], outcome: Reply | MetaqError) -> None:
-        """Note the reply to one put, or the error of many, ascending."""
+        """Record the reply to one put, or the error of several; opaques ascend."""
         try:
             if isinstance(outcome, MetaqError):
                 raise outcome
@@ -271,9 +277,12 @@ class Request:
         ]
 
     def cut(self, opaques: Sequence[int]) -> list["Request"]:
-        """Cut out failed puts, ascending; neighbours stay together.
+        """Return failed puts as requests, one for each contiguous range of `opaques`.
 
-        The batch waits for each request. Without memory for all, none is cut out.
+        All of them count in `Batch.requests_left`. If memory runs out, none is cut out.
+
+        Args:
+            opaques: of the failed puts, ascending.
         """
         found, base = [], self.span.first
         failed = [opaque - self._first_opaque for opaque in opaques]

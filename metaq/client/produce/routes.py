@@ -1,7 +1,7 @@
-"""Routes: topics, the senders of their partitions, and the selectors.
+"""Routes: topics, the senders of their partitions, and the choice of a partition.
 
-Read by any thread without a lock, written on the event loop: values read together are
-one immutable value, replaced as a whole.
+Any thread reads them without a lock; the event loop writes them. Values that belong
+together are in one immutable object, which is replaced as a whole.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,13 +16,13 @@ from metaq.model import BrokerId, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """A topic's partitions, as they are known now; sorted."""
+    """Partitions of a topic, sorted: those that take messages, and all ever seen."""
 
     available: tuple[TopicPartition, ...]
     known: tuple[TopicPartition, ...]
 
     def of(self, broker_id: BrokerId) -> "_Topic":
-        """Return what one broker has of them."""
+        """Return the partitions of one broker."""
         available = (one for one in self.available if one.broker_id == broker_id)
         known = (one for one in self.known if one.broker_id == broker_id)
         return _Topic(tuple(available), tuple(known))
@@ -40,10 +40,10 @@ class Routes:
         """Start without topics.
 
         Args:
-            make: makes the sender of a partition, or of its messages with delays of a
-                row; called in any thread.
-            selector: chooses partitions; None goes by the key of messages that have
-                one, and round robin with the others.
+            make: creates the sender of a partition, or of its delayed messages in a row
+                of `delay_row`; called in any thread.
+            selector: chooses partitions; None for the hash of the key, or round robin
+                for messages without a key.
             first_turn: where round robin begins, modulo the number of partitions.
         """
         self._make = make
@@ -54,30 +54,30 @@ class Routes:
         self._by_partition: dict[TopicPartition, PartitionSender] = {}
         self._timed: dict[tuple[TopicPartition, int], PartitionSender] = {}
         self.is_default = selector is None
-        """Messages without key and partition go to `by_topic` in turn."""
+        """Whether messages without key and partition go to `by_topic` in turn."""
         self.by_topic: dict[str, tuple[PartitionSender, ...]] = {}
-        """Senders of each known topic: of partitions that take messages, or of all when
-        none does."""
+        """Known topic → senders of the partitions that take messages, or of all known
+        partitions if none does."""
         self.turn = count(first_turn)
         """Next turn, as in `RoundRobin`: shared by all topics."""
         self.place = 0
-        """The last turn of messages that came one by one: others may join them."""
+        """Turn of single messages, used until `Buffer.is_turn_over`."""
 
     def senders(self) -> list[PartitionSender]:
-        """Return all senders that were ever made."""
+        """Return all senders ever created."""
         return [*self._by_partition.values(), *self._timed.values()]
 
     def sender(self, partition: TopicPartition) -> PartitionSender:
-        """Return a partition's sender, made if there is none."""
+        """Return a partition's sender; create it if there is none."""
         found = self._by_partition.get(partition)
         if found is None:
-            # Two threads may come here at once: the first sender stays.
+            # Two threads may do this at once: the first one's sender stays.
             made = self._make(partition, None)
             found = self._by_partition.setdefault(partition, made)
         return found
 
     def timed(self, partition: TopicPartition, row: int) -> PartitionSender:
-        """Return the sender of a partition's messages with delays of a row."""
+        """Return the sender of a partition's delayed messages; see `delay_row`."""
         found = self._timed.get((partition, row))
         if found is None:
             made = self._make(partition, row)
@@ -85,7 +85,7 @@ class Routes:
         return found
 
     def next_sender(self, topic: str) -> PartitionSender:
-        """Return the sender whose turn it is.
+        """Return the next sender of a topic in round robin.
 
         Raises:
             NoBrokerError: the topic is not known.
@@ -102,8 +102,8 @@ class Routes:
 
         Raises:
             NoBrokerError: the topic is not known, or the selector found no partition.
-            ConfigError: the message's partition is none, or the selector chose
-                none, or one of another topic.
+            ConfigError: the message's partition is invalid, or the selector did not
+                return a partition of the topic.
         """
         known = self._topics.get(topic)
         if known is None:
@@ -113,7 +113,7 @@ class Routes:
     def select_among(
         self, topic: str, known: _Topic, message: OutgoingMessage
     ) -> tuple[PartitionSender, bool]:
-        """Do the same among the partitions of a plan; raises as `select`."""
+        """As `select`, among the partitions that `plan` returned."""
         if message.partition is not None:
             return self.sender(parse_partition(topic, message.partition)), False
         selector = self._selector
@@ -133,17 +133,17 @@ class Routes:
         *,
         has_local_keys: bool,
     ) -> TopicPartition | None:
-        """Return where a message of a transaction goes.
+        """Return the partition of a message in a transaction.
 
         Args:
             topic: of the message.
-            message: chooses as in `select`.
-            broker_id: that the transaction is bound to; None before its first message.
-            has_local_keys: a key goes to a partition of that broker. False: to the
-                partition that it has outside of transactions, at whichever broker.
+            message: the message; its partition is chosen as in `select`.
+            broker_id: broker of the transaction; None before its first message.
+            has_local_keys: a key goes to a partition of that broker; if False, to the
+                same partition as outside of transactions, at any broker.
 
         Returns:
-            Its partition, perhaps at another broker; None when that broker has none.
+            Its partition, perhaps at another broker; None if that broker has none.
 
         Raises:
             NoBrokerError, ConfigError: as `select`.
@@ -154,7 +154,7 @@ class Routes:
         if message.partition is not None:
             return parse_partition(topic, message.partition)
         selector = self._selector or self._by_key
-        # A selector that moves messages gives a key no partition of its own.
+        # With a selector whose messages may move, a key has no fixed partition.
         may_move = message.key is None or getattr(selector, "may_move", False)
         if broker_id is not None and (has_local_keys or may_move):
             known = self._narrowed(topic, known, broker_id)
@@ -166,7 +166,7 @@ class Routes:
         return _select(selector, topic, known, message)
 
     def _narrowed(self, topic: str, known: _Topic, broker_id: BrokerId) -> _Topic:
-        """Return a broker's part of a topic: the same object as long as it is so."""
+        """Return a broker's part of a topic; cached until the topic changes."""
         found = self._at_broker.get((topic, broker_id))
         if found is None or found[0] is not known:
             found = known, known.of(broker_id)
@@ -179,7 +179,7 @@ class Routes:
         """Set the partitions of a topic that take messages now.
 
         Returns:
-            The senders of those that do not any more, with or without messages.
+            The senders of partitions that no longer do, with or without messages.
         """
         before = self._topics.get(topic, _Topic((), ()))
         now = self.plan(topic, available)
@@ -193,7 +193,7 @@ class Routes:
         return [*map(self.sender, moving), *timed]
 
     def plan(self, topic: str, available: Sequence[TopicPartition]) -> _Topic | None:
-        """Return what `set_partitions` would set; None when it knows no partition."""
+        """Return what `set_partitions` would set; None if no partition is known."""
         before = self._topics.get(topic, _Topic((), ()))
         known = tuple(sorted({*before.known, *available}))
         return _Topic(tuple(sorted(available)), known) if known else None
@@ -206,14 +206,14 @@ def _select(
     if getattr(selector, "sees_absent", False):
         choice = known.known
     partition = selector(topic, choice, message)
-    # A function of the user's returns anything.
+    # The selector is the user's function, and may return anything.
     if getattr(partition, "topic", None) != topic:
         raise ConfigError(f"selector: expected a partition of {topic}, got {partition}")
     return partition
 
 
 class NotKnownYetError(NoBrokerError):
-    """The partitions of a topic are not known yet, and may be at any moment."""
+    """The partitions of a topic are not known yet; they may be at any moment."""
 
 
 def unknown_topic(topic: str) -> NotKnownYetError:

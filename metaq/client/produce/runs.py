@@ -1,7 +1,6 @@
 """Lists of messages, sorted into runs: the messages for one partition, in order.
 
-Nothing here runs an instruction per message when all messages of a list are plain
-bytes.
+For a list of plain bytes, no Python bytecode here runs per message.
 """
 
 from bisect import bisect_right
@@ -31,13 +30,13 @@ class Run:
         *,
         may_move: bool,
     ) -> None:
-        """Take sorted messages.
+        """Create a run of sorted messages.
 
         Args:
-            sender: of all of them; None: each batch goes to the next partition.
+            sender: of all messages; None to send each batch to the next partition.
             payloads: at least one.
-            flags: one for each payload, or none at all when they are 0.
-            may_move: the messages may go to another partition.
+            flags: one for each payload; may be empty if all are 0.
+            may_move: whether the messages may go to another partition.
         """
         self.sender = sender
         self.may_move = may_move
@@ -50,17 +49,17 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether all messages were added."""
+        """Whether all messages were added."""
         return self._next == len(self._payloads)
 
     def next_messages(
         self, bytes_max: int, count_max: int
     ) -> tuple[Sequence[bytes], Sequence[int] | None, Sequence[int]]:
-        """Return as many messages as a batch takes, at least one.
+        """Return the next messages, up to the limits of a batch; at least one.
 
         Returns:
-            Payloads; flags, None when all are 0; record bytes before each and in all,
-            from any number on.
+            Payloads; flags, None if all are 0; and as `ends_of`, but not beginning
+            with 0.
         """
         first, ends = self._next, self._ends
         end = bisect_right(ends, ends[first] + bytes_max, first) - 1
@@ -75,15 +74,15 @@ class Run:
         )
 
     def advance(self, message_count: int) -> None:
-        """Go on after messages that were added."""
+        """Skip messages that were added."""
         self._next += message_count
 
 
 class Appending:
-    """A list that is being appended. Owner: the caller; not for two threads.
+    """A list that is being appended. Owner: the caller; not thread-safe.
 
-    Call `step` until `is_over`, waiting for memory whenever it says False. The outcomes
-    of what was added come later.
+    Call `step` until `is_over`; wait for memory whenever it returns an error. The
+    outcomes of added messages come later.
     """
 
     def __init__(
@@ -95,11 +94,11 @@ class Appending:
         """Start with nothing added.
 
         Args:
-            add: adds the next messages of a run; returns their batch, the number of the
-                first one in it, and how many they are; or raises as `step`, or
+            add: adds the next messages of a run; returns their batch, the index of the
+                first one in it, and their number. Raises as `step`, and
                 BufferFullError.
             runs: the runs to add; none for an empty list.
-            order: for each message its number in the runs, None when it is the same.
+            order: for each message its index in the runs; None if it is the same.
         """
         self._add = add
         self._runs = runs
@@ -108,7 +107,7 @@ class Appending:
         self._added: list[tuple[Batch, int, int]] = []
 
     def step(self) -> BufferFullError | None:
-        """Add the next messages; return the error if there is no memory for them now.
+        """Add the next messages; return an error if too little memory is free now.
 
         Raises:
             ClosedError: the producer was closed; messages added before are sent.
@@ -126,16 +125,16 @@ class Appending:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether every message was added."""
+        """Whether every message was added."""
         return self._at == len(self._runs)
 
     @property
     def batches(self) -> list[Batch]:
-        """Return the batches that hold the added messages."""
+        """The batches that hold the added messages; a copy."""
         return list(dict.fromkeys(batch for batch, _, _ in self._added))
 
     def results(self) -> SendResults:
-        """Return the results, in the order of the list; only when it is over."""
+        """Return the results, in the order of the list; requires `is_over`."""
         assert self.is_over
         return SendResults(self._added, self._order)
 
@@ -151,12 +150,12 @@ def sort_runs(
         select: returns a message's sender, and whether it may move from there.
 
     Returns:
-        One run per partition, in order of their first messages; and for each message
-        its number among all messages of the runs.
+        One run per partition, in the order of their first messages; and for each
+        message its index among the messages of all runs.
 
     Raises:
         TypeError: data is not bytes-like.
-        ConfigError: an attribute, a key or a header cannot be written.
+        ConfigError: an attribute, a key or a header cannot be encoded.
     """
     groups: dict[PartitionSender | None, tuple[list[bytes], list[int], list[int]]] = {}
     fixed: set[PartitionSender | None] = set()
@@ -189,7 +188,7 @@ def encode_outgoing(message: OutgoingMessage) -> tuple[bytes, int]:
     """Return (payload, flag) of a message.
 
     Raises:
-        ConfigError: attribute, key or a header cannot be written.
+        ConfigError: attribute, key or a header cannot be encoded.
         TypeError: one of its fields is of another type.
     """
     return encode_payload(
@@ -200,18 +199,18 @@ def encode_outgoing(message: OutgoingMessage) -> tuple[bytes, int]:
 def list_messages(
     messages: Iterable[BytesLike | OutgoingMessage],
 ) -> list[BytesLike | OutgoingMessage]:
-    """Return the messages that a user gave, as a list.
+    """Return the user's messages as a list.
 
     Raises:
-        TypeError: it is one message, or nothing that can be listed.
+        TypeError: it is a single message, or not iterable.
     """
-    # Of bytes, a list has numbers.
+    # `list` of bytes would give numbers.
     if not isinstance(messages, bytes | bytearray | memoryview | str):
         try:
             return list(messages)
         except TypeError:
             if isinstance(messages, Iterable):
-                raise  # of a generator of the user
+                raise  # raised by the user's generator
     raise TypeError(
         f"messages: expected a list of bytes or OutgoingMessage, got"
         f" {type(messages).__name__}"
@@ -221,7 +220,7 @@ def list_messages(
 def with_common(
     messages: Iterable[BytesLike | OutgoingMessage], tag: str | None, expires_in: object
 ) -> Iterable[BytesLike | OutgoingMessage]:
-    """Return messages with a tag and the header of `with_expiry`; None: as they are."""
+    """Return messages with a tag and the header of `with_expiry`; None adds neither."""
     if tag is None and expires_in is None:
         return messages
     listed = list_outgoing(messages)
@@ -240,11 +239,11 @@ def tagged(message: OutgoingMessage) -> OutgoingMessage:
 
 
 def with_tag(headers: Headers, tag: str) -> HeaderPairs:
-    """Return headers with that of a tag.
+    """Return headers with the header of a tag appended.
 
     Raises:
-        ConfigError: they have one; the tag is no UTF-8; or as `list_headers`.
-        TypeError: it is no text; or as `list_headers`.
+        ConfigError: they have a tag; the tag is not UTF-8; or as `list_headers`.
+        TypeError: the tag is not a str; or as `list_headers`.
     """
     require_text("tag", tag)
     pairs = list_headers(headers) if headers else ()
@@ -260,7 +259,7 @@ def frozen(data: BytesLike) -> bytes:
     """Return immutable bytes: the same object, or a copy.
 
     Raises:
-        TypeError: they are no bytes; an int would make so many zeros.
+        TypeError: `data` is not bytes-like. (From an int, `bytes` would make zeros.)
     """
     if isinstance(data, bytes):
         return data
@@ -272,7 +271,7 @@ def frozen(data: BytesLike) -> bytes:
 def list_outgoing(
     messages: Iterable[BytesLike | OutgoingMessage],
 ) -> list[OutgoingMessage]:
-    """Return the messages that a user gave; raises as `list_messages`."""
+    """Return the user's messages as `OutgoingMessage`s; raises as `list_messages`."""
     return [
         tagged(one)
         if isinstance(one, OutgoingMessage)

@@ -1,8 +1,8 @@
-"""Times of messages as users give them, and the receipt of one that waits. Pure.
+"""Delivery times of messages as users give them, and receipts of delayed ones. Pure.
 
-A delay is `"30m"`, seconds or a `timedelta`, a moment a `datetime` with a time zone.
-The time of a delay is rounded up to DUE_STEP_MS, so that messages which are sent
-together wait together; brokers deliver in longer steps than that.
+A delay is `"30m"`, seconds or a `timedelta`; a moment is a `datetime` with a time zone.
+The delivery time of a delay is rounded up to DUE_STEP_MS, so that messages sent
+together have the same time; brokers deliver in longer steps than that.
 """
 
 import datetime as dt
@@ -21,13 +21,13 @@ from metaq.record.expiry import EXPIRES_IN
 from metaq.record.flags import Headers, list_headers
 
 Span: TypeAlias = str | float | dt.timedelta
-"""A time such as `"30m"` or `"1d12h"`, seconds, or a `timedelta`."""
+"""A duration: text such as `"30m"` or `"1d12h"`, seconds, or a `timedelta`."""
 
 DUE_STEP_MS: Final = 10
-"""Times of delays are multiples of this."""
+"""Delivery times computed from delays are multiples of this."""
 ROWS_MS: Final = (3_600_000, 86_400_000, 32 * 86_400_000)
-"""Ends of the rows of delays that brokers keep apart, to keep no bytes for long that
-need not be."""
+"""Upper bounds of the delays in a row, ms. Brokers keep rows in separate logs, so that
+short delays do not occupy the disk for long."""
 AT_ONCE: Final = -1
 """Tier of a message whose time had passed: it was delivered at once."""
 
@@ -38,13 +38,13 @@ _TEXT: Final = re.compile(
 
 
 class Scheduled(SendResult):
-    """Receipt of a message that its broker delivers when its time has come.
+    """Receipt of a delayed message, which its broker delivers at its time.
 
-    `str` makes a text of it, and `parse` a receipt of the text: `cancel` takes both.
-    `offset` is where the message waits, in a log of the broker; with a `tier` of -1 its
-    time had passed, and it was delivered at once, to that offset of its partition; with
-    an offset of -1 as well it went to an exchange, and cannot be taken back. A message
-    that waited has another id when it is delivered.
+    `str` converts it to text, and `parse` back; `cancel` takes both. `offset` is the
+    message's offset in a log of the broker for delayed messages. With a `tier` of -1
+    its time had passed, and it was delivered at once, to that offset of its partition;
+    if the offset is -1 as well, it went to an exchange, and cannot be cancelled. A
+    delayed message gets another id when it is delivered.
     """
 
     __slots__ = ()
@@ -71,24 +71,24 @@ class Scheduled(SendResult):
 
     @property
     def due(self) -> dt.datetime:
-        """Its time, with the time zone UTC."""
+        """Delivery time, in the time zone UTC."""
         return moment_of(self.due_ms)
 
     @property
     def receipt(self) -> tuple[int, int, int, int]:
-        """The name that its broker has for it: tier, offset, time and id."""
+        """Identity of the message at its broker: tier, offset, time and id."""
         return self.tier, self.offset, self.due_ms, self.message_id
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the receipt that `str` made a text of.
+        """Return the receipt of a text made by `str`.
 
         Args:
             text: `TOPIC/BROKER-PARTITION TIER OFFSET TIME ID`.
 
         Raises:
-            ConfigError: it is another text.
-            TypeError: it is no text.
+            ConfigError: the text has another form.
+            TypeError: not a str.
         """
         if not isinstance(text, str):
             raise wrong_type("scheduled", "a receipt of a message with a time", text)
@@ -119,16 +119,16 @@ class Scheduled(SendResult):
 
 
 def span_s(name: str, value: object, *, may_be_zero: bool = True) -> float:
-    """Return the seconds of a time that a user gave.
+    """Return a duration given by the user, in seconds.
 
     Args:
-        name: of the argument, for the error.
-        value: what was given.
-        may_be_zero: 0 is a time, too.
+        name: name of the argument, for the error.
+        value: a `Span`.
+        may_be_zero: whether 0 is allowed.
 
     Raises:
-        ConfigError: a text that says no time, or a time out of range.
-        TypeError: of another type.
+        ConfigError: the text is not a duration, or the duration is out of range.
+        TypeError: a value of another type.
     """
     if isinstance(value, str):
         try:
@@ -146,17 +146,17 @@ def span_s(name: str, value: object, *, may_be_zero: bool = True) -> float:
 
 
 def due_of(now_ms: Millis, delay: object, deliver_at: object) -> Millis | None:
-    """Return the time of a message, ms since 1970; None: it has none.
+    """Return the delivery time of a message, ms since 1970; None for at once.
 
     Args:
-        now_ms: the time now.
-        delay: as a user gave it; None for none.
+        now_ms: the current time.
+        delay: as given by the user; None for none.
         deliver_at: likewise.
 
     Raises:
-        ConfigError: both are given, the moment has no time zone, or the delay is no
-            time.
-        TypeError: one of another type.
+        ConfigError: both are given, the moment has no time zone, or the delay is not a
+            duration.
+        TypeError: one has another type.
     """
     if deliver_at is None:
         if delay is None:
@@ -169,15 +169,16 @@ def due_of(now_ms: Millis, delay: object, deliver_at: object) -> Millis | None:
 
 
 def delay_row(delay_ms: int) -> int:
-    """Return the row of a delay; messages of one batch are of one row."""
+    """Return the index in ROWS_MS of a delay; a batch has delays of one row only."""
     return bisect_left(ROWS_MS, delay_ms)
 
 
 def with_expiry(headers: Headers, expires_in: object) -> Headers:
-    """Return headers with the one that says when a message expires; None: as they are.
+    """Return headers with the one for the expiry of a message; None adds none.
 
     Raises:
-        ConfigError, TypeError: it is no time; or as `list_headers`.
+        ConfigError, TypeError: `expires_in` is not a duration above 0; or as
+            `list_headers`.
     """
     if expires_in is None:
         return headers

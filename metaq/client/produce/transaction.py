@@ -1,14 +1,14 @@
-"""Local transactions: messages of one broker that are stored all, or none.
+"""Local transactions: messages at one broker, stored all or not at all.
 
     async with producer.transaction(timeout=30) as tx:
         await tx.send("orders", b"...")
         await tx.send("audit", b"...")
 
-Theory of operation. Nothing is sent before the first message. Where that goes decides
-the broker; the others choose among its partitions, but for keys, which have one
-partition inside and outside of transactions. The transaction belongs to the connection
-that it began on, and ends with it, so the one command whose loss leaves the outcome
-unknown is the commit: without it nothing of the transaction is ever readable.
+Theory of operation. Nothing is sent before the first message, whose partition decides
+the broker. Later messages choose among that broker's partitions, except those with a
+key: a key has the same partition inside and outside of transactions. The transaction
+belongs to the connection on which it began, and ends with it. So only the loss of the
+commit leaves the outcome unknown: without it no message becomes readable.
 
     OPEN ── commit ──> COMMITTED         a send failed: FAILED, which can only
       │         └────> IN_DOUBT          be rolled back
@@ -53,9 +53,9 @@ class TransactionState(enum.Enum):
     """The state of a local transaction."""
 
     OPEN = "open"
-    """It takes messages."""
+    """It accepts messages."""
     FAILED = "failed"
-    """A message may be missing: it can only be rolled back."""
+    """A message may be missing; it can only be rolled back."""
     COMMITTED = "committed"
     """Its messages are stored."""
     ROLLED_BACK = "rolled back"
@@ -68,22 +68,22 @@ class HoldingQueue(QueueWorker, Protocol):
     """A queue as a transaction sees it; `QueueLife` is one."""
 
     def begin_hold(self, held: Any, pool: object) -> None:
-        """Leave a message to a transaction; raises as a settle."""
+        """Hand a message over to a transaction; raises as a settle."""
 
     def refuse_hold(self, held: Any) -> MetaqError:
-        """Note that another delivery has a message; return the error."""
+        """Record that another delivery has a message; return the error."""
 
     def end_hold(self, held: Any, *, is_done: bool) -> None:
-        """Note the outcome of the transaction of a message."""
+        """Record whether the transaction of a message was committed."""
 
 
 class AsyncTransaction(TransactionSends):
-    """One transaction. Owner: who asked `AsyncProducer.transaction` for it.
+    """One transaction. Owner: the caller of `AsyncProducer.transaction`.
 
-    Lifecycle: open from the start; ended by `commit`, `rollback`, or its block, which
-    commits at its end and rolls back when an exception leaves it.
+    Lifecycle: open from the start; ended by `commit`, `rollback`, or its `async with`
+    block, which commits at its end and rolls back after an exception.
 
-    Concurrency: on its producer's loop; calls that come together go one by one.
+    Concurrency: on its producer's loop; concurrent calls run one at a time.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class AsyncTransaction(TransactionSends):
         *,
         has_local_keys: bool = False,
     ) -> None:
-        """Begin without messages; nothing is sent.
+        """Create an open transaction without messages; nothing is sent.
 
         Args:
             parts: of the producer.
-            transaction: its id, which no other transaction of the session has.
-            lifetime_s: time from its first message until the broker rolls it back.
-            has_local_keys: keys choose among the partitions of its broker.
+            transaction: its id, unique in the session.
+            lifetime_s: seconds from its first message until the broker rolls it back.
+            has_local_keys: whether keys choose among the partitions of its broker.
         """
         self._parts = parts
         self._transaction = transaction
@@ -115,7 +115,7 @@ class AsyncTransaction(TransactionSends):
 
     @property
     def id(self) -> str:
-        """Its id, as brokers log it."""
+        """Its id, as in the logs of brokers."""
         return format_key(self._transaction)
 
     async def _send(
@@ -145,27 +145,28 @@ class AsyncTransaction(TransactionSends):
                 return await branch.put(placed, deadline_s=deadline_s)
 
     async def ack(self, message: Message, timeout: float | None = None) -> None:
-        """Say that a message of a queue is done, if the transaction is committed.
+        """Ack a message of a work queue; takes effect if the transaction commits.
 
-        It is settled by that, and no other worker gets it before the outcome. After a
-        commit it is done. After a rollback it is as if it was not acked: this worker
-        has it, and may ack or return it. Where the outcome is not known, or the queue
-        is closed by then, the broker gives it out again unless it was committed.
+        The message is settled by this call, and no other worker gets it before the
+        outcome. A commit acks it. After a rollback this worker has it as before, and
+        may settle it again. If the outcome is unknown, or the queue is closed before
+        the outcome, the broker delivers it again unless the transaction was committed.
 
         Args:
-            message: of a queue of the same client, and of the broker of the
-                transaction.
+            message: a message of a queue of the same client, at the transaction's
+                broker.
             timeout: seconds; None is `timeout_s` of the producer.
 
         Raises:
-            AlreadySettledError: it was settled before, or is of another client.
+            AlreadySettledError: it was settled before, or belongs to another client.
             ClosedError: its queue is closed.
             LeaseLostError: another delivery has it; the transaction has failed.
             QueueGroupError: its group was deleted; the transaction has failed.
-            TransactionRolledBackError: the broker has rolled it back: its time is over.
-            TransactionError: none is open, or it is at another broker, where what was
-                sent before the ack went; nothing changed.
-            TypeError: it is no message of a queue.
+            TransactionRolledBackError: the broker has rolled the transaction back,
+                because its time was over.
+            TransactionError: the transaction is not open, or earlier messages have
+                bound it to another broker; nothing changed.
+            TypeError: not a message of a queue.
             MetaqError: the transaction has failed.
 
         Cancellation: the transaction has failed.
@@ -187,20 +188,21 @@ class AsyncTransaction(TransactionSends):
             branch = await self._connect(broker_id, deadline_s)
             with self._failing():
                 await self._begin(branch, deadline_s)
-            # Only now: its lease is not renewed any more.
+            # Not before `begin`, because from here on the lease is not renewed.
             queue.begin_hold(held, self._parts.pool)
             self._acked.append((queue, held))
             with self._failing():
                 try:
                     word = await branch.ack(held, queue, deadline_s=deadline_s)
                 except NotDefinedError:
-                    # It gave the message, and the transaction goes to no other leader.
+                    # No retry: the broker knew the group when it delivered the message,
+                    # and the transaction cannot move to another leader.
                     raise group_gone(queue.group, broker_id) from None
                 if word is not Word.OK:
                     raise queue.refuse_hold(held)
 
     async def _connect(self, broker_id: BrokerId, deadline_s: float) -> Branch:
-        """Return the branch, or one that is not begun yet."""
+        """Return the branch; a new one that is not begun, if there is none."""
         if self._branch is not None:
             return self._branch
         connection = await self._parts.wait_connect(broker_id, deadline_s=deadline_s)
@@ -213,7 +215,7 @@ class AsyncTransaction(TransactionSends):
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """Let the transaction fail with what is raised inside."""
+        """Mark the transaction as failed if the block raises."""
         try:
             yield
         except BaseException as error:
@@ -225,20 +227,20 @@ class AsyncTransaction(TransactionSends):
             queue.end_hold(held, is_done=is_done)
 
     async def commit(self, timeout: float | None = None) -> None:
-        """Store all messages; without any there is nothing to do.
+        """Commit: store all messages. Sends nothing if there are none.
 
-        *Durability.* It returns when the broker has committed: on its disk as its
-        settings for transactions say.
+        *Durability.* When this returns, the broker has committed, on disk to the extent
+        that its settings for transactions demand.
 
         Args:
             timeout: seconds; None is `timeout_s` of the producer.
 
         Raises:
-            TransactionInDoubtError: the commit was sent; whether it was carried out is
-                not known. It is not sent again.
+            TransactionInDoubtError: the commit was sent, and may have been carried out.
+                It is not sent again.
             TransactionRolledBackError: nothing is stored: a message had failed, the
-                time was over, or the connection was lost before.
-            TransactionError: the transaction has ended before.
+                time was over, or the connection was lost before the commit.
+            TransactionError: the transaction had ended before.
             ClosedError: the client is closed; nothing is stored.
 
         Cancellation: the outcome is unknown.
@@ -253,14 +255,14 @@ class AsyncTransaction(TransactionSends):
     async def rollback(self, timeout: float | None = None) -> None:
         """Roll back: none of the messages is stored.
 
-        A broker that is not reached forgets the transaction when its time is over: it
-        was never committed, so it is never read.
+        A broker that cannot be reached rolls the transaction back when its time is
+        over; its messages never become readable.
 
         Args:
             timeout: seconds; None is `timeout_s` of the producer.
 
         Raises:
-            TransactionError: the transaction has ended before.
+            TransactionError: the transaction had ended before.
         """
         deadline_s = self._parts.deadline_s(timeout)
         async with self._turn:

@@ -2,10 +2,10 @@
 
     BEGIN ── first put ── puts, many in flight ── prepare, commit or rollback
 
-Messages for one partition are one `mput` where the broker announced that it takes one
-in a transaction, and single puts elsewhere. With the first put a MetaQ 1.4 broker
-writes the transaction to its journal, and it handles concurrent commands in several
-threads: so other puts wait for the reply to the first one, and the end for all replies.
+Messages for one partition are one `mput` if the broker announced support for it in
+transactions, and single puts otherwise. A MetaQ 1.4 broker writes the transaction to
+its journal with the first put, and handles concurrent commands in several threads. So
+other puts wait for the reply to the first one, and the end waits for all replies.
 
 Source: docs/metaq-1.4/client.md 9.1; docs/metaq-1.4/broker.md 5.1 to 5.4;
 docs/protocol.md "mput".
@@ -93,19 +93,19 @@ from metaq.record.ids import id_after
 from metaq.record.layout import PAYLOAD_BYTES_MAX
 
 CERTAIN: Final = (*NEVER_LEFT, *REFUSALS, TransactionRolledBackError)
-"""Errors of a commit that certainly is not carried out, nor will be."""
+"""Errors of a commit that certainly was not and will not be carried out."""
 
 LOOK_S: Final = 0.1
-"""Interval at which a first message looks where its broker is, while it is away."""
+"""Seconds between looks for the broker of a first message while it is away."""
 
 
 class PendingResult(NamedTuple):
-    """A message that a transaction holds: stored with all others of it, or not."""
+    """A message in a transaction, stored only with all its other messages."""
 
     message_id: MessageId
     """Id that the broker stamped."""
     partition: TopicPartition
-    """The partition it goes to. It has no offset before the commit."""
+    """Partition of the message. It has no offset before the commit."""
 
 
 class HeldDelivery(Protocol):
@@ -132,31 +132,31 @@ class PlacedMessage(NamedTuple):
     """Attribute block, if the flag says so, and application bytes."""
     flag: int
     deliver_ms: Millis | None = None
-    """Time before which nothing reads it; None: the commit."""
+    """Delivery time, ms since 1970; None for the commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class BranchParts:
-    """Parts that branches share: the way to their brokers."""
+    """Parts that branches share to reach their brokers."""
 
     address_of: Callable[[BrokerId], BrokerAddress | None]
-    """Returns where a broker takes puts; None while it is away."""
+    """Returns the address at which a broker takes puts; None while it is away."""
     pool: ConnectionPool
     clock: Clock
     session_id: str
-    """Names the sender to brokers, in every command; free of ':' and space."""
+    """Identifies the client to brokers in every command; without ':' and space."""
     starts: BrokerStarts
 
     async def connect(
         self, broker_id: BrokerId, *, deadline_s: float
     ) -> BrokerConnection:
-        """Return a connection to a broker that has recovered; waits for that.
+        """Return a connection to a broker, after waiting for its recovery.
 
         Raises:
-            NoBrokerError: it is not there, cannot be reached, or was started too short
-                a time before the deadline.
+            NoBrokerError: the broker is away, cannot be reached, or may not recover
+                before the deadline.
             ClosedError: the client is closed.
-            MetaqError: it does not say when it was started.
+            MetaqError: its start time cannot be read.
         """
         where = f"broker {broker_id}"
         while True:
@@ -179,10 +179,10 @@ class BranchParts:
     async def wait_connect(
         self, broker_id: BrokerId, *, deadline_s: float
     ) -> BrokerConnection:
-        """Wait for a broker that is away, as a send does; else as `connect`."""
+        """As `connect`, but also wait for a broker that is away, as a send does."""
         while (now_s := self.clock.monotonic_s()) < deadline_s:
             until_s = min(deadline_s, now_s + LOOK_S)
-            # Each time: it may come back at another address.
+            # In each round, because the broker may return at another address.
             address = self.address_of(broker_id)
             if address is None:
                 await asyncio.sleep(until_s - now_s)
@@ -202,7 +202,11 @@ class BranchParts:
         lifetime_s: int = 0,
         qualifier: str | None = None,
     ) -> Reply:
-        """Send a transaction command and return its reply; raises as `call`."""
+        """Send a transaction command; return its reply.
+
+        Raises:
+            MetaqError: as `BrokerConnection.call`.
+        """
         opaque = connection.next_opaque()
         command = TransactionCommand(
             transaction, self.session_id, kind, opaque, lifetime_s, qualifier
@@ -217,7 +221,11 @@ class BranchParts:
         deadline_s: float,
         qualifier: str | None = None,
     ) -> tuple[BrokerConnection, Reply]:
-        """Send a command over any connection to a broker; as `connect` and `call`."""
+        """Send a command over any connection to a broker; return that and the reply.
+
+        Raises:
+            MetaqError: as `connect` and `call`.
+        """
         connection = await self.connect(broker_id, deadline_s=deadline_s)
         reply = await self.call(
             connection, transaction, kind, deadline_s=deadline_s, qualifier=qualifier
@@ -227,7 +235,7 @@ class BranchParts:
     async def vote(
         self, broker_id: BrokerId, xid: XaTransactionId, *, deadline_s: float
     ) -> bool:
-        """Have a broker promise to keep a branch; return whether it has work to commit.
+        """Prepare a branch at a broker; return whether it has work to commit.
 
         Raises:
             MetaqError: as `parse_vote`, and as `send`.
@@ -248,28 +256,28 @@ class TransactionParts(BranchParts):
     """Parts that the transactions of one producer share."""
 
     prepare: Callable[[str, float], Awaitable[None]]
-    """Waits until a topic's partitions are known, until a deadline at most."""
+    """Waits until a topic's partitions are known, or raises at the deadline given."""
     routes: Routes
     options: ProducerOptions
     """`timeout_s` and `transaction_timeout_s`."""
     counters: ClientTransactionCounters
 
     def deadline_s(self, timeout: float | None) -> float:
-        """Return the monotonic time `timeout` from now; None: `timeout_s`.
+        """Return the monotonic time `timeout` seconds from now; None is `timeout_s`.
 
         Raises:
-            ConfigError: it is no time.
+            ConfigError, TypeError: `timeout` is no time.
         """
         check_timeout(timeout)
         timeout_s = self.options.timeout_s if timeout is None else timeout
         return self.clock.monotonic_s() + timeout_s
 
     def lifetime_s(self, timeout: float | None) -> int:
-        """Return the whole seconds that a broker is sent; None: the option.
+        """Return the lifetime sent to a broker, in whole seconds; None is the option.
 
         Raises:
-            ConfigError: it is no time, or none at all: a MetaQ 1.4 broker would keep
-                what its client forgot for ever.
+            ConfigError, TypeError: `timeout` is no time, or 0, with which a MetaQ 1.4
+                broker would keep abandoned transactions without a limit.
         """
         if timeout is None:
             timeout = self.options.transaction_timeout_s
@@ -287,21 +295,21 @@ class TransactionParts(BranchParts):
         has_local_keys: bool = False,
         deliver_ms: Millis | None = None,
     ) -> list[PlacedMessage]:
-        """Choose where messages go.
+        """Choose the partition of each message.
 
         Args:
-            topic: of all of them.
+            topic: of all messages.
             messages: at least one.
-            broker_id: that the transaction is bound to; None where it is not yet.
-            deadline_s: how long to wait for a topic that is new.
-            is_bound: all of them go to one broker, that of the first one.
-            has_local_keys: keys choose among the partitions of that broker.
-            deliver_ms: time of all of them; None: they have none.
+            broker_id: broker to which the transaction is bound; None if not bound.
+            deadline_s: deadline for finding a new topic.
+            is_bound: whether all messages must go to the broker of the first one.
+            has_local_keys: whether keys choose among the partitions of that broker.
+            deliver_ms: delivery time of all messages; None for the commit.
 
         Raises:
-            TransactionError: the broker has no partition of the topic, or not the one
-                of a key.
-            As `AsyncProducer.send`, what can be known at once.
+            TransactionError: the broker has no partition of the topic, or not that of
+                a key.
+            As `AsyncProducer.send`, as far as detected before sending.
         """
         await self.prepare(topic, deadline_s)
         placed = []
@@ -319,7 +327,7 @@ class TransactionParts(BranchParts):
 
 
 class TransactionSends:
-    """The calls that add messages; base of both kinds of transaction."""
+    """Methods that add messages; base class of both kinds of transaction."""
 
     _parts: TransactionParts
 
@@ -345,31 +353,30 @@ class TransactionSends:
             topic: any topic of the cluster; in a local transaction, of its broker.
             data: application bytes.
             attribute: application attribute; "" is one, None is none.
-            key: stored; the same key goes to the same partition as outside of the
-                transaction. See `AsyncProducer.transaction` for local ones.
+            key: stored; goes to the same partition as outside of the transaction. For
+                local transactions see `AsyncProducer.transaction`.
             headers: names and bytes, stored in this order; a dict, or pairs.
             tag: text stored as the header `tag`, for consumers with `where`.
-            partition: where it is sent, and nowhere else: `<broker>-<partition>`, or
-                a partition of the topic.
+            partition: the only destination: `<broker>-<partition>`, or a partition of
+                the topic.
             timeout: seconds; None is `timeout_s` of the producer's options.
-            delay: after the commit it waits for its time, which counts from now on; as
-                `AsyncProducer.send`. It cannot be taken back.
+            delay: as in `AsyncProducer.send`, counted from now; delivery waits for the
+                commit too. The message cannot be cancelled.
             deliver_at: likewise.
-            expires_in: as `AsyncProducer.send`.
+            expires_in: as in `AsyncProducer.send`.
 
         Returns:
-            Its id and partition; it has an offset when the transaction is committed.
+            Its id and partition; it has no offset before the commit.
 
         Raises:
-            TransactionRolledBackError: the broker has rolled it back: its time is over;
-                UnknownXidError in an XA transaction.
-            TransactionError: none is open: it has failed, is prepared or has ended; or
+            TransactionRolledBackError: the broker has rolled the transaction back,
+                because its time was over; UnknownXidError in an XA transaction.
+            TransactionError: the transaction has failed, is prepared or has ended; or
                 the broker of a local one has no partition of the topic, or not that of
                 the key. Nothing was sent.
             NoBrokerError, NoDelayError, MessageTooLargeError, ConfigError, TypeError:
-                as `AsyncProducer.send`; in a local transaction nothing was sent. The
-                first message waits for a broker that is away, later ones have lost
-                theirs.
+                as `AsyncProducer.send`; in a local transaction nothing was sent. Only
+                the first message at a broker waits for a broker that is away.
             MetaqError: the message may be missing; the transaction has failed.
 
         Cancellation: the transaction has failed.
@@ -393,17 +400,17 @@ class TransactionSends:
         deliver_at: dt.datetime | None = None,
         expires_in: Span | None = None,
     ) -> Sequence[PendingResult]:
-        """Add a list: a batch for each partition, or hundreds of puts at a time.
+        """Add a list: one batch per partition, or hundreds of single puts at a time.
 
-        The latter where the broker takes no batch in a transaction. A MetaQ 1.4 broker
-        keeps no order among them; see `AsyncProducer`.
+        Single puts are used if the broker accepts no batch in a transaction. A MetaQ
+        1.4 broker keeps no order among them; see `AsyncProducer`.
 
         Args:
             topic: as in `send`.
-            messages: bytes, or `OutgoingMessage` where there is more to say.
-            tag: of all of them, as in `send`.
-            timeout: seconds for all of them; None is `timeout_s` of the options.
-            delay: of all of them, as in `send`.
+            messages: bytes, or `OutgoingMessage` for messages with keys and the like.
+            tag: of all messages, as in `send`.
+            timeout: seconds for the whole list; None is `timeout_s` of the options.
+            delay: of all messages, as in `send`.
             deliver_at: likewise.
             expires_in: likewise.
 
@@ -462,7 +469,7 @@ class Branch:
         broker_id: BrokerId,
         transaction: TransactionId,
     ) -> None:
-        """Prepare; the transaction exists from `begin` on."""
+        """Prepare; `begin` creates the branch at the broker."""
         self.broker_id = broker_id
         self.where = f"broker {broker_id}"
         self._parts = parts
@@ -473,15 +480,15 @@ class Branch:
     def check(
         self, payloads: Iterable[bytes], first: PlacedMessage | None = None
     ) -> None:
-        """Refuse messages that the broker does not take; at least one is given.
+        """Refuse messages that the broker would refuse.
 
         Args:
-            payloads: of all of them.
-            first: one of them, where they may have a time.
+            payloads: of all messages; at least one.
+            first: one of the messages; None if they are not delayed.
 
         Raises:
-            MessageTooLargeError: a payload is larger than it announced.
-            NoDelayError: they have a time, and it takes none with one.
+            MessageTooLargeError: a payload exceeds the announced limit.
+            NoDelayError: the messages are delayed, and the broker has no delays.
         """
         announced = self._announced(first)
         limit = announced.payload_bytes_max or PAYLOAD_BYTES_MAX
@@ -492,7 +499,7 @@ class Branch:
             )
 
     def _announced(self, first: PlacedMessage | None) -> Capabilities:
-        """Return what the broker takes of messages that are such as the first one.
+        """Return the broker's limits for messages like `first`, delayed or not.
 
         Raises:
             NoDelayError: as `check`.
@@ -507,15 +514,15 @@ class Branch:
     async def begin(
         self, lifetime_s: int, *, deadline_s: float, qualifier: str | None = None
     ) -> None:
-        """Begin the transaction; the broker rolls it back after `lifetime_s`.
+        """Begin the branch; the broker rolls it back after `lifetime_s`.
 
         Args:
-            lifetime_s: ends when it is prepared.
-            deadline_s: of the answer.
+            lifetime_s: seconds; no limit applies once it is prepared.
+            deadline_s: deadline of the reply.
             qualifier: of an XA transaction.
 
         Raises:
-            MetaqError: it is not begun, or the broker forgets it in its time.
+            MetaqError: it did not begin, or the broker will roll it back in time.
         """
         reply = await self._parts.call(
             self._connection,
@@ -541,7 +548,7 @@ class Branch:
     async def ack(
         self, held: HeldDelivery, queue: QueueWorker, *, deadline_s: float
     ) -> Word:
-        """Have the transaction hold a message of a queue; raises as `require_done`."""
+        """Ack a message of a queue within the transaction; raises as `require_done`."""
         log = held.partition
         command = Settle(
             log.topic,
@@ -562,12 +569,11 @@ class Branch:
     async def put(
         self, messages: Sequence[PlacedMessage], *, deadline_s: float
     ) -> list[PendingResult]:
-        """Add messages, many in flight at once; their order is kept by our brokers.
+        """Add messages, many in flight at once; our brokers keep their order.
 
         Raises:
-            MetaqError: one of them failed; which others are in the transaction is
-                not known. The first failure is raised when all that left are
-                answered.
+            MetaqError: a message failed; others may or may not be in the transaction.
+                The first error, raised once all sent puts are answered.
         """
         found: dict[int, PendingResult] = {}
         deliver_ms, payloads = messages[0].deliver_ms, [one.payload for one in messages]
@@ -589,7 +595,7 @@ class Branch:
             ]
             first_ids = await self._first_ids(runs, deadline_s)
             for numbers, ids in zip(by_partition.values(), first_ids, strict=True):
-                # The reply to a batch has the id of its first message.
+                # The reply to an `mput` has the id of its first message only.
                 count = len(numbers) // len(ids)
                 for number, at in enumerate(numbers):
                     message_id = id_after(ids[number // count], number % count)
@@ -604,7 +610,7 @@ class Branch:
         *,
         deadline_s: float,
     ) -> None:
-        """Add messages for one partition; as `put`, without a result for each.
+        """Add messages for one partition; as `put`, but without results.
 
         Raises:
             MetaqError: as `put`.
@@ -629,7 +635,7 @@ class Branch:
     def _plan(
         self, payloads: Sequence[bytes], announced: Capabilities
     ) -> list[BatchSpan]:
-        """Cut messages into what is in flight together."""
+        """Cut messages into spans that are in flight together."""
         has_mput = announced.has_mput and announced.mput_tx
         announced = replace(announced, has_mput=has_mput)
         ends = ends_of(payloads)
@@ -648,7 +654,7 @@ class Branch:
         is_mput: bool,
         deliver_ms: Millis | None = None,
     ) -> "_Run":
-        """Send one `mput`, or puts."""
+        """Send one `mput`, or single puts."""
         if deliver_ms is not None and not is_mput:
             raise MessageTooLargeError(
                 f"{self.where} takes no message of {len(payloads[0])} bytes with a time"
@@ -669,7 +675,10 @@ class Branch:
     async def _first_ids(
         self, runs: Sequence["_Run"], deadline_s: float
     ) -> list[list[MessageId]]:
-        """Wait for runs; return the ids in their replies, or raise the first error."""
+        """Wait for runs; return the ids in their replies, or raise the first error.
+
+        An `mput` has one id, that of its first message.
+        """
         left_s = deadline_s + ANSWER_GRACE_S - self._parts.clock.monotonic_s()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(left_s):
@@ -706,7 +715,7 @@ class Branch:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Puts of one partition in flight, or its `mput`; a `PutListener`."""
+    """Puts, or one `mput`, in flight for a partition; a `PutListener`."""
 
     partition: TopicPartition
     payloads: Sequence[bytes]
@@ -720,7 +729,7 @@ class _Run:
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def frames(self) -> bytes:
-        """Return what is sent."""
+        """Return the encoded commands."""
         if not self.is_mput:
             return self._puts(slice(None))
         flags = self.flags if any(self.flags) else None
@@ -739,7 +748,7 @@ class _Run:
         )
 
     def sizes(self) -> list[int]:
-        """Return the bytes of each command."""
+        """Return the size of each command in bytes."""
         if self.is_mput:
             return [self.size_bytes]
         return [len(self._puts(slice(k, k + 1))) for k in range(len(self.opaques))]
@@ -757,12 +766,12 @@ class _Run:
         )
 
     def on_receipts(self, receipts: ReceiptColumns) -> None:
-        """Note replies that no put of a transaction should have."""
+        """Record plain receipts, which no put of a transaction should get."""
         for reply in receipts.replies():
             self.on_outcome((reply.opaque,), reply)
 
     def on_outcome(self, opaques: Sequence[int], outcome: Reply | MetaqError) -> None:
-        """Note the reply to one put, or the error of many."""
+        """Record the reply to one command, or the error of several."""
         self.outcomes.update(dict.fromkeys(opaques, outcome))
         if len(self.outcomes) == len(self.opaques):
             self.done.set()

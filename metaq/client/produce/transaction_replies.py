@@ -1,7 +1,7 @@
-"""Replies to transaction commands: votes, lists of prepared ones, errors. Pure.
+"""Parsers of replies to transaction commands: votes, prepared xids, errors. Pure.
 
-    XAException:code=<code>,msg=<text>     to a transaction command
-    <text>                                 the same, to a put
+    XAException:code=<code>,msg=<text>     error reply to a transaction command
+    <text>                                 the same error in reply to a put
 
 The codes are those of the X/Open XA specification. Source:
 docs/metaq-1.4/broker.md 5.4 and 5.5.
@@ -60,7 +60,7 @@ _KINDS: Final[dict[int, type[XaError]]] = {
 }
 
 _XA: Final = re.compile(r"XAException:code=(-?[0-9]{1,9}),msg=(.*)", re.DOTALL)
-# The answer to a put has no code.
+# Replies to puts have no code.
 _BARE: Final = (
     (re.compile(r"XA transaction '.*' has not been started\."), NOTA),
     (re.compile(r"XA transaction '.*' has been heuristically committed\."), HEURCOM),
@@ -76,16 +76,15 @@ _VOTES: Final = {"0": True, "3": False}
 
 
 def require_done(reply: Reply, where: str) -> str:
-    """Return the text of a 200.
+    """Return the text of a reply with status 200.
 
     Args:
         reply: to a transaction command, or to a put of a transaction.
-        where: the broker, for errors.
+        where: name of the broker, for errors.
 
     Raises:
-        XaError: of the class that its code says.
-        TransactionRolledBackError: the broker does not know the local transaction any
-            more.
+        XaError: of the class for its code.
+        TransactionRolledBackError: the broker no longer knows the local transaction.
         ExchangeError: the exchange of a put was deleted.
         WireError, UnexpectedReplyError: any other refusal.
     """
@@ -120,8 +119,8 @@ def parse_pending(reply: Reply, partition: int, where: str) -> MessageId:
     """Return the id of a message that a transaction holds; it has no offset yet.
 
     Raises:
-        BadReplyError: a 200 that is no receipt of a transaction's put.
-        UnroutableError: an exchange has dropped it.
+        BadReplyError: a 200 that is not a receipt of a put in a transaction.
+        UnroutableError: it was put to an exchange, and no binding matched.
         MetaqError: as `require_done`.
     """
     text = require_done(reply, where)
@@ -139,7 +138,7 @@ def parse_vote(reply: Reply, where: str) -> bool:
     """Return whether a prepared transaction has anything to commit.
 
     Raises:
-        BadReplyError: a 200 that is no vote.
+        BadReplyError: a 200 that is not a vote.
         MetaqError: as `require_done`.
     """
     text = require_done(reply, where)
@@ -149,11 +148,11 @@ def parse_vote(reply: Reply, where: str) -> bool:
 
 
 def parse_outcomes(reply: Reply, count: int, where: str) -> list[MetaqError | None]:
-    """Return what became of each of several commits; None: it is committed.
+    """Return the outcome of each of `count` commits: None if committed, or an error.
 
     Raises:
-        BadReplyError: a 200 that has not so many lines.
-        MetaqError: as `require_done`; nothing was done.
+        BadReplyError: a 200 without exactly `count` lines.
+        MetaqError: as `require_done`; nothing was committed.
     """
     lines = require_done(reply, where).split("\r\n")
     if len(lines) != count:
@@ -168,7 +167,7 @@ def parse_prepared(reply: Reply, where: str) -> tuple[XaTransactionId, ...]:
     """Return the transactions that a broker lists, in its order.
 
     Raises:
-        RemoteProtocolError: it lists what is no XA transaction.
+        RemoteProtocolError: a listed key is not that of an XA transaction.
         MetaqError: as `require_done`.
     """
     found = []

@@ -7,13 +7,13 @@
     await xa.prepare()
     await xa.commit(xid)
 
-Theory of operation. An XA transaction is one branch at each broker that it has
-messages for, all under the same xid. `prepare` asks each of them; once it has returned,
-they keep what they hold over their own crashes, until they are asked to commit or to
-roll back. Another process may do that: `recover` lists what is prepared under this
-qualifier at any broker, and `commit` and `rollback` take an xid that this object never
-began. They ask every broker then, because nothing says which of them have a branch: one
-that has none answers so, and one that is away may have one.
+Theory of operation. An XA transaction has one branch at each broker to which it sends
+messages, all under the same xid. After `prepare`, each branch survives a crash of its
+broker until it is committed or rolled back. Another process may do that: `recover`
+lists the transactions prepared under this qualifier at any broker, and `commit` and
+`rollback` accept an xid that this object never began. They then ask every broker,
+because nothing records which of them have a branch: a broker without one says so, and
+one that is away may have one.
 
 Source: docs/metaq-1.4/client.md 9.3; docs/metaq-1.4/broker.md 5.4, 5.5.
 """
@@ -43,16 +43,15 @@ from metaq.protocol.decimals import I32_MAX
 from metaq.protocol.transaction_ids import format_key
 
 ID_BYTES_MAX: Final = 64
-"""Longest global id, and longest branch: what XA allows."""
+"""Maximum bytes of a global id and of a branch, by the XA specification."""
 
 
 def check_qualifier(qualifier: object) -> None:
-    """Refuse what is no unique qualifier.
+    """Refuse a value that cannot be a qualifier.
 
     Raises:
-        TypeError: no text.
-        ConfigError: blank, or with a blank, a colon or a character that does
-            not print.
+        TypeError: not a str.
+        ConfigError: empty, or with a space, a colon or an unprintable character.
     """
     if not isinstance(qualifier, str):
         raise wrong_type("qualifier", "str", qualifier)
@@ -68,12 +67,12 @@ def check_qualifier(qualifier: object) -> None:
 
 
 class AsyncXa(TransactionSends, ClosedByBlock):
-    """One transaction at a time. Owner: the client that made it.
+    """XA transactions, one at a time. Owner: the client that created it.
 
     Lifecycle: `begin`, sends, `prepare`, `commit` or `rollback`, any number of times;
-    `recover`, and the end of what it lists, in between; `close`.
+    in between `recover`, and `commit` or `rollback` of the xids it returns; `close`.
 
-    Concurrency: on the client's loop; calls that come together go one by one.
+    Concurrency: on the client's loop; concurrent calls run one at a time.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class AsyncXa(TransactionSends, ClosedByBlock):
         self._parts = producer.transacting
         self._commands = XaCommands(context, self._parts)
         self.qualifier: Final = qualifier
-        """The name that distinguishes its transactions from other programs'."""
+        """Name that distinguishes its transactions from those of other programs."""
         self._global: XaBranches | None = None
         self._turn = asyncio.Lock()
 
@@ -97,12 +96,13 @@ class AsyncXa(TransactionSends, ClosedByBlock):
         Args:
             format_id: 0 to 2**31 - 1; chosen by the transaction manager, which may be
                 this program.
-            global_id: names the whole transaction; at most 64 bytes, text as UTF-8.
-            branch: names the part of it that brokers have, likewise.
+            global_id: identifies the whole transaction; at most 64 bytes, text in
+                UTF-8.
+            branch: identifies the part of it at the brokers, likewise.
 
         Raises:
-            ConfigError: out of these ranges.
-            TypeError: an id of another type.
+            ConfigError: an argument out of range.
+            TypeError: an argument of another type.
         """
         check_whole("format_id", format_id, 0, I32_MAX)
         return XaTransactionId(
@@ -113,17 +113,17 @@ class AsyncXa(TransactionSends, ClosedByBlock):
         )
 
     async def begin(self, xid: XaTransactionId, timeout: float | None = None) -> None:
-        """Begin a transaction; brokers know of it with its first messages.
+        """Begin a transaction; a broker learns of it with its first message there.
 
         Args:
-            xid: made by `xid`, and used for no transaction before.
-            timeout: seconds after which a broker rolls back what is not prepared; see
+            xid: made by `xid`, and never used before.
+            timeout: seconds after which a broker rolls back an unprepared branch; see
                 `AsyncProducer.transaction`. None is `transaction_timeout_s` of the
                 options.
 
         Raises:
-            TransactionError: another one has not ended.
-            ConfigError: no xid of this qualifier, or no time.
+            TransactionError: another transaction has not ended.
+            ConfigError: the xid has another qualifier, or `timeout` is no time.
         """
         lifetime_s = self._parts.lifetime_s(timeout)
         self._check_xid(xid)
@@ -149,23 +149,24 @@ class AsyncXa(TransactionSends, ClosedByBlock):
     # -- prepare, commit, roll back ---------------------------------------------------
 
     async def prepare(self, timeout: float | None = None) -> bool:
-        """Have every broker promise to keep its part until it is ended.
+        """Prepare the branch at every broker, which keeps it until commit or rollback.
 
-        *Durability.* Each promises what its settings for transactions say.
+        *Durability.* Each branch is durable as the broker's settings for transactions
+        demand.
 
         Args:
             timeout: seconds; None is `timeout_s` of the options.
 
         Returns:
-            Whether there is anything to commit. A broker whose part is empty has ended
-            it; a `commit` then sends nothing.
+            Whether there is anything to commit. A broker has already ended an empty
+            branch, to which `commit` sends nothing.
 
         Raises:
-            TransactionInDoubtError: a broker may have promised, and was not reached for
-                the rollback: roll the xid back later.
+            TransactionInDoubtError: a broker may have prepared, and could not be
+                reached for the rollback: roll the xid back later.
             TransactionRolledBackError: a message had failed, or a broker did not
-                promise, whose error is the cause; everything is rolled back.
-            TransactionError: there is none that is open.
+                prepare; the cause is that error. Everything is rolled back.
+            TransactionError: no transaction is open.
 
         Cancellation: the transaction may be prepared; roll it back.
         """
@@ -179,23 +180,23 @@ class AsyncXa(TransactionSends, ClosedByBlock):
     async def commit(
         self, xid: XaTransactionId | None = None, timeout: float | None = None
     ) -> None:
-        """Commit the transaction under way, or one that is prepared somewhere.
+        """Commit the current transaction, or another one that is prepared.
 
-        Without `prepare`, the one broker of a transaction commits it in one phase.
+        An unprepared transaction with one broker is committed in one phase.
 
         Args:
-            xid: None for the one under way; another one is asked for at every broker.
+            xid: None for the current one; any other is sent to every broker.
             timeout: seconds; None is `timeout_s` of the options.
 
         Raises:
-            TransactionInDoubtError: a broker may have a part that is not committed yet:
-                it was away, or did not answer. Commit the xid again if it is prepared.
-            UnknownXidError: every broker that was ever known says that it has no such
-                transaction: it has ended, or never began.
-            HeuristicError: an operator has ended it at a broker; `forget` it there.
+            TransactionInDoubtError: a broker that was away or did not answer may have a
+                branch that is not committed. Commit the xid again if it is prepared.
+            UnknownXidError: no broker ever seen knows the transaction: it has ended, or
+                never began.
+            HeuristicError: an operator has ended it at a broker; `forget` it.
             TransactionRolledBackError: it was not prepared, and nothing is stored.
-            TransactionError: it has several brokers and is not prepared; or another one
-                is under way, or none.
+            TransactionError: it has several brokers and is not prepared; or another
+                transaction is open, or none.
 
         Cancellation: the outcome is unknown; commit the xid again.
         """
@@ -215,19 +216,19 @@ class AsyncXa(TransactionSends, ClosedByBlock):
     async def rollback(
         self, xid: XaTransactionId | None = None, timeout: float | None = None
     ) -> None:
-        """Roll back the open transaction, or a prepared one.
+        """Roll back the current transaction, or another one that is prepared.
 
         Args:
-            xid: None for the one under way; another one is asked for at every broker.
+            xid: None for the current one; any other is sent to every broker.
             timeout: seconds; None is `timeout_s` of the options.
 
         Raises:
-            TransactionInDoubtError: a broker may keep a part that is prepared: it was
-                away, or did not answer. Roll the xid back again.
-            UnknownXidError: every broker that was ever known says that it has no such
-                transaction: it has ended, or never began.
-            HeuristicError: an operator has ended it at a broker; `forget` it there.
-            TransactionError: another one is under way, or none.
+            TransactionInDoubtError: a broker that was away or did not answer may keep a
+                prepared branch. Roll the xid back again.
+            UnknownXidError: no broker ever seen knows the transaction: it has ended, or
+                never began.
+            HeuristicError: an operator has ended it at a broker; `forget` it.
+            TransactionError: another transaction is open, or none.
 
         Cancellation: the outcome is unknown; roll the xid back again.
         """
@@ -246,21 +247,21 @@ class AsyncXa(TransactionSends, ClosedByBlock):
     async def recover(
         self, *, partial: bool = False, timeout: float | None = None
     ) -> list[XaTransactionId]:
-        """Return what is prepared under this qualifier, at any broker.
+        """Return the transactions prepared under this qualifier, at any broker.
 
-        Also those that an operator has ended and that are not forgotten yet.
+        Includes heuristic outcomes that are not forgotten yet.
 
         Args:
-            partial: list what the brokers have that answer, while others are away.
+            partial: return what answering brokers list, even if others are away.
             timeout: seconds; None is `timeout_s` of the options.
 
         Returns:
             Each xid once; [] for none.
 
         Raises:
-            NoBrokerError: a broker that may have some is away, or no broker is there.
-                A MetaQ 1.4 broker leaves no record when it goes, and is missed only by
-                a client that has seen it.
+            NoBrokerError: a broker that may have some is away, or there is no broker.
+                A MetaQ 1.4 broker leaves no record when it stops, so only a client that
+                has seen it misses it.
             MetaqError: a broker refuses, or does not answer.
         """
         deadline_s = self._parts.deadline_s(timeout)
@@ -269,10 +270,10 @@ class AsyncXa(TransactionSends, ClosedByBlock):
         )
 
     async def forget(self, xid: XaTransactionId, timeout: float | None = None) -> None:
-        """Have every broker forget a heuristic outcome.
+        """Make every broker forget a heuristic outcome.
 
         Args:
-            xid: any; one that a broker does not know is no error.
+            xid: of any transaction under this qualifier.
             timeout: seconds; None is `timeout_s` of the options.
 
         Raises:
@@ -287,18 +288,17 @@ class AsyncXa(TransactionSends, ClosedByBlock):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no more messages."""
+        """Whether it refuses new messages."""
         return self._producer.is_closed
 
     async def close(self, timeout: float | None = None) -> None:
-        """Roll back what is not prepared; what is prepared stays so.
+        """Close, and roll back an unprepared transaction; a prepared one stays so.
 
         Args:
-            timeout: seconds that all of it may take; None is the client's
-                `close_timeout_s`.
+            timeout: seconds for everything; None is the client's `close_timeout_s`.
 
         Raises:
-            TypeError, ConfigError: `timeout` is no time; it is not closed.
+            TypeError, ConfigError: `timeout` is no time; nothing is closed.
         """
         check_timeout(timeout)
         current, self._global = self._global, None
@@ -354,7 +354,7 @@ class AsyncXa(TransactionSends, ClosedByBlock):
         return current
 
     def _mine(self, xid: XaTransactionId | None) -> XaBranches | None:
-        """Return the transaction under way, if it has this xid."""
+        """Return the current transaction if it has this xid."""
         if xid is None:
             return self._require_begun()
         self._check_xid(xid)
@@ -388,7 +388,7 @@ class AsyncXa(TransactionSends, ClosedByBlock):
                 f"{shown(current.xid)} has messages at {listed(brokers)}: prepare"
                 " it before the commit"
             )
-        # Also if it fails: a commit that was sent cannot be withdrawn.
+        # Even if the commit fails, because it cannot be withdrawn once sent.
         self._global = None
         if current.is_prepared:
             await self._commands.end(
@@ -413,7 +413,7 @@ class AsyncXa(TransactionSends, ClosedByBlock):
         *,
         was_asked: bool = False,
     ) -> NoReturn:
-        """Roll back after a failure, and say so; `was_asked`: to prepare."""
+        """Roll back after a failure and raise; `was_asked`: prepare was sent."""
         self._global = None
         left = await self._commands.drop(current.xid, current.branches, deadline_s)
         if left and was_asked:
@@ -428,7 +428,7 @@ class AsyncXa(TransactionSends, ClosedByBlock):
 
 def _id_bytes(name: str, value: object) -> bytes:
     if not isinstance(value, str | bytes | bytearray | memoryview):
-        # Of an int `bytes` would make so many zeros.
+        # From an int, `bytes` would make zeros.
         raise wrong_type(name, "str or bytes", value)
     found = value.encode() if isinstance(value, str) else bytes(value)
     if len(found) > ID_BYTES_MAX:

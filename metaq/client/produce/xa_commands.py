@@ -1,13 +1,13 @@
-"""XA transactions at several brokers: their messages, commands, and all answers.
+"""XA transactions at several brokers: their messages, commands and replies.
 
-    XaBranches    one under way: a branch at each broker that it has messages for
+    XaBranches    an open transaction: one branch at each broker it has messages for
     XaCommands    prepare, commit, roll back, list: by xid, over any connection
 
-An XA transaction is known by its id, over any connection. A broker that has no part of
-it answers so; one that is away may have one. So a missing answer counts most: the
-outcome is unknown until the same command was sent again. Away are brokers that
-ZooKeeper has recorded, and those that the client has ever seen: a ZooKeeper that lost
-its data, and a MetaQ 1.4 broker, leave no record.
+Brokers know an XA transaction by its id, over any connection. A broker without a branch
+says so; one that is away may have a branch. So without a reply from every broker the
+outcome is unknown until the same command is sent again. Brokers that may be away are
+those recorded in ZooKeeper and those ever seen by the client: a MetaQ 1.4 broker leaves
+no record, and ZooKeeper may have lost its data.
 
 Source: docs/metaq-1.4/client.md 9.3; docs/metaq-1.4/broker.md 5.4, 5.5.
 """
@@ -67,8 +67,8 @@ FORGET: Final = TransactionType.FORGET
 class XaCommands:
     """Sends to several brokers at once. Owner: a transaction manager, on its loop.
 
-    Deadlines are those of the answers. `promised_ms` is when brokers were asked to
-    prepare; None: not known.
+    Deadlines apply to the replies. `promised_ms` is the time at which brokers were
+    asked to prepare; None if not known.
     """
 
     def __init__(self, context: ClientContext, parts: BranchParts) -> None:
@@ -79,19 +79,19 @@ class XaCommands:
     async def prepare(
         self, xid: XaTransactionId, brokers: Iterable[BrokerId], deadline_s: float
     ) -> dict[BrokerId, bool | MetaqError]:
-        """Ask brokers to promise; return whether each has work to commit, or failed."""
+        """Prepare at brokers; return whether each has work to commit, or its error."""
         vote = partial(self._parts.vote, xid=xid, deadline_s=deadline_s)
         return await for_each(vote, brokers)
 
     async def commit_one_phase(
         self, xid: XaTransactionId, brokers: Collection[BrokerId], deadline_s: float
     ) -> None:
-        """Commit at one broker, or at none, what is not prepared.
+        """Commit an unprepared transaction; `brokers` are at most one.
 
         Raises:
             TransactionRolledBackError: it is certainly not committed.
             TransactionInDoubtError: it may be committed; the command is not repeated.
-            XaError: the broker answered with another code.
+            XaError: the broker replied with another code.
         """
         assert len(brokers) < 2
         kind = TransactionType.COMMIT_ONE_PHASE
@@ -116,11 +116,11 @@ class XaCommands:
         deadline_s: float,
         promised_ms: Millis | None = None,
     ) -> None:
-        """Commit or roll back at the brokers that have a part of what is prepared.
+        """Commit or roll back a prepared transaction at the brokers of its branches.
 
         Raises:
-            TransactionInDoubtError: one of them may not have carried it out.
-            XaError: one of them answered with a code.
+            TransactionInDoubtError: a broker may not have carried it out.
+            XaError: a broker replied with an error code.
         """
         failed = await self._failures(xid, kind, brokers, deadline_s, promised_ms)
         _raise_failed(xid, kind, failed)
@@ -128,11 +128,12 @@ class XaCommands:
     async def end_everywhere(
         self, xid: XaTransactionId, kind: XaEnd, deadline_s: float
     ) -> None:
-        """Commit or roll back at every broker: any of them may have a part.
+        """Commit or roll back at every broker, as any of them may have a branch.
 
         Raises:
-            UnknownXidError: every broker that was ever known says that it has none.
-            TransactionInDoubtError, XaError: as `end`; also for one that is away.
+            UnknownXidError: no broker ever seen knows the transaction.
+            TransactionInDoubtError, XaError: as `end`; in doubt also if a broker is
+                away.
         """
         there, away = await self._brokers(deadline_s)
         failed = await self._failures(xid, kind, there, deadline_s)
@@ -154,9 +155,10 @@ class XaCommands:
     async def drop(
         self, xid: XaTransactionId, brokers: Iterable[BrokerId], deadline_s: float
     ) -> list[BrokerId]:
-        """Roll back what is not known to be prepared; return who may not have done it.
+        """Roll back an open transaction; return brokers that may not have done so.
 
-        A broker that is not reached does it when its time is over, unless it prepared.
+        A broker that was not reached rolls back when the transaction's time is over,
+        unless it has prepared.
         """
         failed = await self._failures(xid, ROLLBACK, brokers, deadline_s)
         for broker_id, error in failed.items():
@@ -188,7 +190,7 @@ class XaCommands:
     async def recover_each(
         self, qualifier: str, brokers: Iterable[BrokerId], deadline_s: float
     ) -> dict[BrokerId, tuple[XaTransactionId, ...] | MetaqError]:
-        """Return what each of some brokers lists under a qualifier, or its error."""
+        """Return the transactions each broker lists under a qualifier, or its error."""
 
         async def ask(broker_id: BrokerId) -> tuple[XaTransactionId, ...]:
             kind = TransactionType.RECOVER
@@ -235,13 +237,13 @@ class XaCommands:
         deadline_s: float,
         promised_ms: Millis | None = None,
     ) -> dict[XaTransactionId, MetaqError | None]:
-        """Commit prepared transactions at one broker, as one where it announced that.
+        """Commit prepared transactions at one broker, together if it announced that.
 
-        Another broker commits each by itself, and shows it as soon as it is.
-        `promised_ms` is that of the first one.
+        Otherwise each is committed, and becomes readable, on its own. `promised_ms` is
+        that of the first one.
 
         Returns:
-            The outcome of each; None: it is committed.
+            Each xid → its error; None if committed.
         """
 
         async def commit(xid: XaTransactionId) -> None:
@@ -265,7 +267,7 @@ class XaCommands:
         return dict(zip(xids, outcomes, strict=True))
 
     async def forget(self, xid: XaTransactionId, deadline_s: float) -> None:
-        """Have every broker forget an outcome; see `AsyncXa.forget`."""
+        """Make every broker forget an outcome; see `AsyncXa.forget`."""
         there, away = await self._brokers(deadline_s)
         for error in (await self._failures(xid, FORGET, there, deadline_s)).values():
             raise error
@@ -288,9 +290,9 @@ class XaCommands:
         return failures(await for_each(end, brokers))
 
     async def _brokers(self, deadline_s: float) -> tuple[list[BrokerId], list[str]]:
-        """Return the brokers that are there, and names of those that are away.
+        """Return the registered brokers, and the names of those that are away.
 
-        At least one of either: where none was ever seen, every broker is away.
+        Never both empty: if no broker was ever seen, "every broker" is away.
         """
         context = self._context
         snapshot = context.metadata.snapshot
@@ -328,18 +330,18 @@ def key_of(xid: XaTransactionId) -> str:
 
 
 def shown(xid: XaTransactionId) -> str:
-    """Return how an error names a transaction."""
+    """Return the name of a transaction in errors."""
     return f"transaction {format_key(xid)}"
 
 
 def listed(brokers: Sequence[BrokerId]) -> str:
-    """Return how an error names brokers."""
+    """Return the names of brokers in errors."""
     names = ", ".join(map(str, sorted(brokers))) or "none"
     return f"broker{'s' if len(brokers) != 1 else ''} {names}"
 
 
 class XaBranches:
-    """A transaction under way. Owner: who began it; one call at a time."""
+    """An XA transaction in progress. Owner: its creator; one call at a time."""
 
     def __init__(
         self,
@@ -354,8 +356,8 @@ class XaBranches:
         Args:
             parts: of a producer.
             xid: its id.
-            lifetime_s: time until a broker rolls back what is not prepared.
-            is_refusing_others: it has no messages for MetaQ 1.4 brokers.
+            lifetime_s: seconds until a broker rolls back an unprepared branch.
+            is_refusing_others: refuse messages for MetaQ 1.4 brokers.
         """
         self._parts = parts
         self.xid = xid
@@ -417,7 +419,7 @@ class XaBranches:
                 )
             except XaError as error:
                 if error.code == DUPID:
-                    # It is another program's: no command of ours may reach it.
+                    # The branch is another program's: send it no command.
                     del self.branches[broker_id]
                 raise
         return branch

@@ -1,14 +1,14 @@
-"""One broker of a queue's topic: takes, renewals, and what this worker holds of it.
+"""One broker of a queue's topic: takes, lease renewals, and the messages held from it.
 
 Theory of operation. One task per broker keeps a connection, over which takes are sent
-one after the other, while there is room for half of the prefetch: the first by the
-task, the next where the answer of the last or a settle leaves room. A broker holds a
-take until it has messages. A message is held from the answer on until its settle is on
-its way; as long as it is held its lease is renewed when a third of it is over.
+one at a time, while at least half of the prefetch is free: the first take by the task,
+the next when a reply or a settle leaves room. A broker delays the reply to a take until
+it has messages. A message is held from that reply until its settle is submitted; while
+it is held, its lease is renewed once a third of it has passed.
 
-    Invariant: over a new connection the first thing sent is an `extend` of everything
-    that is held: so the broker knows that this worker is there, before the leases of
-    the connection that was lost end.
+    Invariant: the first command over a new connection is an `extend` of all held
+    messages, so that the broker sees this worker before it reclaims the leases of the
+    lost connection.
 """
 
 import asyncio
@@ -65,71 +65,72 @@ from metaq.retry import wait_set
 _log = logging.getLogger(__name__)
 
 TAKE_BYTES_MAX: Final = 1024 * 1024
-"""Most bytes of one take; a broker gives no more."""
+"""Maximum bytes of one take; brokers deliver no more."""
 WAIT_S: Final = 10.0
-"""Longest wait of a broker for messages, where it announces no less."""
+"""Maximum seconds that a broker waits for messages, unless it announces less."""
 UNANSWERED_MAX: Final = 10_000
-"""Settles without an answer of a broker at which no more is taken from it."""
+"""Number of unanswered settles of a broker at which takes from it stop."""
 ANY_PARTITION: Final = -1
 RENEWED_AT: Final = 2 / 3
-"""Part of a lease that is left when it is renewed."""
+"""A lease is renewed when this share of it is left."""
 
 
 class _Taking(enum.Enum):
     """State of the takes of a link."""
 
     IDLE = "idle"
-    """None is on its way: there was no room, or no connection."""
+    """No take in flight: there was no room, or no connection."""
     UNDER_WAY = "under way"
-    """One is; or it failed, and the task has not seen that."""
+    """A take is in flight, or it failed and the task has not handled that yet."""
     ENDED = "ended"
-    """No more are sent."""
+    """No more takes are sent."""
 
 
 class BrokerLink:
-    """The messages of one broker. Owner: the queue; on the loop.
+    """Messages held from one broker. Owner: the queue; on the loop.
 
-    Lifecycle: `run` is a task of the queue. When it has ended, settles go on.
+    Lifecycle: `run` is a task of the queue. Settles are still sent after it has ended.
     """
 
     def __init__(self, broker_id: BrokerId, parts: QueueParts) -> None:
-        """Begin with nothing."""
+        """Start without messages or a connection."""
         self.broker_id = broker_id
         self._parts = parts
         self._context = parts.context
         self.held: set[HeldMessage] = set()
         self._held_bytes = 0
         self._unanswered_count = 0
-        """Entries of settles without an answer of this broker."""
+        """Number of settle entries without a reply from this broker."""
         self._kept_up_s = self._kept_up_before_s = 0.0
-        """Monotonic times of the last two `keep_up`. What had come by the earlier one
-        was read: the later one may be the first event after a stop of the process."""
+        """Monotonic times of the last two `keep_up`. Bytes received before the earlier
+        one have been read; the later one may be the first event after the process was
+        suspended, with bytes still unread."""
         self._settlers: dict[int, PartitionSettler] = {}
         self._unsent: dict[PartitionSettler, None] = {}
-        """Those that were given something since the last `flush`."""
+        """Settlers with entries added since the last `flush`."""
         self._wake = asyncio.Event()
         self._connection: BrokerConnection | None = None
         self._taking = _Taking.IDLE
         self._failure: MetaqError | None = None
-        """Of the last take, until the task has seen it."""
+        """Error of the last take, until the task has handled it."""
         self._failures = 0
-        """Takes in a row that failed, or brought nothing too soon."""
+        """Number of takes in a row that failed, or were empty sooner than requested."""
         self._unknown = UnknownGroup(self._context.clock)
         self.last_error: MetaqError | None = None
-        """Error of the last take; None after one that was answered."""
+        """Error of the last take; None after a successful one."""
         self._renewal_error: MetaqError | None = None
-        """Error of the last renewal that was refused; None after one that was not."""
+        """Error of the last failed renewal; None after a successful one."""
 
     # -- taking -----------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Take messages until it is cancelled, or the broker refuses for good."""
+        """Take messages until cancelled, or until the broker refuses for good."""
         try:
             while True:
                 self._wake.clear()
                 try:
                     self._take(await self._connect())
-                    # A take over a former connection may have failed in the pause.
+                    # A take over the former connection may have failed in the meantime.
                     if self._failure is None:
                         await self._wake.wait()
                     if self._failure is not None:
@@ -146,7 +147,7 @@ class BrokerLink:
                         return
                     self._note_failure(error)
                     if self._open_connection() is not None:
-                        self._wake.clear()  # a lost one is made again at once
+                        self._wake.clear()  # only a lost connection skips the pause
                     await wait_set(self._wake, RECLAIM_BACKOFF.delay_s(self._failures))
         finally:
             self._taking = _Taking.ENDED
@@ -166,18 +167,18 @@ class BrokerLink:
         self._context.metadata.request_refresh()
 
     def wake(self) -> None:
-        """Look again: the cluster has changed, or there is room."""
+        """Have the task check again, as the cluster has changed or there is room."""
         self._wake.set()
 
     def _is_final(self, error: MetaqError) -> bool:
-        """Return whether no later try can end better."""
+        """Return whether no later attempt can succeed."""
         if isinstance(error, NotDefinedError):
             return self._unknown.is_over(UNKNOWN_TO_TAKES_S)
         refusals = NoQueuesError | BadRequestError | ServerError
         return isinstance(error, refusals) and not error.retriable
 
     async def _connect(self) -> BrokerConnection:
-        """Return the connection; a new one hears first what is held."""
+        """Return the connection; over a new one, first extend all held messages."""
         connection = await self._context.connect_leader(
             self.broker_id, self._context.deadline_s()
         )
@@ -191,7 +192,7 @@ class BrokerLink:
             connection.on_closed(lambda _reason: self.wake())
             self._extend(self.held)
             for settler in self._settlers.values():
-                settler.flush()  # what could not be sent over the last one
+                settler.flush()  # entries not sent over the former connection
         return connection
 
     def _open_connection(self) -> BrokerConnection | None:
@@ -207,12 +208,12 @@ class BrokerLink:
         )
 
     def _take(self, connection: BrokerConnection) -> None:
-        """Take, unless a take is on its way, or there is no room."""
+        """Send a take, unless one is in flight or there is no room."""
         if self._taking is not _Taking.IDLE or not self._has_room():
             return
         self._taking = _Taking.UNDER_WAY
         options, sent_s = self._parts.options, self._context.clock.monotonic_s()
-        # After an error, ask for an answer at once: it shows that the error is over.
+        # After an error request an immediate reply: it shows that the error is over.
         announced_s = connection.capabilities.wait_ms_max / 1000
         wait_s = min(WAIT_S, announced_s) if self.last_error is None else 0.0
         ask(
@@ -229,7 +230,7 @@ class BrokerLink:
         )
 
     def _on_taken(self, reply: Reply, sent_s: float, wait_s: float) -> None:
-        """Hold what a take brought, and send the next."""
+        """Hold the messages of a reply, and send the next take."""
         count = self._on_reply(reply, sent_s)
         had_failed, self.last_error = self.last_error is not None, None
         self._unknown.clear()
@@ -241,18 +242,18 @@ class BrokerLink:
             self._failures = 0
             self._take_if_room()
         else:
-            # An empty answer that comes sooner than requested must not make this spin.
+            # Pause, because a broker that replies too early would cause a busy loop.
             self._failures += 1
             delay_s = RECLAIM_BACKOFF.delay_s(self._failures)
             asyncio.get_running_loop().call_later(delay_s, self.wake)
 
     def _on_failure(self, error: MetaqError) -> None:
-        """Have the task see why a take failed."""
+        """Pass the error of a take to the task."""
         self._failure = error
         self.wake()
 
     def _take_if_room(self) -> None:
-        """Take over the connection, or have the task do so."""
+        """Send a take if there is room; the task does so if the link is not healthy."""
         if self._taking is not _Taking.IDLE or not self._has_room():
             return
         connection = self._open_connection()
@@ -278,7 +279,12 @@ class BrokerLink:
         )
 
     def _on_reply(self, reply: Reply, sent_s: float) -> int:
-        """Hold what a take brought that was sent then; return how much it was."""
+        """Hold the messages in the reply to a take; return their number.
+
+        Args:
+            reply: of the broker.
+            sent_s: monotonic time at which the take was sent.
+        """
         if not isinstance(reply, Value):
             require_ok(reply)
             raise UnexpectedReplyError("take: expected a value, got a result")
@@ -287,7 +293,8 @@ class BrokerLink:
         rows = _rows_of(reply.payload, taken, partition)
         now_s = self._context.clock.monotonic_s()
         lease_s = taken.lease_ms / 1000
-        # A process that was stopped finds here what others may have done by now.
+        # The reply arrived after both times, so leases count from the later one. If the
+        # process was suspended since, they may be over by now.
         given_s = max(sent_s, self._kept_up_before_s)
         good = list[HeldMessage]()
         for offset, delivery, deliveries in taken.deliveries:
@@ -326,9 +333,9 @@ class BrokerLink:
         return len(taken.deliveries)
 
     def _check(self, held: HeldMessage) -> None:
-        """Have the broker look whether its own bytes of a message are damaged.
+        """Ask the broker to check whether its own copy of a message is damaged.
 
-        It mends them then, or stops there: such a message is not given up in silence.
+        If so, it repairs the copy or stops, so that the message is not lost silently.
         """
         connection, partition = self._open_connection(), held.partition
         if connection is not None and connection.capabilities.check:
@@ -342,7 +349,7 @@ class BrokerLink:
     # -- settling ---------------------------------------------------------------------
 
     def settle(self, entries: Sequence[Settling]) -> None:
-        """Have entries sent by the next `flush`; those that end are held no more."""
+        """Queue entries for the next `flush`; stop holding those that are settled."""
         now_s, held = self._context.clock.monotonic_s(), self.held
         for entry in entries:
             one = entry.held
@@ -369,30 +376,30 @@ class BrokerLink:
         return settler
 
     def flush(self) -> None:
-        """Send what has gathered for each partition, and a take where there is room."""
+        """Send the queued entries of each partition, and a take if there is room."""
         unsent, self._unsent = self._unsent, {}
         for settler in unsent:
             settler.flush_soon()
         if self._taking is _Taking.ENDED:
             for settler in self._settlers.values():
-                settler.flush()  # a close does not wait for others
+                settler.flush()  # while closing, without LATER_S
         self._take_if_room()
 
     def drop(self, held: HeldMessage) -> None:
-        """Hold a message no more; there may be room for others."""
+        """Stop holding a message, and take others if there is room."""
         if held in self.held:
             self.held.remove(held)
             self._held_bytes -= held.size_bytes
             self._take_if_room()
 
     def take_back(self, held: HeldMessage) -> None:
-        """Hold a message again; its renewal says whether the broker still has it."""
+        """Hold a message again; its renewal fails if its lease was lost."""
         self.held.add(held)
         self._held_bytes += held.size_bytes
         self._extend([held])
 
     def give_back(self, held: HeldMessage, verb: SettleVerb) -> None:
-        """Return a message by itself: nothing was, or will be said of it."""
+        """Return an unsettled message to the broker, by `verb`; no caller waits."""
         held.state = HeldState.SETTLED
         delay = GROUP_DELAY if verb is SettleVerb.NACK else 0
         self.settle([Settling(held, verb, delay)])
@@ -400,7 +407,7 @@ class BrokerLink:
     def _on_settled(
         self, entries: Sequence[Settling], outcomes: Sequence[Word | MetaqError]
     ) -> None:
-        """Note outcomes, and report each."""
+        """Record outcomes, and report each to its caller or the log."""
         parts, count = self._parts, len(entries)
         unheard: dict[SettleVerb, list[MetaqError]] = {}
         for entry, outcome in zip(entries, outcomes, strict=True):
@@ -415,7 +422,7 @@ class BrokerLink:
                 else:
                     future.set_exception(error)
                     if isinstance(future, asyncio.Future):
-                        future.exception()  # it need not be waited for
+                        future.exception()  # mark as retrieved: it may not be awaited
         for verb, errors in unheard.items():
             self._warn(verb, errors)
         self._unanswered_count -= count
@@ -425,7 +432,7 @@ class BrokerLink:
         self._take_if_room()
 
     def _warn(self, verb: SettleVerb, errors: Sequence[MetaqError]) -> None:
-        """Log what no caller hears of, and the first of renewals: they are repeated."""
+        """Log errors without a caller; of repeated renewal errors only the first."""
         error = errors[0]
         if verb is SettleVerb.EXTEND and not isinstance(error, LeaseLostError):
             if isinstance(self._renewal_error, type(error)):
@@ -440,7 +447,7 @@ class BrokerLink:
         )
 
     def _note(self, entry: Settling, outcome: Word | MetaqError) -> MetaqError | None:
-        """Note an outcome; return what is wrong with it."""
+        """Record an outcome; return its error, if any."""
         held, verb, parts = entry.held, entry.verb, self._parts
         if verb is SettleVerb.ACK and (outcome is Word.OK or outcome is Word.DONE):
             parts.counts.acked_count += 1
@@ -451,10 +458,11 @@ class BrokerLink:
             if outcome is Word.OK:
                 self._renewal_error = None
         elif verb in (SettleVerb.NACK, SettleVerb.RELEASE) and entry.is_in_doubt:
-            # Another delivery may have it after the first try, as was wanted.
+            # The first attempt may have succeeded, and another delivery has it.
             is_lost = False
         if isinstance(outcome, QueueGroupError):
-            # There is nothing to renew or to begin; what is begun may be asked for.
+            # The group is gone: messages are not renewed or handed out any more; those
+            # in handlers keep their state, for a later settle to report the error.
             with parts.prefetch.lock:
                 if held.state is HeldState.WAITING:
                     held.state = HeldState.LOST
@@ -472,7 +480,7 @@ class BrokerLink:
         return lease_lost(held)
 
     def stop_taking(self) -> None:
-        """End the take that waits: what is given back must not come to it."""
+        """End the take in flight, so that it does not get returned messages."""
         self._taking = _Taking.ENDED
         connection = self._open_connection()
         if connection is not None:
@@ -483,14 +491,14 @@ class BrokerLink:
             )
 
     def give_up(self) -> None:
-        """End every settle that is not answered."""
+        """End every unanswered settle."""
         for settler in self._settlers.values():
             settler.give_up()
 
     # -- renewing ---------------------------------------------------------------------
 
     def keep_up(self, now_s: float) -> None:
-        """Renew leases that need it, end those that may not be renewed, and settles."""
+        """Renew leases that are due; let go of messages and settles past their time."""
         self._kept_up_before_s, self._kept_up_s = self._kept_up_s, now_s
         for settler in self._settlers.values():
             settler.expire(now_s)
@@ -505,7 +513,7 @@ class BrokerLink:
         self._extend(due)
 
     def _lets_go(self, held: HeldMessage, now_s: float) -> bool:
-        """Return whether a message is not this worker's any more, or for too long."""
+        """Return whether to stop renewing: the lease is lost, or held too long."""
         parts = self._parts
         is_late = now_s - held.since_s >= parts.options.handle_s_max
         with parts.prefetch.lock:
@@ -549,7 +557,7 @@ def _count(counts: QueueStatistics, entry: Settling) -> None:
 
 
 def lease_lost(held: HeldMessage) -> LeaseLostError:
-    """Return the error of a message that is not its worker's any more."""
+    """Return the error of a message whose lease is lost."""
     return LeaseLostError(
         f"{held}: its lease is over, and another delivery has it: it may be handled"
         " twice"
@@ -559,18 +567,18 @@ def lease_lost(held: HeldMessage) -> LeaseLostError:
 def _rows_of(
     payload: bytes, taken: TakenReply, partition: TopicPartition
 ) -> dict[Offset, Sequence[Any]]:
-    """Return the fields of each message in the runs that is whole, by offset."""
+    """Return offset → fields, of each undamaged message in the runs."""
 
     def decode(run: RecordRun) -> list[Sequence[Any]]:
         messages, _end = decode_messages(run.data, partition, run.offset)
         return list(zip(*messages.columns, strict=True))
 
     found = list[Sequence[Any]]()
-    with contextlib.suppress(CorruptRecordError):  # what was read so far is good
+    with contextlib.suppress(CorruptRecordError):  # messages found before it are good
         for run in decode_runs(payload, taken.records_at):
             rows = decode(run)
             if not rows or rows[-1][6] < run.offset + len(run.data):
-                # What follows the damage may be good.
+                # Messages after the damage may be good.
                 for one in records_of(run):
                     rows += decode(one)
             found += rows

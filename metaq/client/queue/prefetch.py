@@ -1,4 +1,4 @@
-"""Messages that a worker was given, who waits for them, and what its links share."""
+"""Messages delivered to a worker, those waiting for one, and parts shared by links."""
 
 import asyncio
 import enum
@@ -21,48 +21,50 @@ _log = logging.getLogger(__name__)
 
 
 class HeldState(enum.Enum):
-    """State of a message that this worker was given."""
+    """State of a message delivered to this worker."""
 
     WAITING = "waiting"
     """In the prefetch."""
     BEGUN = "begun"
     """Handed out."""
     SETTLED = "settled"
-    """Given back or done: its settle is on its way, or answered."""
+    """Its settle is queued, in flight or answered; or a transaction holds it."""
     LOST = "lost"
-    """Not this worker's any more: another delivery has it, or it was given up here."""
+    """Another delivery has it, or its lease or group is gone."""
 
 
 @dataclass(slots=True, eq=False)
 class HeldMessage:
-    """One message that the broker gave to this worker."""
+    """One message delivered to this worker."""
 
     row: Sequence[Any]
-    """Fields of its `Message`."""
+    """Fields of its `Message`; empty if damaged."""
     partition: TopicPartition
     offset: Offset
     delivery: int
+    """Number of this delivery, which its settle names."""
     deliveries: int
+    """Number of times it was delivered, releases not counted."""
     lease_s: float
-    """As the broker gave it."""
+    """Duration of its lease, as set by the broker."""
     lease_end_s: float
-    """Monotonic; later after each renewal."""
+    """Monotonic end of its lease; moved by each renewal."""
     since_s: float
-    """When it came, and later when it was handed out."""
+    """Monotonic time of its arrival; once handed out, of that."""
     size_bytes: int = 0
     state: HeldState = HeldState.WAITING
     is_renewing: bool = False
-    """An `extend` is on its way."""
+    """Whether an `extend` is queued or in flight."""
 
     def __str__(self) -> str:
         return f"{self.partition}: message at offset {self.offset}"
 
 
 class Prefetch:
-    """The messages that wait. Any thread takes; the rest is called on the loop."""
+    """Messages to be handed out. Any thread may take; the rest is for the loop."""
 
     def __init__(self, clock: Clock) -> None:
-        """Start with none."""
+        """Start empty."""
         self._clock = clock
         self._ready: deque[HeldMessage] = deque()
         self._sleepers: deque[asyncio.Future[None]] = deque()
@@ -71,13 +73,13 @@ class Prefetch:
         self._arrival = threading.Condition(self.lock)
         self._is_drained = False
         self.error: MetaqError | None = None
-        """Raised when the messages that wait are handed out."""
+        """Error to raise once the prefetch is empty; None for none."""
 
     def put(self, messages: Sequence[HeldMessage]) -> bool:
-        """Let messages be handed out, in this order, after the others.
+        """Append messages, in this order.
 
         Returns:
-            False: it was drained, and takes none.
+            False if it was drained, and accepts none.
         """
         with self.lock:
             if self._is_drained:
@@ -89,14 +91,14 @@ class Prefetch:
         return True
 
     def fail(self, error: MetaqError) -> None:
-        """Raise `error` for all who take, after the messages that wait."""
+        """Have every take raise `error`, once the prefetch is empty."""
         with self.lock:
             self.error = self.error or error
             self._wake(len(self._sleepers))
             self._arrival.notify_all()
 
     def drain(self) -> list[HeldMessage]:
-        """Return what waits, and hand nothing more out."""
+        """Return the waiting messages, and hand out no more."""
         with self.lock:
             self._is_drained = True
             left = [one for one in self._ready if one.state is HeldState.WAITING]
@@ -105,21 +107,21 @@ class Prefetch:
 
     @property
     def has_ready(self) -> bool:
-        """Return whether some wait: the next `take_async` may not."""
+        """Whether messages wait, so that the next `take_async` may return at once."""
         return bool(self._ready)
 
     def take_nowait(
         self, at_work: set[HeldMessage] | None = None
     ) -> HeldMessage | None:
-        """Hand out the next message; None: there is none now.
+        """Hand out the next message; None if there is none now.
 
-        One whose lease is over by now is passed over: another worker gets it.
+        Skips messages whose lease is over, as other workers get them.
 
         Args:
-            at_work: has it from this moment on.
+            at_work: set to which the message is added, under the lock.
 
         Raises:
-            MetaqError: what `fail` was given.
+            MetaqError: the error given to `fail`.
         """
         now_s = self._clock.monotonic_s()
         with self.lock:
@@ -142,7 +144,7 @@ class Prefetch:
         return None
 
     def with_others(self, first: HeldMessage, count_max: int) -> list[HeldMessage]:
-        """Return a message, and those that can be handed out with it now."""
+        """Return `first` and up to `count_max` - 1 more messages, without waiting."""
         many, now_s = [first], self._clock.monotonic_s()
         with self.lock:
             while len(many) < count_max and (held := self._next(now_s)):
@@ -160,7 +162,7 @@ class Prefetch:
                 with self.lock:
                     if sleeper in self._sleepers:
                         self._sleepers.remove(sleeper)
-                    # The wake-up may have been meant for this one: pass it on.
+                    # This one may have consumed a wake-up: pass it on.
                     self._wake(len(self._ready))
                 raise
         return held
@@ -168,7 +170,7 @@ class Prefetch:
     def take(
         self, timeout_s: float | None, at_work: set[HeldMessage] | None = None
     ) -> HeldMessage | None:
-        """Wait for a message, in a thread; None: there was none in time."""
+        """Wait for a message, in a thread; None on a time-out."""
         end_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
         while (held := self.take_nowait(at_work)) is None:
             with self.lock:
@@ -194,7 +196,7 @@ class QueueStatistics:
     """Counters of one worker."""
 
     group: str = ""
-    """Its group; "" in a sum."""
+    """Queue group; "" in a sum."""
     taken_count: int = counter(
         "metaq_queue_taken_messages_total", "Messages that brokers gave this worker."
     )
@@ -231,20 +233,20 @@ class QueueParts:
     worker: str
     options: QueueOptions
     prefetch: Prefetch
-    """Takes messages in order."""
+    """Messages of all links, in order of arrival."""
     counts: QueueStatistics
     held_max: int
-    """Most messages of each broker that are here; handlers of `run` may want more."""
+    """Maximum number of messages held per broker; at least the concurrency of `run`."""
     generation: int | None = None
-    """Of the group, once that is defined."""
+    """Generation of the group, once it is defined."""
     is_ordered: bool = False
-    """Likewise: one message of a key is out at a time."""
+    """Whether the group delivers one message of a key at a time; likewise."""
     unanswered_count: int = 0
-    """Entries of settles without an answer."""
+    """Number of settle entries without a reply, of all links."""
     all_answered: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when there are none."""
+    """Set when that number reaches 0."""
 
     def fail(self, error: MetaqError) -> None:
-        """Raise an error for all who want messages, after those that are here."""
+        """Have every take raise `error`, once the prefetch is empty; log it."""
         _log.error("queue of group %s stops: %s", self.group, error)
         self.prefetch.fail(error)

@@ -1,8 +1,8 @@
-"""Start, end and settles of a worker: the base of `AsyncQueue`.
+"""Start, close and settles of a worker: the base class of `AsyncQueue`.
 
-The messages of each broker are in `broker_link.py`. Here is what they have in common:
-the state of each message, which threads of the sync world change under one lock, and
-what is said about messages on its way to the loop.
+`broker_link.py` has the messages of each broker. This module has what the links share:
+changes of the messages' states, made under one lock because sync threads make them too,
+and the settles of any thread on their way to the loop.
 """
 
 import asyncio
@@ -41,14 +41,14 @@ from metaq.zk.group_definitions import QueueGroupDefinition
 _log = logging.getLogger(__name__)
 
 UPKEEP_S: Final = 0.15
-"""Pause between two looks at the leases: a sixth of the shortest one."""
+"""Seconds between checks of the leases; less than a sixth of the shortest lease."""
 
 handled: ContextVar[HeldMessage | None] = ContextVar("metaq_handled", default=None)
-"""Message of the handler that runs here: a close that it calls does not wait for it."""
+"""Message of the handler that runs in this context: `close` does not wait for it."""
 
 
 class QueueLife:
-    """A worker, without what it hands out. `settle` is for any thread."""
+    """A worker without the methods that hand messages out. Any thread may `settle`."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class QueueLife:
         group: str,
         options: QueueOptions,
     ) -> None:
-        """Prepare; `AsyncClient.queue` is the way in.
+        """Prepare; use `AsyncClient.queue` to create one.
 
         Args:
             context: the client's parts.
-            define: defines the group, or compares its definition.
-            topic: whose messages.
+            define: defines the group, or compares its definition with the options.
+            topic: topic of the messages.
             group: the queue group.
             options: options chosen by the user.
         """
@@ -72,7 +72,7 @@ class QueueLife:
         self.group = group
         self.options = options
         self.worker = context.draw_token()
-        """Name of this worker, as `metaq queues show` has it."""
+        """Name of this worker, as shown by `metaq queues show`."""
         self.generation: int | None = None
         self._context = context
         self._define = define
@@ -93,19 +93,19 @@ class QueueLife:
         )
         self._links: dict[BrokerId, BrokerLink] = {}
         self._tasks = list[asyncio.Task[None]]()
-        """The upkeep, and those that take from each broker."""
+        """The upkeep task, and one task per broker that takes messages."""
         self._is_served = True
-        """A broker serves the topic, as far as the log says."""
+        """Whether a broker served the topic when that was last logged."""
         self._said = list[Settling]()
-        """On its way to the loop."""
+        """Settles on their way to the loop."""
         self._runs: dict[int, set[HeldMessage]] = {}
-        """Messages that handlers are at work at, by the `id` of each run's set. Threads
-        add and remove with one call each; the loop reads."""
+        """Messages in handlers: the set of each run, by its `id`. Threads add and
+        remove with one atomic call each; the loop reads."""
         self._handler_ended = asyncio.Event()
-        """Set for a close that waits for handlers."""
+        """Set when a handler ends, for a `close` that waits for handlers."""
         self._is_started = self.is_closed = self.has_ended = False
         self._is_over = False
-        """Nothing is said about messages any more, but by the end of `close`."""
+        """Whether settles by users are refused; `close` still sends its own."""
         self._ended = asyncio.Event()
         self.failure_log = FailureLog(_log)
         self._unlisten: Callable[[], None] = lambda: None
@@ -116,19 +116,20 @@ class QueueLife:
         """Define the group, or compare it, and begin to take; `async with` calls it.
 
         Args:
-            timeout: seconds; None takes `request_timeout_s`.
+            timeout: seconds; None is `request_timeout_s`.
 
         Raises:
-            ClosedError: it was started before, or closed.
+            ClosedError: it was started before, or is closed.
             NoTopicError: no broker serves the topic.
-            ExchangeError: it is an exchange.
-            QueueGroupError: the group is there, and other than the options say;
+            ExchangeError: the topic is an exchange.
+            QueueGroupError: the group exists with a definition other than the options;
                 the text names the difference.
-            ConfigError: the group is new, and nothing says what becomes of its dead
-                messages; the name is that of a log group; or `where` is no filter.
-            MetaqError: ZooKeeper cannot be asked.
+            ConfigError: the group is new, and the options do not say what becomes of
+                its dead messages; the name is that of a log group; or `where` is not a
+                valid filter.
+            MetaqError: ZooKeeper is not available.
 
-        Cancellation: it is closed.
+        Cancellation: the queue is closed.
         """
         require_loop(self.loop, self)
         await load_filter(self.options.where)
@@ -176,27 +177,27 @@ class QueueLife:
         return spawn(work, f"{name} of {self.group}", self._parts.fail)
 
     def _stop_taking(self) -> None:
-        """Ask for no more; what is held is renewed and settled as before."""
+        """Stop sending takes; held messages are renewed and settled as before."""
         for link in self._links.values():
             link.stop_taking()
 
     async def close(self, timeout: float | None = None) -> None:
-        """Release what was not handed out, and wait for settles; the block's end.
+        """Release messages not handed out, and wait for settles; `async with` calls it.
 
-        The handlers of `run` end first, and their messages are settled as they say; a
-        handler that calls this is not waited for. What else was handed out and is not
-        settled is returned with the delay of the group. A second call waits for the
-        first.
+        Handlers of `run` finish and settle their messages first, except a handler that
+        calls this. Other messages that were handed out and not settled are returned
+        with the delay of the group. A second call waits for the first.
 
         Args:
-            timeout: seconds, at most half of them for handlers; None: they have the
-                client's `close_timeout_s`, and settles the same. After that messages
-                that the broker has not heard of come again when their leases are over.
+            timeout: seconds, at most half of them for handlers. With None, handlers and
+                settles have the client's `close_timeout_s` each. Messages whose settles
+                did not reach the broker by then are delivered again when their leases
+                are over.
 
         Raises:
-            ClosedError: it is of another event loop; it is not closed.
+            ClosedError: it belongs to another event loop; it is not closed.
 
-        Cancellation: nothing is waited for any more.
+        Cancellation: stops waiting; the queue is closed.
         """
         check_timeout(timeout)
         require_loop(self.loop, self)
@@ -237,7 +238,7 @@ class QueueLife:
             self._ended.set()
 
     async def _let_handlers_end(self, timeout: float) -> None:
-        """Wait for the handlers of runs but the one that calls this, if it is one."""
+        """Wait for all handlers, except one that calls this."""
         mine = {handled.get()}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -266,17 +267,17 @@ class QueueLife:
         return f"<{type(self).__name__} {str(self)[6:]}, {self._context.place}>"
 
     def require_started(self) -> None:
-        """Raise ClosedError when nothing can ever be received."""
+        """Raise ClosedError if the queue was not started."""
         if not self._is_started:
             raise ClosedError("the queue is not started: use it as 'with'")
 
     # -- runs -------------------------------------------------------------------------
 
     def begin_run(self, concurrency: int) -> set[HeldMessage]:
-        """Let as many messages be taken as a run handles at once.
+        """Register a run, and take as many messages as it handles at once.
 
         Returns:
-            Where the run keeps, until `end_run`, what its handlers are at work at.
+            A set in which the run keeps the messages of its handlers, until `end_run`.
 
         Raises:
             ConfigError: `concurrency` is outside its range.
@@ -292,12 +293,12 @@ class QueueLife:
         return at_work
 
     def end_run(self, at_work: set[HeldMessage]) -> None:
-        """Wait no more for the handlers of a run: it has done so; any thread."""
+        """Unregister a run whose handlers have ended; any thread."""
         self._runs.pop(id(at_work), None)
         self._note_ended()
 
     def end_work(self, at_work: set[HeldMessage], held: HeldMessage) -> None:
-        """Note that a handler has ended, after what it says is said; any thread."""
+        """Record that a handler has ended, after its settle; any thread."""
         at_work.discard(held)
         self._note_ended()
 
@@ -308,11 +309,11 @@ class QueueLife:
 
     @property
     def close_timeout_s(self) -> float:
-        """Return how long the end of a run waits for handlers, seconds."""
+        """Seconds for which the end of a run waits for handlers."""
         return self._context.options.close_timeout_s
 
     def conclude(self, held: HeldMessage, error: BaseException | None) -> None:
-        """Settle a message as its handler has ended; any thread."""
+        """Settle a message by the outcome of its handler; any thread."""
         if error is None:
             self.say(held, SettleVerb.ACK)
             return
@@ -326,18 +327,18 @@ class QueueLife:
     def say(self, held: HeldMessage, verb: SettleVerb, text: str = "") -> None:
         """Settle a message, unless its handler did so; any thread."""
         argument = GROUP_DELAY if verb is SettleVerb.NACK else 0
-        # What is lost is counted.
+        # Lost leases are counted elsewhere.
         with contextlib.suppress(AlreadySettledError, LeaseLostError, ClosedError):
             self.settle([Settling(held, verb, argument, text)])
 
     # -- settling ---------------------------------------------------------------------
 
     def settle(self, entries: Sequence[Settling]) -> None:
-        """Say something about messages that were handed out; from any thread.
+        """Settle or extend messages that were handed out; from any thread.
 
         Raises:
-            AlreadySettledError, LeaseLostError, ClosedError: of one of them, and
-                nothing is said.
+            AlreadySettledError, LeaseLostError, ClosedError: one of the messages cannot
+                be settled; none is.
         """
         begun, settled = HeldState.BEGUN, HeldState.SETTLED
         with self.prefetch.lock:
@@ -352,11 +353,11 @@ class QueueLife:
             self._said.extend(entries)
 
     def begin_hold(self, held: HeldMessage, pool: object) -> None:
-        """Leave a message to a transaction over connections of `pool`; on the loop.
+        """Hand a message over to a transaction of the client with `pool`; on the loop.
 
         Raises:
-            AlreadySettledError, LeaseLostError, ClosedError: as `settle`; or it is
-                another client's.
+            AlreadySettledError, LeaseLostError, ClosedError: as `settle`; or the
+                message belongs to another client.
         """
         if pool is not self._context.pool:
             raise AlreadySettledError(f"{held}: it is of another client: {self!r}")
@@ -366,14 +367,14 @@ class QueueLife:
         self._link(held).drop(held)
 
     def refuse_hold(self, held: HeldMessage) -> LeaseLostError:
-        """Note that another delivery has a message; return the error."""
+        """Record that another delivery has a message; return the error."""
         self.counts.lost_count += 1
         with self.prefetch.lock:
             held.state = HeldState.LOST
         return lease_lost(held)
 
     def end_hold(self, held: HeldMessage, *, is_done: bool) -> None:
-        """Note the outcome of its transaction: done, or as if it was not acked."""
+        """Record the outcome of its transaction: acked, or handed out as before."""
         if is_done:
             self.counts.acked_count += 1
             return
@@ -392,7 +393,7 @@ class QueueLife:
             raise AlreadySettledError(f"{held}: it was settled before")
 
     def _drain(self) -> None:
-        """Hand what is said to the links of the brokers."""
+        """Pass settles to the links of their brokers, and send them."""
         with self.prefetch.lock:
             said, self._said = self._said, []
         by_broker = defaultdict[BrokerId, list[Settling]](list)
@@ -414,7 +415,7 @@ class QueueLife:
                 link.keep_up(now_s)
 
     def _count_held(self) -> int:
-        """Return how many messages are here and not settled."""
+        """Return the number of messages held and not settled."""
         return sum([len(link.held) for link in tuple(self._links.values())])
 
     def statistics(self) -> QueueStatistics:

@@ -1,4 +1,4 @@
-"""Messages of a queue group, and how both worlds settle them."""
+"""Messages of a queue group, with the settle methods of the async and sync clients."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -20,16 +20,16 @@ F = TypeVar("F", asyncio.Future[None], Future[None])
 
 
 class DeliveredMessage(Message, Generic[S, F]):
-    """A message with its delivery: it is settled once, and by its worker.
+    """A delivered message; it is settled once, by the worker that has it.
 
-    Settles return when the broker has them on disk; one that is not answered is sent
-    again until the lease is over. All of them raise
+    A settle returns when the broker has it on disk. Without an answer it is sent again,
+    until shortly after the end of the lease. All settles raise
 
     * `AlreadySettledError`: it was settled before;
     * `LeaseLostError`: another delivery has it;
-    * `OutcomeUnknownError`: the broker did not answer until the lease was over;
-    * `ClosedError`: after the block of its queue;
-    * `RequestTimeoutError`: `timeout` is over; the settle goes on.
+    * `OutcomeUnknownError`: it was sent, and the broker did not answer by then;
+    * `ClosedError`: its queue is closed;
+    * `RequestTimeoutError`: `timeout` has passed; the settle is still being sent.
     """
 
     held: HeldMessage
@@ -43,35 +43,36 @@ class DeliveredMessage(Message, Generic[S, F]):
 
     @property
     def deliveries(self) -> int:
-        """Times that it was delivered, this one included; releases do not count."""
+        """Number of deliveries, this one included; released ones do not count."""
         return self.held.deliveries
 
     @property
     def lease_until(self) -> float:
-        """End of its lease, as `time.monotonic` counts; later with each renewal."""
+        """End of its lease, in `time.monotonic` seconds; moved by each renewal."""
         return self.held.lease_end_s
 
     def ack(self, timeout: float | None = None) -> S:
-        """Say that it is done: it is never delivered again.
+        """Acknowledge the message: it is never delivered again.
 
         Args:
-            timeout: seconds to wait for the answer; None: until the lease is over.
+            timeout: seconds to wait for the answer; None waits until shortly after the
+                end of the lease.
         """
         return self._settle(SettleVerb.ACK, timeout)
 
     def ack_nowait(self) -> F:
-        """Begin an `ack`; the future has its outcome, and need not be waited for.
+        """Begin an `ack`; the future has its outcome, and need not be awaited.
 
-        It leaves within 20 ms, with others, or with the first that is waited for. An
-        error is logged, as it is not known whether the future is looked at.
+        It is sent within 20 ms, with others, or at once with one that a caller awaits.
+        Errors are also logged, because the future may never be read.
         """
         return self._say(SettleVerb.ACK, is_awaited=False)
 
     def nack(self, delay: float | None = None, timeout: float | None = None) -> S:
-        """Have it delivered again, to any worker; this delivery counts.
+        """Return the message for another delivery, to any worker; this one counts.
 
         Args:
-            delay: seconds until then, at most 24 h; None: as the group has it.
+            delay: seconds until then, at most 24 h; None is the group's delay.
             timeout: as for `ack`.
         """
         delay_ms = GROUP_DELAY
@@ -81,7 +82,7 @@ class DeliveredMessage(Message, Generic[S, F]):
         return self._settle(SettleVerb.NACK, timeout, delay_ms)
 
     def release(self, timeout: float | None = None) -> S:
-        """Have it delivered again at once: it was not begun, and this does not count.
+        """Return an unhandled message for delivery at once; this one is not counted.
 
         Args:
             timeout: as for `ack`.
@@ -89,7 +90,7 @@ class DeliveredMessage(Message, Generic[S, F]):
         return self._settle(SettleVerb.RELEASE, timeout)
 
     def extend(self, seconds: float, timeout: float | None = None) -> S:
-        """Let its lease end so many seconds from now; it is not settled by that.
+        """Set the end of the lease to `seconds` from now; does not settle the message.
 
         Args:
             seconds: 1 s to 12 h.
@@ -99,10 +100,10 @@ class DeliveredMessage(Message, Generic[S, F]):
         return self._settle(SettleVerb.EXTEND, timeout, int(seconds * 1000))
 
     def reject(self, reason: str, timeout: float | None = None) -> S:
-        """Give it up: it becomes a dead letter, or nothing, as the group says.
+        """Reject the message: it is dead-lettered or dropped, as the group defines.
 
         Args:
-            reason: text for the dead letter; cut after 1 KiB.
+            reason: text for the dead letter; truncated to 1 KiB.
             timeout: as for `ack`.
         """
         require_text("reason", reason)

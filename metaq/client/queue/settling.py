@@ -1,10 +1,10 @@
-"""Settles of one partition: one request is in flight, and the others gather.
+"""Settles of one partition: one request in flight, while later entries are queued.
 
-What gathers is the next request: the broker writes one record for it, and syncs once.
-Acks that no one waits for gather for some milliseconds in any case.
-A request without a known outcome is sent again, over the next connection if need be,
-until the deadline of each of its entries. A broker says `done` of what it did before,
-so an entry that is sent twice counts once.
+Queued entries become the next request, for which the broker writes one record and syncs
+once. Acks that no caller awaits are queued for some milliseconds in any case. A request
+with an unknown outcome is sent again, over a new connection if needed, until the
+deadline of each entry. A broker replies `done` for a message that was done before, so
+an ack sent twice counts once.
 """
 
 import asyncio
@@ -41,100 +41,101 @@ from metaq.protocol.queue_frames import (
 from metaq.retry import Backoff
 
 ENTRIES_MAX: Final = 1_000
-"""Most entries of one request: a broker looks at them in one turn."""
+"""Maximum number of entries of one request: a broker handles them without a break."""
 GATHERS_BYTES: Final = 2048
-"""Bytes of requests that leave together, of some ten workers: the broker begins with
-them while the others have theirs made."""
+"""Bytes of requests, about ten workers' worth, that are sent before the end of a loop
+iteration: the broker handles them while the others are being made."""
 LATER_S: Final = 0.02
-"""Acks that no one waits for leave at multiples of this: those of all workers of a loop
-together. A put that comes while the broker syncs an ack waits for that sync."""
+"""Acks that no caller awaits are sent at multiples of this time, together for all
+workers of a loop. Otherwise puts would wait for more syncs of acks at the broker."""
 RECLAIM_BACKOFF: Final = Backoff(first_s=0.1, max_s=0.5)
-"""Pauses after errors: a worker is back before the broker's queueReclaimMs (2 s) are
-over, after which its messages are given to others."""
+"""Pauses after errors. They are short, so that a worker returns within the broker's
+queueReclaimMs (2 s), after which its messages go to others."""
 UNKNOWN_TO_TAKES_S: Final = 10.0
 UNKNOWN_TO_SETTLES_S: Final = 2.0
-"""A broker may not have heard of a group for so long. One that hears late of a new
-group must not end its workers. One that gave a message knew the group, but for a new
-leader; and the end of a block, which waits for its settles, must not wait long for a
-group that was deleted."""
+"""Seconds for which a broker may report the group as unknown before that is believed.
+For takes they are long, because a broker may learn late of a new group. For settles
+they are short: a broker that delivered a message knew the group, unless the leader
+changed; and `close`, which waits for settles, must not wait long for a deleted group.
+"""
 GRACE_S: Final = 5.0
-"""A settle is tried until its lease is over, and so long after it: a late ack is taken
-while no other worker has the message."""
+"""Seconds after the end of its lease for which a settle is retried: a broker accepts a
+late ack while no other worker has the message."""
 
 
 class SettledTogether:
-    """Messages that one call waits for. On the loop."""
+    """Settles for which one call waits; replaces their futures. On the loop."""
 
     def __init__(self, count: int) -> None:
-        """Wait for so many, 1 or more."""
+        """Wait for `count` settles, 1 or more."""
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when all of them have an outcome."""
+        """Done when every settle has an outcome."""
         self.errors: list[BaseException] = []
-        """Of those that were not settled."""
+        """Errors of failed settles."""
         self._left = count
 
     def done(self) -> bool:
-        """Return whether it is waited for no more."""
+        """Return whether all have an outcome, or the caller no longer waits."""
         return self.future.done()
 
     def set_result(self, _result: None) -> None:
-        """Count one that is settled."""
+        """Count one success."""
         self._left -= 1
         if not self._left:
             finish(self.future, None)
 
     def set_exception(self, error: BaseException) -> None:
-        """Count one that is not."""
+        """Count one failure."""
         self.errors.append(error)
         self.set_result(None)
 
 
 @dataclass(slots=True, eq=False)
 class Settling:
-    """One message, and what is said about it."""
+    """One settle or extend of a message."""
 
     held: HeldMessage
     verb: SettleVerb
     argument: int = 0
     text: str = ""
     future: asyncio.Future[None] | Future[None] | SettledTogether | None = None
-    """Of who waits for it, in either world; None: no one."""
+    """Future of its caller, of either kind; None if there is no caller."""
     is_awaited: bool = True
-    """With a future: its error reaches the caller, and is not logged."""
+    """Whether the caller awaits the future, so that errors are not logged."""
     since_s: float = 0.0
-    """Monotonic; when it came to the link of its broker."""
+    """Monotonic time at which the link of its broker got it."""
     is_in_doubt: bool = False
-    """It was sent, and no answer came."""
+    """Whether it was sent, and the outcome is unknown."""
 
     @property
     def may_wait(self) -> bool:
-        """Return whether it is an ack that its caller does not wait for."""
+        """Whether it is an ack that no caller awaits."""
         is_awaited = self.future is not None and self.is_awaited
         return self.verb is SettleVerb.ACK and not is_awaited
 
     @property
     def deadline_s(self) -> float:
-        """Monotonic; from then on it is not tried any more."""
+        """Monotonic time after which it is not sent again."""
         return max(self.held.lease_end_s, self.since_s) + GRACE_S
 
 
 class UnknownGroup:
-    """For how long one broker has not known the group. Owner: the link to it."""
+    """Time for which a broker has not known the group. Owner: the link to it."""
 
     def __init__(self, clock: Clock) -> None:
-        """Begin with a broker that does."""
+        """Start with a known group."""
         self._clock = clock
         self._since_s: float | None = None
 
     def is_over(self, bound_s: float) -> bool:
-        """Note that the broker does not know it; return whether that is so for long."""
+        """Record that the group is unknown; return whether so for `bound_s` or more."""
         now_s = self._clock.monotonic_s()
         if self._since_s is None:
             self._since_s = now_s
         return now_s - self._since_s >= bound_s
 
     def clear(self) -> None:
-        """Note that it does."""
+        """Record that the group is known."""
         self._since_s = None
 
 
@@ -149,9 +150,10 @@ def ask(
     on_reply: Callable[[Reply], None] = ignore,
     on_error: Callable[[MetaqError], None] = ignore,
 ) -> None:
-    """Send a command; its reply is handled, or an error, that of `on_reply` as well.
+    """Send a command, and have its reply or error handled by callbacks.
 
-    Also when its sender was cancelled: what a broker gives has to be given back.
+    `on_error` also gets a MetaqError that `on_reply` raises. The reply is handled even
+    if the caller is cancelled, because delivered messages must be returned.
     """
 
     def receive(reply: Reply | MetaqError) -> None:
@@ -166,7 +168,7 @@ def ask(
 
     frame = encode(command)
     try:
-        # It may leave with those of other workers, and a settle with the next take.
+        # Sent together with commands of other workers, and a settle with the next take.
         connection.submit(
             frame,
             command.opaque,
@@ -184,30 +186,30 @@ class PartitionSettler:
 
     _parts: QueueParts
     partition: TopicPartition
-    """Of all messages."""
+    """Partition of all entries."""
     _connection: Callable[[], BrokerConnection | None]
     """Returns the open connection to the broker, if there is one."""
     _on_settled: OnSettled
     """Called with entries, and the broker's word or an error for each."""
     _unknown: UnknownGroup
-    """Of the link to the broker."""
+    """Shared by all settlers of the link to the broker."""
     _pending: list[Settling] = field(default_factory=list)
     _sent: list[Settling] = field(default_factory=list)
     _failures: int = 0
     _is_urgent: bool = False
-    """Entries that wait here leave with the next `flush_soon`."""
+    """Whether the next `flush_soon` sends the pending entries at once."""
     _is_due_later: bool = False
-    """A `flush` comes within LATER_S."""
+    """Whether a `flush` is scheduled within LATER_S."""
 
     def add(self, entry: Settling) -> None:
-        """Have an entry sent by the next `flush`, after all others."""
+        """Append an entry for the next `flush`."""
         self._pending.append(entry)
-        # In order, the next message of a key waits for the settle of the last.
+        # In an ordered group, the next message of a key waits for this settle.
         if not entry.may_wait or self._parts.is_ordered:
             self._is_urgent = True
 
     def flush_soon(self) -> None:
-        """Send what has gathered: now, or within LATER_S if no one waits for it."""
+        """Send pending entries: now, or within LATER_S if no caller awaits one."""
         if self._is_urgent:
             self.flush()
         elif self._pending and not self._is_due_later:
@@ -219,7 +221,7 @@ class PartitionSettler:
         self.flush()
 
     def flush(self) -> None:
-        """Send what has gathered, unless a request is in flight, or there is no way."""
+        """Send pending entries, unless a request is in flight or no connection open."""
         connection = self._connection()
         if self._sent or not self._pending or connection is None:
             return
@@ -249,7 +251,7 @@ class PartitionSettler:
         )
 
     def expire(self, now_s: float) -> None:
-        """End the entries that wait, and whose time is over."""
+        """Fail pending entries past their deadline."""
         late = [one for one in self._pending if one.deadline_s <= now_s]
         self._pending = [one for one in self._pending if one.deadline_s > now_s]
         errors = list[MetaqError]()
@@ -264,7 +266,7 @@ class PartitionSettler:
         self._on_settled(late, errors)
 
     def give_up(self) -> None:
-        """End all entries, also those in flight; later ones may be added."""
+        """Fail all entries, including those in flight; more may be added later."""
         for one in self._sent:
             one.is_in_doubt = True
         self._pending, self._sent = [*self._sent, *self._pending], []
@@ -280,7 +282,7 @@ class PartitionSettler:
         self.flush_soon()
 
     def _on_error(self, error: MetaqError, sent: list[Settling]) -> None:
-        """Send them again, unless the broker refuses for good."""
+        """Queue the entries of a failed request again, or fail them for good."""
         if sent is not self._sent:
             return  # given up
         self._sent = []

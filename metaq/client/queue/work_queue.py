@@ -1,12 +1,12 @@
-"""A worker of a queue group: messages are taken, handed out, and settled one by one.
+"""A worker of a queue group: takes messages, hands them out, settles them one by one.
 
     broker --take--> prefetch --> loop, receive or run --> ack, nack, release, reject
        ^               |                |                        |
        |             extend           extend                     v
        +---------------+----------------+------ settles, one request per partition
 
-`AsyncQueue` is the async world's object and the core of the sync one. The messages of
-each broker, and what is said about them, are in `broker_link.py`.
+`AsyncQueue` is the object of the async client, and the core of the sync one. Takes,
+renewals and settles of each broker are in `broker_link.py`.
 """
 
 import asyncio
@@ -32,18 +32,18 @@ from metaq.protocol.queue_frames import SettleVerb
 
 
 class AsyncQueue(QueueLife):
-    """A worker of a queue group; any number of them share the messages of a topic.
+    """A worker of a queue group; any number of workers share the messages of a topic.
 
-    Made by `AsyncClient.queue`; used as `async with`. Any number of tasks may read and
-    settle at once.
+    Created by `AsyncClient.queue`; used as `async with`. Any number of tasks may read
+    and settle at once.
 
-    Delivery: at least once. A message is this worker's until it is settled or its lease
-    is over; leases are renewed as long as the messages are here, up to `handle_s_max`.
-    A message that contradicts its checksum is not handed out: it is given back with the
-    delay of the group, and logged.
+    Delivery: at least once. A worker has a message until it is settled or its lease
+    ends; leases of held messages are renewed for up to `handle_s_max`. A message that
+    contradicts its checksum is not handed out: it is returned with the delay of the
+    group, and logged.
 
-    The end of the block releases what was not handed out, returns with the delay of the
-    group what was and is not settled, and waits for settles that are on their way.
+    The end of the block releases messages that were not handed out, returns unsettled
+    ones with the delay of the group, and waits for settles in progress.
 
     Cancellation: cancelling any `await` loses no message.
     """
@@ -63,20 +63,20 @@ class AsyncQueue(QueueLife):
                 return
             yield self.message(held)
             if self.prefetch.has_ready:
-                # Taking runs on this loop too, and a full prefetch never waits.
+                # With a full prefetch this never waits, and takes need the loop too.
                 await asyncio.sleep(0)
 
     def message(self, held: HeldMessage) -> AsyncQueueMessage:
-        """Return a message as it is handed out."""
+        """Return a held message as the object handed out to users."""
         message = MAKE(AsyncQueueMessage, held.row)
         message.held, message.queue = held, self
         return message
 
     async def receive(self, timeout: float | None = None) -> AsyncQueueMessage | None:
-        """Return the next message; None when none came in time.
+        """Return the next message; None on a time-out.
 
         Args:
-            timeout: seconds; None waits for ever.
+            timeout: seconds; None waits without a limit.
 
         Raises:
             MetaqError: a broker refuses for good; `ClosedError` after `close`.
@@ -87,15 +87,15 @@ class AsyncQueue(QueueLife):
     async def receive_many(
         self, count_max: int, timeout: float | None = None
     ) -> list[AsyncQueueMessage]:
-        """Return messages that are here; it waits for the first one alone.
+        """Wait for a message; return it and others already prefetched.
 
         Args:
-            count_max: most messages, 1 or more; there are never more than `prefetch`
-                of a broker.
-            timeout: seconds; None waits for ever.
+            count_max: maximum number of messages, 1 or more; `prefetch` limits those of
+                each broker.
+            timeout: seconds; None waits without a limit.
 
         Returns:
-            1 to `count_max` messages; none when the time is over.
+            1 to `count_max` messages; [] on a time-out.
 
         Raises:
             ConfigError: `count_max` is below 1.
@@ -121,23 +121,24 @@ class AsyncQueue(QueueLife):
         concurrency: int = 1,
         timeout: float | None = None,
     ) -> None:
-        """Call the handler for every message, until `close` or the end of the time.
+        """Call the handler for every message, until `close` or the time-out.
 
-        When it returns the message is acked, unless the handler has settled it. When it
-        raises the message is returned with the delay of the group; `Reject` gives it up
-        with the exception's text as reason.
+        When it returns, the message is acked, unless the handler has settled it. If it
+        raises, the message is returned with the delay of the group; `Reject` rejects it
+        with the exception's text as the reason.
 
         Args:
             handler: handles one message.
-            concurrency: how many messages are handled at once, 1 or more; so many are
-                taken, also where `prefetch` is less.
-            timeout: seconds until no more messages are begun. Running handlers have
-                `close_timeout_s` to end, then they are cancelled and their messages
-                returned. None: until another task calls `close`.
+            concurrency: number of messages handled at once, 1 or more; raises
+                `prefetch` if that is less.
+            timeout: seconds until no more handlers are started. Running ones then have
+                `close_timeout_s` to end, before they are cancelled and their messages
+                returned. None runs until another task calls `close`.
 
         Raises:
-            ConfigError: the handler is a plain function; its message comes again.
-            MetaqError: a broker refuses for good, or it is not started.
+            ConfigError: the handler is a plain function; its message is delivered
+                again.
+            MetaqError: a broker refuses for good, or the queue is not started.
 
         Cancellation: the handlers are cancelled, and their messages returned.
         """
@@ -183,12 +184,13 @@ class AsyncQueue(QueueLife):
         """Ack messages together: one request and one sync for each partition.
 
         Args:
-            messages: of this queue, none of them settled.
-            timeout: seconds to wait for the answers; None: until the leases are over.
+            messages: unsettled messages of this queue.
+            timeout: seconds to wait for the answers; None waits until shortly after the
+                end of the leases.
 
         Raises:
             AlreadySettledError: one is settled, or of another queue; none is acked.
-            LeaseLostError: others have some of them; the rest is done.
+            LeaseLostError: other deliveries have some; the rest is acked.
             OutcomeUnknownError, RequestTimeoutError, ClosedError: as `ack`.
         """
         check_timeout(timeout)

@@ -3,10 +3,10 @@
     request --> topic --> responder --answer--> mailbox --listen--> request returns
 
 Theory of operation. One task opens a mailbox at a broker and keeps a `listen` there.
-Only then is a request sent: its headers name the mailbox, and a number that no other
-request of this client has. When the connection is lost, the mailbox is opened again, at
-the same broker if that answers: what it has kept arrives. At another broker the
-requests that were sent before end without a reply.
+Requests are sent only while it is open. Their headers name the mailbox, and a number
+unique among the requests of this client. After a lost connection, the mailbox is opened
+again, preferably at the same broker, which still delivers the replies that it holds. At
+another broker, requests sent before end without a reply.
 """
 
 import asyncio
@@ -47,10 +47,10 @@ from metaq.stats import counter
 _log = logging.getLogger(__name__)
 
 LISTEN_TURNS: Final = 5
-"""Turns of the loop after a reply: a request that follows at once leaves before the
-next `listen`, which the broker handles in the time of its sync."""
+"""Iterations of the loop between a reply and the next `listen`: a request that follows
+at once is sent first, and the broker handles the `listen` during its sync."""
 WAIT_S: Final = 10.0
-"""Longest wait of a broker for replies, where it announces no less."""
+"""Maximum seconds that a broker waits for replies, unless it announces less."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Requester:
     """The requests of one client. Owner: the client; on its loop."""
 
     def __init__(self, context: ClientContext, counts: RequestStatistics) -> None:
-        """Begin with none; nothing is opened before the first."""
+        """Start without requests; the first one opens the mailbox."""
         self._context = context
         self._counts = counts
         self._producer = context.make_producer(ProducerOptions(), None)
@@ -81,12 +81,12 @@ class Requester:
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._broker_id: BrokerId | None = None
-        """Broker of the mailbox, or of the last one."""
+        """Broker of the mailbox, or of the former one."""
         self._silent_id: BrokerId | None = None
-        """Broker that did not answer: another one is better."""
+        """Broker that did not answer, and is tried last."""
         self._is_open = asyncio.Event()
         self._error: MetaqError = NoBrokerError("no broker is there")
-        """Why the mailbox is not open."""
+        """Reason why the mailbox is not open."""
         self._task: asyncio.Task[None] | None = None
         self.is_closed = False
 
@@ -103,12 +103,12 @@ class Requester:
         limit_s, clock = self._context.limit_s(timeout), self._context.clock
         check_topic(topic)
         check_seconds("timeout", limit_s, may_be_zero=False)
-        encode_payload(frozen(data), None, key, headers)  # refused before all else
+        encode_payload(frozen(data), None, key, headers)  # raises for bad arguments
         deadline_s = clock.monotonic_s() + limit_s
         await self._open(limit_s)
         metadata = self._context.metadata
         snapshot = await metadata.topic(topic, deadline_s=deadline_s, takes_puts=True)
-        # Responders of several topics would all handle it.
+        # Through an exchange, responders of several topics might all handle it.
         refuse_exchanges(snapshot, [topic])
         assert self._broker_id is not None, "it is open"
         number = next(self._numbers)
@@ -136,7 +136,7 @@ class Requester:
             del self._waiting[number]
 
     async def close(self, timeout: float | None = None) -> None:
-        """End the requests that wait, with `ClosedError`; harmless twice."""
+        """Fail waiting requests with `ClosedError`; idempotent."""
         self.is_closed = True
         if self._task is not None:
             self._task.cancel()
@@ -147,7 +147,7 @@ class Requester:
         for reply in self._waiting.values():
             if not reply.done():
                 reply.set_exception(error)
-                reply.exception()  # one whose send goes on may never be awaited
+                reply.exception()  # mark as retrieved: may never be awaited
 
     # -- the mailbox ------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class Requester:
         """Wait until the mailbox is open.
 
         Raises:
-            MetaqError: why it is not; nothing was sent.
+            MetaqError: the reason why it is not; nothing was sent.
         """
         deadline_s = await self._context.reach(limit_s)
         if self._task is None:
@@ -221,7 +221,7 @@ class Requester:
         raise error
 
     async def _listen(self, connection: BrokerConnection, wait_s: float) -> None:
-        """Ask once, and hand out what comes."""
+        """Send one `listen`, and pass each reply to its request."""
         command = Listen(
             self._mailbox, connection.next_opaque(), wait_ms=int(wait_s * 1000)
         )

@@ -1,11 +1,11 @@
-"""A responder: a worker of a queue group that sends back what its handler returns.
+"""A responder: a worker of a queue group that replies with its handler's results.
 
     queue --message--> handler --bytes or exception--> mailbox of the requester
                                                   `--> ack
 
-The reply leaves first, then the message is acked: after a kill in between the request
-is handled again, and its second reply is dropped. A reply that cannot be delivered
-before the request expires is given up, and logged.
+The reply is sent first, then the message is acked. After a crash in between, the
+request is handled again, and its second reply is dropped. A reply that cannot be
+delivered before the request expires is given up, and logged.
 """
 
 import logging
@@ -34,23 +34,23 @@ from metaq.record.reply_to import (
 _log = logging.getLogger(__name__)
 
 REPLY_BYTES_MAX: Final = (1 << 20) - 1
-"""Most bytes of a reply: a mailbox has one more for its kind."""
+"""Maximum bytes of a reply; in a mailbox, one more byte has its kind."""
 ERROR_CHARS_MAX: Final = 1024
-"""Most characters of an exception that the requester gets."""
+"""Maximum characters of an exception's text in an error reply."""
 ANSWER_S_MIN: Final = 1.0
-"""Time for a reply to an expired request: only its requester knows whether it waits,
-and clocks differ."""
+"""Minimum seconds for sending a reply, even to an expired request: clocks differ, and
+its requester may still wait."""
 
 
 class AsyncResponder:
-    """Answers the requests of a topic, with others of its group.
+    """Answers requests of a topic, sharing them with the responders of its group.
 
-    Made by `AsyncClient.responder`. Requests are delivered at least once; a reply
+    Created by `AsyncClient.responder`. Requests are delivered at least once; a reply
     arrives at most once.
     """
 
     def __init__(self, context: ClientContext, queue: AsyncQueue) -> None:
-        """Take over a worker; `AsyncClient.responder` is the way in."""
+        """Own a worker; use `AsyncClient.responder` to create a responder."""
         self._context = context
         self.queue = queue
         self._failures = FailureLog(_log)
@@ -62,19 +62,20 @@ class AsyncResponder:
         concurrency: int = 1,
         timeout: float | None = None,
     ) -> None:
-        """Call the handler for every request, until `close` or the end of the time.
+        """Call the handler for every request, until `close` or the time-out.
 
-        The bytes that it returns are the reply; the text of an exception is an
-        `ErrorReply` at the requester. A message that asks for no reply is handled, too.
+        The bytes that it returns are the reply; an exception becomes an `ErrorReply`
+        with its text at the requester. Messages that ask for no reply are handled, too.
 
         Args:
             handler: handles one request.
-            concurrency: how many are handled at once, 1 or more.
-            timeout: seconds until no more are begun; None: until another task calls
-                `close`.
+            concurrency: number of requests handled at once, 1 or more.
+            timeout: seconds until no more handlers are started; None runs until another
+                task calls `close`.
 
         Raises:
-            ConfigError: the handler is a plain function; its request comes again.
+            ConfigError: the handler is a plain function; its request is delivered
+                again.
             MetaqError: as the start of a queue, and its `run`.
 
         Cancellation: the handlers are cancelled, and their requests returned.
@@ -93,7 +94,8 @@ class AsyncResponder:
                 result = handler(message)
             except Exception as failure:  # noqa: BLE001  # see above
                 return self.conclude(message, None, failure)
-            # What is not to be awaited is a plain function's, which a queue refuses.
+            # A result that is not awaitable is that of a plain function, which the
+            # queue refuses.
             return answer(message, result) if hasattr(result, "__await__") else result
 
         check_callable("handler", handler)
@@ -103,12 +105,12 @@ class AsyncResponder:
     async def conclude(
         self, message: Message, data: Any, error: Exception | None
     ) -> None:
-        """Send what a handler returned, or why it failed, if that is waited for.
+        """Send the result or error of a handler, if the message asks for a reply.
 
         Args:
             message: the request.
-            data: what the handler returned; bytes-like is a reply.
-            error: what it raised; None: it returned.
+            data: the returned value; an error reply is sent if it is not bytes-like.
+            error: the exception; None if the handler returned.
         """
         if error is None:
             try:
@@ -136,7 +138,7 @@ class AsyncResponder:
     async def _answer(
         self, message: Message, address: ReplyAddress, payload: bytes
     ) -> None:
-        """Send a reply to its mailbox, again and again until its request expires."""
+        """Send a reply to its mailbox; retry until the request expires."""
         context = self._context
 
         async def send(*, deadline_s: float) -> None:
@@ -166,7 +168,7 @@ class AsyncResponder:
             )
 
     async def close(self, timeout: float | None = None) -> None:
-        """Handle no more requests; see `AsyncQueue.close`."""
+        """Stop handling requests; see `AsyncQueue.close`."""
         await self.queue.close(timeout)
 
 
@@ -174,5 +176,5 @@ def _text_of(error: Exception) -> str:
     kind = type(error).__name__
     try:
         return f"{kind}: {error}"
-    except Exception:  # noqa: BLE001  # of a user's class: its type has to do
+    except Exception:  # noqa: BLE001  # `str` of a user's exception may raise
         return kind

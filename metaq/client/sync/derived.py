@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from operator import attrgetter
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
-from metaq.client.options import names_arguments, same_arguments
+from metaq.client.options import names_arguments, with_signature
 from metaq.client.timeouts import Closable
 from metaq.loop_thread import LoopThread
 
@@ -88,7 +88,14 @@ def like(
 
     An argument by a name that is none raises TypeError, which names the nearest one.
     """
-    return same_arguments(method, _sync_text(method))
+    signature, text = inspect.signature(method), _sync_text(method)
+
+    def decorate(function: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
+        result = inspect.signature(function).return_annotation
+        full = signature.replace(return_annotation=result)
+        return with_signature(function, full, text)
+
+    return decorate
 
 
 def same(name: str, text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Spark Declarative Pipelines: run a project again and again, and report on it."""
+"""Spark Declarative Pipelines: run a project repeatedly, and report on it."""
 
 from importlib.metadata import version as installed_version
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ def require_declarative() -> None:
             f" is not installed: {INSTALL}"
         )
     try:
-        # It takes functions of PySpark that are not public.
+        # Fails if functions of PySpark that are not public have changed.
         import metaq.pipeline.declared.updates  # noqa: F401, PLC0415  # are they there?
     except ImportError as error:
         raise ConfigError(

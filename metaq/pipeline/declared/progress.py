@@ -1,7 +1,7 @@
 """Progress of a declared pipeline: a value for each micro-batch, sums for metrics.
 
-Everything comes from the progress that Spark reports of a query, or from its
-checkpoints (`flows_of`); nothing is asked.
+Everything is taken from the progress that Spark reports of a query, or from its
+checkpoints (`flows_of`); no broker is contacted.
 """
 
 import re
@@ -26,10 +26,10 @@ class BatchProgress:
     """Number of the micro-batch in its checkpoint."""
     row_in_count: int
     row_out_count: int | None
-    """Rows that it wrote; None if the target does not report them: tables of files."""
+    """Rows that it wrote; None if the target does not report them, as file tables."""
     duration_s: float
     lag_bytes: Mapping[str, int]
-    """Topic → unread bytes of its logs, for each topic that the flow reads."""
+    """Topic → unread bytes of its logs, for each topic read by the flow."""
 
 
 def batch_of(report: Mapping[str, Any]) -> BatchProgress:
@@ -57,17 +57,17 @@ def lag_of(source: Mapping[str, Any]) -> dict[str, int]:
     """Return topic → bytes that a source has not read.
 
     Args:
-        source: one of `sources` in the progress of a micro-batch.
+        source: an element of `sources` in the progress of a micro-batch.
     """
     latest = source.get("latestOffset")
-    # Sources that are not ours have other texts there, or none.
+    # Other sources have another value there, or none.
     lag = latest.get(LAG_KEY, {}) if isinstance(latest, Mapping) else {}
     return {topic: one["bytes"] for topic, one in lag.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowStatistics:
-    """A flow since the command was started."""
+    """Counters of a flow since the start of the command."""
 
     batch_count: int = counter(
         "metaq_pipeline_batches_total", "Micro-batches that a flow has finished."
@@ -90,7 +90,7 @@ class FlowStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStatistics:
-    """A run of a pipeline since its start."""
+    """Counters of a run of a pipeline."""
 
     update_count: int = counter(
         "metaq_pipeline_updates_total", "Updates that were finished without an error."
@@ -106,12 +106,12 @@ METRICS: Final = metrics_of(PipelineStatistics)
 
 @dataclass(slots=True)
 class PipelineCounters:
-    """Sums of a run. One thread adds; any may take the snapshot."""
+    """Counters of a run. One thread adds; any thread may take a snapshot."""
 
     _snapshot: PipelineStatistics = field(default_factory=PipelineStatistics)
 
     def statistics(self) -> PipelineStatistics:
-        """Return the snapshot of this moment."""
+        """Return a snapshot."""
         return self._snapshot
 
     def add_update(self) -> None:
@@ -136,33 +136,34 @@ class PipelineCounters:
 
 _LOCAL: Final = re.compile(r"(?:file:(?://)?)?(/.*)", re.DOTALL)
 ESCAPED: Final = re.compile(r"[^\w\-!.~'()*,;:$&+=/@\x80-\U0010ffff]")
-"""Spark escapes them in the path of a storage, and uses the result as names."""
+"""Characters that Spark escapes in the path of a storage; the names of its directories
+have the escapes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowStatus:
-    """A flow, by its checkpoint."""
+    """State of a flow, from its checkpoint."""
 
     flow: str
     target: str
     batch: int | None
-    """The last finished micro-batch; None for none."""
+    """Number of the last finished micro-batch; None for none."""
     finished_ms: Millis | None
 
 
 def flows_of(storage: str) -> list[FlowStatus]:
-    """Return the flows that have a checkpoint, by target and name.
+    """Return the flows that have a checkpoint, sorted by target and name.
 
     Args:
-        storage: of a pipeline, as path or URL; none is seen where that is not one of
-            this machine.
+        storage: storage of a pipeline, as path or URL; if it is not local, the result
+            is empty.
     """
     local = _LOCAL.fullmatch(storage)
     if local is None:
         return []
     place = ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", local[1])
     root = Path(place) / "_checkpoints"
-    # <target, a step for each part of its name>/<flow>/<version>/commits/<batch>
+    # <target, a directory per part of its name>/<flow>/<version>/commits/<batch>
     found = [
         _flow_status(root, path)
         for path in root.glob("**/[0-9]*/metadata")

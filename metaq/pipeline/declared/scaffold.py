@@ -2,9 +2,8 @@
 
 A line that does not decode becomes a dead letter.
 
-They are written as they are in `project/`, the README with the names of the project;
-everything else that differs between projects is in the configuration of the
-specification.
+The files are copied from `project/`; only the README has names filled in. Everything
+else that differs between projects is in the configuration of the specification.
 """
 
 import json
@@ -27,10 +26,10 @@ DEAD_LETTER_TOPIC: Final = "metaq.deadLetterTopic"
 DELIVERY: Final = "metaq.delivery"
 """Key of the delivery of alerts and dead letters."""
 TOPICS: Final = (SOURCE_TOPIC, ALERTS_TOPIC, DEAD_LETTER_TOPIC)
-"""Keys of the topics that have to be there before a run starts Spark."""
+"""Keys of the topics that must exist before a run starts Spark."""
 
 TEMPLATES: Final = Path(__file__).with_name("project")
-"""The other files of a project: `<name>.template` each."""
+"""Directory of the other files of a project, each `<name>.template`."""
 
 
 def create_project(
@@ -39,23 +38,23 @@ def create_project(
     """Write a new project.
 
     Args:
-        directory: made where there is none; its name becomes that of the pipeline and
-            of the group that it commits to.
+        directory: created if it does not exist; its name is that of the pipeline and
+            of the group to which it commits.
         zookeeper: addresses of ZooKeeper.
         root: root of MetaQ's nodes.
         source: topic of the log lines.
         alerts: topic for the alerts.
 
     Returns:
-        Its topics.
+        Its topics: source, alerts and dead letters.
 
     Raises:
-        ConfigError: the directory is not empty, its name is not a group's, or Spark
-            would escape its path; a topic's name is wrong, or both are the same; an
-            installed PySpark is too old for the project.
-        OSError: it cannot be written.
+        ConfigError: the directory is not empty, its name is not valid for a group, or
+            Spark would escape its path; a topic's name is invalid, or both are the
+            same; the installed PySpark is too old for the project.
+        OSError: the files cannot be written.
     """
-    # A watermark in SQL came with it.
+    # SQL has watermarks since that version.
     require_version((4, 2), "a new project")
     name = check_group(directory.resolve().name)
     if marks := sorted(set(ESCAPED.findall(str(directory.resolve())))):
@@ -68,7 +67,7 @@ def create_project(
         raise ConfigError(f"alerts in the topic {source} would be lines of it")
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory}: expected an empty directory or none")
-    letters = f"{source}.dead"  # as consumers name theirs
+    letters = f"{source}.dead"  # as for the dead letters of consumers
     parameters = {
         ZOOKEEPER: zookeeper,
         ZK_ROOT: root,
@@ -94,7 +93,7 @@ def create_project(
 
 
 def write_at_least_once(directory: Path) -> None:
-    """Have a new project need no transactions, which replica sets refuse."""
+    """Change a new project to need no transactions, which replica sets refuse."""
     path = directory / SPEC_NAME
     text = path.read_text()
     path.write_text(text.replace('"exactly-once"', '"at-least-once"'))
@@ -105,14 +104,14 @@ def _template(place: str) -> str:
 
 
 def _spec(name: str, directory: Path, parameters: Mapping[str, str]) -> str:
-    # As it is: Spark escapes it, and would escape the escapes of a URL again.
+    # Not escaped, because Spark escapes it itself, and would escape it twice.
     storage = f"file://{directory.resolve() / 'storage'}"
     settings = {
         **parameters,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
     }
-    # Every JSON text is a YAML text.
+    # JSON is valid YAML.
     lines = (f"  {key}: {json.dumps(value)}\n" for key, value in settings.items())
     return f"""\
 name: {json.dumps(name)}

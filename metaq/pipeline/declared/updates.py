@@ -1,15 +1,15 @@
-"""Updates of a declared pipeline, one after the other, on one Spark.
+"""Updates of a declared pipeline, one after another, on one Spark.
 
-Spark Declarative Pipelines know one kind of run: an *update*, in which every flow
-processes what is there at its start, in the order of the graph. So a pipeline that goes
-on is a loop of updates. Each has a session of Spark Connect of its own: a graph takes
-one update, and everything that the server keeps of it goes with its session. Its
-definitions are read again each time: a table that is added comes with the next one.
+Spark Declarative Pipelines have one kind of run: an *update*, in which every flow
+processes the data that exist at its start, in the order of the graph. So a continuous
+pipeline is a loop of updates. Each has its own Spark Connect session, because a graph
+allows one update, and the server drops its state with the session. Definitions are read
+again for each update, so that the next one has added tables.
 
-The formats are found by their names here and not registered: Spark sends the counters
-of registered formats to the client, and the client of 4.3 ends an update on them.
+The formats are found by name and not registered: Spark sends the counters of registered
+formats to the client, and the client of 4.3 fails on them.
 
-Importing this takes PySpark 4.1 with Spark Connect: see `require_declarative`.
+Importing this needs PySpark 4.1 with Spark Connect: see `require_declarative`.
 """
 
 import json
@@ -52,21 +52,21 @@ from metaq.pipeline.installed import CONNECT
 from metaq.pipeline.jobs.session import end_java, job_session, run_apart, sentence_of
 
 CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"
-"""Variable that makes PySpark's functions those of Spark Connect, in this process."""
+"""Environment variable by which PySpark's functions use Spark Connect."""
 RETRIES_MAX: Final = 4
-"""Times that a call to a server of this machine is made again: it is there or gone."""
+"""Maximum number of retries of a call to our own server, which never comes back."""
 RETRY_MS_MAX: Final = 1_000
 
 FAILED: Final = " has FAILED"
-"""Part of the text of an event about a flow that failed."""
+"""Part of the text of an event about a failed flow."""
 COMPLETED: Final = "Run is COMPLETED"
-"""The text of the event that ends an update well."""
+"""Text of the event that ends a successful update."""
 UNKNOWN: Final = "UNKNOWN_RESPONSE"
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A pipeline's directory."""
+    """A pipeline's specification and its path."""
 
     spec_path: Path
     spec: PipelineSpec
@@ -76,7 +76,7 @@ def read_project(directory: Path) -> Project:
     """Read the specification of a project.
 
     Raises:
-        PySparkException: there is none in the directory or above it, or a wrong one.
+        PySparkException: it is invalid, or is neither in the directory nor above it.
     """
     path = find_pipeline_spec(directory.resolve())
     return Project(path, load_pipeline_spec(path))
@@ -87,16 +87,14 @@ CONNECT_SETTINGS: Final = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
     "spark.connect.grpc.binding.port": "0",
 }
-"""Settings of a Spark that serves Spark Connect, to this machine alone."""
+"""Settings of a Spark that serves Spark Connect, only on this machine."""
 
 
 def catalog_settings(directory: Path) -> dict[str, str]:
-    """Return settings by which tables outlive the Spark that made them.
-
-    The catalog that Spark has by default ends with its process.
+    """Return settings for a catalog on disk; Spark's default one ends with its process.
 
     Args:
-        directory: of the project; tables and catalog are kept in it.
+        directory: of the project; stores tables and catalog.
     """
     metastore = directory.resolve() / "metastore"
     return {
@@ -111,7 +109,7 @@ def catalog_settings(directory: Path) -> dict[str, str]:
 
 @contextmanager
 def connect_mode() -> Iterator[None]:
-    """Have the functions of PySpark speak Spark Connect in the block."""
+    """Have the functions of PySpark use Spark Connect inside the block."""
     before = os.environ.get(CONNECT_MODE)
     os.environ[CONNECT_MODE] = "1"
     try:
@@ -125,7 +123,7 @@ def connect_mode() -> Iterator[None]:
 
 def server_url(session: SparkSession) -> str:
     """Return the address of Spark Connect in a session with `CONNECT_SETTINGS`."""
-    # A port that the system has chosen is known nowhere else; PySpark asks so as well.
+    # The only way to find a port chosen by the system; PySpark does the same.
     service = "org.apache.spark.sql.connect.service.SparkConnectService$"
     port = getattr(getattr(session._jvm, service), "MODULE$").localPort()  # noqa: SLF001  # as above
     return f"sc://localhost:{port}"
@@ -133,7 +131,7 @@ def server_url(session: SparkSession) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refresh:
-    """Tables that an update computes from the start."""
+    """Tables that an update recomputes from the start."""
 
     tables: Sequence[str] = ()
     is_all: bool = False
@@ -150,17 +148,17 @@ def run_updates(
     on_failure: Callable[[str], None],
     on_update: Callable[[], None],
 ) -> None:
-    """Make updates of a project until a signal comes, or one alone.
+    """Run updates of a project, until a signal, or only one.
 
     Args:
         url: address of Spark Connect.
         project: the pipeline.
-        is_own: the server is this process' own, and does not come back once gone.
-        refresh: of the first update.
-        interval_s: pause after each update, seconds; None: there is one alone.
+        is_own: whether the server was started by this process, and never comes back.
+        refresh: tables that the first update recomputes.
+        interval_s: pause after each update, seconds; None for only one update.
         on_batch: called with each micro-batch, in a thread of Spark's client.
-        on_failure: called with one sentence for each flow that failed; Spark runs it
-            again before the update fails.
+        on_failure: called with one sentence for each failure of a flow; Spark retries
+            the flow before the update fails.
         on_update: called after each update.
 
     Raises:
@@ -173,7 +171,7 @@ def run_updates(
 
 @dataclass(eq=False)
 class _PipelineRun(StreamingQueryListener):
-    """Updates of one project. One thread runs it, another one may stop it."""
+    """Updates of one project. One thread calls `run`, another one may call `stop`."""
 
     _url: str
     _project: Project
@@ -186,7 +184,7 @@ class _PipelineRun(StreamingQueryListener):
     def run(
         self, refresh: Refresh, interval_s: float | None, on_update: Callable[[], None]
     ) -> None:
-        """Make updates until `stop` is called."""
+        """Run updates until `stop` is called."""
         while not self._stopped.is_set():
             try:
                 self._update(refresh)
@@ -200,7 +198,7 @@ class _PipelineRun(StreamingQueryListener):
                 return
 
     def stop(self) -> None:
-        """Have `run` return; an update that is under way is broken off."""
+        """Have `run` return; interrupts an update in progress."""
         self._stopped.set()
         self._interrupt()
 
@@ -220,7 +218,7 @@ class _PipelineRun(StreamingQueryListener):
                 sql_conf=spec.configuration,
             )
             registry = SparkConnectGraphElementRegistry(session, graph)
-            # It prints which files it reads.
+            # It prints the names of the files that it reads.
             with redirect_stdout(StringIO()):
                 register_definitions(
                     self._project.spec_path, registry, spec, session, graph
@@ -237,10 +235,10 @@ class _PipelineRun(StreamingQueryListener):
             self._follow(events)
 
     def _follow(self, events: Iterator[Mapping[str, Any]]) -> None:
-        """Wait for the end of an update; its error is raised at the end of the events.
+        """Follow an update to its end; `events` raises its error.
 
-        Where Python functions ran, the client of 4.3 fails on their counters, which
-        come last.
+        After Python functions have run, the client of 4.3 fails on their counters, the
+        last result; that error is ignored if the update is complete.
         """
         text = ""
         try:
@@ -248,7 +246,7 @@ class _PipelineRun(StreamingQueryListener):
                 event = result.get("pipeline_event_result")
                 text = "" if event is None else event.event.message
                 if self._stopped.is_set():
-                    # It was about to begin when `stop` was called.
+                    # The update was about to begin when `stop` was called.
                     self._interrupt()
                 if FAILED in text:
                     what, _, cause = text.partition("\n")
@@ -278,43 +276,43 @@ class _PipelineRun(StreamingQueryListener):
             session.stop()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  # Spark's name
-        """Take no notice."""
+        """Ignore the event."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802  # Spark's name
-        """Hand the progress on."""
+        """Report the progress."""
         try:
             self._on_batch(batch_of(json.loads(event.progress.json)))
         except Exception as error:
-            # Spark's client drops it without a word.
+            # Reported here, because Spark's client drops it silently.
             self._on_failure(f"progress of a flow is not known: {error}")
             raise
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802  # Spark's name
-        """Take no notice."""
+        """Ignore the event."""
 
 
 GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
-"""Variable by which `spark-submit` names a Java that runs already: it has no token of
-ours, and does not end with us."""
+"""Environment variable in which `spark-submit` names a running Java: that has no token
+of ours, and does not end with this process."""
 TOKEN: Final = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105  # its name
-"""Variable by which a Spark of ours and its client know each other: others on this
-machine may not run code as us."""
+"""Environment variable with the token shared by our own Spark and its client, so that
+other users of this machine cannot run code in it."""
 
 
 @contextmanager
 def connect_server(
     master: str, settings: Mapping[str, str], log: Path | None, directory: Path
 ) -> Iterator[str]:
-    """Yield the address of Spark Connect: of a server that runs, or of our own.
+    """Yield the address of Spark Connect: of a running server, or of our own.
 
     Args:
         master: URL of a Spark cluster, or the address of a server.
-        settings: Spark's, for a server of our own.
+        settings: Spark settings, for our own server.
         log: file for its log, or None.
-        directory: of the project; tables and catalog are kept in it.
+        directory: of the project; stores tables and catalog of our own server.
 
     Raises:
-        ConfigError: this process has a Java of others.
+        ConfigError: this process was started by `spark-submit`.
         MetaqError: Spark does not start.
     """
     if master.startswith(CONNECT):
@@ -327,7 +325,7 @@ def connect_server(
             " not by spark-submit"
         )
     os.environ.setdefault(TOKEN, secrets.token_hex())
-    # Of the driver's own Python processes, also where executors are others.
+    # For the Python processes of the driver, even if executors use another one.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = {**CONNECT_SETTINGS, **catalog_settings(directory), **settings}
     try:

@@ -1,4 +1,4 @@
-"""Decoding of values as columns of Spark: JSON, CSV, Avro, log lines.
+"""Decoding of values in Spark columns: JSON, CSV, Avro, log lines.
 
     from metaq.pipeline import decode
 
@@ -7,15 +7,15 @@
     rows = decoded.where("decoded.error IS NULL").select("timestamp", "decoded.row.*")
     letters = decode.dead_letters(decoded)        # for a sink with the option topic
 
-Each function returns one that takes a column, binary or string, and returns a column
-`STRUCT<row: STRUCT<...>, error: STRING>`: of a value that does not decode `row` is null
-and `error` says why; of every other value `error` is null. No field becomes null that
-was not: one of another type, and a missing one that is NOT NULL, is an error of the
-whole value. A value that is null has neither row nor error.
+Each function returns a function from a column, binary or string, to a column
+`STRUCT<row: STRUCT<...>, error: STRING>`. For a value that does not decode, `row` is
+null and `error` has the reason; for all others `error` is null. A field never silently
+becomes null: a field of another type, or a missing NOT NULL field, is an error of the
+whole value. A null value has neither row nor error.
 
 The columns work in batches, streams and declared pipelines, and on Spark Connect; they
-take PySpark 4.1. They are evaluated in the Python workers, column-wise, by what reads
-`valueFormat=json` too (docs/decisions/0027-decoding-in-arrow.md).
+need PySpark 4.1. They are evaluated in the Python workers, column by column, with the
+code of `valueFormat=json` (docs/decisions/0027-decoding-in-arrow.md).
 """
 
 from collections.abc import Callable, Sequence
@@ -39,29 +39,29 @@ from metaq.spark.values import JsonValues
 __all__ = ["avro", "csv", "dead_letters", "json", "pattern"]
 
 Schema: TypeAlias = str | StructType
-"""Fields as DDL, such as `level STRING NOT NULL, code INT`, or as Spark's own type. DDL
-takes an active session, which parses it."""
+"""Fields as DDL, such as `level STRING NOT NULL, code INT`, or as a Spark type. DDL
+needs an active session to parse it."""
 Decoding: TypeAlias = Callable[[Column | str], Column]
-"""From a column to a column with `row` and `error`."""
+"""Function from a column to a column with `row` and `error`."""
 
 HAS_ARROW_UDF: Final = hasattr(sf, "arrow_udf")
-"""Functions over whole columns of Arrow; PySpark has them since 4.1."""
+"""Whether PySpark has functions over whole Arrow columns (since 4.1)."""
 
 
 def json(schema: Schema) -> Decoding:
     """Decode JSON objects.
 
-    Fields beside the schema are ignored; no type is converted: `"1"` is no INT, and `1`
-    no STRING. A TIMESTAMP without a zone is UTC.
+    Fields that are not in the schema are ignored. Types are not converted: `"1"` is not
+    an INT, and `1` not a STRING. A TIMESTAMP without a zone is UTC.
 
     Args:
         schema: fields of an object; NOT NULL makes a field required.
 
     Returns:
-        From a column to a column with `row` and `error`.
+        A function from a column to a column with `row` and `error`.
 
     Raises:
-        OptionError: a type is none that JSON is read into.
+        OptionError: a type is not supported for JSON.
     """
     fields = _fields(schema)
     return _decoding(JsonValues(nullable(fields), "schema"), fields)
@@ -70,40 +70,41 @@ def json(schema: Schema) -> Decoding:
 def csv(schema: Schema, *, delimiter: str = ",") -> Decoding:
     """Decode values of one CSV record each.
 
-    A value has as many fields as the schema, in its order. Quotes are `"`, doubled
-    inside of a quoted field. An empty field is null; nothing is trimmed.
+    A value has as many fields as the schema, in the same order. Quotes are `"`, doubled
+    inside a quoted field. An empty field is null; nothing is trimmed.
 
     Args:
         schema: names and types of the fields; no structs or arrays.
         delimiter: one character.
 
     Returns:
-        From a column to a column with `row` and `error`.
+        A function from a column to a column with `row` and `error`.
 
     Raises:
-        OptionError: a type is none that texts are read into, or the delimiter is more
-            than a character.
+        OptionError: a type is not supported for text, or the delimiter is not one
+            character.
     """
     fields = _fields(schema)
     return _decoding(CsvValues(nullable(fields), delimiter), fields)
 
 
 def pattern(regex: str, schema: Schema | None = None) -> Decoding:
-    """Decode lines by a regular expression, which matches the whole value.
+    """Decode lines by a regular expression that matches the whole value.
 
-    The syntax is RE2's, which never takes more than linear time. Its groups have names,
-    `(?P<level>[A-Z]+)`, and become fields; others are written `(?:...)`. A group that
-    is empty, or has no part in the match, is null.
+    The syntax is RE2's, which guarantees linear time. Named groups,
+    `(?P<level>[A-Z]+)`, become fields; write other groups as `(?:...)`. A group that is
+    empty, or does not take part in the match, is null.
 
     Args:
         regex: the expression.
-        schema: types of the groups, which has them all in any order; STRING without.
+        schema: types of all groups, in any order; None for STRING.
 
     Returns:
-        From a column to a column with `row` and `error`.
+        A function from a column to a column with `row` and `error`.
 
     Raises:
-        OptionError: the expression is none, or the schema has other names.
+        OptionError: the expression is invalid, or the schema has other names or a type
+            not supported for text.
     """
     names = group_names(regex)
     texts = StructType([StructField(name, StringType()) for name in names])
@@ -114,21 +115,21 @@ def pattern(regex: str, schema: Schema | None = None) -> Decoding:
 def avro(
     schema: str, *, older: Sequence[str] = (), has_fingerprint: bool = True
 ) -> Decoding:
-    """Decode Avro records; takes `metaq[avro]`.
+    """Decode Avro records; needs `metaq[avro]`.
 
-    Values are of Avro's single-object encoding, which names the schema by its
+    Values have Avro's single-object encoding, which names the schema by its
     fingerprint.
 
     Args:
         schema: the record's schema, as JSON.
-        older: schemas that other writers have; their records are resolved to `schema`.
-        has_fingerprint: False for records alone, without the ten bytes before them.
+        older: schemas of other writers, whose records are resolved to `schema`.
+        has_fingerprint: False for bare records, without the ten bytes before them.
 
     Returns:
-        From a column to a column with `row` and `error`.
+        A function from a column to a column with `row` and `error`.
 
     Raises:
-        OptionError: a schema is none, or has a type that Spark has not.
+        OptionError: a schema is invalid, or has a type that Spark lacks.
     """
     try:
         from metaq.pipeline.decode.avro_values import AvroValues  # noqa: PLC0415  # optional
@@ -139,13 +140,13 @@ def avro(
 
 
 def dead_letters(frame: DataFrame, decoded: str = "decoded") -> DataFrame:
-    """Return the rows that did not decode, with the columns that the sink takes.
+    """Return the rows that did not decode, with the columns of the sink.
 
-    They are the messages as they were, and have in their headers where they lay and
-    the error, as the dead letters of consumers have them.
+    They are the unchanged messages, with headers for their origin and the error, as the
+    dead letters of consumers.
 
     Args:
-        frame: rows of `format("metaq")` with a decoded column beside them.
+        frame: rows of `format("metaq")` with a decoded column added.
         decoded: name of that column.
     """
     place = ("topic", "broker_id", "partition", "offset", "message_id", "headers")
@@ -162,7 +163,7 @@ def _letter_headers(rows: pa.Array) -> pa.Array:
 
 
 def _fields(schema: Schema) -> pa.DataType:
-    """Return the struct of the fields, with its marks of those that are required."""
+    """Return the struct of the fields; required ones are not nullable."""
     found = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(found, StructType):
         raise OptionError(f"schema: expected fields such as 'a INT', got {schema!r}")
@@ -175,7 +176,7 @@ def _decoding(decoder: Decoder, required: pa.DataType) -> Decoding:
 
     row = from_arrow_schema(pa.schema(list(decoder.kind)))
     kind = StructType([StructField("row", row), StructField("error", StringType())])
-    # Spark would decode once for the filter on `error` and again for the fields.
+    # Otherwise Spark would decode twice, for the filter on `error` and for the fields.
     return cast("Decoding", _udf(decoded, kind).asNondeterministic())
 
 
@@ -185,5 +186,5 @@ def _udf(function: Callable[[pa.Array], pa.Array], kind: DataType) -> Any:
             f"decoding columns take PySpark 4.1, got {pyspark.__version__};"
             " valueFormat=json reads JSON with any"
         )
-    # By the type hints of the function Spark knows that it takes whole columns.
+    # Spark recognises a function over whole columns by its type hints.
     return sf.arrow_udf(function, kind)  # type: ignore[attr-defined]  # not in its stubs

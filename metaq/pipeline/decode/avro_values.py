@@ -1,10 +1,10 @@
-"""Values of Avro's single-object encoding, or Avro records alone.
+"""Decoder for Avro's single-object encoding, or for bare Avro records.
 
     0      2                10
     | C3 01 | fingerprint: 8 | record ... |
 
-The fingerprint is the CRC-64-AVRO of the writer's schema in its canonical form, least
-byte first.
+The fingerprint is the CRC-64-AVRO of the writer's schema in canonical form, in
+little-endian order.
 """
 
 import io
@@ -34,7 +34,7 @@ _FAULTS: Final = (
     ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError,
     StopIteration, TypeError, ValueError, struct.error,
 )  # fmt: skip
-"""Errors of fastavro over bytes that are no record."""
+"""Errors that fastavro raises for bytes that are not a record."""
 
 _PLAIN: Final[Mapping[str, pa.DataType]] = {
     "boolean": pa.bool_(),
@@ -54,12 +54,12 @@ _LOGICAL: Final[Mapping[tuple[str, str], pa.DataType]] = {
     ("long", "local-timestamp-millis"): pa.timestamp("us"),
     ("long", "local-timestamp-micros"): pa.timestamp("us"),
 }
-"""By type and logical type: on another type this means nothing to Avro."""
+"""Type and logical type → Arrow type; Avro ignores a logical type of another type."""
 _DECIMALS: Final = frozenset({"bytes", "fixed"})
 
 
 class AvroValues:
-    """Reads Avro records as structs. Stateless."""
+    """Decodes Avro records as structs. Stateless."""
 
     def __init__(
         self, schema: str, *, older: Sequence[str] = (), has_fingerprint: bool = True
@@ -67,13 +67,13 @@ class AvroValues:
         """Prepare for one schema.
 
         Args:
-            schema: of the records, as JSON; it is read into its types.
-            older: schemas of other writers; with `has_fingerprint` alone. They may have
-                unions and logical types that Spark has not.
+            schema: schema of the records, as JSON; determines the resulting types.
+            older: schemas of other writers, only with `has_fingerprint`. They may have
+                unions and logical types that Spark lacks.
             has_fingerprint: False for records without the ten bytes before them.
 
         Raises:
-            OptionError: a schema is none, or has a type that Spark has not.
+            OptionError: a schema is invalid, or has a type that Spark lacks.
         """
         if older and not has_fingerprint:
             raise OptionError("older has no effect without fingerprints")
@@ -113,8 +113,8 @@ class AvroValues:
         """Return the record of one value.
 
         Raises:
-            ValueError: it is another format, or of a schema that is not known; so do
-                others of `_FAULTS`.
+            ValueError: the value has another format, or an unknown schema. Other
+                members of `_FAULTS` are raised for invalid records.
         """
         writer, start = self._reader, 0
         if self._has_fingerprint:
@@ -155,12 +155,13 @@ def _kind_of(
     Args:
         schema: as fastavro has parsed it.
         path: name of the field, for errors.
-        named: types by the name under which they may be used again, added to.
-        is_older: it is resolved to another one before it is a type; no more is asked
-            than that few bytes cannot claim many values, or calls in calls.
+        named: name → type that may be referred to by the name; extended.
+        is_older: whether it is a writer's schema, resolved to another one. It is only
+            checked that few bytes cannot claim many values or deep recursion.
 
     Raises:
-        OptionError: there is none: a union of several types, a record in itself.
+        OptionError: it has no Arrow type: a union of several types, or a record that
+            contains itself.
     """
     if isinstance(schema, list):
         some = [each for each in schema if each != "null"]
@@ -204,7 +205,7 @@ def _kind_of_object(
             )
             kind = pa.struct(list(fields))
             if not kind.num_fields:
-                # An array of them may claim any length, and takes no bytes.
+                # An array of these may claim any length without taking any bytes.
                 raise OptionError(f"{path}: a record without fields is no Spark type")
             return kind
         case "array":

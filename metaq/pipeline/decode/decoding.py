@@ -1,4 +1,4 @@
-"""One column of values decoded, of any format."""
+"""Decoding of a column of values, for any format."""
 
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
@@ -9,28 +9,27 @@ import pyarrow.compute as pc
 from metaq.spark.values import REASON_CHARS_MAX
 
 DECODED_NAMES: Final = ("row", "error")
-"""Fields of what a value becomes."""
+"""Fields of the struct for each value."""
 
 AVRO_MARK: Final = b"\xc3\x01"
-"""Start of a value of Avro's single-object encoding."""
+"""First bytes of a value in Avro's single-object encoding."""
 AVRO_HEADER_BYTES: Final = len(AVRO_MARK) + 8
-"""Bytes before its record: the mark, and the fingerprint of the writer's schema."""
+"""Bytes before the record: the mark, and the fingerprint of the writer's schema."""
 
 
 class Decoder(Protocol):
-    """Reads values of one format. Stateless; goes to executors in pickled form."""
+    """Decodes values of one format. Stateless; picklable, for executors."""
 
     @property
     def kind(self) -> pa.DataType:
         """Struct of the fields, all of them nullable."""
 
     def decode(self, values: pa.Array, reasons: dict[int, str]) -> pa.Array:
-        """Return the fields of each value; say in `reasons` what is wrong with others.
+        """Return the fields of each value; any fields for a bad one.
 
         Args:
-            values: binary, none of them null.
-            reasons: number of a value → its fault, added to. What is returned for such
-                a value does not matter.
+            values: binary, without nulls.
+            reasons: index of a bad value → what is wrong with it; extended.
         """
 
 
@@ -40,9 +39,9 @@ def decode_values(
     """Return structs of `row` and `error`, one for each value.
 
     Args:
-        decoder: reads the values.
-        required: struct that says which fields may not be null.
-        values: binary or string; a null has neither row nor error.
+        decoder: decodes the values.
+        required: struct of the fields, in which required ones are not nullable.
+        values: binary or string; a null gets neither row nor error.
     """
     octets = values.cast(pa.binary())
     reasons: dict[int, str] = {}
@@ -68,13 +67,13 @@ def decode_values(
 def _missing(
     values: pa.Array, kind: pa.DataType, rows: pa.Array, path: str
 ) -> Iterator[tuple[int, str]]:
-    """Yield row and field of each null where `kind` has none.
+    """Yield row and field of each null that `kind` does not allow.
 
     Args:
-        values: of that type, but for the nulls.
-        kind: what they should be.
-        rows: number of the row that each one belongs to.
-        path: name of the field, followed by a dot.
+        values: of the type `kind`, except for nulls.
+        kind: the required type.
+        rows: index of the row of each value.
+        path: path of the field, with a dot at its end; "" at the top.
     """
     if pa.types.is_struct(kind):
         is_there = values.is_valid()
@@ -109,5 +108,5 @@ def nullable(kind: pa.DataType) -> pa.DataType:
 
 
 def fingerprint_text(value: bytes) -> str:
-    """Return the fingerprint in the header of an Avro value, greatest byte first."""
+    """Return the fingerprint of an Avro value as hex, in big-endian order."""
     return value[len(AVRO_MARK) : AVRO_HEADER_BYTES][::-1].hex()

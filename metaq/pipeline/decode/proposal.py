@@ -1,9 +1,9 @@
-"""A schema proposed from some messages: their format, fields, types. Pure.
+"""Proposal of a schema for sample messages: format, fields, types. Pure.
 
-The format is the one that most of them have. Types are merged over all of them: a field
-has the type that it has most often, is nullable where one message lacks it, and
-the widest of the numbers and texts that occur. What fits is then decided by the decoder
-itself, so that the proposal cannot promise what a pipeline will not read.
+The proposed format is that of most messages. Types are merged over all of them: a field
+gets the most frequent type, widened to all numbers or texts that occur, and is nullable
+if any message lacks it. The decoder itself then decides which messages fit, so that the
+proposal promises only what a pipeline can decode.
 """
 
 import csv
@@ -49,11 +49,11 @@ from metaq.spark.schema import arrow_schema
 from metaq.spark.values import JsonValues
 
 SHARE_MIN: Final = 0.5
-"""Share of the messages that a format has to have to be proposed."""
+"""Minimum share of the messages that must fit a format to propose it."""
 FIELDS_MAX: Final = 1000
-"""Fields of a proposal: objects whose keys are data have any number of them."""
+"""Maximum number of fields of a proposal; objects with data as keys have more."""
 ERRORS_MAX: Final = 5
-"""Errors of messages that do not fit which are kept, the most frequent ones."""
+"""Number of different errors reported, the most frequent ones."""
 
 _TIME: Final = (
     r"(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
@@ -80,11 +80,11 @@ PATTERNS: Final = (
     rf"{_TIME} (?P<id>\d+) {_LEVEL}\s+(?P<message>.*)",
     rf"{_TIME}(?: -)?\s+{_LEVEL}:?\s+(?P<message>.*)",
 )
-"""Patterns of log lines; the one that fits most of them is proposed."""
+"""Patterns of log lines; the one that fits most lines is proposed."""
 
 
 class ValueForm(enum.Enum):
-    """Format of values; the value is the text for people."""
+    """Format of values; the value is its name in output."""
 
     JSON = "json"
     CSV = "csv"
@@ -97,35 +97,36 @@ class FieldFacts:
     """One field of a proposal."""
 
     name: str
-    """Path of the field, with dots; `element` for what an array holds."""
+    """Path of the field, with dots; `element` for the elements of an array."""
     type: str
     is_required: bool
-    """No value lacked it."""
+    """Whether every value has it."""
     count: int
-    """Number of values that have it, or of elements."""
+    """Number of values, or elements, that have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """Format and schema that fit some messages."""
+    """Format and schema that fit most sample messages."""
 
     form: ValueForm
     schema: StructType | None
-    """Fields; None for Avro, whose values do not show them."""
+    """Fields; None for Avro, whose values do not contain them."""
     fields: tuple[FieldFacts, ...] = ()
-    """The same with counts; nested fields follow their parents."""
+    """Fields with counts; nested fields follow their parents."""
     detail: str | None = None
-    """Regular expression, delimiter, or fingerprint of the format."""
+    """Regular expression, delimiter, or fingerprints of the format."""
     fit_count: int
+    """Number of messages that fit."""
     errors: tuple[tuple[str, int], ...] = ()
-    """Faults of the others with their counts, most frequent first."""
+    """Errors of the others with their counts, most frequent first."""
 
 
 def propose(values: Sequence[bytes]) -> Proposal | None:
-    """Return what fits most of some messages; None where no format fits half of them.
+    """Return a proposal for messages; None if no format fits half of them.
 
     Args:
-        values: the messages.
+        values: values of the messages.
     """
     for look in (_propose_avro, _propose_json, _propose_pattern, _propose_csv):
         found = max(look(values), key=lambda each: each.fit_count, default=None)
@@ -135,7 +136,7 @@ def propose(values: Sequence[bytes]) -> Proposal | None:
 
 
 def expression(proposal: Proposal) -> str:
-    """Return the Python expression that decodes values of a proposal."""
+    """Return a Python expression that decodes values as proposed."""
     if proposal.schema is None:
         return "decode.avro(...)"
     ddl = ddl_of(proposal.schema)
@@ -149,7 +150,7 @@ def expression(proposal: Proposal) -> str:
 
 
 def to_json(proposal: Proposal) -> dict[str, object]:
-    """Return a proposal as an object for machines."""
+    """Return a proposal as a JSON object."""
     schema = proposal.schema
     return {
         "format": proposal.form.value,
@@ -163,12 +164,12 @@ def to_json(proposal: Proposal) -> dict[str, object]:
 
 
 def ddl_of(schema: StructType) -> str:
-    """Return a schema as DDL, with its marks of what is required."""
+    """Return a schema as DDL, with NOT NULL for required fields."""
     return _fields_ddl(schema, " ")
 
 
 def _fields_ddl(schema: StructType, mark: str) -> str:
-    """Return the fields of a struct as DDL, with a mark after each name."""
+    """Return the fields of a struct as DDL, with `mark` after each name."""
     return ", ".join(
         f"{_name(f.name)}{mark}{type_ddl(f.dataType)}" + " NOT NULL" * (not f.nullable)
         for f in schema.fields
@@ -185,7 +186,7 @@ def type_ddl(kind: DataType) -> str:
 
 
 def _name(name: str) -> str:
-    # Words of SQL are no names either; quoting one more does not hurt.
+    # Keywords of SQL are quoted too; an unneeded quote is harmless.
     if re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) and name not in _WORDS:
         return name
     return f"`{name.replace('`', '``')}`"
@@ -194,17 +195,17 @@ def _name(name: str) -> str:
 _WORDS: Final = frozenset({"not", "null", "array", "struct", "map", "interval"})
 
 
-# -- what values look like -----------------------------------------------------------
+# -- types of sample values ----------------------------------------------------------
 
 
 class ShownKind(enum.Enum):
-    """Type of one value, as far as it shows."""
+    """Apparent type of one value."""
 
     NULL = enum.auto()
     BOOLEAN = enum.auto()
     INTEGER = enum.auto()
     LARGE = enum.auto()
-    """An integer beyond 64 bits, of 38 digits at most."""
+    """An integer beyond 64 bits, of at most 38 digits."""
     FLOAT = enum.auto()
     DATE = enum.auto()
     TIMESTAMP = enum.auto()
@@ -220,7 +221,7 @@ _FAMILIES: Final = (
     frozenset({ShownKind.INTEGER, ShownKind.LARGE, ShownKind.FLOAT}),
     frozenset({ShownKind.BOOLEAN}),
 )
-"""Kinds that one type can hold; the first of those that are as frequent is taken."""
+"""Kinds that one type can represent; the first of equally frequent families is used."""
 
 _DATE: Final = re.compile(r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])", re.ASCII)
 _CLOCK: Final = re.compile(
@@ -237,7 +238,7 @@ _INTEGER_CHARS_MAX: Final = _DECIMAL_DIGITS_MAX + len("-")
 
 @dataclass(slots=True)
 class Shape:
-    """Kinds of all values in one place; fields in the order in which they came."""
+    """Kinds of all values at one path; fields in order of first occurrence."""
 
     counts: Counter[ShownKind] = field(default_factory=Counter)
     fields: "dict[str, Shape]" = field(default_factory=dict)
@@ -249,7 +250,7 @@ class Shape:
         return self.counts.total() - self.counts[ShownKind.NULL]
 
     def add(self, value: object) -> None:
-        """Count one value of JSON."""
+        """Count one JSON value."""
         if isinstance(value, dict):
             self.counts[ShownKind.OBJECT] += 1
             for name, inner in value.items():
@@ -266,7 +267,7 @@ class Shape:
         """Count one text of CSV or a log line; an empty one is null."""
         kind = ShownKind.NULL
         if text:
-            # The comma of Java's and Python's logs before a fraction.
+            # The logs of Java and Python have a comma before the fraction.
             kind = _kind_of(text.replace(",", ".", 1))
             if _INTEGER.fullmatch(text) and len(text) <= _INTEGER_CHARS_MAX:
                 kind = _kind_of(int(text))
@@ -300,11 +301,11 @@ def _kind_of(value: object) -> ShownKind:
 
 
 def type_of(shape: Shape, *, is_text: bool = False) -> DataType:
-    """Return the type that holds most of the values of a shape.
+    """Return the type that represents most values of a shape.
 
     Args:
-        shape: of the values.
-        is_text: they are texts: STRING holds them all where kinds are mixed.
+        shape: shape of the values.
+        is_text: whether the values are texts, so that STRING represents mixed kinds.
     """
     kinds = {kind for kind, count in shape.counts.items() if count} - {ShownKind.NULL}
     families = [family for family in _FAMILIES if family & kinds]
@@ -313,7 +314,7 @@ def type_of(shape: Shape, *, is_text: bool = False) -> DataType:
     family = max(families, key=lambda each: sum(shape.counts[kind] for kind in each))
     match sorted(kind.name for kind in family & kinds):
         case ["OBJECT"]:
-            # An object without fields is no type of Spark's; it is left out.
+            # Omits objects without fields, for which Spark has no type.
             kept = (each for each in shape.fields.items() if not _is_empty(each[1]))
             there = shape.counts[ShownKind.OBJECT]
             return StructType(
@@ -343,7 +344,7 @@ def type_of(shape: Shape, *, is_text: bool = False) -> DataType:
 
 
 def _is_empty(shape: Shape) -> bool:
-    """Whether a type of Spark's would have to have a struct without fields."""
+    """Return whether the Spark type would contain a struct without fields."""
     kind = type_of(shape)
     while isinstance(kind, ArrayType):
         kind = kind.elementType
@@ -396,7 +397,7 @@ def _propose_json(values: Sequence[bytes]) -> Iterator[Proposal]:
 
 
 def _object_of(value: bytes) -> dict[str, Any] | None:
-    """Return the object of JSON that a message is; None: it is something else."""
+    """Return a message as a JSON object; None if it is not one."""
     try:
         found = json.loads(value, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -422,7 +423,7 @@ def _propose_pattern(values: Sequence[bytes]) -> Iterator[Proposal]:
 
 
 def _propose_csv(values: Sequence[bytes]) -> Iterator[Proposal]:
-    # The commas of an object part no columns, also where it has no field.
+    # JSON objects are not CSV, although they contain commas.
     others = [each for each in values if _object_of(each) is None]
     for delimiter in ",;\t|":
         records = list(_records(others, delimiter))
@@ -447,7 +448,7 @@ def _records(values: Iterable[bytes], delimiter: str) -> Iterator[list[str]]:
 def _read_texts(
     rows: Sequence[Sequence[str | None]], names: Sequence[str]
 ) -> tuple[Shape, StructType]:
-    """Return the shape and the fields of texts; there is one row or more."""
+    """Return the shape and the schema of rows of texts, at least one."""
     shape = Shape()
     for row in rows:
         shape.counts[ShownKind.OBJECT] += 1
@@ -470,7 +471,7 @@ def _judged(
     decoder: Decoder,
     detail: str | None = None,
 ) -> Proposal:
-    """Return the proposal, with what the decoder makes of the values."""
+    """Return the proposal, with counts from decoding the values."""
     octets = pa.array(values, pa.binary())
     found = decode_values(decoder, _required(schema), octets)
     errors = Counter(found.field("error").drop_null().to_pylist())

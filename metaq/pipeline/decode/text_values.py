@@ -1,4 +1,4 @@
-"""Values whose fields are texts: records of CSV, and lines that match a pattern."""
+"""Decoders of values with text fields: CSV records, and lines that match a pattern."""
 
 import csv
 from collections.abc import Sequence
@@ -12,22 +12,22 @@ from metaq.spark.errors import OptionError
 from metaq.spark.values import read_by_halves, read_texts, require_finite
 
 QUOTED_CHARS_MAX: Final = 80
-"""Length to which a text is cut in an error."""
+"""Maximum characters of a text quoted in an error."""
 
 
 class CsvValues:
-    """Reads values of one CSV record each. Stateless."""
+    """Decodes values of one CSV record each. Stateless."""
 
     def __init__(self, kind: pa.DataType, delimiter: str) -> None:
         """Prepare for one type.
 
         Args:
-            kind: struct of the fields, in their order.
+            kind: struct of the fields, in the order of the record.
             delimiter: one character.
 
         Raises:
-            OptionError: a type is none that texts are read into, or the delimiter is
-                no single character.
+            OptionError: a type is not supported for text, or the delimiter is not one
+                character.
         """
         _check_kinds(kind)
         if len(delimiter) != 1 or delimiter in '"\r\n':
@@ -59,26 +59,26 @@ def split_record(text: str, delimiter: str) -> list[str]:
     """Return the fields of one CSV record.
 
     Raises:
-        csv.Error: a quote is open, a line ends outside of quotes, or a field is longer
-            than 131,072 characters.
+        csv.Error: a quote is not closed, there is a line end outside of quotes, or a
+            field is longer than 131,072 characters.
     """
     records = list(csv.reader([text], delimiter=delimiter, strict=True))
     return records[0] if records and records[0] else [""]
 
 
 class PatternValues:
-    """Reads lines that match a regular expression. Stateless."""
+    """Decodes lines that match a regular expression. Stateless."""
 
     def __init__(self, kind: pa.DataType, regex: str) -> None:
         """Prepare for one expression.
 
         Args:
             kind: struct with a field for each named group, in any order.
-            regex: matches a whole value; RE2.
+            regex: RE2 expression that must match the whole value.
 
         Raises:
-            OptionError: the expression is none, names other fields, or a type is none
-                that texts are read into.
+            OptionError: the expression is invalid or has other groups, or a type is not
+                supported for text.
         """
         groups = group_names(regex)
         names = [field.name for field in kind]
@@ -105,7 +105,8 @@ def group_names(regex: str) -> list[str]:
     """Return the named groups of an expression, in order.
 
     Raises:
-        OptionError: it is none of RE2's, or has no named group.
+        OptionError: it is not a valid RE2 expression, or does not have named groups of
+            different names.
     """
     try:
         kind = pc.extract_regex(pa.array([], pa.string()), _whole(regex)).type
@@ -127,7 +128,7 @@ def _whole(regex: str) -> str:
 def _typed(
     columns: Sequence[pa.Array], kind: pa.DataType, reasons: dict[int, str]
 ) -> pa.Array:
-    """Return texts as structs of their types; an empty text is null."""
+    """Return columns of texts as structs of their types; an empty text is null."""
     typed = []
     for field, texts in zip(kind, columns, strict=True):
         is_empty = pc.equal(texts, "")
@@ -156,11 +157,11 @@ def _cast(texts: pa.Array, field: pa.Field, reasons: dict[int, str]) -> pa.Array
 
 
 def _as_times(texts: pa.Array, *, has_zone: bool) -> pa.Array:
-    """Return times with a point before the fraction, and UTC where no zone is said."""
+    """Return times with a point before the fraction, and UTC if they have no zone."""
     texts = pc.replace_substring(texts, ",", ".", max_replacements=1)
     if not has_zone:
         return texts
-    # Only after a time: the day of 2024-05-01 would pass for a zone.
+    # A zone only after a time, because the end of 2024-05-01 looks like one.
     has_one = pc.match_substring_regex(texts, r":\d\d(\.\d+)?(Z|[+-]\d\d(:?\d\d)?)$")
     in_utc = pc.binary_join_element_wise(texts, pa.scalar("Z"), "")
     return pc.if_else(has_one, texts, in_utc)

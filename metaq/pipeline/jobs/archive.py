@@ -2,10 +2,10 @@
 
     archive(spark, "/archive", {"zookeeper": "zk:2181", "subscribe": "orders"})
 
-It goes in batches. The driver asks where the logs end, one Spark job reads up to there
-and writes data files, and one commit of the table names them, with the next byte to
-read of each partition. So there is no progress but the table's: a batch that was not
-committed is planned again, from the same offsets.
+It works in batches. The driver reads the log ends, one Spark job reads up to there and
+writes data files, and one commit of the table adds them, with the next byte to read of
+each partition. So all progress is in the table: a batch that was not committed is
+planned again, from the same offsets.
 """
 
 import logging
@@ -30,7 +30,7 @@ from metaq.spark.options import SourceOptions
 from metaq.spark.topics import ReadTask, plan_stream, read_rows
 
 SMALL_FILES_MAX: Final = 32
-"""Small files of a topic and day from which on they are put together."""
+"""Number of small files of a topic and day at which they are compacted."""
 STOP_LOOK_S: Final = 1
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ArchiveProgress:
-    """Progress of a run, after a batch: messages and bytes of files since its start."""
+    """Progress of a run after a batch: messages and bytes of files since its start."""
 
     batch: int
     message_count: int
@@ -47,24 +47,24 @@ class ArchiveProgress:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSummary:
-    """Result of one run; `total_` is of the whole archive as it is now."""
+    """Result of one run; `total_` fields are of the whole archive at its end."""
 
     message_count: int
     written_bytes: int
     batch_count: int
-    """Batches that had messages."""
+    """Number of batches with messages."""
     compacted_count: int
-    """Small files that were put together."""
+    """Number of small files replaced by compaction."""
     total_message_count: int
     total_file_count: int
     total_bytes: int
 
 
 class ArchiveSource(Protocol):
-    """The log that is archived; of topics it is `plan_stream`."""
+    """The source of an archive; for topics, the result of `plan_stream`."""
 
     def start(self) -> dict[TopicPartition, Offset]:
-        """Return where a new archive starts."""
+        """Return the start offsets of a new archive."""
 
     def changed(
         self, lasts: Mapping[TopicPartition, tuple[Offset, MessageId]]
@@ -72,16 +72,16 @@ class ArchiveSource(Protocol):
         """Return the partitions with another message at the offset of `lasts`."""
 
     def freeze(self) -> None:
-        """Read up to the log ends of this moment, and never more."""
+        """Read up to the current log ends, and no further."""
 
     def advance(self, offsets: Offsets) -> dict[TopicPartition, Offset]:
-        """Return where the next batch ends; `offsets` if there is nothing to read."""
+        """Return the end of the next batch; `offsets` if there is nothing to read."""
 
     def tasks(self, start: Offsets, end: Offsets) -> Sequence[ReadTask]:
-        """Return the tasks that read a batch, each a part of one partition."""
+        """Return the tasks that read a batch, each a range of one partition."""
 
     def commit(self, end: Offsets) -> None:
-        """Note that everything before `end` is archived."""
+        """Commit `end`: everything before it is archived."""
 
 
 def archive(
@@ -94,33 +94,32 @@ def archive(
     on_progress: Callable[[ArchiveProgress], None] = lambda _progress: None,
     stop: threading.Event | None = None,
 ) -> ArchiveSummary:
-    """Archive the messages of the topics beyond the last run.
+    """Archive the messages of topics since the last run.
 
     Args:
-        spark: The session.
-        path: Path or URL of the archive, which one job at a time may write.
-        options: Of a streaming read with `format("metaq")`. A new archive starts at
-            the earliest offsets unless they say otherwise.
-        interval_s: Go on for ever, a batch at least that long after the last, until
-            Ctrl-C or `stop`; None: end when everything is archived that was there at
-            the start.
-        file_bytes: Small files are put together up to about that size, 2 or more.
-        on_progress: Called on the driver after each batch.
-        stop: Set by another thread, or by Ctrl-C, it ends the run where it is: a batch
-            that is being written is left to the next run.
+        spark: the session.
+        path: path or URL of the archive, which one job at a time may write.
+        options: of a streaming read with `format("metaq")`. A new archive starts at
+            the earliest offsets unless `startingOffsets` is given.
+        interval_s: minimum seconds between batches; runs until Ctrl-C or `stop`. None
+            ends once all messages that existed at the start are archived.
+        file_bytes: approximate size up to which small files are compacted, 2 or more.
+        on_progress: called on the driver after each batch.
+        stop: set by another thread, or by Ctrl-C, to end the run at once; the batch in
+            progress is left to the next run.
 
     Returns:
         Counts of this run, and of the whole archive.
 
     Raises:
-        ArchiveError: The archive is damaged, or another job writes it.
-        JobError: A task failed; the sentence names partition and offsets.
+        ArchiveError: the archive is damaged, or another job writes it.
+        JobError: a task failed; the message names partition and offsets.
         KeyboardInterrupt: Ctrl-C, without `interval_s`; not everything is archived.
-        MetaqError: The cluster cannot be asked, or messages are lost.
-        OptionError: An option is wrong.
+        MetaqError: the cluster is not available, or messages are lost.
+        OptionError: an option is wrong.
     """
     asked = {"startingOffsets": "earliest"}
-    # Of two spellings of one name the options would take either.
+    # Given twice in different case, the option would have an arbitrary value.
     asked = {k: v for k, v in asked.items() if k.lower() not in map(str.lower, options)}
     wanted = SourceOptions.from_map(asked | dict(options), is_stream=True)
     wanted.require_raw_values()
@@ -139,7 +138,7 @@ def archive(
 
 @dataclass(slots=True)
 class ArchiveRun:
-    """One run of `archive`: batch after batch, in one thread."""
+    """One run of `archive`: writes batches, in one thread."""
 
     spark: SparkSession
     store: ArchiveStore
@@ -149,7 +148,7 @@ class ArchiveRun:
     file_bytes: int = FILE_BYTES
     on_progress: Callable[[ArchiveProgress], None] = lambda _progress: None
     stop: threading.Event = field(default_factory=threading.Event)
-    """Set to end the run; also in the middle of a batch."""
+    """Set to end the run, even during a batch."""
     _ended: threading.Event = field(default_factory=threading.Event)
     _batch: int = 0
     _message_count: int = 0
@@ -162,7 +161,7 @@ class ArchiveRun:
         return f"metaq archive {self.store.root}"
 
     def to_the_end(self) -> ArchiveSummary:
-        """Archive until there is nothing left, or until the run is stopped."""
+        """Run until everything is archived, or the run is stopped."""
         interrupted = threading.Event()
 
         def interrupt() -> None:
@@ -204,7 +203,7 @@ class ArchiveRun:
                 " of the last archived one now: the topic was created again, or is that"
                 " of another cluster; archive it to a directory of its own"
             )
-        # Counted here: the table may have a batch of another job by then.
+        # Read once: later the table may have a batch of another job.
         self._batch = store.batch + 1
         if interval_s is None:
             source.freeze()
@@ -220,9 +219,9 @@ class ArchiveRun:
                 self.stop.wait(interval_s)
 
     def _cancel_when_stopped(self) -> None:
-        """End the Spark job of a run that is to stop.
+        """Cancel the Spark job once `stop` is set.
 
-        Again and again: a job that begins at the same moment is not ended.
+        Repeatedly, because a job that is just starting is not cancelled.
         """
         while not self._ended.wait(STOP_LOOK_S):
             if self.stop.is_set():

@@ -1,22 +1,22 @@
 """An archive: a Delta table of messages, with the progress of the job that writes it.
 
-    _delta_log/                                which files count, and what they hold
+    _delta_log/                                files of the table, and their statistics
     topic=orders/date=2026-01-31/….parquet     messages, in the columns of the source
-    _metaq/staging/0000000007-…/               files on their way in
+    _metaq/staging/0000000007-…/               files of a batch before its commit
 
-A batch is one commit of the table. It names the files of the batch, its number, and of
-each partition the last message and the next byte to read, as versions of Delta's
-application transactions: a batch is in the archive as a whole, with the progress that
-it means, or not at all. Files that no commit names were left by killed jobs.
+A batch is one commit of the table. The commit adds the files of the batch and stores
+its number, and for each partition the last message and the next byte to read, as
+versions of Delta's application transactions. So a batch is in the archive completely,
+together with its progress, or not at all. Files in no commit were left by killed jobs.
 
     application             version
     metaq archive           number of the last batch
     orders/0-1              offset of the last message of partition 1 on broker 0
-    orders/0-1 next         where the next batch begins in it
+    orders/0-1 next         offset at which the next batch begins in it
     orders/0-1 id           id of the last message
 
-The format does not list its applications, so the partitions are a property of the
-table. It is set before the first commit that has one of them.
+The format has no list of applications, so a property of the table lists the partitions.
+A partition is added to it before its first commit.
 """
 
 import datetime as dt
@@ -62,41 +62,41 @@ from metaq.spark.schema import ROW_DDL
 from metaq.spark.topics import ReadTask
 
 OWN: Final = "_metaq"
-"""Readers and clean-up of the table leave out names with an underscore."""
+"""Directory of our own files; with an underscore, readers and VACUUM ignore it."""
 LOG: Final = "_delta_log"
-"""Here the table's library has what makes a directory a table."""
+"""Directory that makes a directory a table, for the table's library."""
 STAGING: Final = "_metaq/staging"
-"""Files of a batch are here until they are whole."""
+"""Directory for the files of a batch until they are complete."""
 APPLICATION: Final = "metaq archive"
-"""Name under which the table has the number of the last batch."""
+"""Application whose version is the number of the last batch."""
 PARTITIONS: Final = "metaq.archive.partitions"
-"""Property of the table: partitions that have a next byte, as offsets are written."""
+"""Property of the table: the archived partitions, in the text form of offsets."""
 COMPACTION: Final = "metaq.archive.compaction"
-"""Property of the table: its version when a job last began to put files together. And
-of the commit that does so: how many it replaces."""
+"""Property of the table: its version when the last compaction began. In the commit of a
+compaction: the number of replaced files."""
 RACES_MAX: Final = 10
-"""Times that other programs may be faster than the commit of a batch."""
+"""Maximum number of attempts to commit a batch when other programs commit first."""
 TABLE_SCHEMA: Final = ROW_SCHEMA.append(pa.field("date", pa.date32()))
 """A row of an archive: that of the source, and the UTC day of its timestamp."""
 PARTITIONED_BY: Final = ("topic", "date")
-"""Columns that are in the table's log and in names of directories, not in files."""
+"""Columns stored in the table's log and in names of directories, not in files."""
 PROPERTIES: Final = {
     "delta.dataSkippingStatsColumns": ",".join(MEASURED),
-    # As long as removed files stay; the format's 30 days are many commits of a job that
-    # goes on for ever.
+    # As long as removed files are kept; the default of 30 days would be many commits of
+    # a continuous job.
     "delta.logRetentionDuration": "interval 7 days",
 }
 """Properties of a new table; other programs may change them."""
 READER_VERSION: Final = 1
-"""Version of Delta's protocol. Later ones may hide rows of a file, and rename its
-columns."""
+"""Maximum reader version of Delta's protocol. Later versions may hide rows of a file,
+and rename its columns."""
 PATTERN_MARKS: Final = frozenset("*?[]{}\\")
-"""Spark reads files by patterns, and has no way to write one that is none."""
+"""Characters not allowed in paths: Spark takes paths for patterns, without escapes."""
 CHECKS_PAGES: Final = "parquet.page.verify-checksum.enabled"
-"""Setting of Spark's Parquet reader, which looks at no checksum by itself."""
+"""Setting of Spark's Parquet reader to verify checksums, off by default."""
 FILES_AT_ONCE: Final = 8
 COMMITS_AT_ONCE: Final = 16
-"""Commits that are looked at first for one that has set the table back."""
+"""Number of commits read first in search of a RESTORE."""
 
 ARCHIVE_DDL: Final = f"{ROW_DDL}, date DATE"
 COLUMNS: Final = (*ROW_SCHEMA.names, "date")
@@ -105,25 +105,25 @@ ORDER: Final = ("topic", "broker_id", "partition", "offset")
 _log = logging.getLogger(__name__)
 
 _STAGED: Final = re.compile(r"([0-9]{10,})-.+")
-"""Directory of a batch in staging; other names are of other programs."""
+"""Name of a batch's directory in staging; other programs have other names."""
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
-"""The library paints its messages for terminals."""
+"""Terminal colours in the library's messages."""
 _URL: Final = re.compile(r"([A-Za-z][\w+.-]*):(?://([^/]*))?(/.*)?", re.DOTALL)
 
 
 class ArchiveStore:
-    """One archive; at most one job writes it. Lives on the driver, one thread."""
+    """One archive, with at most one writing job. Used on the driver, by one thread."""
 
     def __init__(self, path: str, *, may_be_new: bool = False) -> None:
         """Open an archive.
 
         Args:
-            path: Path or URL of its directory.
-            may_be_new: It need not exist yet.
+            path: path or URL of its directory.
+            may_be_new: whether it may not exist yet.
 
         Raises:
-            ArchiveError: There is none, or its log is gone, cannot be read, or asks for
-                more of its readers than Spark's own Parquet reader does.
+            ArchiveError: it does not exist, or its log is gone, cannot be read, or
+                requires features that Spark's own Parquet reader lacks.
         """
         self.root = root_of(path)
         self._table: DeltaTable | None = None
@@ -142,23 +142,23 @@ class ArchiveStore:
 
     @property
     def batch(self) -> int:
-        """Number of the last batch in the archive; -1: none."""
+        """Number of the last batch in the archive; -1 for none."""
         with table_errors(self.root):
             number = self._open.transaction_version(APPLICATION)
         return -1 if number is None else number
 
     def end(self, partition: TopicPartition) -> Offset | None:
-        """Return the offset of the last archived message of a partition."""
+        """Return the offset of the last archived message of a partition, or None."""
         with table_errors(self.root):
             last = self._open.transaction_version(str(partition))
         return None if last is None else Offset(last)
 
     def positions(self) -> dict[TopicPartition, Offset]:
-        """Return the next byte to read of each partition that is known.
+        """Return the next byte to read of each archived partition.
 
         Raises:
-            ArchiveError: The table has lost the property that names them, or it is not
-                known to which version the table was set back.
+            ArchiveError: the table has lost the property that lists them, or was set
+                back to an unknown version.
         """
         with table_errors(self.root):
             table = as_set_back(self._open, self.root)
@@ -173,10 +173,10 @@ class ArchiveStore:
         return {p: Offset(at) for p, at in nexts.items() if at is not None}
 
     def last_messages(self) -> dict[TopicPartition, tuple[Offset, MessageId]]:
-        """Return place and id of the last archived message of partitions, if known.
+        """Return offset and id of the last archived message of partitions, if known.
 
         Raises:
-            ArchiveError: It is not known to which version the table was set back.
+            ArchiveError: the table was set back to an unknown version.
         """
         found = {}
         with table_errors(self.root):
@@ -189,12 +189,12 @@ class ArchiveStore:
         return found
 
     def claim(self) -> None:
-        """See to it that the table is there.
+        """Create the table if it does not exist.
 
-        What killed jobs have staged of batches that are in the archive is deleted.
+        Also deletes staged files of committed batches, left by killed jobs.
 
         Raises:
-            CommitRaceError: another job has created it since the look.
+            CommitRaceError: another job has created it since it was opened.
         """
         if self._table is None:
             self._table = self._create()
@@ -223,19 +223,19 @@ class ArchiveStore:
     def write(
         self, spark: SparkSession, tasks: Sequence[ReadTask], read: Read, batch: int
     ) -> tuple[DataFile, ...]:
-        """Write what tasks read as new data files; they count from the commit on.
+        """Write the rows of tasks to new data files, which `commit` adds to the table.
 
-        One Spark job, in which each task writes the files of its rows in their order.
+        One Spark job, in which each task writes its rows in their order.
 
         Args:
-            spark: The session.
-            tasks: Each reads a part of one partition.
-            read: Reads the rows of a task, on an executor.
-            batch: Number of the batch.
+            spark: the session.
+            tasks: each reads a range of one partition.
+            read: reads the rows of a task, on an executor.
+            batch: number of the batch.
 
         Raises:
-            ArchiveError: The file system refused.
-            PySparkException: A task failed.
+            ArchiveError: an error of the file system.
+            PySparkException: a task failed.
         """
         if not tasks:
             return ()
@@ -250,29 +250,29 @@ class ArchiveStore:
         return tuple(files)
 
     def _sync_names(self, files: Iterable[DataFile]) -> None:
-        """Wait until the names of files are on a local disk, as their bytes are."""
+        """Sync the directories of new files, on a local disk."""
         if self.root.startswith("/"):
             fs, places = SystemFileSystem(), (Path(file.path).parents for file in files)
             for place in set(chain.from_iterable(places)):
                 fs.sync_directory(self.root / place)
 
     def _move_in(self, file: DataFile, staging: str) -> None:
-        """Give a staged file its place in the table."""
+        """Move a staged file to its path in the table."""
         self._files.create_dir(file.path.rpartition("/")[0], recursive=True)
         self._files.move(f"{staging}/{file.path}", file.path)
 
     def commit(
         self, batch: int, files: Sequence[DataFile], *, positions: Offsets
     ) -> None:
-        """Make files part of the archive, and their batch its last one, in one step.
+        """Commit a batch: add its files and store its progress, atomically.
 
         Args:
-            batch: Number of the batch.
-            files: Those that `write` returned for it.
-            positions: Next byte to read of each partition that has gone on.
+            batch: number of the batch.
+            files: files that `write` returned for it.
+            positions: next byte to read of each partition.
 
         Raises:
-            ArchiveError: Another job has committed a batch in between.
+            ArchiveError: another job has committed a batch since.
         """
         marks: dict[str, int] = {}
         for file in sorted(files, key=lambda file: file.log.last):
@@ -293,7 +293,7 @@ class ArchiveStore:
             except CommitRaceError:
                 if not races_left:
                     raise
-                # Compactions and other programs change properties.
+                # Compactions and other programs may have changed properties.
                 with table_errors(self.root):
                     self._open.update_incremental()
         self._clear_staging()
@@ -320,7 +320,7 @@ class ArchiveStore:
         table.update_incremental()
 
     def _make_known(self, positions: Offsets) -> None:
-        """Have partitions in the property of the table, which has its own commit."""
+        """Add partitions to the property of the table, in a commit of its own."""
         with table_errors(self.root):
             known = _known_in(self._open)
             if known.keys() >= positions.keys():
@@ -331,10 +331,10 @@ class ArchiveStore:
             )
 
     def _clear_staging(self) -> None:
-        """Delete what was staged of batches that are in the archive.
+        """Delete staged files of committed batches.
 
-        An attempt of a task that Spark has given up may still write there. The batch
-        is committed by then, and what stays is deleted after the next one.
+        A task attempt that Spark has given up may still write there; its files are
+        deleted after the next batch.
         """
         for name in self.names_in(STAGING):
             staged = _STAGED.fullmatch(name)
@@ -347,17 +347,17 @@ class ArchiveStore:
                 _log.warning("staged files not removed yet: %s", error)
 
     def compact(self, file_bytes: int) -> tuple[int, int]:
-        """Put small files together, and delete what the table has not had for long.
+        """Compact small files, and delete files removed from the table long ago.
 
         Args:
-            file_bytes: Files are put together up to about that size.
+            file_bytes: approximate size up to which files are compacted.
 
         Returns:
-            How many files are replaced, and by how many.
+            Number of replaced files, and of new ones.
 
         Raises:
-            CommitRaceError: Another job has begun to do so.
-            ArchiveError: Another engine has done so.
+            CommitRaceError: another job has begun a compaction.
+            ArchiveError: another engine has compacted at the same time.
         """
         with table_errors(self.root):
             with alone(self._open, self.root):
@@ -367,9 +367,9 @@ class ArchiveStore:
         return counts
 
     def _replace_small(self, file_bytes: int) -> tuple[int, int]:
-        """Put small files together; those with a damaged one stay as they are.
+        """Replace groups of small files; keep groups with a damaged file.
 
-        The library would do it, without checksums in what it writes.
+        The library could do it, but writes no checksums.
         """
         old, new = list[DataFile](), list[DataFile]()
         for group in groups_of(self.files(), file_bytes):
@@ -389,17 +389,17 @@ class ArchiveStore:
         return len(old), len(new)
 
     def topics(self) -> frozenset[str]:
-        """Return the topics that were archived, also those without a message yet."""
+        """Return the archived topics, including those without a message yet."""
         with table_errors(self.root):
             known = {partition.topic for partition in _known_in(self._open)}
             added = pa.table(self._open.get_add_actions(flatten=True))
         return frozenset(known.union(added["partition.topic"].unique().to_pylist()))
 
     def require_topics(self, topics: Iterable[str]) -> None:
-        """Refuse a topic that was never archived: nothing of it would be read.
+        """Refuse topics that were never archived.
 
         Raises:
-            ArchiveError: Names it and the topics that there are.
+            ArchiveError: a topic was never archived; names the archived ones.
         """
         known = self.topics()
         for topic in topics:
@@ -410,13 +410,13 @@ class ArchiveStore:
                 )
 
     def files(self, *topics: str) -> tuple[DataFile, ...]:
-        """Return the files that count, by path.
+        """Return the files of the table, by path.
 
         Args:
-            topics: Of these; none: of all.
+            topics: topics of the files; none for all.
 
         Raises:
-            ArchiveError: Another program has added one without statistics.
+            ArchiveError: another program has added a file without statistics.
         """
         with table_errors(self.root):
             added = pa.table(self._open.get_add_actions()).to_pylist()
@@ -425,7 +425,7 @@ class ArchiveStore:
         return tuple(sorted(chosen, key=lambda file: file.path))
 
     def count_small(self, size_bytes: int) -> int:
-        """Return how many smaller files the topic and day has that has most of them."""
+        """Return the largest number of files below a size in one topic and day."""
         with table_errors(self.root):
             added = pa.table(self._open.get_add_actions(flatten=True))
         small = added.filter(pc.less(added["size_bytes"], size_bytes))
@@ -434,10 +434,10 @@ class ArchiveStore:
         return pc.max(counts).as_py() or 0
 
     def count_rows(self, files: Sequence[DataFile]) -> dict[str, int]:
-        """Return the rows of the files that are there, by path, from their footers.
+        """Return path → number of rows, from the footers; lacks missing files.
 
         Raises:
-            ArchiveError: One is damaged.
+            ArchiveError: a file is damaged.
         """
 
         def count(file: DataFile) -> int | None:
@@ -456,7 +456,7 @@ class ArchiveStore:
             return {path: rows for path, rows in found if rows is not None}
 
     def read(self, spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
-        """Return the rows of some data files."""
+        """Return the rows of data files."""
         if not files:
             return spark.createDataFrame([], ARCHIVE_DDL)
         reader = spark.read.schema(ARCHIVE_DDL).option("basePath", self._url_of(""))
@@ -474,7 +474,7 @@ class ArchiveStore:
         return reduce(DataFrame.unionByName, frames).select(*COLUMNS)
 
     def names_in(self, directory: str) -> list[str]:
-        """Return the names in a directory of the archive, in order."""
+        """Return the names in a directory of the archive, sorted."""
         with table_errors(self.root):
             top = FileSelector(directory, allow_not_found=True)
             found = self._files.get_file_info(top)
@@ -500,25 +500,23 @@ def read_archive(
 ) -> DataFrame:
     """Return the messages of an archive, each once, in no order.
 
-    Only files of the topics and days that are asked for are looked at: the table names
-    them, so no directory is listed. Files that are added later are not seen. Files that
-    are put together later stay readable for as long as the table keeps what it has
-    removed, a week if nothing is set.
+    Reads only files of the requested topics and days: the table names them, so no
+    directory is listed. Files added later are not seen. Files replaced by a compaction
+    later stay readable as long as the table keeps removed files, a week by default.
 
     Args:
-        spark: The session.
-        path: Path or URL of the archive.
-        topics: Those that are read; none: all.
-        first_date: The first UTC day that is read; None: the earliest.
-        last_date: The last one; None: the latest. With either, messages without a
-            timestamp are left out.
+        spark: the session.
+        path: path or URL of the archive.
+        topics: topics to read; none for all.
+        first_date: first UTC day to read; None for the earliest.
+        last_date: last UTC day to read; None for the latest. With either, messages
+            without a timestamp are omitted.
 
     Returns:
-        The columns of the source, and `date`: the UTC day of `timestamp`, null where
-        there is none.
+        The columns of the source, and `date`: the UTC day of `timestamp`, or null.
 
     Raises:
-        ArchiveError: There is no archive, or it was never given a topic.
+        ArchiveError: there is no archive, or a topic was never archived.
     """
     store = ArchiveStore(path)
     store.require_topics(topics)
@@ -535,10 +533,10 @@ def read_archive(
 
 
 def root_of(path: str) -> str:
-    """Return the directory of an archive as the table's library takes it.
+    """Return the directory of an archive in the form for the table's library.
 
     Raises:
-        ArchiveError: It is none that both Spark and the library can read.
+        ArchiveError: Spark or the library cannot read such a path.
     """
     if not path or PATTERN_MARKS & frozenset(path):
         marks = "".join(sorted(PATTERN_MARKS))
@@ -558,10 +556,10 @@ def root_of(path: str) -> str:
 
 
 def require_plain(table: DeltaTable, root: str) -> None:
-    """Refuse a table whose Parquet files are not all there is to its rows.
+    """Refuse a table whose rows are not just those of its Parquet files.
 
     Raises:
-        ArchiveError: Another program has switched features on.
+        ArchiveError: another program has enabled features of later reader versions.
     """
     version = table.protocol().min_reader_version
     if version > READER_VERSION:
@@ -573,13 +571,13 @@ def require_plain(table: DeltaTable, root: str) -> None:
 
 
 def as_set_back(table: DeltaTable, root: str) -> DeltaTable:
-    """Return a table at the version of which it has the files.
+    """Return a table at the version whose files it has now.
 
-    `RESTORE` sets the files back, and leaves the versions of applications where they
-    are. The next batch writes them all.
+    `RESTORE` sets back the files, but not the versions of applications, which the next
+    batch writes.
 
     Raises:
-        ArchiveError: It was set back to a time.
+        ArchiveError: it was set back to a time instead of a version.
     """
     version = table.version()
     for commit in _newest_commits(table):
@@ -599,7 +597,7 @@ def as_set_back(table: DeltaTable, root: str) -> DeltaTable:
 
 
 def _newest_commits(table: DeltaTable) -> Iterator[dict[str, Any]]:
-    """Yield what the log says of its commits, the newest first."""
+    """Yield the commits of the log, newest first."""
     seen, limit = 0, COMMITS_AT_ONCE
     while True:
         commits = table.history(limit)
@@ -641,7 +639,7 @@ def _action_of(file: DataFile, *, is_change: bool = True) -> AddAction:
 
 
 def _file_of(added: Mapping[str, Any], root: str) -> DataFile:
-    """Return a file as the table describes it."""
+    """Return a file from its description in the table."""
     where = added["partition"]
     file = DataFile(
         unquote(added["path"]),
@@ -666,16 +664,16 @@ def _file_of(added: Mapping[str, Any], root: str) -> DataFile:
 
 
 def compact_table(table: DeltaTable, root: str, file_bytes: int) -> None:
-    """Put small files of a table together; of two jobs that do so one goes on.
+    """Compact the small files of a table; of two concurrent jobs, one succeeds.
 
     Args:
-        table: Is of the newest version afterwards.
-        root: Its directory, for errors.
-        file_bytes: Files are put together up to about that size.
+        table: the table; has the newest version afterwards.
+        root: its directory, for errors.
+        file_bytes: approximate size up to which files are compacted.
 
     Raises:
-        CommitFailedError: Another job has begun to do so.
-        ArchiveError: Another engine has done so.
+        CommitFailedError: another job has begun a compaction.
+        ArchiveError: another engine has compacted at the same time.
     """
     with alone(table, root):
         table.optimize.compact(target_size=file_bytes)
@@ -683,15 +681,15 @@ def compact_table(table: DeltaTable, root: str, file_bytes: int) -> None:
 
 @contextmanager
 def alone(table: DeltaTable, root: str) -> Iterator[None]:
-    """Let one of two jobs that put files of a table together go on, and commit inside.
+    """Exclude other compactions; the block compacts and commits.
 
     Raises:
-        CommitFailedError: Another job has begun to do so.
-        ArchiveError: Another engine has done so.
+        CommitFailedError: another job has begun a compaction.
+        ArchiveError: another engine has compacted at the same time.
     """
-    # The library lets two that replace the same files both commit, and their rows are
-    # there twice then. But no commit passes one that has changed a property; so of two
-    # jobs the one that begins last goes on.
+    # The library lets two jobs that replace the same files both commit, which would
+    # duplicate their rows. But a commit fails if a property has changed since it began,
+    # so of two jobs only the one that begins last succeeds.
     table.update_incremental()
     begun = {COMPACTION: str(table.version())}
     table.alter.set_table_properties(begun, raise_if_not_exists=False)
@@ -708,7 +706,7 @@ def alone(table: DeltaTable, root: str) -> Iterator[None]:
 
 
 def groups_of(files: Iterable[DataFile], file_bytes: int) -> list[list[DataFile]]:
-    """Return the files that are put together: several of one topic and day each."""
+    """Return groups of files to combine: two or more of one topic and day each."""
     groups: list[list[DataFile]] = []
     size_bytes = 0
     for file in sorted(files, key=lambda file: (file.topic, file.date or "")):
@@ -724,7 +722,7 @@ def groups_of(files: Iterable[DataFile], file_bytes: int) -> list[list[DataFile]
 
 @contextmanager
 def table_errors(root: str) -> Iterator[None]:
-    """Turn an error of the table's library into one sentence."""
+    """Convert errors of the table's library to ArchiveError, with one-line texts."""
     try:
         yield
     except CommitFailedError as error:
@@ -737,7 +735,7 @@ def table_errors(root: str) -> Iterator[None]:
 
 @contextmanager
 def may_lose(root: str) -> Iterator[None]:
-    """Let files be put together another time, if another job commits first."""
+    """Log a warning instead of CommitRaceError: files are compacted another time."""
     try:
         with table_errors(root):
             yield

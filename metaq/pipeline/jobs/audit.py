@@ -3,17 +3,17 @@
     against an archive   messages are matched by partition and offset
     against a copy       messages are matched by their content, or by an id in it
 
-The table decides what an archive should hold, not the files that are left: a message up
-to the recorded end of its partition that is not there is lost. Archived messages of
-partitions that no broker serves now are away: they cannot be compared.
+The table defines what an archive should contain, not its remaining files: a missing
+message up to the recorded end of its partition is lost. Archived messages of partitions
+that no broker serves now are "away": they cannot be compared.
 
-A copy has offsets of its own. Where content occurs several times, the numbers have to
-agree; order is judged by messages that occur once on either side.
+A copy has other offsets. If the same content occurs several times, its counts must be
+equal; the order is checked only for messages that occur once on each side.
 
-Content is compared by digests: of 64 bits where place or id say which message it is, of
-128 where only content does. Against an archive the digests of each span of a log are
-added up first. Only spans whose sums differ are read again, and compared message by
-message, so an archive that is right costs no more than to read both sides.
+Content is compared by digests: of 64 bits if partition and offset, or an id, identify
+the message, of 128 bits if only the content does. Against an archive, the digests of
+each span of a log are summed first. Only spans with different sums are read again and
+compared message by message, so checking a correct archive costs one read of each side.
 """
 
 import enum
@@ -35,39 +35,39 @@ from metaq.spark.options import SourceOptions
 from metaq.spark.topics import find_partitions, log_starts
 
 EXAMPLES_MAX: Final = 10
-"""So many findings of a kind are named; all are counted."""
+"""Maximum number of findings listed for each kind; all are counted."""
 PLACE: Final = ("topic", "broker_id", "partition", "offset")
 DAY_MICROS: Final = 86_400_000_000
 SPAN_BITS: Final = 26
-"""Sums of digests are of the messages that begin in 64 MiB of a partition, about."""
+"""Digests are summed over the messages that begin in one span of 2^26 bytes, 64 MiB."""
 _HALF_BITS: Final = 32
 _LOG: Final = PLACE[:-1]
 _LOG_DDL: Final = "topic STRING, broker_id INT, partition INT"
 _NO_OFFSETS: Final[Offsets] = {}
 _Span: TypeAlias = tuple[TopicPartition, int]
 LogStarts: TypeAlias = Callable[[Collection[TopicPartition]], Offsets]
-"""Returns the log start of partitions, as far as it is known."""
+"""Returns partition → log start, as far as known."""
 
 
 class AuditFindingKind(enum.Enum):
-    """Kind of a difference; the value is the word for reports."""
+    """Kind of a difference; the value is its name in reports."""
 
     LOST = "lost"
-    """The message is in the source, not in the target."""
+    """In the source, but not in the target."""
     DOUBLED = "doubled"
     """More often in the target than in the source."""
     CORRUPTED = "corrupted"
-    """The same place or id with other content."""
+    """The same offset or id with other content."""
     REORDERED = "reordered"
-    """After a message of its partition that it preceded."""
+    """After a message of its partition that it preceded in the source."""
     EXTRA = "extra"
-    """The message is in the target, never in the source."""
+    """In the target, but never in the source."""
     AWAY = "away"
     """Archived, of a partition that no broker serves now: it cannot be compared."""
     BEHIND = "behind"
-    """After the end of the partition's archive: no fault, not yet there."""
+    """After the end of the partition's archive: not a fault, not archived yet."""
     EXPIRED = "expired"
-    """Archived, and before the start of the log: no fault, retention took it."""
+    """Archived, and before the log start: not a fault, removed by retention."""
 
 
 HARMLESS: Final = frozenset({AuditFindingKind.BEHIND, AuditFindingKind.EXPIRED})
@@ -75,11 +75,11 @@ HARMLESS: Final = frozenset({AuditFindingKind.BEHIND, AuditFindingKind.EXPIRED})
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """One message that is not as it should be."""
+    """One difference."""
 
     kind: AuditFindingKind
     partition: TopicPartition
-    """Partition of the difference: in the source, or else in the target."""
+    """Partition of the message in the source; in the target if it is only there."""
     offset: Offset
     detail: str
 
@@ -95,15 +95,15 @@ class AuditSummary:
     source_count: int
     target_count: int
     counts: Mapping[AuditFindingKind, int]
-    """Messages of each kind; every kind is there."""
+    """Kind → number of messages; contains every kind."""
     findings: tuple[AuditFinding, ...]
-    """The first of each kind, by kind and place; at most `EXAMPLES_MAX` of one."""
+    """The first `EXAMPLES_MAX` of each kind, by kind, partition and offset."""
     away: tuple[TopicPartition, ...] = ()
-    """Partitions that no broker serves now, archived or not: they are not compared."""
+    """Partitions that no broker serves now, archived or not; not compared."""
 
     @property
     def is_right(self) -> bool:
-        """Whether everything was compared, without a difference."""
+        """Whether everything was compared, and no fault was found."""
         has_fault = any(n for kind, n in self.counts.items() if kind not in HARMLESS)
         return not has_fault and not self.away
 
@@ -113,26 +113,25 @@ def audit_archive(
 ) -> AuditSummary:
     """Compare topics with an archive of them.
 
-    Messages that come while it runs may count as not archived yet. Partitions of a
-    broker that is away are named, and count as a fault; `failOnDataLoss=true` fails
-    instead.
+    Messages put while it runs may count as not archived yet. Partitions of brokers that
+    are away are reported, and count as a fault; `failOnDataLoss=true` raises instead.
 
     Args:
-        spark: The session.
-        path: Path or URL of the archive.
-        options: Of a batch read with `format("metaq")`, without the topics.
-        topics: Those that are compared, one or more.
+        spark: the session.
+        path: path or URL of the archive.
+        options: of a batch read with `format("metaq")`, without the topics.
+        topics: topics to compare, one or more.
 
     Returns:
-        Counts of each kind of difference, and the first of each.
+        Counts of each kind of difference, and the first ones of each kind.
 
     Raises:
-        ArchiveError: There is no archive, it is damaged, or was never given a topic.
-        JobError: Reading failed.
-        NoBrokerError: No broker has one of the topics.
-        OptionError: An option is wrong.
+        ArchiveError: there is no archive, it is damaged, or a topic was never archived.
+        JobError: reading failed.
+        NoBrokerError: no broker has one of the topics.
+        OptionError: an option is wrong.
     """
-    # Of two spellings of one name Spark would take either.
+    # Given twice in different case, Spark would take an arbitrary one.
     given = {name.lower(): text for name, text in options.items()}
     asked = {"failondataloss": "false", **given, "subscribe": ",".join(topics)}
     wanted = SourceOptions.from_map(asked, is_stream=False)
@@ -143,7 +142,7 @@ def audit_archive(
     archived = {file.log.partition for file in files if file.log.up_to is None}
     if mixed := [file for file in there if file.log.up_to]:
         with job_errors("audit"):
-            # Of files of several partitions the table has the range alone.
+            # For files of several partitions, the table has only the range.
             logs = store.read(spark, mixed).select(*_LOG).distinct().collect()
             archived |= set(map(partition_of, logs))
     found = find_partitions(wanted, archived)
@@ -170,7 +169,7 @@ def audit_archive(
 def _look_at(
     store: ArchiveStore, files: Sequence[DataFile]
 ) -> tuple[list[DataFile], list[ArchivedLog]]:
-    """Return the files that are there, and what is missing of those and of others."""
+    """Return the existing files, and the rows missing in them and in missing files."""
     counts = store.count_rows(files)
     missing = []
     for file in files:
@@ -190,16 +189,16 @@ def audit_copy(
     """Compare a topic with a copy of it, while neither is written.
 
     Args:
-        spark: The session.
-        source_options: Of a batch read with `format("metaq")`.
-        target_options: The same for the copy.
+        spark: the session.
+        source_options: of a batch read with `format("metaq")`.
+        target_options: the same for the copy.
         message_id: SQL expression over the columns of the source that identifies
-            messages; None: value, attribute, key and headers do, and a changed message
-            counts as one that is lost and one that is extra.
+            messages. With None, value, attribute, key and headers identify them, and a
+            changed message counts as one lost and one extra.
 
     Raises:
-        JobError: Reading failed.
-        OptionError: An option is wrong.
+        JobError: reading failed.
+        OptionError: an option is wrong.
     """
     for asked in (source_options, target_options):
         SourceOptions.from_map(asked, is_stream=False)
@@ -218,18 +217,18 @@ def compare_by_offset(
     away: Sequence[TopicPartition] = (),
     log_starts: LogStarts = lambda _partitions: _NO_OFFSETS,
 ) -> AuditSummary:
-    """Compare two frames of the source's columns, place by place.
+    """Compare two frames with the source's columns, by partition and offset.
 
     Args:
-        source: Rows of the topics.
-        target: Rows that are left of the archive.
-        ends: Offset of the last archived message of each partition. Without one a
-            partition ends with its last message left.
-        missing: What is missing of files of the archive.
-        away: Partitions of which the source has no rows now.
-        log_starts: Returns where logs without messages start. What is archived of one
-            for which it returns nothing is expired up to its recorded end, and extra
-            without one.
+        source: rows of the topics.
+        target: rows of the existing files of the archive.
+        ends: partition → offset of the last archived message; by default that of the
+            last existing row.
+        missing: rows missing in files of the archive.
+        away: partitions without rows in the source now.
+        log_starts: returns the log starts of partitions without messages. Archived
+            messages of a partition without one are expired up to its recorded end, and
+            extra without that.
     """
     span = sf.shiftright("offset", SPAN_BITS).alias("span")
     ones, others = (
@@ -240,7 +239,7 @@ def compare_by_offset(
     unequal = {s for s in one.keys() | other.keys() if one.get(s) != other.get(s)}
     counts, examples, lost_there = _counts(()), [], {}
     if unequal:
-        # Their first spans show where logs start by then.
+        # The first spans show the log starts at that time.
         firsts = {log: (log, span) for log, span in sorted(one, reverse=True)}
         again = unequal | {firsts[log] for log, _span in unequal if log in firsts}
         with _kept(_only(ones, again), _only(others, unequal)) as sides:
@@ -264,12 +263,12 @@ def compare_by_offset(
 
 
 def _sums_of(rows: DataFrame) -> dict[_Span, Any]:
-    """Return the number, the last offset and the sum of digests of each span."""
+    """Return for each span the count, the last offset and the sum of digests."""
     low = sf.col("body").bitwiseAND((1 << _HALF_BITS) - 1)
     sums = rows.groupBy(*_LOG, "span").agg(
         sf.count(sf.lit(1)).alias("count"),
         sf.max("offset").alias("last"),
-        # Of both halves, so that no sum is too large for its type.
+        # Both halves are summed separately, so that no sum overflows.
         sf.sum(low).alias("low"),
         sf.sum(sf.shiftright("body", _HALF_BITS)).alias("high"),
     )
@@ -277,7 +276,7 @@ def _sums_of(rows: DataFrame) -> dict[_Span, Any]:
 
 
 def _lasts(sums: Mapping[_Span, Any], ends: Offsets) -> dict[TopicPartition, int]:
-    """Return the last offset of each archived partition, recorded or there."""
+    """Return the last offset of each archived partition, recorded or existing."""
     lasts: dict[TopicPartition, int] = dict(ends)
     for (log, _span), row in sums.items():
         lasts[log] = max(row["last"], lasts.get(log, row["last"]))
@@ -285,12 +284,12 @@ def _lasts(sums: Mapping[_Span, Any], ends: Offsets) -> dict[TopicPartition, int
 
 
 def _only(rows: DataFrame, spans: Collection[_Span]) -> DataFrame:
-    """Return the rows of some spans."""
+    """Return the rows of spans."""
     wanted = rows.sparkSession.createDataFrame(
         [(*_fields(log), span) for log, span in spans], f"{_LOG_DDL}, span BIGINT"
     )
     numbers = [span for _log, span in spans]
-    # Parquet's readers skip row groups outside.
+    # By this condition, Parquet readers skip row groups.
     near = sf.col("offset").between(
         min(numbers) << SPAN_BITS, ((max(numbers) + 1) << SPAN_BITS) - 1
     )
@@ -301,12 +300,12 @@ def _only(rows: DataFrame, spans: Collection[_Span]) -> DataFrame:
 def _starts(
     ones: DataFrame, partitions: Collection[TopicPartition], log_starts: LogStarts
 ) -> dict[TopicPartition, int]:
-    """Return where logs start: with their first message, while they have any."""
+    """Return the log starts: the first message, or `log_starts` for empty logs."""
     firsts = ones.groupBy(*_LOG).agg(sf.min("offset").alias("first")).collect()
     starts: dict[TopicPartition, int] = {
         partition_of(row): row["first"] for row in firsts
     }
-    # Asked after the reading: retention may have removed what was there before.
+    # Read after the rows, because retention may have removed messages since.
     empty = [each for each in partitions if each not in starts]
     return {**(log_starts(empty) if empty else {}), **starts}
 
@@ -320,7 +319,7 @@ def _compare_spans(
     lasts: Mapping[TopicPartition, int],
     away: Collection[TopicPartition],
 ) -> DataFrame:
-    """Judge the messages of some spans, place by place."""
+    """Classify the messages of spans, by partition and offset."""
     bounds = ones.sparkSession.createDataFrame(
         [
             (
@@ -337,7 +336,7 @@ def _compare_spans(
     both = _matched(ones, others, [*PLACE, "span"])
     both = both.join(sf.broadcast(bounds), [*_LOG, "span"])
     offset, last, first = sf.col("offset"), sf.col("last"), sf.col("first")
-    # Of what nothing is recorded a broker has to know where its log starts.
+    # Without a recorded end, only a known log start shows that it was in the source.
     was_had = sf.coalesce(offset <= sf.col("recorded"), first.isNotNull())
     is_before = first.isNull() | (offset < first)
     kind = (
@@ -359,7 +358,7 @@ def _fields(partition: TopicPartition) -> tuple[str, int, int]:
 
 
 def _lost(judged: DataFrame) -> dict[TopicPartition, int]:
-    """Return how many messages of each partition are lost."""
+    """Return partition → number of lost messages."""
     lost = judged.where("kind = 'lost'").groupBy(*_LOG).count().collect()
     return {partition_of(row): row["count"] for row in lost}
 
@@ -367,13 +366,16 @@ def _lost(judged: DataFrame) -> dict[TopicPartition, int]:
 def _lost_on_both_sides(
     found: Mapping[TopicPartition, int], missing: Sequence[ArchivedLog]
 ) -> list[tuple[int, AuditFinding]]:
-    """Return the count of messages that an archive lacks and the source has lost too.
+    """Return counts and findings of messages missing in both archive and source.
 
-    Messages that the source still has are among the findings, one by one.
+    Args:
+        found: partition → number of lost messages that the source still has, which are
+            findings of their own.
+        missing: rows missing in files of the archive.
     """
     named = dict(found)
     lost = []
-    # Those of one partition first: the others take what is left.
+    # Files of one partition first: files of several get the rest of the counts.
     for log in sorted(missing, key=lambda log: (log.up_to is not None, log.first)):
         count = log.message_count
         for partition in filter(log.may_hold, named):
@@ -396,7 +398,7 @@ def _lost_on_both_sides(
 def compare_by_content(
     source: DataFrame, target: DataFrame, *, message_id: str | None = None
 ) -> AuditSummary:
-    """Compare two frames of the source's columns, message by message."""
+    """Compare two frames with the source's columns, by content or id of messages."""
     content = sf.xxhash64(*_content()).alias("body")
     keys = {
         "key": sf.xxhash64(*_content()),
@@ -426,13 +428,13 @@ def compare_by_content(
 def _judged_copy(
     ones: DataFrame, others: DataFrame, keys: Sequence[str], *more: str
 ) -> DataFrame:
-    """Judge messages by their keys; with their places only if `more` has them.
+    """Classify messages by their keys; with partition and offset only if in `more`.
 
-    The first place of a key is costly: Spark sorts for it.
+    These are costly, because Spark sorts to find the first of a key.
     """
     both = _matched(ones, others, keys, "log", "offset", *more)
     is_pair = (sf.col("source_count") == 1) & (sf.col("target_count") == 1)
-    # The same order is only promised from one partition into one.
+    # Order is guaranteed only from one partition to one partition.
     logs = ("source_log", "target_log", sf.when(~is_pair, sf.xxhash64(*keys)))
     before = Window.partitionBy(*logs).orderBy("source_offset")
     before = before.rowsBetween(Window.unboundedPreceding, -1)
@@ -452,7 +454,7 @@ def _judged_copy(
 
 @contextmanager
 def _kept(ones: DataFrame, others: DataFrame) -> Iterator[tuple[DataFrame, DataFrame]]:
-    """Read each side once, also if its log grows."""
+    """Cache both sides in the block: each is read once, even if its log grows."""
     ones.persist()
     others.persist()
     try:
@@ -463,7 +465,7 @@ def _kept(ones: DataFrame, others: DataFrame) -> Iterator[tuple[DataFrame, DataF
 
 
 def _digest(side: DataFrame) -> Column:
-    """Return the digest of all columns; a side without dates has those of its times."""
+    """Return the digest of all columns; the date may be computed from the timestamp."""
     micros, day = sf.unix_micros("timestamp"), sf.lit(DAY_MICROS)
     date = sf.floor((micros - sf.pmod(micros, day)) / day)
     if "date" in side.columns:
@@ -474,7 +476,7 @@ def _digest(side: DataFrame) -> Column:
 
 
 def _content() -> list[Column]:
-    """Return what is hashed of a message; nulls alone would leave no trace."""
+    """Return the columns to hash; with null flags, because hashes ignore nulls."""
     names = ("attribute", "key", "headers")
     return [*(sf.isnull(name) for name in names), *map(sf.col, ("value", *names))]
 
@@ -482,13 +484,13 @@ def _content() -> list[Column]:
 def _matched(
     ones: DataFrame, others: DataFrame, keys: Sequence[str], *more: str
 ) -> DataFrame:
-    """Return for each key the messages of both sides: number, content, least values.
+    """Group the messages of both sides by key, with counts, content and minimums.
 
     Args:
-        ones: The source.
-        others: The target.
-        keys: Columns by which messages are matched.
-        more: Columns of which the least value of each side is wanted.
+        ones: the source.
+        others: the target.
+        keys: columns by which messages are matched.
+        more: columns whose minimum on each side is returned.
     """
     rows = ones.withColumn("is_source", sf.lit(True)).unionByName(
         others.withColumn("is_source", sf.lit(False))
@@ -503,17 +505,17 @@ def _matched(
             sf.min(sf.when(is_its, sf.col(name))).alias(f"{side}_{name}")
             for name in more
         ]
-    # Most keys are there once on each side: nothing is gained by matching within tasks.
+    # Most keys occur once on each side, so aggregating before the shuffle is useless.
     return rows.repartition(*keys).groupBy(*keys).agg(*facts)
 
 
 def _differs() -> Column:
-    """Whether any two of the messages of a key have different content."""
+    """Return whether messages of a key differ in content."""
     return sf.col("least") != sf.col("most")
 
 
 def _judged(both: DataFrame, kind: Column, is_moved: Column | None = None) -> DataFrame:
-    """Return keys with the kind of their difference, null for none, and its count."""
+    """Add the kind of the difference of each key, null for none, and its count."""
     difference = sf.abs(sf.col("source_count") - sf.col("target_count"))
     return both.withColumns(
         {
@@ -535,7 +537,7 @@ def _tally(judged: DataFrame) -> list[Any]:
 
 
 def _counts(tally: Sequence[Any]) -> dict[AuditFindingKind, int]:
-    """Return the number of messages of each kind; every kind is there."""
+    """Return kind → number of messages; contains every kind."""
     counts = dict.fromkeys(AuditFindingKind, 0)
     for row in tally:
         if row["kind"] is not None:

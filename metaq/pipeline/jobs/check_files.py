@@ -1,8 +1,8 @@
-"""Check of the data files of an archive, by themselves; no broker is asked.
+"""Check of the data files of an archive, without a broker.
 
-Every page is read and compared with its checksum. The footer of a file, which no
-checksum covers, is compared with the rows and with the table: columns, number of rows,
-and least and greatest values of each row group, by which readers skip it.
+Every page is read and compared with its checksum. The footer of a file, which has no
+checksum, is compared with the rows and with the table: columns, number of rows, and
+minimum and maximum values of each row group, by which readers skip it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,27 +20,27 @@ from metaq.pipeline.jobs.day_files import FILE_SCHEMA, MEASURED, DataFile, file_
 from metaq.spark.segments.checks import Damage
 
 _I32_NEXT: Final = 0x15
-"""Thrift's byte for a field of 32 bits that follows the one of the number before."""
+"""Thrift byte of a 32-bit field whose number is one above that of the last field."""
 _HEADER_BYTES: Final = 32
-"""Enough for the first four fields of a page's header."""
+"""Maximum bytes of the first four fields of a page header."""
 _MORE: Final = 0x80
 _TIME: Final = FILE_SCHEMA.field("timestamp").type
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """Findings in one data file."""
+    """Result of checking one data file."""
 
     record_count: int
     checked_bytes: int
     damage: tuple[Damage, ...]
-    """Its damage, as one; empty: none."""
+    """All its damage as one element; () for none."""
     is_unsummed: bool = False
-    """Its pages have no checksums: a changed row need not show."""
+    """Whether its pages lack checksums, so that a changed row may go undetected."""
 
 
 def check_file(root: str, file: DataFile) -> CheckedFile:
-    """Read a data file as a whole, and compare it with what the table says of it."""
+    """Read a whole data file, and compare it with its description in the table."""
     there = file_system(root)
     count, flaws, is_unsummed = 0, list[str](), False
     try:
@@ -53,7 +53,8 @@ def check_file(root: str, file: DataFile) -> CheckedFile:
             for number in [] if flaws else range(found.num_row_groups):
                 rows = _Rows.of(found.iter_batches(row_groups=[number]))
                 count += rows.count
-                # Of a column that cannot be read the library aborts the process here.
+                # After the rows: the library aborts the process here if a column cannot
+                # be read.
                 flaws += rows.flaws(found.metadata.row_group(number), file.stats)
             is_unsummed = not (flaws or has_checksums(stream, found.metadata))
     except FileNotFoundError:
@@ -78,12 +79,12 @@ def _schema_flaws(schema: pa.Schema) -> list[str]:
 
 
 def _shape(kind: pa.DataType) -> str:
-    """Return a type as text, without what writers call the elements of a list."""
+    """Return a type as text, without the writer's name for list elements."""
     if pa.types.is_list(kind):
         return f"list<{_shape(kind.value_type)}>"
     if pa.types.is_struct(kind):
         return f"struct<{', '.join(f'{f.name}: {_shape(f.type)}' for f in kind)}>"
-    # As `INT96`, which other engines may write.
+    # Nanoseconds are read from `INT96`, which other engines may write.
     return str(_TIME if kind == pa.timestamp("ns") else kind)
 
 
@@ -110,7 +111,7 @@ class _Rows:
     def flaws(
         self, group: pq.RowGroupMetaData, stats: Mapping[str, Any]
     ) -> Iterator[str]:
-        """Yield what the footer or the table says, and is not so."""
+        """Yield what in the footer or the table contradicts the rows."""
         if group.num_rows != self.count:
             yield f"expected {group.num_rows} rows in a group, got {self.count}"
         columns = (group.column(number) for number in range(group.num_columns))
@@ -129,7 +130,7 @@ class _Rows:
 
 
 def has_checksums(stream: NativeFile, footer: pq.FileMetaData) -> bool:
-    """Whether the first page of a file that was read has a checksum, or needs none.
+    """Return whether the first page has a checksum; True for a file without pages.
 
     type  bytes unpacked  bytes packed  checksum, if there is one
     each a field of 32 bits: its byte, then 7 bits of the number in each byte

@@ -1,4 +1,4 @@
-"""Put small files of an archive together; no message is gained or lost by it."""
+"""Compact the small files of an archive; messages stay the same."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,33 +6,33 @@ from typing import Final
 from metaq.pipeline.jobs.archive_store import ArchiveStore
 
 FILE_BYTES: Final = 128 << 20
-"""Files are put together up to about that size."""
+"""Default for the approximate size up to which files are compacted."""
 SMALL_DIVISOR: Final = 2
-"""A file is small below the goal divided by this."""
+"""A file is small if it is below that size divided by this."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactSummary:
-    """Result of a compaction: files that were replaced, and by how many."""
+    """Result of a compaction: number of replaced files, and of new ones."""
 
     replaced_count: int
     written_count: int
 
 
 def compact(path: str, *, file_bytes: int = FILE_BYTES) -> CompactSummary:
-    """Put the small files of an archive together.
+    """Compact the small files of an archive.
 
-    They are written again with checksums, in one commit, and Delta's `VACUUM` follows:
-    a kill at any moment leaves each message in the archive once, and files that the
-    table has not had for a week, or for as long as its properties say, are deleted. It
-    runs in this process, without Spark. Damaged files stay as they are, with a warning.
+    They are rewritten with checksums, in one commit, so that a kill at any time leaves
+    each message in the archive once. Then Delta's `VACUUM` deletes files removed from
+    the table a week ago, or as long ago as its properties say. Runs in this process,
+    without Spark. Damaged files are kept, with a warning.
 
     Args:
-        path: Path or URL of the archive.
-        file_bytes: Files are put together up to about that size, 2 or more.
+        path: path or URL of the archive.
+        file_bytes: approximate size up to which files are compacted, 2 or more.
 
     Raises:
-        ArchiveError: There is no archive, it is damaged, or another job has changed
+        ArchiveError: there is no archive, it is damaged, or another job has changed
             the same files.
     """
     return compact_store(ArchiveStore(path), file_bytes=file_bytes)
@@ -41,7 +41,7 @@ def compact(path: str, *, file_bytes: int = FILE_BYTES) -> CompactSummary:
 def compact_store(
     store: ArchiveStore, *, file_bytes: int, count_min: int = 2
 ) -> CompactSummary:
-    """Compact an open archive when a topic and day has so many small files."""
+    """Compact an open archive if a topic and day has `count_min` small files."""
     if store.count_small(file_bytes // SMALL_DIVISOR) < count_min:
         return CompactSummary(0, 0)
     return CompactSummary(*store.compact(file_bytes))

@@ -1,12 +1,12 @@
-"""Rows of a task as Parquet files of an archive, one for each day.
+"""Writes the rows of a task to Parquet files of an archive, one for each day.
 
     piece of the log  ->  Arrow batch  ->  waiting  ->  row group of the day's file
     topic=orders/date=2026-01-31/part-….parquet    rows of one task, so of one partition
 
-It runs in the task that reads, in its own process: no row crosses to the JVM. A task
-has no more in memory than what waits, the row group that is encoded of it, and what
-reads ahead. Executors import neither the table's library nor any client. Files that
-were put together have rows of several partitions.
+It runs in the Python process of the reading task, so no row passes through the JVM. A
+task has in memory only the waiting rows, the row group being encoded, and data read
+ahead. For local archives, executors import neither the table's library nor any client.
+Compacted files have rows of several partitions.
 """
 
 import re
@@ -33,31 +33,31 @@ from metaq.spark.errors import one_sentence
 from metaq.spark.topics import ReadTask
 
 PLACED_BY: Final = ("broker_id", "partition", "offset")
-"""Columns of MEASURED without which it is unknown what should be in a file."""
+"""Columns whose statistics are required, which show the messages of a file."""
 MEASURED: Final = (*PLACED_BY, "message_id", "timestamp")
-"""Columns of which the table has the least and the greatest value of each file."""
+"""Columns for which the table has minimum and maximum of each file."""
 NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
-"""Name of the directory for messages without a timestamp."""
+"""Date in the name of the directory for messages without a timestamp."""
 
 _ESCAPED: Final = re.compile(r"%([0-9A-Fa-f]{2})")
 _UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
-"""Spark escapes them, and nothing else, in names of directories."""
+"""The characters that Spark escapes in names of directories."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedLog:
-    """Archived range of one partition, in a file or in all of them."""
+    """Messages of a file: their range of offsets, of one partition or of several."""
 
     partition: TopicPartition
     message_count: int
     first: Offset
     last: Offset
     up_to: TopicPartition | None = None
-    """None for messages of one partition; of several, no broker id and no number is
-    greater than of this one, nor less than of `partition`."""
+    """None for messages of one partition. For several, their broker ids and numbers are
+    between those of `partition` and those of this one."""
 
     def may_hold(self, partition: TopicPartition) -> bool:
-        """Whether messages of a partition can be among them."""
+        """Return whether it may have messages of a partition."""
         low, high = self.partition, self.up_to or self.partition
         return (
             partition.topic == low.topic
@@ -71,16 +71,16 @@ class DataFile:
     """One Parquet file of an archive."""
 
     path: str
-    """Below the archive's directory."""
+    """Path below the archive's directory."""
     size_bytes: int
     topic: str
     date: str | None
-    """UTC day of their timestamps, `YYYY-MM-DD`; None where they have none."""
+    """UTC day of the timestamps, `YYYY-MM-DD`; None for messages without one."""
     stats: Mapping[str, Any]
     """Delta's statistics: `numRecords`, and `minValues` and `maxValues` by column."""
     modified_ms: int
     last_id: MessageId | None = None
-    """Id of its last message; None where that is not known."""
+    """Id of its last message; None if not known."""
 
     @classmethod
     def from_path(
@@ -91,7 +91,7 @@ class DataFile:
         modified_ms: int,
         last_id: MessageId | None = None,
     ) -> "DataFile":
-        """Return a file by its place: the directories have topic and day."""
+        """Return a file with topic and day taken from its directories."""
         names = (step.partition("=")[2] for step in path.split("/")[:2])
         topic, date = map(unescaped, names)
         day = None if date == NO_VALUE else date
@@ -99,13 +99,13 @@ class DataFile:
 
     @property
     def message_count(self) -> int:
-        """Rows of the file."""
+        """Number of rows."""
         count: int = self.stats["numRecords"]
         return count
 
     @property
     def log(self) -> ArchivedLog:
-        """Its messages."""
+        """The range of its messages."""
         least, most = self.stats["minValues"], self.stats["maxValues"]
         low, high = (
             TopicPartition(self.topic, BrokerId(e["broker_id"]), e["partition"])
@@ -121,28 +121,29 @@ class DataFile:
 
     @property
     def directory_topic(self) -> str:
-        """The topic that Spark reads in the name of the directory.
+        """The topic as Spark reads it from the name of the directory.
 
-        Spark takes each escaped byte for a character; other writers escape UTF-8.
+        May differ from `topic`: Spark decodes each escape as a character, while other
+        writers escape the bytes of UTF-8.
         """
         return unescaped(self.path.partition("/")[0].removeprefix("topic="))
 
 
 def directory_of(topic: str, date: str | None) -> str:
-    """Return the directory of a topic and day, below that of the archive."""
+    """Return the directory of a topic and day, relative to the archive."""
     name = _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", topic)
     return f"topic={name}/date={date or NO_VALUE}"
 
 
 def unescaped(name: str) -> str:
-    """Return what Spark reads in a step of a path, after the `=`."""
+    """Return the value that Spark reads from a directory's name, after the `=`."""
     return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), name)
 
 
 def stats_of(metadata: pq.FileMetaData) -> dict[str, Any]:
     """Return Delta's statistics of a file, from its footer.
 
-    Times of a file that has one after the year 9999 have no bounds there.
+    Without bounds for the timestamps if one of them is after the year 9999.
     """
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
@@ -176,31 +177,31 @@ def stats_of(metadata: pq.FileMetaData) -> dict[str, Any]:
 FILE_SCHEMA: Final = ROW_SCHEMA.remove(ROW_SCHEMA.get_field_index("topic"))
 """Columns of a file; topic and day are in the names of its directories."""
 ROW_GROUP_BYTES: Final = 32 << 20
-"""Rows of so many bytes wait in a task, in Arrow's form, until they are written."""
+"""Arrow bytes of waiting rows at which a task writes them."""
 OPEN_MAX: Final = 8
-"""Files that a task has open; a day that comes again after so many has a new one."""
+"""Maximum number of open files of a task; after that, a day may get a second file."""
 NS_PER_MS: Final = 1_000_000
 DISK: Final = SystemFileSystem()
 DAY_TYPE: Final = pa.date32()
 DELTAS: Final = ("offset", "message_id", "timestamp")
-"""They grow slowly from row to row, and are written as differences."""
+"""Columns written as differences, because they grow slowly from row to row."""
 PARQUET: Final = {
     "compression": "zstd",
-    # Messages are seldom equal to the byte, and then zstd sees it as well.
+    # Not for values: few are equal, and those zstd compresses well.
     "use_dictionary": ["broker_id", "partition", "flag", "attribute"],
     "column_encoding": dict.fromkeys(DELTAS, "DELTA_BINARY_PACKED"),
     "write_statistics": list(MEASURED),
     "store_schema": False,
-    # Readers that look at them refuse a page that has changed on the disk.
+    # So that readers that verify checksums detect a damaged page.
     "write_page_checksum": True,
 }
 
 Read: TypeAlias = Callable[[ReadTask], Iterator[pa.RecordBatch]]
-"""Yields the rows of a task, of one partition; goes to executors in pickled form."""
+"""Yields the rows of a task, of one partition; picklable, for executors."""
 
 
 def file_system(root: str) -> FileSystem:
-    """Return the files of an archive; of a store as the table's library reaches it."""
+    """Return the file system of an archive: local, or that of the table's library."""
     if root.startswith("/"):
         return SubTreeFileSystem(root, LocalFileSystem())
     from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415  # see the top
@@ -209,10 +210,10 @@ def file_system(root: str) -> FileSystem:
 
 
 def sync_file(root: str, path: str, disk: Disk) -> None:
-    """Wait until a closed file is on the disk; a store has it when it is closed.
+    """Sync a closed local file; object stores have it once it is closed.
 
     Raises:
-        DiskError: The disk refused; what it has of the file is unknown.
+        DiskError: the sync failed; the file's state on the disk is unknown.
     """
     if root.startswith("/"):
         with closing(disk.open_append(Path(root, path), create=False)) as file:
@@ -229,22 +230,23 @@ def write_task(
     row_group_bytes: int = ROW_GROUP_BYTES,
     disk: Disk = DISK,
 ) -> list[DataFile]:
-    """Write the rows of a task as new files.
+    """Write the rows of a task to new files.
 
     Args:
-        task: Range to read.
-        read: Reads it.
-        root: Directory of the archive, as `ArchiveStore` has it.
-        staging: Directory below, of which the files have their paths.
-        row_group_bytes: Rows of that size, of all open files, wait in memory.
-        disk: Syncs local files.
+        task: range to read.
+        read: reads it.
+        root: directory of the archive, as in `ArchiveStore`.
+        staging: directory below `root`, to which the paths of the files are relative.
+        row_group_bytes: bytes of waiting rows, of all open files, at which they are
+            written.
+        disk: syncs local files.
 
     Raises:
-        ArchiveError: The file system refused.
-        DiskError: The disk did, at a sync.
-        MetaqError: As `read`.
+        ArchiveError: an error of the file system.
+        DiskError: a sync failed.
+        MetaqError: as `read`.
 
-    Durability: a local disk has the files on return.
+    *Durability.* On return, local files are on the disk.
     """
     try:
         topic = task.range.partition.topic
@@ -262,15 +264,15 @@ def write_task(
 def put_together(
     root: str, files: Sequence[DataFile], *, disk: Disk = DISK
 ) -> DataFile:
-    """Write the rows of files of one topic and day as one new file.
+    """Write the rows of files of one topic and day to one new file.
 
-    Each page that has a checksum is compared with it, so that no damage gets a new one.
+    Existing page checksums are verified, so that damage does not get a valid checksum.
 
     Raises:
-        ArchiveError: One is damaged or gone, or the file system refused.
-        DiskError: The disk did, at the sync.
+        ArchiveError: a file is damaged or missing, or an error of the file system.
+        DiskError: the sync failed.
 
-    Durability: a local disk has the file on return, without its name.
+    *Durability.* On return, a local file is on the disk, but not yet its name.
     """
     there, text = file_system(root), files[0].date
     day = None if text is None else date.fromisoformat(text)
@@ -296,18 +298,18 @@ class _Days:
     def __init__(
         self, there: FileSystem, staging: str, topic: str, row_group_bytes: int
     ) -> None:
-        """Write nothing yet."""
+        """Start without files."""
         self._row_group_bytes = row_group_bytes
         self._begin = partial(DayFile, there, f"{staging}/", topic)
         self._open: dict[date | None, DayFile] = {}
         self._done: list[DataFile] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take rows; they are written when enough of them wait, or at the end."""
+        """Add rows; they are written once enough of them wait, or by `close`."""
         for day, rows in _by_day(batch):
             file = self._open.pop(day, None) or self._begin(day)
             file.add(rows)
-            self._open[day] = file  # the last one is the one used last
+            self._open[day] = file  # moved to the end: least recently used come first
             if len(self._open) > OPEN_MAX:
                 self._done.append(self._open.pop(next(iter(self._open))).close())
         waiting_bytes = sum(file.waiting_bytes for file in self._open.values())
@@ -316,23 +318,23 @@ class _Days:
                 file.flush()
 
     def close(self) -> list[DataFile]:
-        """Write what waits; return all files."""
+        """Write the waiting rows; return all files."""
         return self._done + [file.close() for file in self._open.values()]
 
 
 class DayFile:
-    """One file while it is written."""
+    """A file being written."""
 
     def __init__(
         self, there: FileSystem, above: str, topic: str, day: date | None
     ) -> None:
-        """Begin the file.
+        """Create the file.
 
         Args:
-            there: Files of the archive.
-            above: Prefix of its path; "" for none.
-            topic: Of its messages.
-            day: Of their timestamps; None: they have none.
+            there: file system of the archive.
+            above: prefix of its path; "" for none.
+            topic: topic of its messages.
+            day: UTC day of the timestamps; None for messages without one.
         """
         self.waiting_bytes = 0
         self._last_id: MessageId | None = None
@@ -347,20 +349,20 @@ class DayFile:
         self._writer = pq.ParquetWriter(self._stream, FILE_SCHEMA, **settings)
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Take rows, one or more; they are written by `flush` and `close`."""
+        """Add one or more rows; `flush` and `close` write them."""
         self._waiting.append(rows.select(FILE_SCHEMA.names))
         self.waiting_bytes += rows.nbytes
         self._last_id = MessageId(rows.column("message_id")[-1].as_py())
 
     def flush(self) -> None:
-        """Write what waits as one row group."""
+        """Write the waiting rows as one row group."""
         if self._waiting:
             rows = pa.Table.from_batches(self._waiting, FILE_SCHEMA)
             self._waiting, self.waiting_bytes = [], 0
             self._writer.write_table(rows, row_group_size=rows.num_rows)
 
     def close(self) -> DataFile:
-        """Write what waits, and the footer; return what the table says of the file."""
+        """Write the waiting rows and the footer; return the file for the table."""
         self.flush()
         self._writer.close()
         self._stream.close()

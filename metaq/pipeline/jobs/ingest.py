@@ -1,4 +1,4 @@
-"""Put anything that Spark can read into a topic."""
+"""Write the rows of any Spark source to a topic."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -11,7 +11,7 @@ from metaq.pipeline.jobs.session import job_errors
 from metaq.spark.options import SinkOptions
 
 WHOLE_ROW: Final = "to_json(struct(*))"
-"""The value of rows without a column `value`."""
+"""SQL expression for the value of rows without a column `value`."""
 
 
 def ingest(
@@ -27,23 +27,24 @@ def ingest(
 ) -> WriteSummary:
     """Write the rows of a batch source to a topic.
 
-    Delivery is that of the sink: at least once. Rows with one key go to one
-    partition; between rows of several tasks there is no order.
+    Delivery is that of the sink, at least once by default. Rows with the same key go to
+    the same partition; there is no order between rows of different tasks.
 
     Args:
-        spark: The session.
-        options: Of a write with `format("metaq")`, `topic` among them.
-        source_format: Argument of `spark.read.format`: text, csv, json, parquet, …
-        paths: Arguments of `load`; none for sources without a path.
-        source_options: Of that source.
-        value: SQL expression for the message, binary or text; None: the column
-            `value`, and without one the whole row as JSON.
-        attribute: SQL expression for the attribute, text; None: no attribute.
-        key: SQL expression, binary or text; None: partitions take turns.
+        spark: the session.
+        options: of a write with `format("metaq")`, including `topic`.
+        source_format: argument of `spark.read.format`: text, csv, json, parquet, …
+        paths: arguments of `load`; none for sources without a path.
+        source_options: options of that source.
+        value: SQL expression for the message, binary or text; None for the column
+            `value` or, without that, the whole row as JSON.
+        attribute: SQL expression for the attribute, text; None for no attribute.
+        key: SQL expression for the key, binary or text; None for no key: partitions
+            are used in turn.
 
     Raises:
-        JobError: Reading or writing failed.
-        OptionError: An option of the write is wrong.
+        JobError: reading or writing failed.
+        OptionError: an option of the write is wrong.
     """
     SinkOptions.from_map(options)
     with job_errors("ingest"):
@@ -55,7 +56,7 @@ def ingest(
 def to_messages(
     rows: DataFrame, value: str | None, attribute: str | None, key: str | None
 ) -> DataFrame:
-    """Return the columns of the sink, made as `ingest` says."""
+    """Return the columns of the sink; arguments as for `ingest`."""
     if value is None:
         value = "value" if "value" in rows.columns else WHOLE_ROW
     columns = {"value": value, "attribute": attribute, "key": key}

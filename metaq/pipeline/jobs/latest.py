@@ -3,9 +3,9 @@
     latest = LatestTable("/latest/orders")
     rows.writeStream.foreachBatch(latest.write).start(checkpointLocation=...)
 
-A batch is one commit: it inserts, replaces and deletes rows by topic and key, and has
-the number of the batch as a version of Delta's application transactions. A batch that
-Spark repeats is left out, no matter what was killed when.
+A batch is one commit: it inserts, replaces and deletes rows by topic and key, and
+stores the number of the batch as a version of Delta's application transactions. So a
+batch that Spark repeats has no effect, whenever a process was killed.
 """
 
 from typing import Final
@@ -30,11 +30,11 @@ from metaq.spark.errors import RowError
 from metaq.spark.schema import ROW_DDL
 
 APPLICATION: Final = "metaq latest"
-"""Start of the name under which the table has the last batch of a query."""
+"""Prefix of the application whose version is the last batch of a query."""
 QUERY_ID: Final = "sql.streaming.queryId"
-"""Local property that Spark sets while a batch is written."""
+"""Local property that Spark sets while it writes a batch."""
 SMALL_FILES_MAX: Final = 32
-"""When the table has so many smaller files than `FILE_BYTES`, they are put together."""
+"""Number of files below `file_bytes` at which they are compacted."""
 
 _SAME_PLACE: Final = (
     "(source.broker_id = target.broker_id AND source.partition = target.partition)"
@@ -46,41 +46,41 @@ _IS_NEWER: Final = (
 
 
 class LatestTable:
-    """One table; one query at a time writes it. Lives on the driver, one thread.
+    """One table, written by one query at a time. Used on the driver, by one thread.
 
-    A message replaces the row of its topic and key if it comes after it in the
-    partition. Producers put the messages of one key into one partition; where they lie
-    in several, the greater timestamp counts. A message without data, a tombstone,
-    deletes the row of its key.
+    A message replaces the row of its topic and key if it is later in the partition.
+    Producers put the messages of one key to one partition; if they are in several, the
+    later timestamp wins. A message without data, a tombstone, deletes the row of its
+    key.
     """
 
     def __init__(self, path: str, *, file_bytes: int = FILE_BYTES) -> None:
-        """Name the table, which need not exist yet.
+        """Prepare; the table need not exist yet.
 
         Args:
             path: path or URL of its directory.
-            file_bytes: many small files are put together up to about that size.
+            file_bytes: approximate size up to which small files are compacted.
 
         Raises:
-            ArchiveError: it is none that Spark and the table's library can read.
+            ArchiveError: Spark or the table's library cannot read such a path.
         """
         self.root: Final = root_of(path)
         self._file_bytes = file_bytes
 
     def write(self, batch: DataFrame, number: int) -> None:
-        """Take in one batch; one that the table has already is left out.
+        """Merge one batch into the table; no effect if the table already has it.
 
-        The latest message of each key of the batch goes through the driver's memory:
-        `maxOffsetsPerTrigger` and `maxBytesPerTrigger` bound it.
+        The latest message of each key in the batch is loaded into the driver's memory:
+        limit it by `maxOffsetsPerTrigger` and `maxBytesPerTrigger`.
 
         Args:
-            batch: rows of the source, as `foreachBatch` hands them over.
-            number: of the batch in its query.
+            batch: rows of the source, as passed by `foreachBatch`.
+            number: number of the batch in its query.
 
         Raises:
             RowError: a message has no key.
-            ArchiveError: the table cannot be written, or is another one, such as an
-                archive, or another query wrote it in the same moment.
+            ArchiveError: the table cannot be written, has other columns, as an archive
+                has, or another query wrote it at the same time.
         """
         context = batch.sparkSession.sparkContext
         name = f"{APPLICATION} {context.getLocalProperty(QUERY_ID) or ''}".strip()
@@ -121,7 +121,7 @@ def _merge(table: DeltaTable, rows: pa.Table, progress: Transaction) -> None:
 
 
 def _compact(table: DeltaTable, root: str, file_bytes: int) -> None:
-    """Put files together when there are many small ones."""
+    """Compact the table if it has many small files."""
     sizes = pa.table(table.get_add_actions())["size_bytes"]
     small_count = pc.sum(pc.less(sizes, file_bytes)).as_py() or 0
     if small_count >= SMALL_FILES_MAX:
@@ -144,7 +144,7 @@ def _latest_of(batch: DataFrame) -> DataFrame:
 
 
 def _require_columns(table: DeltaTable, root: str) -> None:
-    """Refuse a table of something else, whose rows a merge would replace and delete."""
+    """Refuse a table with other columns, to protect its rows from a merge."""
     names = [field.name for field in table.schema().fields]
     if names != ROW_SCHEMA.names:
         raise ArchiveError(
@@ -154,10 +154,10 @@ def _require_columns(table: DeltaTable, root: str) -> None:
 
 
 def _keyed(rows: pa.Table) -> pa.Table:
-    """Return a copy of the rows, which all have a key.
+    """Return a copy of the rows; raises RowError if one has no key.
 
-    PySpark before 4.2 sends lists without elements and leaves their offsets out, which
-    `deltalake` reads all the same. A copy has them.
+    PySpark before 4.2 sends empty lists without the offsets that `deltalake` reads; the
+    copy has them.
     """
     keyed = rows.filter(rows["key"].is_valid())
     if keyed.num_rows < rows.num_rows:
@@ -177,7 +177,7 @@ def read_latest(spark: SparkSession, path: str) -> DataFrame:
         path: path or URL of the table.
 
     Returns:
-        The columns of the source. Batches that are written later are not seen.
+        The columns of the source. Batches written later are not seen.
 
     Raises:
         ArchiveError: there is no table, or Spark's Parquet reader cannot read it.

@@ -1,12 +1,12 @@
-"""Put the messages of an archive back into topics; order per partition is kept.
+"""Write the messages of an archive back to topics; keeps the order per partition.
 
-MetaQ 1.4 brokers may swap messages that are in flight together.
+MetaQ 1.4 brokers may reorder messages that are in flight together.
 
-With `keeps_origin` a message has two headers more, UTF-8 texts, after its own. One that
-was replayed before keeps those that it has.
+With `keeps_origin`, two headers with UTF-8 texts are appended to a message. A message
+replayed before keeps those that it has.
 
     replay.origin       orders/0-3@4096    topic, partition, offset in the archive
-    replay.timestamp    1700000000000      milliseconds since 1970; none if unknown
+    replay.timestamp    1700000000000      milliseconds since 1970; omitted if unknown
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ TIMESTAMP: Final = "replay.timestamp"
 
 @dataclass(frozen=True, slots=True)
 class WriteSummary:
-    """Messages that are on the disks of brokers, and the bytes of their values."""
+    """Number of messages on the disks of brokers, and bytes of their values."""
 
     message_count: int
     size_bytes: int
@@ -46,29 +46,28 @@ def replay(
     keeps_partitions: bool = False,
     keeps_origin: bool = False,
 ) -> WriteSummary:
-    """Write an archive, or some of it, to topics.
+    """Write an archive, or a part of it, to topics.
 
-    The messages of one archived partition are written by one task in the order of
-    their offsets, and go to one partition. Delivery is that of the sink: at least
-    once.
+    The messages of one archived partition are written by one task, in the order of
+    their offsets. Of these, messages with the same key go to one partition, and so do
+    all without a key. Delivery is that of the sink, at least once by default.
 
     Args:
-        spark: The session.
-        path: Path or URL of the archive.
-        options: Of a write with `format("metaq")`; `topic` sends everything to one
-            topic, without it each message goes to the topic that it came from.
-        where: SQL condition over the columns of the archive; None: all messages.
-        keeps_partitions: Each message goes to the broker and partition that it came
-            from, which the topic must have: that is asked first; else messages with a
-            key are spread by it, and those without one by the names of their
-            partitions.
-        keeps_origin: Each message has its place in the archive and its time in headers.
+        spark: the session.
+        path: path or URL of the archive.
+        options: of a write with `format("metaq")`. `topic` is the topic of all
+            messages; without it, each message goes to the topic that it came from.
+        where: SQL condition over the columns of the archive; None for all messages.
+        keeps_partitions: send each message to the broker and partition it came from,
+            after checking that the topic has them. If False, the key chooses the
+            partition; without a key, the name of the original partition does.
+        keeps_origin: store each message's place in the archive and its time in headers.
 
     Raises:
-        ArchiveError: There is no archive, or it is damaged.
-        JobError: Reading or writing failed, or a topic lacks a partition.
-        NoBrokerError: No broker takes puts to a topic whose partitions are kept.
-        OptionError: An option of the write is wrong.
+        ArchiveError: there is no archive, or it is damaged.
+        JobError: reading or writing failed, or a topic lacks a partition.
+        NoBrokerError: no broker takes puts to a topic whose partitions are kept.
+        OptionError: an option of the write is wrong.
     """
     sink = SinkOptions.from_map(options)
     has_topic = sink.topic is not None
@@ -84,8 +83,8 @@ def replay(
         if not keeps_partitions:
             spread_by = sf.coalesce("key", source.cast("binary"))
             target = (spread_by.alias("partition_key"),)
-        # PySpark takes time in the square of a batch's rows for lists that are null;
-        # the sink takes an empty one for none as well.
+        # For null lists, PySpark takes time quadratic in the rows of a batch; for the
+        # sink an empty list is the same.
         headers = sf.coalesce("headers", sf.array().cast(HEADERS_DDL))
         if keeps_origin:
             headers = _with_origin(headers, source)
@@ -95,7 +94,7 @@ def replay(
 
 
 def _with_origin(headers: Column, source: Column) -> Column:
-    """Return headers with those of the message's place and time after them."""
+    """Return headers with those for the message's place and time appended."""
     texts = {
         ORIGIN: sf.concat_ws("@", source, "offset"),
         TIMESTAMP: sf.unix_millis("timestamp").cast("string"),
@@ -110,11 +109,11 @@ def _with_origin(headers: Column, source: Column) -> Column:
 
 
 def _require_partitions(rows: DataFrame, sink: SinkOptions) -> None:
-    """Refuse what would fail half way: messages of partitions that are not there.
+    """Check that all partitions of the rows exist, before anything is written.
 
     Raises:
-        JobError: A topic lacks a partition; the message names it.
-        NoBrokerError: No broker takes puts to a topic.
+        JobError: a topic lacks a partition; the message names it.
+        NoBrokerError: no broker takes puts to a topic.
     """
     places = rows.select("topic", "broker_id", "partition").distinct().collect()
     wanted = {
@@ -136,11 +135,11 @@ def write_messages(rows: DataFrame, options: Mapping[str, str]) -> WriteSummary:
     """Write rows with the sink, and count them.
 
     Args:
-        rows: The columns of the sink.
-        options: Of a write with `format("metaq")`.
+        rows: rows with the columns of the sink.
+        options: of a write with `format("metaq")`.
 
     Raises:
-        PySparkException: Writing failed.
+        PySparkException: writing failed.
     """
     seen = Observation()
     counts = (

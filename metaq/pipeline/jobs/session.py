@@ -1,8 +1,8 @@
-"""A Spark session for one job: its start, its end, waiting for it, and its failure.
+"""A Spark session for one job: start, end, interruptible waits, and errors.
 
-A call to the JVM that is interrupted breaks off in the middle of its answer, and the
-call that should tidy up after it fails, or waits for ever. So the call is made by
-another thread, and the thread that signals come to waits for that one (`run_apart`).
+An interrupt during a call to the JVM leaves its answer half read; then the call that
+should clean up fails or hangs. So calls are made in another thread, and the thread that
+receives signals waits for that one (`run_apart`).
 """
 
 import logging
@@ -29,14 +29,14 @@ from metaq.pipeline.errors import JobError
 from metaq.spark import register
 
 _OWN: Final = re.compile(r"^(?:.*?: )?metaq\.[\w.]+: (.+)$", re.MULTILINE)
-"""Our errors as Python prints them, alone or at the end of a trace that Spark
-quotes."""
+"""Matches our errors as Python prints them, alone or after a traceback quoted by
+Spark."""
 SPARK_ERRORS: Final = (PySparkException, Py4JError)
-"""Errors raised by calls of Spark: of the JVM, with or without a type of Spark's."""
+"""Errors raised by calls of Spark or its JVM."""
 SENTENCE_CHARS_MAX: Final = 2000
-"""Longest quotation of Spark's text in a message."""
+"""Maximum characters of Spark's text in a message."""
 NOT_FOUND: Final = "[DATA_SOURCE_NOT_FOUND]"
-"""Spark's error for an unknown format."""
+"""Spark's error condition for an unknown format."""
 NOT_FOUND_CURE: Final = (
     "Spark does not find the format metaq in the Python that it starts for its own"
     " work: call metaq.spark.register(spark) first, or set PYSPARK_PYTHON to an"
@@ -44,19 +44,19 @@ NOT_FOUND_CURE: Final = (
 )
 
 UNREACHABLE: Final = "StatusCode.UNAVAILABLE"
-"""In the text of Spark Connect when its server does not answer."""
+"""Part of Spark Connect's error text if its server does not answer."""
 GONE: Final = "Spark's driver has gone"
 
 
 def sentence_of(error: Exception) -> str:
-    """Return the subject of an error of Spark.
+    """Return the one sentence that explains an error of Spark.
 
-    Our own errors cross from tasks as text; theirs is the sentence that names the
-    partition and the offsets. Else it is the first line.
+    For an error of ours in a task, which Spark passes on as text, that is the text of
+    ours, with partition and offsets. Otherwise it is the first line.
     """
     text = str(error)
     if isinstance(error, Py4JJavaError):
-        # Its first line names the call that failed, the next one the cause.
+        # The first line names the failed call, the second one the cause.
         text = text.partition("\n")[2].removeprefix(": ")
     if NOT_FOUND in text and "metaq" in text:
         return NOT_FOUND_CURE
@@ -70,13 +70,13 @@ def sentence_of(error: Exception) -> str:
 
 @contextmanager
 def job_errors(job: str) -> Iterator[None]:
-    """Turn errors of Spark into one sentence.
+    """Convert errors of Spark to JobError, with one sentence.
 
     Args:
-        job: name of the failed job, for the message.
+        job: name of the job, for the message.
 
     Raises:
-        JobError: Spark failed in the body.
+        JobError: Spark failed in the block.
     """
     try:
         yield
@@ -91,49 +91,49 @@ DEFAULTS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
-    # A query that is killed as it writes the first file of its checkpoint leaves a
-    # temporary one, and Spark 4.3 would refuse every start after that.
+    # A query killed while it writes the first file of its checkpoint leaves a temporary
+    # file, and Spark 4.3 would refuse to start it again.
     "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
 }
 JAVA_END_S: Final = 10.0
-"""Longest wait for the end of a Java process, seconds."""
+"""Maximum wait for the end of a Java process, in seconds."""
 SIGNAL_S: Final = 1.0
-"""A wait is resumed this often, in which a signal is noticed."""
+"""Seconds after which a wait is resumed, so that signals are noticed."""
 STANDARD_ERROR: Final = 2
 LAST_LINES: Final = 5
-"""Lines of Spark's log that are shown when it does not start."""
+"""Number of log lines quoted if Spark does not start."""
 TRACE: Final = ("at ", "... ")
-"""Start of lines of a trace that say where in Java something failed."""
+"""Prefixes of the lines of a Java stack trace."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class JobSession:
-    """A session that calls are made in by threads of their own."""
+    """A session for jobs that run in threads of their own."""
 
     spark: SparkSession
-    """The session, which is not the active one of the thread that started it."""
+    """The session; not active in the thread that called `job_session`."""
 
     def run(
         self, job: Callable[[], T], *, on_interrupt: Callable[[], None] | None = None
     ) -> T:
-        """Run a job as `run_apart` does, with the session active in its thread.
+        """Run a job as `run_apart`, with the session active in its thread.
 
         After a signal the job ends when the session is stopped.
         """
 
         def run() -> T:
-            # A write looks for the formats in the active session, and only the thread
-            # that started Spark has one. Of all that may be asked of a session, this
-            # alone makes it active, and nothing runs for it.
+            # A write looks up formats in the active session, but only the thread that
+            # started Spark has one. This call makes the session active, and is the only
+            # one that does so without running anything.
             self.spark.createDataFrame([], "nothing INT")
             return job()
 
         return run_apart(run, on_interrupt=on_interrupt)
 
     def count_tasks(self) -> tuple[int, int]:
-        """Return how many tasks of the running stages are done, and how many exist."""
+        """Return the number of finished tasks, and of all tasks, of running stages."""
         tracker = self.spark.sparkContext.statusTracker()
         found = map(tracker.getStageInfo, tracker.getActiveStageIds())
         stages = [stage for stage in found if stage is not None]
@@ -145,31 +145,31 @@ class JobSession:
 def job_session(
     master: str, settings: Mapping[str, str], log: Path | None = None
 ) -> Iterator[JobSession]:
-    """Run Spark while the body runs.
+    """Run Spark while the block runs.
 
     Args:
-        master: Of any Spark cluster: `local[*]`, `spark://…`, `yarn`, `k8s://…`.
-        settings: Spark's own.
-        log: File for the log of the driver's JVM; None: it is kept for the message
-            when Spark does not start, else lost.
+        master: URL of any Spark cluster: `local[*]`, `spark://…`, `yarn`, `k8s://…`.
+        settings: Spark settings.
+        log: file for the log of the driver's JVM; None quotes its end if Spark does not
+            start, and discards it otherwise.
 
     Raises:
         MetaqError: Spark does not start.
-        KeyboardInterrupt: Ctrl-C, at the start or in the body.
+        KeyboardInterrupt: Ctrl-C, at the start or in the block.
     """
-    # Its warning, with a trace, is the failure that the job reports.
+    # Its warnings, with a stack trace, repeat failures that the job reports.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     if master.startswith("local"):
-        # Its workers are ours: they need the Python that has this package.
+        # Local workers need the Python that has this package.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        # No other host asks for it, and not every machine can look its own name up.
+        # No other host connects, and some machines cannot resolve their own name.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     level = "ERROR" if log is None else "WARN"
     with tempfile.TemporaryFile() if log is None else log.open("ab+") as opened:
         file = opened.fileno()
         with _standard_error_to(file):
             try:
-                # Started by the main thread it would take Ctrl-C for itself.
+                # If the main thread started it, Spark would handle Ctrl-C itself.
                 session = run_apart(
                     lambda: start_session(master, settings, log_level=level)
                 )
@@ -178,13 +178,13 @@ def job_session(
         try:
             yield JobSession(session)
         finally:
-            # Here as well Ctrl-C would break off a call.
+            # Here, too, Ctrl-C must not interrupt a call.
             run_apart(lambda: stop_session(session))
 
 
 @contextmanager
 def _standard_error_to(file: int) -> Iterator[None]:
-    """Make a file the standard error of processes that start in the block."""
+    """Redirect standard error to a file, for processes started in the block."""
     sys.stderr.flush()
     before = os.dup(STANDARD_ERROR)
     os.dup2(file, STANDARD_ERROR)
@@ -210,12 +210,12 @@ def start_session(
     """Start Spark, with our formats registered.
 
     Args:
-        master: Of any Spark cluster: `local[*]`, `spark://…`, `yarn`, `k8s://…`.
-        settings: Spark's own, over `DEFAULTS`.
-        log_level: Of the driver's JVM: `ERROR`, `WARN`, …
+        master: URL of any Spark cluster: `local[*]`, `spark://…`, `yarn`, `k8s://…`.
+        settings: Spark settings, which override `DEFAULTS`.
+        log_level: log level of the driver's JVM: `ERROR`, `WARN`, …
 
     Raises:
-        JobError: It does not start.
+        JobError: Spark does not start.
     """
     builder = SparkSession.Builder().master(master).appName("metaq pipeline")
     for name, value in {**DEFAULTS, **settings}.items():
@@ -232,23 +232,22 @@ def start_session(
 
 
 def stop_session(session: SparkSession) -> None:
-    """Stop Spark; a JVM that is gone has nothing to stop."""
+    """Stop Spark; ignores errors, as of a JVM that is gone."""
     with suppress(*SPARK_ERRORS, OSError):
         session.stop()
 
 
 def end_java() -> None:
-    """End the Java process of the last stopped session, and wait for that.
+    """End the Java process of the last stopped session, and wait for its end.
 
-    By itself it ends when it notices that this process has. A session that is started
-    later has another one.
+    Otherwise it would end only after this process. A later session starts a new one.
     """
-    gateway = SparkContext._gateway  # noqa: SLF001  # PySpark has it nowhere else
+    gateway = SparkContext._gateway  # noqa: SLF001  # not available elsewhere
     if gateway is None:
         return
     SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001  # as above
     gateway.shutdown()
-    # The end of its input is its sign; `proc` is there to keep it.
+    # The process ends at the end of its input, which `proc` keeps open.
     gateway.proc.stdin.close()
     with suppress(subprocess.TimeoutExpired):
         gateway.proc.wait(JAVA_END_S)
@@ -257,19 +256,20 @@ def end_java() -> None:
 def run_apart(
     work: Callable[[], T], *, on_interrupt: Callable[[], None] | None = None
 ) -> T:
-    """Run something that calls Spark, and wait for its end.
+    """Run work that calls Spark in another thread, and wait for its end.
 
-    After a signal the work goes on by itself until Spark has ended it; its outcome is
-    lost then.
+    If a signal ends the wait, the work continues until Spark ends it, and its outcome
+    is lost.
 
     Args:
-        work: Run in a thread of its own; its exception is raised here.
-        on_interrupt: Called at the first signal, to end the work; it is waited
-            for until the next one. None: the first one ends the wait.
+        work: run in a thread of its own; its exception is raised here.
+        on_interrupt: called at the first signal, to end the work; the wait then
+            continues until the work or a second signal ends it. None: the first signal
+            ends the wait.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, in the main thread.
-        SystemExit: SIGTERM, where a handler raises that.
+        SystemExit: SIGTERM, if a handler raises it.
     """
     outcome: Future[T] = Future()
 
@@ -292,7 +292,7 @@ def run_apart(
 
 
 def _result(outcome: Future[T]) -> T:
-    # As `metaq.client.timeouts.wait_for` does, for the same reason.
+    # In steps, as `metaq.client.timeouts.wait_for`, and for the same reason.
     while not outcome.done():
         wait([outcome], SIGNAL_S)
     return outcome.result()

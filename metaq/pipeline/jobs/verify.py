@@ -1,7 +1,7 @@
 """Check every record of data directories and archives, in parallel on Spark.
 
-Segments are checked by `metaq.spark.segments.checks`, the data files of an archive as a
-whole (`check_files.py`). Nothing is changed.
+Segments are checked by `metaq.spark.segments.checks`, data files of archives by
+`check_files.py`, one file at a time. Nothing is changed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,12 +35,12 @@ from metaq.spark.segments.checks import (
 )
 
 TASKS_PER_CORE: Final = 4
-"""Tasks per core and Spark job: progress is reported once per job."""
+"""Tasks per core in one Spark job; progress is reported after each job."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyProgress:
-    """Progress of a check: bytes of records, of those that there were at the start."""
+    """Progress of a check: bytes checked, of those that existed at the start."""
 
     checked_bytes: SizeBytes
     total_bytes: SizeBytes
@@ -52,24 +52,24 @@ class VerifySummary:
     """Result of a check."""
 
     file_count: int
-    """Segment files, and data files of archives."""
+    """Number of segment files, and of data files of archives."""
     record_count: int
-    """Good records; such as share a damaged span are not counted."""
+    """Number of good records, without those in a damaged span."""
     checked_bytes: SizeBytes
-    """Bytes of records that were checked; of zips, unpacked; of data files, all."""
+    """Bytes of checked records; of zips, unpacked; of data files, their size."""
     torn_bytes: SizeBytes
-    """Bytes after the last complete record of active segments: the next start of a
-    broker cuts them, or the broker that runs is writing them."""
+    """Bytes after the last complete record of active segments: a torn tail, which the
+    next start of a broker truncates, or bytes that a running broker is writing."""
     damage: tuple[Damage, ...]
-    """Damaged ranges, holes and unreadable files, by file and offset; empty: none."""
+    """Damaged ranges, gaps and unreadable files, by file and offset; () for none."""
     unsummed_count: int = 0
-    """Data files whose pages have no checksums, as other programs write them: a changed
-    row need not show."""
+    """Number of data files without page checksums, written by other programs; a changed
+    row in them may go undetected."""
 
 
 _Found: TypeAlias = CheckedSplit | CheckedFile
 _Task: TypeAlias = Callable[[], Sequence[_Found]]
-"""Checks a part, on an executor; goes there in pickled form."""
+"""Checks a part, on an executor; picklable."""
 
 
 def verify(
@@ -78,20 +78,20 @@ def verify(
     bytes_per_task: SizeBytes = BYTES_PER_PARTITION,
     on_progress: Callable[[VerifyProgress], None] = lambda _progress: None,
 ) -> VerifySummary:
-    """Check every record of some data directories, partition directories or archives.
+    """Check every record of data directories, partition directories or archives.
 
     Args:
-        spark: Where the tasks run; each executor has the paths mounted.
-        paths: As for `load`: directories or files, wildcards allowed; and directories
+        spark: runs the tasks; each executor has the paths mounted.
+        paths: as for `load`: directories or files, wildcards allowed; and directories
             of archives; 1 or more.
-        bytes_per_task: About as many bytes are checked by one task, 1 or more.
-        on_progress: Called on the driver, in this thread, now and then.
+        bytes_per_task: approximate bytes checked by one task, 1 or more.
+        on_progress: called on the driver, in this thread, after each Spark job.
 
     Raises:
-        OptionError: A path does not exist, names no partition, or has no segment.
-        ArchiveError: The table of an archive cannot be read.
-        StorageError: The disk refused. A read that it refuses in a task is damage.
-        JobError: Spark failed, or the disk refused to open a file in a task.
+        OptionError: a path does not exist, names no partition, or has no segment.
+        ArchiveError: the table of an archive cannot be read.
+        StorageError: a disk error on the driver. A read error in a task is damage.
+        JobError: Spark failed, or a file could not be opened in a task.
     """
     fs = SystemFileSystem()
     stores = {path: store for path in paths if (store := _archive_at(fs, path))}
@@ -128,7 +128,7 @@ def _run(
     damage_count: int,
     on_progress: Callable[[VerifyProgress], None],
 ) -> Iterator[_Found]:
-    """Yield what tasks find; each comes with the bytes that it checks."""
+    """Yield the results of tasks, which are given with the bytes that each checks."""
     total = SizeBytes(sum(size for size, _task in tasks))
     checked = 0
     at_once = spark.sparkContext.defaultParallelism * TASKS_PER_CORE
@@ -144,10 +144,10 @@ def _run(
 
 
 def _archive_at(fs: FileSystem, path: str) -> ArchiveStore | None:
-    """Return the archive that a path names; None for any other path.
+    """Return the archive at a path; None if there is none.
 
     Raises:
-        ArchiveError: There is one, and its table cannot be read.
+        ArchiveError: there is one, and its table cannot be read.
     """
     if not path or PATTERN_MARKS & frozenset(path):
         return None

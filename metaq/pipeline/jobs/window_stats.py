@@ -1,4 +1,4 @@
-"""Statistics of topics over windows of time: messages, bytes, end-to-end delay."""
+"""Statistics of topics over time windows: messages, bytes, end-to-end delay."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from metaq.spark.options import SourceOptions
 
 WINDOW_S: Final = 60
 WINDOW_S_MAX: Final = 10**9
-"""Longest window: some thirty years."""
+"""Maximum window: about thirty years."""
 WINDOWS_MAX: Final = 100_000
-"""More windows than that are refused: they are in the driver's memory."""
+"""Maximum number of windows, which are all in the driver's memory."""
 _US_PER_S: Final = 1_000_000
 
 
@@ -27,12 +27,12 @@ class WindowStats:
 
     topic: str
     start_ms: Millis | None
-    """When it begins, by the messages' timestamps; None: messages without one."""
+    """Start of the window of timestamps; None for messages without a timestamp."""
     message_count: int
     size_bytes: int
-    """Bytes of their values."""
+    """Bytes of the values."""
     delay_mean_s: float | None
-    """Mean delay in seconds; None where nothing says when a message set out."""
+    """Mean delay in seconds; None if no message has a start time."""
     delay_max_s: float | None
 
 
@@ -43,18 +43,18 @@ def stats(
     window_s: int = WINDOW_S,
     since: str = "timestamp",
 ) -> tuple[WindowStats, ...]:
-    """Return the windows over the present messages, by topic and time.
+    """Return the windows over the current messages, by topic and time.
 
     Args:
-        spark: The session.
-        options: Of a batch read with `format("metaq")`.
-        window_s: Seconds of a window, 1..WINDOW_S_MAX.
-        since: SQL expression for the moment at which a message set out; its delay
-            ends when this job reads it. Default: when the broker stored it.
+        spark: the session.
+        options: of a batch read with `format("metaq")`.
+        window_s: length of a window in seconds, 1..WINDOW_S_MAX.
+        since: SQL expression for the time at which a message's delay begins, by default
+            the broker's timestamp; it ends when this job reads the message.
 
     Raises:
-        JobError: Reading failed, or there are too many windows.
-        OptionError: An option is wrong.
+        JobError: reading failed, or there are too many windows.
+        OptionError: an option is wrong.
     """
     _check_window(window_s)
     SourceOptions.from_map(options, is_stream=False)
@@ -72,21 +72,21 @@ def follow_stats(
     window_s: int = WINDOW_S,
     since: str = "timestamp",
 ) -> None:
-    """Report new messages, batch by batch, until Ctrl-C or until the query is stopped.
+    """Report new messages, batch by batch, until Ctrl-C or the query is stopped.
 
     Args:
-        spark: The session.
-        options: Of a streaming read with `format("metaq")`.
-        on_windows: Called on the driver with the additions of one batch to windows;
-            never without any.
-        interval_s: Seconds between the batches, more than 0.
-        window_s: As for `stats`.
-        since: As for `stats`.
+        spark: the session.
+        options: of a streaming read with `format("metaq")`.
+        on_windows: called on the driver with what one batch adds to windows; not called
+            for a batch without messages.
+        interval_s: seconds between batches, above 0.
+        window_s: as for `stats`.
+        since: as for `stats`.
 
     Raises:
-        JobError: Reading failed.
-        OptionError: An option is wrong.
-        Exception: Raised by `on_windows`; it ends the query.
+        JobError: reading failed.
+        OptionError: an option is wrong.
+        Exception: raised by `on_windows`, which ends the query.
     """
     failures: list[Exception] = []
 
@@ -95,7 +95,7 @@ def follow_stats(
             if found := collect_windows(batch, window_s=window_s, since=since):
                 on_windows(found)
         except Exception as error:
-            # Spark hands on its text alone.
+            # Kept, because Spark passes on only its text.
             failures.append(error)
             raise
 
@@ -121,10 +121,10 @@ def follow_stats(
 def collect_windows(
     rows: DataFrame, *, window_s: int, since: str
 ) -> tuple[WindowStats, ...]:
-    """Return the windows of some rows of the source; see `stats`.
+    """Return the windows of rows of the source; see `stats`.
 
     Raises:
-        JobError: There are more than `WINDOWS_MAX`.
+        JobError: there are more than `WINDOWS_MAX`.
     """
     window_us = window_s * _US_PER_S
     micros = sf.unix_micros("timestamp")

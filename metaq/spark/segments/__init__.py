@@ -1,1 +1,1 @@
-"""`format("metaq-segments")`: segment files straight from disk."""
+"""`format("metaq-segments")`: reads segment files directly from disk."""

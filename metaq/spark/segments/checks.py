@@ -1,8 +1,8 @@
-"""Check every record of segment files, a split at a time; nothing is changed.
+"""Check every record of segment files, one split at a time; changes nothing.
 
-Files are cut as for a query, so that each byte is checked once. Where there is a span
-index, bytes are compared with it as `metaq verify` does; elsewhere each record is
-compared with its own checksum, and a zip with its own as well.
+Files are split as for a query, so that each byte is checked once. Bytes with a span
+index are compared with it, as by `metaq verify`; other records are compared with their
+own checksums, and zips with theirs too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,41 +45,41 @@ __all__ = [
 ]
 
 PART_BYTES: Final = 8 << 20
-"""Checked by one call; its damaged ranges are in memory together."""
+"""Bytes checked by one call; bounds the damaged ranges in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckPlan:
-    """The checks of some paths."""
+    """Plan of the checks of files."""
 
     file_count: int
     damage: tuple[Damage, ...]
-    """Unreadable files, and holes between files of one directory."""
+    """Unreadable files, and gaps between files of one directory."""
     tasks: tuple[tuple[Split, ...], ...]
-    """The splits of each task; go to executors in pickled form."""
+    """The splits of each task; picklable, for executors."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedSplit:
-    """Findings of one task in one split."""
+    """Result of checking one split."""
 
     record_count: int
     checked_bytes: SizeBytes
     torn_bytes: SizeBytes
-    """Bytes at its end that a crash or a running broker explains."""
+    """Bytes of a torn tail, left by a crash or a running broker."""
     damage: tuple[Damage, ...]
 
 
 def plan_checks(paths: Sequence[str], bytes_per_task: SizeBytes) -> CheckPlan:
-    """Find the segments below some paths, and cut them into tasks.
+    """Find the segments of paths, and divide them into tasks.
 
     Args:
         paths: as for `load`: directories or files, wildcards allowed; 1 or more.
-        bytes_per_task: about as many bytes are checked by one task, 1 or more.
+        bytes_per_task: approximate bytes checked by one task, 1 or more.
 
     Raises:
         OptionError: a path does not exist, names no partition, or has no segment.
-        StorageError: the disk refused.
+        StorageError: a disk error.
     """
     fs = SystemFileSystem()
     files = find_segments(fs, paths)
@@ -95,17 +95,17 @@ def plan_checks(paths: Sequence[str], bytes_per_task: SizeBytes) -> CheckPlan:
 
 
 def check_splits(splits: Iterable[Split]) -> list[CheckedSplit]:
-    """Check the splits of one task, as `check_split` does each."""
+    """Check the splits of one task; see `check_split`."""
     return [check_split(SystemFileSystem(), split) for split in splits]
 
 
 def check_split(fs: FileSystem, split: Split) -> CheckedSplit:
     """Check the bytes of one split.
 
-    A read that the disk refuses is damage up to the end of the split.
+    A read error counts as damage up to the end of the split.
 
     Raises:
-        StorageError: The disk refused to open or size a file.
+        StorageError: a file cannot be opened, or its size not be read.
     """
     try:
         if split.file.kind is FileKind.ZIPPED:
@@ -119,7 +119,7 @@ def check_split(fs: FileSystem, split: Split) -> CheckedSplit:
 
 
 def _check_synced(fs: FileSystem, split: Split) -> CheckedSplit:
-    """Check bytes of which nothing may be torn."""
+    """Check synced bytes, which cannot have a torn tail."""
     file, base = split.file, split.file.base_offset
     segment = Segment(file.path, base, SizeBytes(split.end - base))
     index = SpanIndex(base)
@@ -137,7 +137,7 @@ def _check_synced(fs: FileSystem, split: Split) -> CheckedSplit:
 
 
 def _check_torn(fs: FileSystem, split: Split) -> CheckedSplit:
-    """Check bytes of an active segment that its index does not cover."""
+    """Check the bytes of an active segment after its index; allows a torn tail."""
     tail = tail_of(fs, split)
     count = sum(span.record_count for span in tail.spans)
     torn = SizeBytes(split.end - tail.end)
@@ -152,21 +152,21 @@ def _check_zip(fs: FileSystem, split: Split) -> CheckedSplit:
 
 
 def find_holes(fs: FileSystem, files: Sequence[SegmentFile]) -> list[Damage]:
-    """Return where neighbours in one directory do not meet: base + size = next base.
+    """Return where adjacent files of a directory break base + size = next base.
 
     Args:
-        fs: The disk.
-        files: By directory, then by base offset.
+        fs: the disk.
+        files: by directory, then by base offset.
 
     Raises:
-        StorageError: The disk refused a read.
+        StorageError: a read error.
     """
     holes: list[Damage] = []
     for one, two in pairwise(files):
         if one.path.parent != two.path.parent or one.flaw:
             continue
         if one.kind is FileKind.ZIPPED and one.end_offset < two.base_offset:
-            # Unpacked it is whole, or its own damage is named.
+            # The unpacked zip is complete, or its own damage is reported.
             detail = (
                 f"segment ends at offset {one.end_offset}, next begins at"
                 f" {two.base_offset}"

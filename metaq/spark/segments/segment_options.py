@@ -1,4 +1,4 @@
-"""The options of `metaq-segments`: which files, which of their records, how cut."""
+"""The options of `metaq-segments`: files, their records to read, and splits."""
 
 import json
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ from metaq.spark.rows import OnCorrupt
 BYTES_PER_PARTITION: Final = SizeBytes(64 << 20)
 """Bytes of records of one task: a few tenths of a second of work."""
 MESSAGE_BYTES_MAX: Final = SizeBytes(64 << 20)
-"""Bytes of a message, four times what brokers take by default: a length that rotted, or
-was made, would take gigabytes of memory out of a small zip."""
+"""Maximum bytes of a message, four times the default limit of brokers: a damaged or
+forged length in a small zip could otherwise take gigabytes of memory."""
 
 _EDGES: Final = {EARLIEST: "earliest", LATEST: "latest"}
 BINARY_VALUES: Final = ValueOptions(
@@ -39,28 +39,28 @@ class SegmentOptions(Chosen):
     paths: tuple[str, ...]
     """Data directories, partition directories, segment files; wildcards allowed."""
     starts: Offsets = field(default_factory=dict)
-    """First offset that is read, where it is not the earliest."""
+    """Partition → first offset to read, if not the earliest."""
     ends: Offsets = field(default_factory=dict)
-    """First offset that is not read any more, where it is not the latest."""
+    """Partition → end offset, exclusive, if not the latest."""
     start_ms: Millis | None = None
     end_ms: Millis | None = None
     on_corrupt: OnCorrupt = OnCorrupt.FAIL
     bytes_per_partition: SizeBytes = BYTES_PER_PARTITION
     message_bytes_max: SizeBytes = MESSAGE_BYTES_MAX
     broker_id: BrokerId | None = None
-    """Value of `broker_id` in every row; None: taken from the message ids."""
+    """Value of `broker_id` in every row; None takes it from the message ids."""
     values: ValueOptions = BINARY_VALUES
     can_push_filters: bool = False
     leaves_out_internal: bool = True
-    """Whether the logs of the broker itself are not read, beside those of topics."""
+    """Whether to skip the internal logs of the broker, if there are logs of topics."""
 
     @property
     def named(self) -> frozenset[TopicPartition]:
-        """The partitions that the user wrote down one by one."""
+        """The partitions that the user named one by one."""
         return self.assigned.union(self.starts, self.ends)
 
     def bounds_of(self, partition: TopicPartition) -> Bounds | None:
-        """Return the range to read of a partition; None: none."""
+        """Return the range to read of a partition; None if it is not read."""
         if not self.chooses(partition):
             return None
         start = self.starts.get(partition, EVERYTHING.start)
@@ -69,13 +69,13 @@ class SegmentOptions(Chosen):
 
 
 def parse_segment_options(options: Mapping[str, str]) -> SegmentOptions:
-    """Return the options of one read.
+    """Parse the options of one read.
 
     Args:
-        options: Name to text, as Spark hands them over; case does not matter.
+        options: name → text, as passed by Spark; names are case-insensitive.
 
     Raises:
-        OptionError: One is missing, unknown, out of range or contradicts another.
+        OptionError: one is missing, unknown, out of range or contradicts another.
         OffsetTextError: JSON is wrong.
     """
     found = FoundOptions(options, Use.SEGMENTS)
@@ -113,7 +113,7 @@ def parse_segment_options(options: Mapping[str, str]) -> SegmentOptions:
 
 
 def _offsets(value: Any, name: str, edge: Offset) -> dict[TopicPartition, Offset]:
-    """Return the offsets that a user named; the edge itself need not be named."""
+    """Return the user's offsets, without those equal to the edge."""
     if value is None or value == _EDGES[edge]:
         return {}
     if not isinstance(value, dict):

@@ -1,18 +1,17 @@
-"""Plan of one query: segment files, cut on record boundaries, shared out among tasks.
+"""Plan of one query: segment files, split at record boundaries, divided among tasks.
 
-A boundary is believed where the span index names it. Bytes without an index (a Java
-broker wrote them, or they are archived) are walked from header to header, which reads
-them once on the driver. That pays for a few files; where there are many, each of them
-is one split, as is every file that is short enough. So is a zip: it can only be
-unpacked from its start.
+Boundaries are taken from the span index. Bytes without an index (written by a Java
+broker, or archived) are walked from header to header, which reads them once on the
+driver. That is worthwhile for a few files; beyond WALK_BYTES_MAX, each file is one
+split, as is every short file. So is a zip, which can only be unpacked from its start.
 
     <data directory>/<topic>-<partition>/<base offset>.meta        a segment
                                          <base offset>.meta.arc    archived
                                          <base offset>.meta.zip    archived, compressed
 
-Only the name of the directory has the topic and the partition, so an archive keeps it
-when it is moved elsewhere. Directories are never joined: two of them may hold partition
-0 of one topic from two brokers. Source: docs/metaq-1.4/broker.md 2.1, 2.9.
+Only the name of the directory has the topic and the partition, so a moved archive must
+keep it. Directories are never merged: two of them may have partition 0 of one topic
+from two brokers. Source: docs/metaq-1.4/broker.md 2.1, 2.9.
 """
 
 import enum
@@ -57,18 +56,18 @@ from metaq.storage.walk import WINDOW_BYTES, RangeReader
 _WILDCARD: Final = re.compile(r"[*?\[]")
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 _Wanted: TypeAlias = dict[tuple[Path, str], tuple[Path, set[str] | None]]
-"""Place → partition directory as it was named, and its files; None for all."""
+"""Resolved path and name → partition directory as given, and its files (None: all)."""
 
 
 class FileKind(enum.Enum):
-    """Form of the bytes in a segment's file; the value ends the file's name."""
+    """Form of a segment's file; the value is the suffix of the file name."""
 
     PLAIN = META_SUFFIX
-    """As a broker wrote them; the file may be growing."""
+    """As written by a broker; may be growing."""
     ARCHIVED = META_SUFFIX + ARCHIVE_SUFFIX
-    """The same bytes, out of use."""
+    """The same bytes, archived."""
     ZIPPED = META_SUFFIX + ZIP_SUFFIX
-    """Compressed as the only entry of a zip; readable from its start only."""
+    """Compressed as the only entry of a zip; readable only from its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,37 +76,37 @@ class SegmentFile:
 
     path: Path
     log_id: LogId
-    """Partition, by the name of the directory."""
+    """Topic and partition, from the name of the directory."""
     base_offset: Offset
     size_bytes: SizeBytes
-    """Bytes of records; of a zip, unpacked. Of an active segment, at that moment."""
+    """Bytes of records, unpacked; of an active segment, when it was listed."""
     kind: FileKind
     is_active: bool = False
-    """The newest segment of its directory: a broker may be writing to its end."""
+    """Whether it is the newest segment of its directory, which may be growing."""
     flaw: str = ""
-    """Reason why nothing of the file can be read, its size is 0 then; empty: none."""
+    """Reason why the file is unreadable, with a size of 0; "" if it is readable."""
 
     @property
     def end_offset(self) -> Offset:
-        """Return the offset after its last byte."""
+        """Offset after its last byte."""
         return Offset(self.base_offset + self.size_bytes)
 
 
 def find_segments(fs: FileSystem, patterns: Iterable[str]) -> tuple[SegmentFile, ...]:
-    """Return the segment files that some paths mean, each once.
+    """Return the segment files of paths, each once.
 
     Args:
-        fs: The disk.
-        patterns: Data directories, partition directories or segment files; `*`, `?`
-            and `[…]` match within one step of the path.
+        fs: the disk.
+        patterns: data directories, partition directories or segment files; `*`, `?`
+            and `[…]` match within one component of the path.
 
     Returns:
-        By directory, then by base offset. Where a crash left a segment beside its
-        archive, the segment alone.
+        Files by directory, then by base offset. If a crash left both a segment and its
+        archive, only the segment.
 
     Raises:
-        OptionError: A path does not exist, or is on no disk of this machine.
-        StorageError: The disk refused, or a name makes no sense.
+        OptionError: a path does not exist, or is not local.
+        StorageError: a disk error, or an invalid name of a segment.
     """
     wanted: _Wanted = {}
     for pattern in patterns:
@@ -171,10 +170,10 @@ def _sort_in(fs: FileSystem, path: Path, wanted: _Wanted) -> None:
 
 
 def _want(wanted: _Wanted, directory: Path, name: str | None) -> None:
-    """Add a file of a partition directory to `wanted`, or all of them for None.
+    """Add a file of a partition directory to `wanted`, or all its files for None.
 
-    Links lead to one directory by several paths; it is read once. Its own name says
-    which partition it is, also where that is the name of a link.
+    A directory reached by several links is read once. Its name as given, even that of
+    a link, identifies the partition.
     """
     place = directory.resolve(), directory.name
     path, names = wanted.setdefault(place, (directory, set()))
@@ -214,7 +213,7 @@ def _list_segments(fs: FileSystem, directory: Path) -> list[SegmentFile]:
         except CorruptRecordError as error:
             flaw = str(error)
         except MissingFileError:
-            continue  # retention took it between the list and this line
+            continue  # removed by retention since the directory was listed
         except DiskError as error:
             if error.operation != "read":
                 raise
@@ -235,7 +234,7 @@ def _name_log(directory: Path) -> LogId:
 
 
 def _split_name(name: str) -> tuple[FileKind, str] | None:
-    """Return kind and base offset of a segment's file name; None for other files."""
+    """Return kind and base offset text of a segment's file name; None for others."""
     for kind in FileKind:
         if name.endswith(kind.value):
             return kind, name.removesuffix(kind.value)
@@ -243,15 +242,16 @@ def _split_name(name: str) -> tuple[FileKind, str] | None:
 
 
 def _rank(kind: FileKind) -> int:
-    """Return which of two files of one segment is read: the lower one."""
+    """Return the rank of a kind; the lowest of a segment's files is read."""
     return list(FileKind).index(kind)
 
 
 NO_BROKER: Final = BrokerId(-1)
-"""Broker of a file whose ids do not name it: a Java broker stamped them."""
+"""Broker of a file whose ids were stamped by a Java broker, and do not name it."""
 
 WALK_BYTES_MAX: Final = SizeBytes(4 << 30)
-"""Walked per query on the driver, some seconds' worth; files beyond stay whole."""
+"""Maximum bytes walked per query on the driver, in some seconds; later files are not
+split."""
 
 _LENGTH: Final = Struct(">i")
 
@@ -262,18 +262,18 @@ class Split:
 
     file: SegmentFile
     broker_id: BrokerId
-    """Broker that its records come from; -1: unknown."""
+    """Broker of its records; -1 if unknown."""
     bounds: Bounds
     start: Offset
     end: Offset
     """Offset after its last byte, a record boundary unless `may_be_torn`."""
     may_be_torn: bool = False
-    """Nothing proves that its bytes were ever synced: a crash, or a broker at work,
-    explains a flaw at its end."""
+    """Whether it may end with a torn tail: its bytes may not have been synced, after a
+    crash or by a running broker."""
 
     @property
     def size_bytes(self) -> SizeBytes:
-        """Return how many bytes of records it spans."""
+        """Bytes of records in its range."""
         return SizeBytes(self.end - self.start)
 
 
@@ -292,12 +292,12 @@ def plan_query(
     pushed: PushedFilters,
     walk_bytes_max: int = WALK_BYTES_MAX,
 ) -> SegmentPlan:
-    """Look at the files, and give each task about as many bytes as the options say.
+    """Find the files, and divide them into tasks of about the size in the options.
 
     Raises:
-        OptionError: A path does not exist, or names no partition; or no file is of a
-            topic or partition that the options name.
-        StorageError: The disk refused.
+        OptionError: a path does not exist, or names no partition; or there is no file
+            of a topic or partition named in the options.
+        StorageError: a disk error.
     """
     found = find_segments(fs, options.paths)
     _require_topics(options, {file.log_id.topic for file in found})
@@ -318,7 +318,7 @@ def plan_query(
 
 
 def _require_topics(options: SegmentOptions, there: Collection[str]) -> None:
-    """Refuse a topic of `subscribe` of which there is no file."""
+    """Refuse a topic of `subscribe` without files."""
     for topic in sorted({*options.topics}.difference(there)):
         raise OptionError(
             f"subscribe: no file is of topic {topic!r}; topics of the files are:"
@@ -331,9 +331,9 @@ def _require_partitions(
     files: Iterable[SegmentFile],
     placed: Iterable[tuple[SegmentFile, BrokerId]],
 ) -> None:
-    """Refuse a partition that is named and of which there is no file.
+    """Refuse a named partition without files.
 
-    Message ids name its broker. A file without any may be of each broker.
+    Message ids name the broker. An empty file may belong to any broker.
     """
     brokers: dict[LogId, set[BrokerId]] = {file.log_id: set() for file in files}
     for file, broker_id in placed:
@@ -361,7 +361,7 @@ def _bounds_of(
     options: SegmentOptions,
     pushed: PushedFilters,
 ) -> Bounds | None:
-    """Return the wanted range of a file; None: none."""
+    """Return the range to read of a file; None if it is not read."""
     log_id = file.log_id
     partition = TopicPartition(log_id.topic, broker_id, log_id.partition)
     asked = options.bounds_of(partition)
@@ -373,7 +373,7 @@ def _bounds_of(
 def _pack(
     splits: Iterable[Split], bytes_max: SizeBytes
 ) -> tuple[tuple[Split, ...], ...]:
-    """Put small splits together, in order: a task for each would cost more."""
+    """Combine small splits into tasks, in order: a task for each would cost more."""
     packs: list[list[Split]] = []
     size = 0
     for split in splits:
@@ -391,15 +391,15 @@ def _pack(
 def place_files(
     fs: FileSystem, files: Iterable[SegmentFile], broker_id: BrokerId | None
 ) -> Iterator[tuple[SegmentFile, BrokerId]]:
-    """Yield the readable files with their brokers, by the ids of first records.
+    """Yield the readable files with their brokers, named by the ids of first records.
 
     Args:
-        fs: The disk.
-        files: By directory, then by base offset.
-        broker_id: Of all files, where the caller knows better than the ids.
+        fs: the disk.
+        files: by directory, then by base offset.
+        broker_id: broker of all files; None takes it from the ids.
 
     Raises:
-        StorageError: The disk refused, or an archive is damaged.
+        StorageError: a disk error, or an archive is damaged.
     """
     for _directory, group in groupby(files, key=lambda file: file.path.parent):
         known = NO_BROKER if broker_id is None else broker_id
@@ -418,11 +418,11 @@ def _first_id(fs: FileSystem, file: SegmentFile) -> MessageId | None:
         try:
             header = source.read_at(Position(0), SizeBytes(HEADER_BYTES))
         except CorruptRecordError:
-            return None  # named when the file is read
+            return None  # reported when the file is read
         except DiskError as error:
             if error.operation != "read":
                 raise
-            return None  # a bad sector: the task that reads it fails, or names it
+            return None  # a bad sector: reported by the task that reads it
     if len(header) < HEADER_BYTES:
         return None
     _length, _checksum, message_id, _flag = HEADER.unpack(header)
@@ -431,27 +431,28 @@ def _first_id(fs: FileSystem, file: SegmentFile) -> MessageId | None:
 
 @dataclass(slots=True)
 class _Splitter:
-    """Cuts the files of one query. Owner: its plan."""
+    """Splits the files of one query. Owner: its plan."""
 
     fs: FileSystem
     bytes_max: int
     """A split ends at the first boundary that reaches this size."""
     left_bytes: int
+    """Bytes that may still be walked."""
 
     def split(
         self, file: SegmentFile, broker_id: BrokerId, bounds: Bounds
     ) -> list[Split]:
-        """Cut a file into splits; leave out those that hold no offset in `bounds`.
+        """Cut a file into splits; omit those outside of `bounds`.
 
-        Times leave out a file only where its index says that the last append was too
-        early. Ids do not show it: messages of a transaction have the ids of their puts,
-        and may follow younger ones, also as the first of a file.
+        By time a file is omitted only if its index shows that its last append was too
+        early. Message ids do not show that: messages of a transaction have the ids of
+        their puts, and may follow newer ones, even at the start of a file.
 
         The splits are in order, and cover every record within the bounds. The bytes of
-        an active segment after its index are a split of their own, which may be torn.
+        an active segment after its index are a separate split, which may be torn.
 
         Raises:
-            StorageError: The disk refused.
+            StorageError: a disk error.
         """
         index = None
         if not (file.is_active or bounds.overlaps(file.base_offset, file.end_offset)):
@@ -462,7 +463,7 @@ class _Splitter:
             return []
         end = tail = file.end_offset
         if file.is_active:
-            # The index may be newer than the size: its bytes are there by now.
+            # The index may have been read later than the size: then its bytes exist.
             tail = file.base_offset if index is None else index.end_offset
             end = max(end, tail)
         cuts = [file.base_offset, *self._cuts(file, index, tail), tail, end]
@@ -475,7 +476,7 @@ class _Splitter:
     def _cuts(
         self, file: SegmentFile, index: SpanIndex | None, end: Offset
     ) -> Iterator[Offset]:
-        """Yield the offsets between the ends of [base offset, end) at which to cut."""
+        """Yield the offsets at which to cut, strictly inside [base offset, end)."""
         last = covered = file.base_offset
         if file.kind is FileKind.ZIPPED or end - last <= self.bytes_max:
             return
@@ -495,10 +496,9 @@ class _Splitter:
     ) -> Iterator[Offset]:
         """Yield the first record in [start, end) at or after `target`, and so on.
 
-        Only headers are looked at, and the walk ends at one that is none. A damaged
-        length may lead it astray: the split before such a cut names the damage, the one
-        after it finds its way as after any damage, and the record under the cut is lost
-        with it.
+        Reads only headers, and stops at a negative length. A damaged length may lead to
+        a wrong cut: then the split before it reports the damage, the one after it
+        resynchronises as after any damage, and the record at the cut is lost with it.
         """
         with closing(self.fs.open_read(file.path)) as plain:
             base, offset = file.base_offset, start
@@ -522,7 +522,7 @@ class _Splitter:
 def _is_too_old(
     file: SegmentFile, index: SpanIndex | None, start_ms: Millis | None
 ) -> bool:
-    """Whether all of a file was appended before a time."""
+    """Return whether the whole file was certainly appended before a time."""
     if start_ms is None or index is None or index.end_offset < file.end_offset:
         return False
     return all(span.append_time_ms < start_ms for span in index.spans)

@@ -1,13 +1,11 @@
-"""The reader of `format("metaq-segments")`: lists files, cuts them, reads in tasks.
+"""The reader of `format("metaq-segments")`: lists files, splits them, reads in tasks.
 
-The driver lists the files and cuts them into splits; each task reads its splits with
-no broker in between: pieces of the file in, Arrow batches out. A query reads the bytes
-that were there when it was planned: an active segment ends with its last whole record
-of that moment.
+The driver lists the files and cuts them into splits; each task reads its splits without
+a broker, from pieces of the file to Arrow batches. A query reads the bytes that existed
+when it was planned: an active segment ends with its last complete record then.
 
-A task holds one piece of a file, the batch made of it, and of a zip the piece after
-it; a larger record is held whole. Files are read, not mapped, for the reason that
-`metaq/fs/` gives.
+A task has in memory one piece of a file, the batch made from it, and of a zip the next
+piece; or one larger record. Files are read, not mapped; `metaq/fs/` explains why.
 """
 
 import logging
@@ -38,7 +36,7 @@ from metaq.storage.segment_source import open_source
 from metaq.storage.walk import WINDOW_BYTES
 
 PIECE_BYTES: Final = SizeBytes(WINDOW_BYTES)
-"""Read at a time, unless one record needs more; stays in a processor's cache."""
+"""Bytes read at a time, unless a record is larger; fits into a processor's cache."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,10 +45,10 @@ def declared_columns(given: Mapping[str, str]) -> str:
     """Return the columns of every row, as DDL.
 
     Args:
-        given: options of the read, as Spark hands them over.
+        given: options of the read, as passed by Spark.
 
     Raises:
-        OptionError: An option is wrong.
+        OptionError: an option is wrong.
     """
     return row_ddl(parse_segment_options(given).values)
 
@@ -59,21 +57,21 @@ def segments_reader(given: Mapping[str, str], schema: StructType) -> "SegmentsRe
     """Return the reader of a query.
 
     Args:
-        given: options of the read, as Spark hands them over.
-        schema: as Spark hands it to a reader.
+        given: options of the read, as passed by Spark.
+        schema: as passed by Spark to a reader.
 
     Raises:
-        OptionError: An option is wrong, or the user asked for other columns.
+        OptionError: an option is wrong, or the user's schema has other columns.
     """
     options = parse_segment_options(given)
     report_missing_filters(options.can_push_filters)
-    # Spark refuses a reader that takes filters while its own setting is off.
+    # Spark refuses a reader with `pushFilters` while its own setting is off.
     kind = PushingReader if options.can_push_filters else SegmentsReader
     return kind(options, value_type(schema, options.values))
 
 
 class SegmentsReader(DataSourceReader):
-    """Plans on the driver, reads in the tasks; travels to them in pickled form."""
+    """Plans on the driver, reads in the tasks; picklable."""
 
     def __init__(self, options: SegmentOptions, value_type: pa.DataType) -> None:
         self._options = options
@@ -82,12 +80,12 @@ class SegmentsReader(DataSourceReader):
 
     @one_sentence
     def partitions(self) -> list[InputPartition]:
-        """Return the splits of each task, as a tuple.
+        """Return the tasks, each with a tuple of splits.
 
         Raises:
-            CorruptRecordError: An archive is none, and damage is to fail the query.
-            OptionError: A path does not exist, or names no partition.
-            StorageError: The disk refused.
+            CorruptRecordError: a file is unreadable, with `OnCorrupt.FAIL`.
+            OptionError: a path does not exist, or names no partition.
+            StorageError: a disk error.
         """
         plan = plan_query(SystemFileSystem(), self._options, self._pushed)
         for damage in plan.unreadable:
@@ -101,9 +99,9 @@ class SegmentsReader(DataSourceReader):
         """Yield the rows of one task.
 
         Raises:
-            BadRowError: A value is not of the format, and that is to fail the query.
-            CorruptRecordError: Bytes are damaged, and damage is to fail the query.
-            StorageError: The disk refused.
+            BadRowError: a value does not have the format, with `BadRows.FAIL`.
+            CorruptRecordError: bytes are damaged, with `OnCorrupt.FAIL`.
+            StorageError: a disk error.
         """
         values, splits = self._options.values, partition.value or ()
         converter = ValueConverter(values.format, values.bad_rows, self._value_type)
@@ -112,25 +110,25 @@ class SegmentsReader(DataSourceReader):
 
 
 class PushingReader(TakesFilters, SegmentsReader):
-    """Leaves out files that cannot match the filters of the query."""
+    """A reader that skips files which cannot match the query's filters."""
 
 
 def read_splits(
     fs: FileSystem, splits: Iterable[Split], options: SegmentOptions
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the wanted rows of some splits, in order.
+    """Yield the wanted rows of splits, in order.
 
     Args:
-        fs: The disk.
-        splits: One after the other; at most one file is open at a time.
-        options: With SKIP damaged ranges are warnings in the task's log, at most
-            `DAMAGES_MAX` for each split. A message longer than its `message_bytes_max`
-            is damage, and is not read.
+        fs: the disk.
+        splits: read one at a time, with at most one file open.
+        options: with `OnCorrupt.SKIP`, damaged ranges are logged as warnings, at most
+            `DAMAGES_MAX` per split. A message longer than `message_bytes_max` is
+            damage, and is not read.
 
     Raises:
-        CorruptRecordError: Bytes are damaged and FAIL was said; the message names
+        CorruptRecordError: bytes are damaged, with `OnCorrupt.FAIL`; the message names
             file, offset and next good offset.
-        StorageError: The disk refused.
+        StorageError: a disk error.
     """
     for split in splits:
         damage: list[Damage] = []
@@ -156,24 +154,24 @@ def read_split(
     damage: list[Damage],
     message_bytes_max: int = VALUE_BYTES_MAX,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield all rows of one split, in order of their offsets.
+    """Yield all rows of one split, ascending by offset.
 
     Args:
-        fs: The disk.
-        split: The split to read.
-        on_corrupt: Reaction to damage.
-        damage: With SKIP, skipped ranges are added here, in order.
-        message_bytes_max: A longer message is damage, and is not read.
+        fs: the disk.
+        split: the split to read.
+        on_corrupt: reaction to damage.
+        damage: with SKIP, skipped ranges are added to it, in order.
+        message_bytes_max: a longer message is damage, and is not read.
 
     Raises:
-        CorruptRecordError: See `read_splits`.
-        StorageError: The disk refused.
+        CorruptRecordError: see `read_splits`.
+        StorageError: a disk error.
     """
     file = split.file
     decoder = RowDecoder(
         TopicPartition(file.log_id.topic, split.broker_id, file.log_id.partition),
         split.start,
-        # Where the last whole record ends, as a broker would find it at a start.
+        # The end of the last complete record, as a broker finds it at its start.
         tail_of(fs, split).end if split.may_be_torn else split.end,
         on_corrupt=on_corrupt,
         payload_bytes_max=message_bytes_max,
@@ -188,7 +186,7 @@ def read_split(
             f"damaged record: {found}", next_good_offset=error.next_good_offset
         ) from error
     except CorruptRecordError as error:
-        # The archive around the records: bytes after it cannot be unpacked.
+        # The zip itself is damaged: the bytes after that cannot be unpacked.
         rest = Damage(file.path, decoder.next_offset, split.end, str(error))
         if on_corrupt is OnCorrupt.FAIL:
             raise CorruptRecordError(str(rest)) from error
@@ -202,7 +200,7 @@ def read_split(
 def _decode(
     fs: FileSystem, split: Split, decoder: RowDecoder
 ) -> Iterator[pa.RecordBatch]:
-    """Read the pieces that the decoder asks for, until it or the file ends."""
+    """Read the pieces that the decoder needs, until it is done or the file ends."""
     file = split.file
     seen, is_zip = split.start, file.kind is FileKind.ZIPPED
     with closing(open_source(fs, file.path, is_zip=is_zip)) as source:
@@ -211,16 +209,16 @@ def _decode(
             size = min(max(PIECE_BYTES, decoder.needed_bytes), decoder.end - start)
             piece = source.read_at(Position(start - file.base_offset), SizeBytes(size))
             if start + len(piece) <= seen:
-                return  # the file is shorter than it was
+                return  # the file has become shorter
             seen = Offset(start + len(piece))
             yield from decoder.decode(piece)
 
 
 def tail_of(fs: FileSystem, split: Split) -> Tail:
-    """Judge bytes of an active segment that its index does not cover, as storage does.
+    """Check the bytes of an active segment after its index, as the storage engine does.
 
     Raises:
-        StorageError: the disk refused.
+        StorageError: a disk error.
     """
     base = split.file.base_offset
     segment = Segment(split.file.path, base, SizeBytes(split.end - base))

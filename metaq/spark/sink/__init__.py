@@ -1,1 +1,1 @@
-"""Sink of a query: rows to brokers, in named batches."""
+"""The Spark sink: writes rows to brokers, in named batches or in transactions."""

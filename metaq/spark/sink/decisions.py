@@ -1,9 +1,9 @@
-"""Decisions about the batches of an exactly-once write, and what follows. Pure.
+"""Decisions about the batches of an exactly-once write, and their consequences. Pure.
 
-Each task of a batch prepares its messages in an XA transaction of its own. Which of
-these are committed is one *decision*, kept in a node of ZooKeeper: it names the batch,
-and of each task the one attempt that counts. The same node has a *turn*, a number that
-each write to it draws again.
+Each task of a batch prepares its messages in an XA transaction of its own. A *decision*
+in a ZooKeeper node determines which of these are committed: it names the batch, and for
+each task the attempt to commit. The same node has a *turn*, a random text that changes
+with each write to the node.
 
     {"turn": "5f0c93a1d2b4e687",            drawn by the last writer
      "place": "file:/checkpoint",           of the query, for people
@@ -14,21 +14,21 @@ each write to it draws again.
      "branches": {"0,2": {"0": "89abcdef",  brokers -> task -> attempt
                           "1": "01234567"}}}
 
-A batch is decided by a write to the node that finds the turn which its tasks were
-planned under. Three rules keep any number of drivers from contradicting each other:
+A batch is decided by a write to the node, which must still have the turn under which
+the tasks were planned. Three rules keep any number of drivers consistent:
 
-* A branch is committed only when the node names it.
-* Another one is rolled back only when nothing can name it any more: its batch is
-  decided without it, or there is a new turn, under which those planned before cannot
+* A branch is committed only if the node names it.
+* Any other branch is rolled back only if no decision can name it any more: its batch is
+  decided without it, or the turn has changed, so that runs planned before it cannot
   decide.
-* A decision makes way for that of the next batch of the same query, which Spark begins
-  when the commit of the last one has returned.
+* A decision is replaced only by that of the next batch of the same query, which Spark
+  begins after the commit of the last one has returned.
 
-A batch that is run again finds its own number decided, and has the same rows as before.
-Where it has not, or its number is below the decided one, the checkpoint is an older
-copy: what it holds was never written, and is refused.
+A repeated batch finds its own number decided, and has the same rows as before. If it
+has other rows, or a number below the decided one, the checkpoint is an older copy: the
+batch is refused, because its rows were never written.
 
-Keep in step: `exactly_once.py`, which carries this out.
+Keep in step: `exactly_once.py`, which implements this.
 """
 
 import json
@@ -45,12 +45,14 @@ from metaq.spark.errors import DecisionError
 
 FORMAT_ID: Final = int.from_bytes(b"MQS1")
 """Format of the ids below: this sink, first layout."""
+BATCH_WRITE: Final = "write-"
+"""Names of batch writes begin so: each is one batch, and is never run again."""
 ATTEMPT_MAX: Final = 2**32 - 1
-"""Largest number of an attempt: names have no room for more."""
+"""Maximum number of an attempt: 32 bits of the branch id."""
 SUM_LIMIT: Final = 2**64
 DECISION_BYTES_MAX: Final = 1_000_000
-"""Largest decision: ZooKeeper takes requests of 1 MiB (`jute.maxbuffer`), about 50,000
-branches."""
+"""Maximum bytes of a decision, about 50,000 branches: ZooKeeper accepts requests of
+1 MiB (`jute.maxbuffer`)."""
 
 # global id  | query (UUID, 16 bytes) | batch (int64) |
 # branch     | task (uint32) | attempt (uint32) |
@@ -62,11 +64,11 @@ _NO_RECORD: Final = (ValueError, KeyError, TypeError, AttributeError)
 
 @dataclass(frozen=True, slots=True)
 class RowSum:
-    """Rows, compared without regard to their order and to who has which of them."""
+    """Checksum of rows that does not depend on their order or division among tasks."""
 
     count: int = 0
     total: int = 0
-    """Sum over the rows, modulo 2^64: `sum_rows`."""
+    """Sum over the rows, modulo 2^64; see `sum_rows`."""
 
     def __add__(self, other: "RowSum") -> "RowSum":
         total = (self.total + other.total) % SUM_LIMIT
@@ -77,29 +79,29 @@ class RowSum:
 
 
 class TaskBranch(NamedTuple):
-    """Messages of one attempt of a task: a branch at each of its brokers."""
+    """Transaction of one attempt of a task, with a branch at each of its brokers."""
 
     task: int
     attempt: int
-    """Drawn by the attempt, 0..ATTEMPT_MAX."""
+    """Random number of the attempt, 0..ATTEMPT_MAX."""
     brokers: tuple[BrokerId, ...]
     """Brokers that have prepared it, sorted; one or more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A batch that is to be readable, and what it consists of."""
+    """Decision to commit a batch, with its branches."""
 
     query: str
-    """The query, a UUID in small letters; of a batch write the write itself."""
+    """Id of the query, or of a batch write; a UUID in lower case."""
     batch: int
     branches: tuple[TaskBranch, ...] = ()
-    """Parts of it that count; at most one of each task."""
+    """Branches to commit; at most one per task."""
     rows: RowSum | None = None
-    """Its rows; None in a decision by an older version."""
+    """Checksum of its rows; None in a decision by an older version."""
 
     def covers(self, query: str, batch: int) -> bool:
-        """Whether a batch needs no decision any more: it is this one, or before it."""
+        """Return whether this or an earlier decision was about the batch."""
         return query == self.query and batch <= self.batch
 
     def xids(self, qualifier: str) -> dict[XaTransactionId, tuple[BrokerId, ...]]:
@@ -112,7 +114,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class WriteTerms:
-    """Terms under which the tasks of a batch run. Goes to executors in pickled form."""
+    """The node's state when the tasks of a batch were planned; picklable."""
 
     turn: str
     query: str | None = None
@@ -120,13 +122,13 @@ class WriteTerms:
     batch: int = -1
 
     def covers(self, query: str, batch: int) -> bool:
-        """Whether a batch is decided already, and nothing is to be written."""
+        """Return whether a batch was decided, so that nothing is to be written."""
         return query == self.query and batch <= self.batch
 
 
 @dataclass(frozen=True, slots=True)
 class QueryRecord:
-    """The content of a query's node; the fields are those drawn at the top."""
+    """The content of a query's node; the module docstring shows the fields."""
 
     turn: str = ""
     place: str = ""
@@ -136,7 +138,7 @@ class QueryRecord:
         """Return the bytes of the node.
 
         Raises:
-            DecisionError: ZooKeeper would not take so many.
+            DecisionError: more bytes than ZooKeeper accepts.
         """
         fields: dict[str, object] = {"turn": self.turn, "place": self.place}
         decision = self.decision
@@ -165,10 +167,10 @@ class QueryRecord:
 
     @classmethod
     def decode(cls, data: bytes | None) -> "QueryRecord":
-        """Read the bytes of `encode`; None is no node.
+        """Parse the bytes of `encode`; None means a missing node.
 
         Raises:
-            DecisionError: the bytes are something else.
+            DecisionError: the bytes have another form.
         """
         if data is None:
             return cls()
@@ -259,8 +261,8 @@ def plan_recovery(
 
     Args:
         found: broker → ids that it lists under the qualifier.
-        decision: the last one of the query; None for none.
-        qualifier: of the query; ids of others, and of another format, are left alone.
+        decision: last decision of the query; None for none.
+        qualifier: of the query; ids with another qualifier or format are left out.
     """
 
     def is_over(xid: XaTransactionId) -> bool | None:
@@ -274,7 +276,7 @@ def plan_recovery(
 
 
 def name_branches(branches: Iterable[Placed]) -> str:
-    """Return how an error names branches: the first few."""
+    """Return the names of the first few branches, for errors."""
     names = []
     for broker_id, xid in branches:
         parts = parse_xid(xid)

@@ -1,25 +1,25 @@
 """A write with `delivery=exactly-once`: the steps of Spark for a batch.
 
-    made for a plan        begin               the terms of the tasks are pickled
-    write, in each task    send and prepare,   a message with the branch
-                           look at the turn
+    created for a plan     begin               the terms are pickled for the tasks
+    write, in each task    send and prepare,   returns a message with the branch
+                           check the turn
     commit                 decide, complete
     abort                  give up
 
-Spark makes one of these for the plan of a micro-batch and another one for its commit,
-and keeps neither; a batch write is planned and committed by the same one.
+Spark creates one sink for the plan of a micro-batch and another for its commit; a batch
+write is planned and committed by the same one.
 
 A task sends its rows in an XA transaction, prepares it, and reports the branch to the
-driver: no run of a task stores anything that another run has to know about. So rows may
-come in any order, and go anywhere, when the task is run again. A task that fails rolls
-back what it can reach; a broker drops the rest that is not prepared, and the driver
-what is. A task that prepares when its run is over finds another turn, and rolls back.
+driver. A repeated run of a task shares no state with the first one, so rows may have
+another order and go to other partitions. A task that fails rolls back at the brokers it
+can reach; a broker drops unprepared branches itself, and the driver rolls back prepared
+ones. A task that prepares after its run has ended finds another turn, and rolls back.
 
 A branch begins at a broker with the first messages for it. One call of
-`BranchSender.send` is under way at a time; the caller makes the next batch then. The
-first failure is the end: which messages are in the transaction is not known then, so
-all of it is rolled back. What cannot be rolled back and is not prepared ends with its
-time at the broker.
+`BranchSender.send` is in progress at a time, while the caller makes the next batch. The
+first failure ends the task: it is then unknown which messages are in the transaction,
+so all of it is rolled back. An unprepared branch that cannot be rolled back ends with
+its lifetime at the broker.
 
 Source: docs/metaq-1.4/client.md 9.3.
 """
@@ -75,8 +75,8 @@ if TYPE_CHECKING:
     from metaq.spark.sink.exactly_once import TransactionManager
 
 LIFETIME_S: Final = 24 * 3600
-"""Seconds that a branch may take until it is prepared, of which a broker grants as many
-as its `maxTxTimeoutInSeconds` says."""
+"""Maximum seconds until a branch is prepared; a broker limits them further to its
+`maxTxTimeoutInSeconds`."""
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ T = TypeVar("T")
 
 
 class BranchSender(OwnSender):
-    """Sends into one XA transaction. Blocking; one thread owns it.
+    """Sends messages in one XA transaction. Blocking; owned by one thread.
 
     Lifecycle: a context manager with a thread of its own; `send` any number of times,
     then `prepare` or `roll_back`. Leaving it sends nothing.
@@ -100,13 +100,13 @@ class BranchSender(OwnSender):
         """Prepare to send; nothing is connected yet.
 
         Args:
-            addresses: of brokers, `meta://host:port` or `host:port`; read at the first
-                messages for each, so that more may be added until then.
-            xid: used by no other sender, ever.
-            timeout_s: bound on each call, and on a connection.
+            addresses: of brokers, `meta://host:port` or `host:port`; read with the
+                first messages for each, so more may be added until then.
+            xid: never used by another sender.
+            timeout_s: time limit of each call, and of connecting.
 
         Raises:
-            NoResourcesError: there is no thread to be had.
+            NoResourcesError: no thread can be started.
         """
         self._xid = xid
         self._branches: dict[BrokerId, Branch] = {}
@@ -114,7 +114,7 @@ class BranchSender(OwnSender):
         self.message_count = 0
         self.size_bytes = 0
         self.promised_ms = Millis(0)
-        """Wall clock when brokers were asked to promise; 0 before."""
+        """Wall clock time of `prepare`, ms since 1970; 0 before."""
         super().__init__("metaq-branches", addresses, timeout_s)
 
     def send(
@@ -122,15 +122,18 @@ class BranchSender(OwnSender):
     ) -> None:
         """Add messages, in order; waits for those of the last call, not for these.
 
+        Errors are those of the last call.
+
         Args:
-            partition: where they go.
-            payloads: attribute block, if its flag says so, and application bytes each.
+            partition: destination.
+            payloads: each an attribute block, if its flag says so, and application
+                bytes.
             flags: one for each payload.
 
         Raises:
             UnknownXidError: the broker has rolled the branch back: its time is over.
             NoBrokerError: the partition's broker cannot be reached.
-            MessageTooLargeError: the broker does not take a payload.
+            MessageTooLargeError: a payload exceeds the broker's limit.
             MetaqError: a broker refuses, or does not answer.
         """
         self._wait()
@@ -139,15 +142,16 @@ class BranchSender(OwnSender):
         self._sending = self._thread.begin(self._put(partition, payloads, flags))
 
     def prepare(self) -> tuple[BrokerId, ...]:
-        """Have every broker promise to keep its branch until it is ended.
+        """Prepare the branch at every broker, which keeps it until commit or rollback.
 
-        *Durability.* Each promises what its settings for transactions say.
+        *Durability.* Each branch is durable as the broker's settings for transactions
+        demand.
 
         Returns:
-            The brokers that have something to commit, sorted; () when nothing was sent.
+            The brokers that have something to commit, sorted; () if nothing was sent.
 
         Raises:
-            As `send`; roll back then.
+            As `send`; call `roll_back` then.
         """
         self._wait()
         self.promised_ms = self._clock.wall_ms()
@@ -156,11 +160,11 @@ class BranchSender(OwnSender):
         return tuple(sorted(one for one, has_work in votes.items() if has_work))
 
     def roll_back(self) -> None:
-        """Have every broker drop its branch; one that is not reached is logged."""
+        """Roll back the branch at every broker; log brokers that are not reached."""
         if self._sending is not None:
             self._sending.cancel()
             self._sending = None
-        # Over any connections: those that it began with may be gone.
+        # Over any connections, because those of `begin` may be lost.
         results = self._thread.run(self._at_each(self._parts.roll_back))
         for broker_id, error in failures(results).items():
             _log.info(
@@ -170,7 +174,7 @@ class BranchSender(OwnSender):
     # -- inside -----------------------------------------------------------------------
 
     def _wait(self) -> None:
-        """Wait for what the last `send` began; its error is raised each time."""
+        """Wait for the last `send`; raises its error, each time."""
         if self._sending is not None:
             self._sending.result()
 
@@ -223,28 +227,28 @@ _IS_REFUSED: Final = (
 
 
 TaskMessages: TypeAlias = Sequence[WriterCommitMessage | None]
-"""A message of each task to the driver; None: the task has failed."""
+"""Message of each task to the driver; None for a failed task."""
 
 
 @dataclass
 class TaskPrepared(WriterCommitMessage):
-    """Message of one task to the driver: small, however much it has written."""
+    """Message of one task to the driver; its size does not depend on the rows."""
 
     written: Written
-    """Counters of the task's messages; readable when the driver has committed."""
+    """Counters of the task's messages, which become readable with the commit."""
     query: str
     terms: WriteTerms
     branch: TaskBranch
-    """Its branch; without brokers where there were no rows."""
+    """Its branch; without brokers if there were no rows."""
     promised_ms: Millis
-    """Wall clock of its machine when it asked brokers to promise."""
+    """Wall clock time of its machine at `prepare`, ms since 1970."""
     rows: RowSum
     is_repeat: bool = False
-    """The batch was decided before; nothing was written."""
+    """Whether the batch was decided before, so that nothing was written."""
 
 
 class ExactSink:
-    """The sink of one write; goes to executors in pickled form."""
+    """The exactly-once sink of one write; picklable, for executors."""
 
     def __init__(
         self,
@@ -258,16 +262,16 @@ class ExactSink:
         """Prepare a batch.
 
         Args:
-            options: with ZooKeeper.
-            name: of the query's nodes, and its qualifier at brokers.
-            place: names the query to people.
-            write: the id of a batch write; None for a stream, whose tasks know it.
-            is_planned: tasks follow; False: a batch is to be committed.
+            options: options with `zookeeper`.
+            name: name of the query's nodes, and its qualifier at brokers.
+            place: name of the query in errors and for operators.
+            write: id of a batch write; None for a stream, whose tasks know it.
+            is_planned: True to plan tasks, False to commit a batch.
 
         Raises:
             NoTransactionsError: a broker refuses transactions.
             NoBrokerError: no broker takes puts to the topic.
-            CoordinationError: ZooKeeper cannot be asked.
+            CoordinationError: ZooKeeper is not available.
         """
         self._options = options
         self._name = name
@@ -282,14 +286,14 @@ class ExactSink:
             self._terms = self._run(lambda manager: manager.begin(brokers))
 
     def write_rows(self, batches: Iterator[pa.RecordBatch]) -> TaskPrepared:
-        """Send the rows of one task, and have brokers promise to keep them.
+        """Send the rows of one task, and prepare them at the brokers.
 
         Raises:
             RowError: a row cannot be written.
-            SparkError: a later batch of the query is decided.
-            TakenOverError: the run of the task is over.
-            CoordinationError: ZooKeeper does not say whether it is.
-            SparkError: a broker does not hold them.
+            SparkError: a later batch of the query is decided; or a broker refused the
+                rows, or rolled them back because their time was over.
+            TakenOverError: the run of the task has ended.
+            CoordinationError: ZooKeeper is not available to check that.
             MetaqError: a broker cannot be reached or refuses.
         """
         terms, name = self._terms, write_name("")
@@ -328,11 +332,11 @@ class ExactSink:
         """Decide about a batch whose tasks are prepared, and commit it.
 
         Raises:
-            TakenOverError: another driver was faster; nothing of it is written.
+            TakenOverError: another driver has taken over; nothing of it is written.
             SparkError: the number was decided for other rows; these are not written.
-            IncompleteError: it is decided, and not all is committed.
-            DecisionError: it has more tasks than a decision takes.
-            CoordinationError: ZooKeeper cannot be asked; it may be decided.
+            IncompleteError: it is decided, but not completely committed.
+            DecisionError: it has too many tasks for a decision.
+            CoordinationError: ZooKeeper is not available; it may be decided.
         """
         tasks = [m for m in messages if isinstance(m, TaskPrepared)]
         rows = sum((one.rows for one in tasks), RowSum())
@@ -354,10 +358,10 @@ class ExactSink:
             self._run(lambda manager: manager.forget())
 
     def abort(self, batch: int, messages: TaskMessages) -> None:
-        """Roll back what tasks have prepared and will, unless the batch is decided.
+        """Roll back a batch, unless it is decided; running tasks roll back themselves.
 
         Raises:
-            CoordinationError: ZooKeeper cannot be asked; the next run does it.
+            CoordinationError: ZooKeeper is not available; the next run rolls back.
         """
         tasks = [m for m in messages if isinstance(m, TaskPrepared)]
         branches = [
@@ -372,7 +376,7 @@ class ExactSink:
             self._run(lambda manager: manager.forget())
 
     def _require_turn(self, terms: WriteTerms) -> None:
-        """Refuse to have prepared something that no driver will decide about."""
+        """Raise if the turn has changed: no driver will decide about this task."""
         kept = shared_cluster(self._options.wire).read_decision(self._name)
         if QueryRecord.decode(kept).turn != terms.turn:
             raise TakenOverError(
@@ -392,7 +396,7 @@ class ExactSink:
         return shared_cluster(self._options.wire).targets(topics)
 
     def _run(self, step: "Callable[[TransactionManager], Coroutine[Any, Any, T]]") -> T:
-        """Run a step on the driver; tasks take none, and import no manager."""
+        """Run a step of the manager, on the driver; tasks never import the manager."""
         from metaq.spark.sink.exactly_once import TransactionManager  # noqa: PLC0415  # see above
 
         return shared_cluster(self._options.wire).run(
@@ -418,9 +422,13 @@ class BranchOutbox(RowOutbox):
     def __init__(
         self, name: WriteName, targets: RowTargets, *, qualifier: str, timeout_s: float
     ) -> None:
-        """Prepare to send; `qualifier` is the write's at brokers, the rest as `Outbox`.
+        """Prepare to send.
 
-        The batch of the name is 0 for a batch write.
+        Args:
+            name: of the task; its batch is 0 for a batch write.
+            targets: destinations of the rows.
+            qualifier: of the write's transactions.
+            timeout_s: as for `BranchSender`.
         """
         super().__init__(targets, name.turn)
         self._name = name
@@ -437,7 +445,7 @@ class BranchOutbox(RowOutbox):
             self.sender.close()
 
     def prepare(self) -> tuple[Written, TaskBranch]:
-        """Have brokers promise to keep the rows; return counters, and what to commit.
+        """Prepare the rows at the brokers; return counters, and the branch to commit.
 
         Raises as `put`.
         """
@@ -457,7 +465,7 @@ class BranchOutbox(RowOutbox):
 
 
 def _explained(error: MetaqError) -> MetaqError:
-    """Return an error that names the option to change, and its side."""
+    """Return an error that names the setting to change, if there is one."""
     if isinstance(error, UnknownXidError):
         return SparkError(f"{error}: {_TIME_IS_OVER}")
     if type(error) is ServerError:

@@ -1,14 +1,14 @@
 """Transaction manager of an exactly-once write, on the driver.
 
-    begin     before the tasks: commit or roll back what former runs have left
-    decide    all tasks are prepared: one write to ZooKeeper decides what counts
-    complete  commit every branch that counts, however long a broker is away
-    give_up   a write failed: roll back what it prepared
-    settle    by hand: end, as was decided, what a dead driver has left
+    begin     before the tasks: commit or roll back branches left by former runs
+    decide    once all tasks are prepared: store the decision, in one write to ZooKeeper
+    complete  commit every decided branch; retry while a broker is away
+    give_up   after a failed write: roll back what it prepared
+    settle    by an operator: end the branches of a dead driver as was decided
 
-`decisions.py` has the rules, and why any number of drivers, dead or alive, keep them.
-ZooKeeper and brokers are asked through the client of `cluster.py`; a step that is
-interrupted anywhere is repeated by the next run of the batch.
+`decisions.py` has the rules that keep any number of drivers consistent. Requests use
+the client of `cluster.py`; a step interrupted at any point is repeated by the next run
+of the batch.
 
 Source: docs/metaq-1.4/client.md 9.3; docs/metaq-1.4/broker.md 5.4 to 5.8.
 """
@@ -40,6 +40,7 @@ from metaq.errors import MetaqError, WireError
 from metaq.model import BrokerId, Millis
 from metaq.spark.errors import IncompleteError, NoTransactionsError, TakenOverError
 from metaq.spark.sink.decisions import (
+    BATCH_WRITE,
     Decision,
     QueryRecord,
     WriteTerms,
@@ -48,14 +49,14 @@ from metaq.spark.sink.decisions import (
 )
 
 SHOWN_MAX: Final = 3
-"""Causes and keys that an error shows."""
+"""Maximum number of causes, and of keys, in an error."""
 
 
 class TransactionManager:
     """Manager of the transactions of a query or a batch write, for one step.
 
-    Owner: the caller of the step, on the client's loop. All state between two steps is
-    in the node.
+    Owner: the caller of the step, on the client's loop. Only the node keeps state
+    between steps.
     """
 
     def __init__(
@@ -68,15 +69,15 @@ class TransactionManager:
         draw_turn: Callable[[], str],
         foreign_start_s: float = FOREIGN_START_S,
     ) -> None:
-        """Prepare a step; nothing is asked.
+        """Prepare a step; nothing is sent.
 
         Args:
             context: the client's parts.
-            deadline_s: absolute, on the client's clock.
-            name: of the query's nodes, and its qualifier at brokers.
-            place: names the query to people; "" keeps the node's.
-            draw_turn: returns a text that it never returned before.
-            foreign_start_s: how long a MetaQ 1.4 broker may take to know its branches.
+            deadline_s: on the client's monotonic clock.
+            name: name of the query's nodes, and its qualifier at brokers.
+            place: name of the query for operators; "" keeps the stored one.
+            draw_turn: returns a new unique text on each call.
+            foreign_start_s: see `FOREIGN_START_S`.
         """
         self._context = context
         self._deadline_s = deadline_s
@@ -91,13 +92,14 @@ class TransactionManager:
     # -- steps ------------------------------------------------------------------------
 
     async def begin(self, brokers: Collection[BrokerId]) -> WriteTerms:
-        """Clear what former runs have left, and return the terms of the tasks.
+        """End the branches of former runs, and return the terms of the tasks.
 
-        `brokers` are those that the tasks write to, as far as that is known.
+        Args:
+            brokers: brokers to which the tasks will write, as far as known.
 
         Raises:
-            NoTransactionsError: one of them refuses transactions.
-            DecisionError: the node has something else.
+            NoTransactionsError: one of these brokers refuses transactions.
+            DecisionError: the content of the node is invalid.
         """
         record = await self._read()
         found = await self._endings.look()
@@ -115,16 +117,17 @@ class TransactionManager:
         return WriteTerms(record.turn, decision.query, decision.batch)
 
     async def decide(self, decision: Decision, terms: WriteTerms) -> str:
-        """Decide about a batch; durable on return. Returns the turn of the decision.
+        """Store a decision; durable on return. Returns the turn of the decision.
 
         Raises:
-            TakenOverError: another driver was faster; nothing of these tasks counts.
+            TakenOverError: another driver has taken over; these tasks will be rolled
+                back.
             DecisionError: the decision is too large.
             IncompleteError: as `complete`, about the last batch of a former query.
-            CoordinationError: ZooKeeper cannot be asked; the batch may be decided.
+            CoordinationError: ZooKeeper is not available; the batch may be decided.
         """
         if terms.query not in (None, decision.query):
-            # Spark knows only of its own query that the last commit has returned.
+            # Spark guarantees a completed last commit only within one query.
             former = (await self._read()).decision
             if former is not None:
                 await self._commit_all(former, None)
@@ -153,18 +156,18 @@ class TransactionManager:
         turn: str | None = None,
         promised_ms: Millis | None = None,
     ) -> Decision | None:
-        """Commit what counts of the decided batch, and roll back what does not.
+        """Commit the branches of the decided batch, and roll back its other ones.
 
         Args:
-            decision: made just now; None: the one that an earlier run has kept.
-            turn: of a decision made just now.
-            promised_ms: when its first branch was prepared; None: not known.
+            decision: a new decision; None takes the stored one of an earlier run.
+            turn: turn of a new decision.
+            promised_ms: when its first branch was prepared; None if not known.
 
         Returns:
             The decision; None if there is none.
 
         Raises:
-            IncompleteError: not all is committed.
+            IncompleteError: not all branches are committed.
         """
         if decision is None:
             record = await self._read()
@@ -183,20 +186,20 @@ class TransactionManager:
     async def give_up(
         self, branches: Collection[Placed], turn: str | None
     ) -> Decision | None:
-        """Roll back what a run has prepared, unless the node names it.
+        """Roll back the branches of a run, unless the node names them.
 
-        Tasks may still run. Brokers list what is prepared before the new turn, and a
-        task that prepares after it sees the turn.
+        Tasks may still be running. Branches prepared before the new turn are listed by
+        brokers; a task that prepares later sees the new turn.
 
         Args:
-            branches: of the tasks that have returned.
-            turn: that the tasks were planned under; None: unknown.
+            branches: branches of the tasks that have returned.
+            turn: turn under which the tasks were planned; None if not known.
 
         Returns:
             The decision of the node.
 
         Raises:
-            CoordinationError: ZooKeeper cannot be asked; they stay prepared.
+            CoordinationError: ZooKeeper is not available; branches stay prepared.
         """
         record = await self._read()
         is_last = turn in (None, record.turn)
@@ -210,15 +213,15 @@ class TransactionManager:
         return record.decision
 
     async def settle(self) -> Decision | None:
-        """End what a dead driver has left; return its decision.
+        """End the branches of a dead driver; return its decision.
 
-        What the decision names is committed, and all else that brokers have prepared
-        under the name is rolled back. If the driver is alive after all, it can decide
-        nothing any more, and its tasks roll back what they prepare.
+        Branches named by the decision are committed; all others prepared under the name
+        are rolled back. If the driver is still alive, it can no longer decide, and its
+        tasks roll back what they prepare.
 
         Raises:
-            IncompleteError: not all is committed, or a recorded broker does not
-                confirm that nothing is left.
+            IncompleteError: not all branches are committed, or a recorded broker does
+                not confirm that none is left.
         """
         await self._void()
         await self.begin(())
@@ -228,7 +231,7 @@ class TransactionManager:
         return record.decision
 
     async def _require_ended(self, record: QueryRecord) -> None:
-        """Raise IncompleteError unless every broker says that nothing is left."""
+        """Raise IncompleteError unless every broker confirms that no branch is left."""
         decision = record.decision
         what = "nothing is decided"
         if decision is not None:
@@ -251,7 +254,7 @@ class TransactionManager:
             )
 
     async def forget(self) -> None:
-        """Forget a decision that is complete, of a write that is never run again."""
+        """Delete the complete decision of a write that will not be repeated."""
         await forget_decision(self._context, self._name, deadline_s=self._deadline_s)
 
     # -- ZooKeeper --------------------------------------------------------------------
@@ -263,9 +266,9 @@ class TransactionManager:
         return QueryRecord.decode(data)
 
     async def _void(self, turn: str | None = None) -> QueryRecord:
-        """Draw a new turn, so that runs planned before can decide nothing any more.
+        """Store a new turn, so that runs planned before can no longer decide.
 
-        With `turn`, only if it is the present one.
+        With `turn`, only if that is the current one.
         """
         drawn = self._draw_turn()
 
@@ -285,15 +288,15 @@ class TransactionManager:
     # -- brokers ----------------------------------------------------------------------
 
     async def _clear(self, found: Found, record: QueryRecord) -> QueryRecord:
-        """End branches that were found prepared; return the node, which has a turn."""
+        """End prepared branches found at brokers; return the node, which has a turn."""
         recovery = self._plan(found, record)
         if recovery.undecided:
             record = await self._void()
             recovery = self._plan(found, record)
             await self._endings.end(ROLLBACK, recovery.undecided)
         elif recovery.commit or not record.turn:
-            # By the turn the driver that decided learns why brokers know no branch, and
-            # tasks of a write whose node is gone learn that it has ended.
+            # The new turn explains missing branches to the driver that decided, and
+            # ends the tasks of a write whose node was deleted.
             record = await self._void()
         await self._endings.end(COMMIT, recovery.commit)
         await self._endings.end(ROLLBACK, recovery.superseded)
@@ -303,11 +306,14 @@ class TransactionManager:
         return plan_recovery(answers(found), record.decision, self._name)
 
     async def _commit_all(self, decision: Decision, turn: str | None) -> None:
-        """Commit what a durable decision names; IncompleteError if not all is.
+        """Commit the branches of a durable decision.
 
         Args:
-            decision: what is committed.
-            turn: of a decision that no run has begun to commit; None: one may have.
+            decision: the decision.
+            turn: turn of a new decision; None if a run may have begun to commit it.
+
+        Raises:
+            IncompleteError: not all branches are committed.
         """
         branches = [
             (broker_id, xid)
@@ -321,7 +327,7 @@ class TransactionManager:
             k for k, error in failed.items() if isinstance(error, LostBranchError)
         ]
         if unknown and (await self._read()).turn != turn:
-            # Another driver has taken over in between, and has committed them.
+            # Another driver has taken over since, and has committed them.
             failed = {k: error for k, error in failed.items() if k not in unknown}
         lost = [one for one, error in failed.items() if isinstance(error, LOST)]
         named = lost or list(failed)
@@ -333,14 +339,20 @@ class TransactionManager:
         where = f"{len(named)} of {len(branches)} branches ({name_branches(named)})"
         if lost:
             raise IncompleteError(
-                f"{what} rows of {where} are missing: {causes}. A rerun completes the"
+                f"{what} rows of {where} are missing: {causes}. {self._rerun()} the"
                 f" batch without them; their keys: {keys}"
             ) from failed[named[0]]
         raise IncompleteError(
-            f"{what} {where} stay prepared: {causes}. A rerun of the batch (start the"
-            " query again with its checkpoint) commits them, or `metaq txn commit`"
-            f" for each key: {keys}"
+            f"{what} {where} stay prepared: {causes}. {self._rerun()} the batch"
+            f" when all brokers are there; their keys: {keys}"
         ) from failed[named[0]]
+
+    def _rerun(self) -> str:
+        """Return how an error names what completes a batch."""
+        settling = f"`metaq txn settle {self._name}`"
+        if self._name.startswith(BATCH_WRITE):
+            return f"Do not write the rows again: {settling} completes"
+        return f"The query, started again with its checkpoint, or {settling} completes"
 
 
 async def settle_write(
@@ -349,21 +361,31 @@ async def settle_write(
     *,
     is_batch_write: bool,
     draw_turn: Callable[[], str],
+    foreign_start_s: float = FOREIGN_START_S,
 ) -> Decision | None:
     """Settle by hand: commit what was decided at all brokers, roll back the rest.
+
+    A MetaQ 1.4 broker that has committed its part already says that it knows nothing of
+    it, and is believed after `foreign_start_s`, so all takes that long there.
 
     Args:
         client: started.
         name: of the write's nodes, and its qualifier at brokers.
         is_batch_write: no later batch needs its decision, which is forgotten.
         draw_turn: returns a text that it never returned before.
+        foreign_start_s: how long a MetaQ 1.4 broker may take to know its branches.
 
     Returns:
         What was decided; None for nothing.
     """
     context = context_of(client)
     manager = TransactionManager(
-        context, context.deadline_s(), name=name, place="", draw_turn=draw_turn
+        context,
+        context.deadline_s() + foreign_start_s,
+        name=name,
+        place="",
+        draw_turn=draw_turn,
+        foreign_start_s=foreign_start_s,
     )
     decision = await manager.settle()
     if is_batch_write and decision is not None:

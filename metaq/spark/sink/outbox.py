@@ -1,38 +1,36 @@
-"""Messages of one task: named batches, cut the same way in every run of the task.
+"""Messages of one task: named batches, cut in the same way in every run of the task.
 
-A task that failed is run again and sends everything once more. Batches carry a producer
-and a sequence that follow from the task, so brokers that announced `dedup` recognise
-stored batches, as long as they remember them. They remember the last few batches of
-each producer, so each has no more than that: the next batches belong to the next
-producer.
+A failed task is repeated and sends everything again. Batches carry a producer name and
+a sequence derived from the task, so brokers that announced `dedup` recognise batches
+that they have stored. They remember only the last few batches of each producer, so each
+producer has no more than that: the next batches belong to the next producer.
 
-No batch on the wire has rows of two batches of Spark. Where the input of a task breaks
-off, because its source has failed, it looks as if it ended there; the batches sent so
-far are then the first ones of the next run.
+No batch on the wire has rows of two Spark batches. If the input of a task breaks off
+because its source has failed, the task seems to end there; the batches sent until then
+are also the first ones of the next run.
 
     producer  w-5f0c...-7-3-0    batches 0..4 of task 3 of the query's batch 7
               w-5f0c...-7-3-1    batches 5..9
 
-If a task has other rows, or another order of them, when it is run again (after a
-shuffle, for example), brokers answer that these numbers belong to other messages. New
-rows cannot be distinguished from old ones then, and the batch is sent under a name of
-this run: it may be stored twice, and is never lost. Where batches are not taken, each
-payload is a put of its own, pipelined; names mean nothing there.
+If a repeated task has other rows, or another order of them (after a shuffle, for
+example), brokers reply that these sequences belong to other messages. New rows cannot
+be distinguished from old ones then, and the batch is sent under a name of this run: it
+may be stored twice, and is never lost. For brokers without `mput`, each payload is a
+put of its own, pipelined; names have no effect there.
 
 Batches are sent as by every producer (`accumulator.py`, `delivery.py`), on a loop
-thread of the sender's own. The end differs (`AttemptLimits`): the first failure ends
-the sending, because the caller begins again then. An answer has the time of one
-request, and a request without one is sent again, RETRIES_MAX times at most; the same
-time is given to connecting again. What was sent before, and is not recognised, may be
-stored twice then: it is counted.
+thread of the sender's own. Failures differ (`AttemptLimits`): the first failure ends
+the sending, because the caller then begins again. A request without an answer within
+its time limit is sent again, up to RETRIES_MAX times; reconnecting has the same time
+limit. Messages sent again and not recognised may be stored twice; they are counted.
 
-A refusal (closed partition, no space) is such a failure: nothing new goes out, the
-answers to what is in flight are waited for, each within its time, and then the first
-refusal is raised. What has no answer by then has an unknown outcome.
+A refusal (closed partition, no space) is such a failure: nothing more is sent, answers
+to requests in flight are awaited within their time limits, and then the first refusal
+is raised. Requests without an answer by then have an unknown outcome.
 
-Order: within a partition messages are stored in the order of `send`, except batches
-that went under their second name, because brokers of this package store the puts of one
-connection in order. A Java broker may not (docs/metaq-1.4/broker.md 1.2).
+Order: within a partition messages are stored in the order of `send`, because brokers of
+this package store the puts of one connection in order; except batches sent under their
+spare name. A Java broker may not keep the order (docs/metaq-1.4/broker.md 1.2).
 
 Source: docs/metaq-1.4/client.md 2.4 and 16, docs/metaq-1.4/broker.md 1.4.
 """
@@ -76,16 +74,16 @@ from metaq.spark.sink.decisions import ATTEMPT_MAX
 from metaq.spark.sink.sink_rows import Payloads, Router
 
 CLOSE_TIMEOUT_S: Final = 1.0
-"""Bound on giving up attempts to connect."""
+"""Time limit for closing the connections, seconds."""
 
 
 class OwnSender:
-    """Connections to brokers of known addresses. Blocking; one thread owns it."""
+    """Connections to brokers of known addresses. Blocking; owned by one thread."""
 
     def __init__(
         self, thread_name: str, addresses: Mapping[BrokerId, str], timeout_s: float
     ) -> None:
-        """Begin the thread, and `_start` there; nothing is connected."""
+        """Start the thread, and run `_start` there; nothing is connected."""
         self._addresses = addresses
         self._timeout_s = timeout_s
         self._clock = SystemClock()
@@ -99,10 +97,7 @@ class OwnSender:
         self.close()
 
     def close(self) -> None:
-        """Close the connections; requests in flight stay without an answer.
-
-        Harmless twice.
-        """
+        """Close the connections; requests in flight get no answer. Idempotent."""
         try:
             self._thread.run_close(self._close())
         finally:
@@ -128,16 +123,16 @@ class OwnSender:
 
 
 BUFFER_BYTES_MAX: Final = 16 * MIB
-"""`send` waits at so many bytes without an answer; a larger batch goes alone."""
+"""Maximum unanswered bytes, at which `send` waits; a larger batch is sent alone."""
 RETRIES_MAX: Final = 3
-"""Times that what is in flight is sent again."""
+"""Maximum number of times that a request is sent again."""
 
 
 class NamedSender(OwnSender):
-    """Sends named batches to partitions. Blocking; one thread owns it.
+    """Sends named batches to partitions. Blocking; owned by one thread.
 
     Lifecycle: a context manager with a thread of its own; `send` any number of times,
-    `flush`. After an error nothing more can be sent; `statistics` says how far it came.
+    `flush`. After an error nothing more can be sent; `statistics` has what was stored.
     """
 
     def __init__(
@@ -148,17 +143,17 @@ class NamedSender(OwnSender):
         retry_timeout_s: float = math.inf,
         find: FindLeaders | None = None,
     ) -> None:
-        """Prepare to send; connections are made when they are needed.
+        """Prepare to send; connects when needed.
 
         Args:
-            addresses: of brokers, `meta://host:port` or `host:port`; read at the first
-                batch for each, so that more may be added until then.
-            timeout_s: how long one answer may take, and how long to try to connect.
-            retry_timeout_s: how long a batch may take with all its tries.
-            find: where brokers are when they do not answer; None: where they were.
+            addresses: of brokers, `meta://host:port` or `host:port`; read with the
+                first batch for each, so more may be added until then.
+            timeout_s: time limit of one answer, and of connecting.
+            retry_timeout_s: time limit of a batch, retries included.
+            find: looks up brokers that do not answer; None keeps their addresses.
 
         Raises:
-            NoResourcesError: there is no thread to be had.
+            NoResourcesError: no thread can be started.
         """
         self._brokers: dict[BrokerId, BrokerCopies] = {}
         self._retry_timeout_s = retry_timeout_s
@@ -171,7 +166,7 @@ class NamedSender(OwnSender):
 
     @property
     def renamed_count(self) -> int:
-        """Return how many messages went under a spare name; they may be there twice."""
+        """Number of messages sent under a spare name, which may be stored twice."""
         return self._delivery.outcomes.renamed_count
 
     def send(
@@ -187,26 +182,26 @@ class NamedSender(OwnSender):
         """Begin to send one batch; waits while too much is buffered.
 
         Args:
-            partition: where it goes.
-            payloads: at least one; attribute block, if its flag says so, and
-                application bytes each. A batch larger than its broker takes travels in
-                several, or single puts.
+            partition: destination.
+            payloads: at least one; each an attribute block, if its flag says so, and
+                application bytes. A batch over the broker's limit is sent as several,
+                or as single puts.
             flags: one for each payload.
-            producer: whose messages these are, the same whenever they are sent, 1..64
-                of [A-Za-z0-9._~-]; at most IN_FLIGHT_BATCHES_MAX calls per partition,
-                or the first one is forgotten.
+            producer: producer name, the same in every repetition; 1..64 of
+                [A-Za-z0-9._~-]. Used for at most IN_FLIGHT_BATCHES_MAX calls per
+                partition, because brokers forget older batches.
             sequence: number of the first payload among the producer's payloads for the
                 partition, 0 or more.
-            spare: an unused name, under which the batch is sent when other
-                messages were sent under the first one.
+            spare: an unused producer name, used if other messages were sent under the
+                first one.
 
         Raises:
             NoBrokerError: the partition's broker cannot be reached.
-            ConfigError: its address is none.
-            RequestTimeoutError: answers do not come; outcomes unknown.
-            MessageTooLargeError: the broker does not take a payload.
+            ConfigError: its address is invalid.
+            RequestTimeoutError: no answer in time; outcomes unknown.
+            MessageTooLargeError: a payload exceeds the broker's limit.
             WireError: a put was refused.
-            ClosedError: the sender is closed, or of another process.
+            ClosedError: the sender is closed, or belongs to another process.
         """
         self._thread.require_usable()
         if partition.broker_id not in self._brokers:
@@ -214,7 +209,7 @@ class NamedSender(OwnSender):
         name = BatchName(producer, sequence, spare)
         while True:
             if self._delivery.outcomes.failure is not None:
-                self.flush()  # raises it when the rest has been waited for
+                self.flush()  # raises it after waiting for the rest
             try:
                 self._delivery.accumulator.append_batch(
                     partition, payloads, flags, name
@@ -239,7 +234,7 @@ class NamedSender(OwnSender):
     async def _start(self) -> None:
         await super()._start()
         options = ProducerOptions(
-            # Each attempt, and a connection in between.
+            # Time for all attempts, and for reconnecting.
             timeout_s=min((2 + RETRIES_MAX) * self._timeout_s, self._retry_timeout_s),
             in_flight_batches_max=IN_FLIGHT_BATCHES_MAX,
             buffer_bytes_max=BUFFER_BYTES_MAX,
@@ -261,7 +256,7 @@ class NamedSender(OwnSender):
             )
 
     async def _connect(self, broker_id: BrokerId) -> None:
-        """Find a broker, and wait for the first connection to it."""
+        """Look up a broker, and wait for the first connection to it."""
         address = self._address_of(broker_id)
         if address is None:
             raise NoBrokerError(f"broker {broker_id} is not there at the moment")
@@ -284,13 +279,13 @@ class NamedSender(OwnSender):
         self._delivery.on_snapshot(ClusterSnapshot(brokers=dict(self._brokers)), ())
 
     def _progress(self) -> int | None:
-        """Return a number that grows with answers; None while none is waited for."""
+        """Return a number that grows with answers; None if none is expected."""
         if not self._delivery.accumulator.buffer.has_unanswered:
             return None
         return self._delivery.statistics().acknowledged_count
 
     def _move(self, broker_id: BrokerId, address: BrokerAddress) -> None:
-        """Send to the next leader; what a former one has not answered is sent again."""
+        """Send to a new leader; requests unanswered by the former are sent again."""
         former = self._brokers[broker_id].leader
         if former is None or former == address:
             return
@@ -305,32 +300,33 @@ class NamedSender(OwnSender):
 Targets: TypeAlias = Mapping[str, Mapping[TopicPartition, str]]
 """Topic → partition → address of the broker that takes its puts."""
 FindTargets: TypeAlias = Callable[[Collection[str]], Targets]
-"""Return where puts to topics go; raises NoBrokerError if no broker takes them."""
+"""Returns the targets of topics; raises NoBrokerError if no broker takes their puts."""
 
 BATCH_RECORDS_MAX: Final = 8192
 _NAME_BYTES: Final = 12
-"""Bytes of the hash of a write's name: producers have 64 characters at most."""
+"""Bytes of the hash of a write's name, so that producer names have at most 64
+characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteName:
-    """Name of a write: the same in every run of the same task."""
+    """Name of a task's write; every run of the task has another `attempt`."""
 
     query: str
     batch: int
     task: int
     attempt: int
-    """Number of the run; no two runs of anything have the same."""
+    """Random number of the run, unique among all runs."""
 
     @property
     def producer(self) -> str:
-        """Return the beginning of the names of its producers."""
+        """Prefix of its producer names."""
         digest = blake2b(self.query.encode(), digest_size=_NAME_BYTES).hexdigest()
         return f"w-{digest}-{self.batch}-{self.task}"
 
     @property
     def turn(self) -> int:
-        """Return a number that differs from task to task, and from batch to batch."""
+        """First turn of round robin, which differs between tasks and batches."""
         return self.batch * 7 + self.task
 
 
@@ -339,16 +335,16 @@ class Written:
     """Counters of one task."""
 
     message_count: int
-    """Messages that are on the disks of brokers."""
+    """Number of messages on the disks of brokers."""
     size_bytes: int
     doubtful_count: int
-    """Messages that may be stored twice: they were sent again to a broker that cannot
-    recognise them, or under a second name."""
+    """Number of messages that may be stored twice: sent again to a broker that cannot
+    recognise them, or under a spare name."""
 
 
 @dataclass(slots=True)
 class _Sent:
-    """Counters of one partition."""
+    """Number of batches of one partition, and the next sequence."""
 
     batch_count: int = 0
     sequence: int = 0
@@ -359,7 +355,7 @@ class RowTargets:
     """The topics of a task's rows, and their partitions."""
 
     topic: str | None
-    """Of all rows; None: each row names its own."""
+    """Topic of all rows; None if each row names its own."""
     known: Targets
     find: FindTargets
 
@@ -368,7 +364,7 @@ class RowOutbox(ABC):
     """Routes the rows of one task. Blocking; one thread."""
 
     def __init__(self, targets: RowTargets, first_turn: int) -> None:
-        """Prepare to route; `first_turn` is as in `Router`."""
+        """Prepare to route; for `first_turn` see `Router`."""
         self._targets = targets
         self._router = Router({}, first_turn=first_turn)
         self._addresses: dict[BrokerId, str] = {}
@@ -382,7 +378,7 @@ class RowOutbox(ABC):
         """Send rows; waits only while too much is in flight.
 
         Raises:
-            RowError: a row cannot be written; rows before it may have been.
+            RowError: a row cannot be written; rows before it may have been written.
             MetaqError: as the sender's `send`; outcomes are unknown.
         """
         topic, find = self._targets.topic, self._targets.find
@@ -394,7 +390,7 @@ class RowOutbox(ABC):
 
     @abstractmethod
     def _send(self, partition: TopicPartition, new: Payloads) -> None:
-        """Put rows on their way to one partition, in order."""
+        """Begin to send rows to one partition, in order."""
 
     def _add_topic(self, topic: str, there: Mapping[TopicPartition, str]) -> None:
         if not there:
@@ -422,9 +418,9 @@ class Outbox(RowOutbox):
 
         Args:
             name: of the task.
-            targets: where the rows go.
-            batch_bytes: most bytes of one batch; a larger message goes alone.
-            wire: has the time-outs.
+            targets: destinations of the rows.
+            batch_bytes: maximum bytes of one batch; a larger message is sent alone.
+            wire: time-outs, and the cluster for new leaders.
         """
         super().__init__(targets, name.turn)
         self._name = name
@@ -481,19 +477,20 @@ TURN_CHARS: Final = 16
 
 
 def draw_turn() -> str:
-    """Return a text that was never drawn before."""
+    """Return a new random text, unique in practice."""
     return uuid.uuid4().hex[:TURN_CHARS]
 
 
 def write_name(write: str) -> WriteName:
     """Return the name under which this task writes.
 
-    `write` names a write that is no micro-batch of a query: the same in all runs of its
-    tasks. Each call has a number of its own: each driver of Spark counts runs from 0,
-    and brokers remember names for longer.
+    A streaming query keeps its id in the checkpoint, and a micro-batch repeated after a
+    restart keeps its number. The attempt is random, because each Spark driver counts
+    runs from 0, and brokers remember names for longer.
 
-    Streaming queries keep their id in the checkpoint, and a micro-batch that is run
-    again after a restart has the number it had.
+    Args:
+        write: name of a write, the same in all runs of its tasks; identifies a write
+            that is not a micro-batch of a query.
     """
     task = TaskContext.get()
     attempt = uuid.uuid4().int & ATTEMPT_MAX

@@ -1,4 +1,4 @@
-"""Rows to be written: meaning of their columns, and partition of each row. Pure.
+"""Rows to write: meaning of their columns, and the partition of each row. Pure.
 
     value          binary or string         the message; null only for a tombstone
     attribute      string                   null is none
@@ -14,11 +14,10 @@
     partition_key  binary or string         chooses the partition in place of `key`, and
                                             is not stored; null leaves it to `key`
 
-The other columns of the source (`offset`, `message_id`, `timestamp`, `flag`) say where
-a message was read, and are left out; a column that is none of these is refused. The
-partition of a row depends only on the row, on the partitions of its topic and on the
-row's place in its task: a task that is run again sends every row to the same partition,
-in the same order.
+The other columns of the source (`offset`, `message_id`, `timestamp`, `flag`) describe
+where a message was read, and are ignored; any other column is refused. The partition of
+a row depends only on the row, the partitions of its topic and the row's position in its
+task: a repeated task sends every row to the same partition, in the same order.
 """
 
 import difflib
@@ -62,15 +61,14 @@ _COLUMNS: Final[Mapping[str, frozenset[str]]] = {
 
 
 def check_columns(types: Mapping[str, str], *, has_topic: bool) -> None:
-    """Refuse rows that cannot be written, before anything is.
+    """Check the columns of rows, before any is written.
 
     Args:
         types: column → name of its Spark type; of an array, with its elements.
-        has_topic: the option `topic` is given.
+        has_topic: whether the option `topic` is given.
 
     Raises:
-        SchemaError: a column is missing, is not known, or has a type that it may not
-            have.
+        SchemaError: a column is missing, unknown, or of a wrong type.
     """
     for name, allowed in _COLUMNS.items():
         found = types.get(name)
@@ -93,10 +91,10 @@ def check_columns(types: Mapping[str, str], *, has_topic: bool) -> None:
 
 
 def fill_tombstones(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows whose null values are empty: messages without data.
+    """Replace null values by empty ones: messages without data.
 
     Raises:
-        RowError: a row has neither value nor key, so it deletes nothing.
+        RowError: a row has neither value nor key, so it would delete nothing.
     """
     values, place = batch.column("value"), batch.schema.get_field_index("value")
     keys = batch.column("key") if "key" in batch.schema.names else values
@@ -115,10 +113,10 @@ class Payloads:
 
 
 def sum_rows(topic: str, rows: Payloads) -> RowSum:
-    """Return the sum of rows of one topic: of what is stored, not of where.
+    """Return the checksum of rows of one topic, independent of their partitions.
 
-    The checksum of each is squared. Checksums of equal changes to two rows differ by
-    equal bits, and a sum of them would too easily be the same.
+    It sums the squared CRC of each row. The same change to two rows flips the same bits
+    of their CRCs, so a plain sum would collide too easily.
     """
     seed = crc32(topic.encode())
     crcs = list(map(crc32, rows.payloads, map(xor, rows.flags, repeat(seed))))
@@ -126,11 +124,11 @@ def sum_rows(topic: str, rows: Payloads) -> RowSum:
 
 
 def sum_batch(batch: pa.RecordBatch, topic: str | None) -> RowSum:
-    """Return the sum of rows as they would be written.
+    """Return the checksum of rows as they would be written.
 
     Args:
         batch: rows with the columns above.
-        topic: of all rows; None goes by the column.
+        topic: topic of all rows; None takes it from the column.
 
     Raises:
         RowError: a row has no value, or names no topic.
@@ -140,10 +138,10 @@ def sum_batch(batch: pa.RecordBatch, topic: str | None) -> RowSum:
 
 
 def _topics_of(batch: pa.RecordBatch) -> list[str]:
-    """Return the topics that rows name.
+    """Return the topics in the column `topic`.
 
     Raises:
-        RowError: one names none.
+        RowError: a row has none.
     """
     names: list[str | None] = batch.column("topic").unique().to_pylist()
     if None in names:
@@ -154,7 +152,7 @@ def _topics_of(batch: pa.RecordBatch) -> list[str]:
 def _by_topic(
     batch: pa.RecordBatch, topic: str | None
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the rows of each topic; None goes by the column."""
+    """Yield each topic with its rows; `topic` None takes it from the column."""
     if topic is not None:
         yield topic, batch
         return
@@ -169,10 +167,12 @@ class Router:
     def __init__(
         self, targets: Mapping[str, Iterable[TopicPartition]], *, first_turn: int
     ) -> None:
-        """Add the partitions of some topics.
+        """Start with the partitions of topics.
 
-        Rows without key and partition go to partitions in turn, a batch of rows at a
-        time; `first_turn` is the turn of the task's first batch.
+        Args:
+            targets: topic → its partitions.
+            first_turn: turn of the task's first batch. Rows without key and partition
+                go to the partitions in turn, one batch of rows at a time.
         """
         self._partitions: dict[str, tuple[TopicPartition, ...]] = {}
         self._slots: dict[str, list[int]] = {}
@@ -185,10 +185,10 @@ class Router:
         self._partitions[topic] = tuple(sorted(partitions))
 
     def missing(self, batch: pa.RecordBatch) -> frozenset[str]:
-        """Return the topics of a batch that are not known yet.
+        """Return the topics of a batch that were not added yet.
 
         Raises:
-            RowError: a row names no topic.
+            RowError: a row has no topic.
         """
         return frozenset(_topics_of(batch)) - self._partitions.keys()
 
@@ -199,10 +199,10 @@ class Router:
 
         Args:
             batch: rows with the columns above.
-            topic: of all rows; None goes by the column.
+            topic: topic of all rows; None takes it from the column.
 
         Raises:
-            RowError: a row has no value, or a partition that is none.
+            RowError: a row has no value, or an invalid partition.
         """
         self._turn += 1
         found: dict[TopicPartition, Payloads] = {}
@@ -231,7 +231,7 @@ class Router:
         return found
 
     def _places_by_key(self, topic: str, rows: "_Columns") -> pa.Array:
-        """Return where rows go that name no partition: numbers among the known."""
+        """Return the partition for each row's key, as an index of the known ones."""
         in_turn = pa.scalar(self._turn % len(self._partitions[topic]), pa.int32())
         if rows.routing_keys.null_count == rows.count:
             return pa.repeat(in_turn, rows.count)
@@ -247,7 +247,7 @@ class Router:
 
 
 class _Columns:
-    """The columns of one batch; nulls for one that is not there."""
+    """The columns of one batch; nulls for missing ones."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         names = frozenset(batch.schema.names)
@@ -280,17 +280,17 @@ class _Columns:
         return Payloads(self.payloads.to_pylist(), self.flags.to_pylist())
 
     def places(self, topic: str, known: Sequence[TopicPartition]) -> pa.Array:
-        """Return the named partition of each row: its number among the known, or null.
+        """Return the partition that each row names, as an index of `known`, or null.
 
         Raises:
-            RowError: a row names one that no broker has.
+            RowError: a row names a partition that no broker has.
         """
         if self._partitions.null_count == self.count:
             return pa.nulls(self.count, pa.int32())
         wanted = self._partitions.dictionary_encode()
         brokers = self._broker_ids.dictionary_encode(null_encoding="encode")
         names, ids = wanted.dictionary.to_pylist(), brokers.dictionary.to_pylist()
-        # One number for each pair, so that each pair is looked up once.
+        # Encodes each pair as one number, to look up each distinct pair once.
         pairs = pc.add(
             pc.multiply(wanted.indices.cast(pa.int64()), len(ids)), brokers.indices
         )
@@ -309,7 +309,7 @@ class _Columns:
         keys: list[bytes | None],
         headers: list[list[dict[str, Any]] | None],
     ) -> None:
-        """Put attribute, key and headers in front of the payloads.
+        """Prepend attribute, key and headers to the payloads.
 
         Raises:
             RowError: a header has no name, or no value.
@@ -329,7 +329,7 @@ class _Columns:
         self.flags = pa.array(flags, pa.int32())
 
     def _prepend_keys(self, keys: pa.Array) -> None:
-        """The same where rows have nothing but a key: each key is encoded once."""
+        """As `_encode`, for rows with only a key; each distinct key is encoded once."""
         encoded = keys.dictionary_encode()
         blocks = encode_keys(encoded.dictionary.to_pylist())
         self.payloads = pc.binary_join_element_wise(
@@ -344,7 +344,7 @@ class _Columns:
 
 
 def _has_any(headers: pa.Array) -> bool:
-    """Whether a row has a header; an empty list is none, as null is."""
+    """Return whether any row has a header; null and an empty list are none."""
     is_list = pa.types.is_list(headers.type)
     return is_list and bool(pc.sum(pc.list_value_length(headers)).as_py())
 
@@ -353,7 +353,7 @@ def _pairs(row: list[dict[str, Any]]) -> HeaderPairs:
     """Return the headers of one row.
 
     Raises:
-        RowError: one has no name, or no value.
+        RowError: a header is null, or has no name or value.
     """
     if None in row:
         raise RowError("column headers: a header is null")

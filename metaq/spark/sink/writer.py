@@ -1,13 +1,13 @@
 """`df.write.format("metaq")` and `df.writeStream.format("metaq")`: rows to brokers.
 
-At least once, by default: messages written by a task stay, also when the task, the
-micro-batch or the driver fails, and is then written again. Brokers of this package
-recognise the repetition as far as `outbox.py` says.
+At least once, by default: messages written by a task stay, even if the task, the
+micro-batch or the driver fails and is repeated. Brokers of this package recognise most
+repetitions, as `outbox.py` describes.
 
 With `delivery=exactly-once` tasks prepare transactions, which the driver commits:
 `exact_sink.py`.
 
-Spark hands over Arrow batches; those of a stream before 4.1 as rows.
+Spark passes Arrow batches; to the sink of a stream before 4.1, rows.
 """
 
 import logging
@@ -34,6 +34,7 @@ from metaq.spark.errors import OptionError, one_sentence
 from metaq.spark.options import SinkOptions
 from metaq.spark.routing import WriteRoutes, require_targets
 from metaq.spark.schema import arrow_schema
+from metaq.spark.sink.decisions import BATCH_WRITE
 from metaq.spark.sink.exact_sink import ExactSink, TaskMessages, TaskPrepared
 from metaq.spark.sink.outbox import (
     Outbox,
@@ -47,11 +48,11 @@ from metaq.spark.sink.sink_rows import check_columns, fill_tombstones
 from metaq.spark.versions import HAS_ARROW_STREAM_WRITER
 
 ROWS_MAX: Final = 10_000
-"""Rows put together to a batch where Spark hands over rows."""
+"""Maximum rows of a batch made of rows from Spark."""
 
 _NAME_BYTES: Final = 12
 _NO_HOST: Final = re.compile(r"^([A-Za-z][\w+.-]*:)/(?!/)")
-"""A URL whose host is left out with its slashes."""
+"""Matches a URL without the empty host: `file:/x`."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,9 +69,9 @@ class TaskWritten(WriterCommitMessage):
 
 
 class Sink:
-    """At least once; for a batch and a stream. Goes to executors in pickled form.
+    """The at-least-once sink of a batch or stream; picklable, for executors.
 
-    Spark makes several of these for one write, and keeps none: there is no state.
+    Spark creates several of these for one write, so they have no state of their own.
     """
 
     def __init__(
@@ -83,15 +84,15 @@ class Sink:
     ) -> None:
         """Find the partitions of the topic.
 
-        They are found once for all runs of all tasks, so that a row whose task is run
-        again goes to where it went before.
+        Done once for all runs of all tasks, so that a repeated task sends each row to
+        the same partition.
 
         Args:
             options: options of the write.
-            write: names this write: for a stream the same in each of its batches.
-            kept_as: the name under which ZooKeeper keeps where the batches go; None
-                where nothing is kept.
-            is_repeatable: a batch may be run again by another driver.
+            write: name of the write; for a stream the same in each of its batches.
+            kept_as: name under which the routes of the batches are stored in ZooKeeper;
+                None if they are not stored.
+            is_repeatable: whether another driver may repeat a batch.
 
         Raises:
             NoBrokerError: no broker takes puts to the topic.
@@ -108,7 +109,7 @@ class Sink:
     def write_rows(self, batches: Iterator[pa.RecordBatch]) -> TaskWritten:
         """Write the rows of one task.
 
-        Durability: on return they are on the disks of brokers.
+        *Durability.* On return they are on the disks of brokers.
 
         Raises:
             RowError: a row cannot be written.
@@ -134,7 +135,7 @@ class Sink:
             return TaskWritten(outbox.finish(), name.query)
 
     def commit(self, batch: int, messages: TaskMessages) -> None:
-        """Note that a batch is written as a whole: its messages are there already."""
+        """Record that all rows of a batch are written."""
         queries = [m.query for m in messages if isinstance(m, TaskWritten)]
         if not self._is_repeatable:
             self._forget()
@@ -143,18 +144,18 @@ class Sink:
             cluster.end_batch(self._kept_as, batch, queries[0])
 
     def abort(self, batch: int, messages: TaskMessages) -> None:
-        """Leave what is there: it cannot be taken back, and may be run again."""
+        """Give up a batch; messages already written stay, and it may be repeated."""
         del batch, messages
         if not self._is_repeatable:
             self._forget()
 
     def _forget(self) -> None:
-        """Forget the routes of the rows: they are not written again."""
+        """Delete the stored routes of a write that is not repeated."""
         if self._kept_as is not None:
             shared_cluster(self._options.wire).forget_routes(self._kept_as)
 
     def _begin(self, topics: Collection[str]) -> None:
-        """Find out where topics go, on the driver or, if rows name them, in a task."""
+        """Find the partitions of topics; runs in a task if rows name their topics."""
         options = self._options
         cluster = shared_cluster(options.wire)
         if self._kept_as is not None:
@@ -173,11 +174,11 @@ class Sink:
 
 
 class _Writer:
-    """The calls of Spark that both writers answer alike."""
+    """Methods called by Spark that both writers share."""
 
     _sink: Sink | ExactSink
     _schema: pa.Schema | None = None
-    """Of rows, where Spark hands over no batches."""
+    """Schema of the rows, if Spark passes rows; None if it passes batches."""
 
     @one_sentence
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
@@ -189,16 +190,13 @@ class _Writer:
 
     @one_sentence
     def commit(self, messages: TaskMessages, batchId: int = 0) -> None:  # noqa: N803  # Spark's name
-        """End the write or micro-batch; raises as the sink's `commit`.
-
-        The counters are logged.
-        """
+        """Commit the write or micro-batch, and log the counters; raises as the sink."""
         self._sink.commit(batchId, messages)
         log_written(messages)
 
     @one_sentence
     def abort(self, messages: TaskMessages, batchId: int = 0) -> None:  # noqa: N803  # Spark's name
-        """Give the write or micro-batch up; log the counters of tasks that ended."""
+        """Give up the write or micro-batch; log the counters of tasks that ended."""
         self._sink.abort(batchId, messages)
         log_written(messages)
 
@@ -215,13 +213,13 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         """
         check_schema(options, schema)
         write = uuid.uuid4()
-        name = f"write-{write.hex}"
+        name = f"{BATCH_WRITE}{write.hex}"
         if options.is_exactly_once:
             self._sink = ExactSink(
                 options, name=name, place=name, write=str(write), is_planned=True
             )
             return
-        # The topic of an option is looked up once, before the tasks are made.
+        # The topic of an option is looked up once, before the tasks start.
         kept_as = name if options.topic is None else None
         self._sink = Sink(options, write.hex, kept_as=kept_as)
 
@@ -232,12 +230,12 @@ def batch_writer(
     """Return the writer of a batch.
 
     Args:
-        given: options of the write, as Spark hands them over.
+        given: options of the write, as passed by Spark.
         schema: of the rows.
-        is_overwrite: rows that are there are to be replaced.
+        is_overwrite: whether the save mode is "overwrite".
 
     Raises:
-        OptionError: an option is wrong, or rows are to be replaced.
+        OptionError: an option is wrong, or the save mode is "overwrite".
         SchemaError: the rows cannot be written.
         MetaqError: as `Sink` and `ExactSink`.
     """
@@ -267,9 +265,9 @@ class StreamWriter(_Writer, _Base):  # type: ignore[misc]  # which class it is d
         Args:
             options: options of the write.
             schema: of the rows.
-            checkpoint: the option `checkpointLocation`. It alone
-                identifies the query before its tasks run.
-            is_planned: tasks come; False where a micro-batch is to be committed.
+            checkpoint: the option `checkpointLocation`, the only identification of the
+                query before its tasks run.
+            is_planned: True to plan tasks, False to commit a micro-batch.
 
         Raises:
             SchemaError: the rows cannot be written.
@@ -307,7 +305,7 @@ def stream_writer(
     """Return the writer of a micro-batch; raises as `StreamWriter`.
 
     Args:
-        given: options of the write, as Spark hands them over: case does not matter.
+        given: options of the write, as passed by Spark; a case-insensitive mapping.
         schema: of the rows.
         is_planned: as for `StreamWriter`.
     """
@@ -317,10 +315,10 @@ def stream_writer(
 
 
 def routes_name(checkpoint: str) -> str:
-    """Return the name under which a query keeps where its batches go.
+    """Return the name under which the routes and decisions of a query are stored.
 
     Spark spells one directory in two ways: a flow of a declared pipeline begins with
-    file:/x, and goes on with file:///x when the directory is there.
+    file:/x, and continues with file:///x once the directory exists.
 
     Args:
         checkpoint: the option `checkpointLocation`.
@@ -330,7 +328,7 @@ def routes_name(checkpoint: str) -> str:
 
 
 def batches_of(rows: Iterator[Any], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Put rows together to batches of up to `ROWS_MAX`."""
+    """Yield batches of up to `ROWS_MAX` rows."""
     while some := list(islice(rows, ROWS_MAX)):
         columns = zip(*some, strict=True)
         arrays = [
@@ -341,10 +339,10 @@ def batches_of(rows: Iterator[Any], schema: pa.Schema) -> Iterator[pa.RecordBatc
 
 
 def check_schema(options: SinkOptions, schema: StructType) -> None:
-    """Refuse rows that cannot be written, before anything is.
+    """Check the columns of rows, before any is written.
 
     Raises:
-        SchemaError: a column is missing, or has a type that it may not have.
+        SchemaError: a column is missing, unknown, or of a wrong type.
     """
     types = {
         field.name: (

@@ -1,1 +1,1 @@
-"""Source of a query: batches and streams of topics."""
+"""The Spark source: batch and streaming reads of topics."""

@@ -1,7 +1,8 @@
-"""`spark.read.format("metaq")`: ranges of a batch query, planned once.
+"""`spark.read.format("metaq")`: the ranges of a batch query, planned once.
 
-The driver asks where the logs start and end, so the end of a batch is that of the
-moment in which it was planned. Streams begin, settle spans and cut tasks as batches do.
+The driver reads the log starts and log ends, so a batch ends at the log ends of the
+time when it was planned. Streams resolve starts, settle spans and cut tasks with the
+same code.
 """
 
 import logging
@@ -33,38 +34,39 @@ from metaq.spark.versions import report_missing_filters, tasks_of
 _log = logging.getLogger(__name__)
 
 NARROWING_MAX: Final = 1000
-"""Boundaries asked for to leave out rows that a filter on offsets excludes."""
+"""Number of boundaries requested to exclude rows by a filter on offsets."""
 RANGES_MAX: Final = 64
-"""Ranges of one task at most."""
+"""Maximum number of ranges of one task."""
 SHARED_BYTES: Final = 4 * MIB
-"""Bytes of ranges that share a task: read in less time than another task takes to
-begin."""
+"""Maximum bytes of ranges that share a task: they are read faster than another task
+starts."""
 TASKS_MIN: Final = 16
-"""Tasks are shared only while there are so many: each may keep a core busy."""
+"""Ranges share tasks only as long as at least this many tasks are left, to keep cores
+busy."""
 NOTHING: Final = LogSpan(Offset(0), Offset(0))
-"""A log that a broker does not have yet: its first record will lie at 0."""
+"""Span of a log that its broker does not have yet: its first record will be at 0."""
 
 
 class ReadPlanner:
     """Plans the ranges of one read, on the driver. One thread."""
 
     def __init__(self, options: SourceOptions) -> None:
-        """Begin without facts; nothing is asked."""
+        """Start without facts; connects later."""
         self._options = options
         self._cluster = shared_cluster(options.wire)
         self._facts = PlanningFacts(self._cluster)
 
     def plan_batch(self, pushed: PushedFilters) -> list[tuple[ReadTask, ...]]:
-        """Return the ranges of each task of a batch; raises as `require_named` too.
+        """Return the ranges of each task of a batch.
 
         Args:
-            pushed: what cannot match is left out.
+            pushed: filters; parts that cannot match are omitted.
 
         Raises:
-            DataLossError: bytes that are asked for are gone, and that is to fail the
-                query.
+            DataLossError: requested bytes are gone, with `failOnDataLoss`.
             BackwardRangeError: a partition would end before it starts.
             SparkError: as `resolve_starts`.
+            NoBrokerError, MetaqError: as `require_named`.
         """
         self.require_named()
         chosen = list(filter(pushed.allows, self._cluster.partitions(self._options)))
@@ -80,26 +82,26 @@ class ReadPlanner:
         return share_tasks(self._facts, self._options, tasks)
 
     def require_named(self) -> None:
-        """Wait for what the options choose, and refuse what is not there.
+        """Wait until the partitions chosen by the options are served.
 
         Raises:
-            NoBrokerError: a topic or partition that the options name is on no broker,
-                or a broker is away, and that is to fail the query.
-            MetaqError: the cluster cannot be asked.
+            NoBrokerError: no broker has a topic or partition named in the options, or
+                a broker stays away, with `failOnDataLoss`.
+            MetaqError: the cluster is not available.
         """
         self._cluster.require_whole(self._options)
         self._cluster.ask(require_partitions, self._options.named)
 
     def resolve_starts(self, spans: Logs) -> dict[TopicPartition, Offset]:
-        """Return where reading starts in each partition.
+        """Return the start offset of each partition.
 
         Args:
-            spans: present spans of the logs.
+            spans: current spans of the logs.
 
         Raises:
-            SparkError: no message is as young as the asked time.
-            SparkError: a named offset is inside a record.
-            CannotAnswerError: a time is asked of a MetaQ 1.4 broker.
+            SparkError: there is no message of the given time or later; or a named
+                offset is inside a record.
+            CannotAnswerError: a start by time in a partition of a MetaQ 1.4 broker.
         """
         options, committed = self._options, dict[TopicPartition, Offset]()
         if options.starting.edge is Edge.GROUP and options.start_group is not None:
@@ -110,7 +112,7 @@ class ReadPlanner:
     def _resolve(
         self, bound: Bound, spans: Logs, committed: Offsets, *, fails_late: bool
     ) -> dict[TopicPartition, Offset]:
-        """Return the offsets of a bound, of a start or an end."""
+        """Return the offset of a bound, start or end, in each partition."""
         offsets: dict[TopicPartition, Offset] = {}
         for partition, found in sorted(spans.items()):
             span, wanted = found or NOTHING, bound.of(partition)
@@ -140,7 +142,10 @@ class ReadPlanner:
     def _require_record(
         self, partition: TopicPartition, span: LogSpan, named: Offset
     ) -> None:
-        """Refuse an offset in the log at which no record begins, unless `skip` asks."""
+        """Refuse a named offset inside the log that is not a record boundary.
+
+        Without effect for `OnCorrupt.SKIP`.
+        """
         is_within = span.start < named < span.end
         if not is_within or self._options.on_corrupt is OnCorrupt.SKIP:
             return
@@ -157,22 +162,23 @@ class ReadPlanner:
     def _first_since(
         self, partition: TopicPartition, span: LogSpan, time_ms: Millis
     ) -> Offset | None:
-        """Return where the messages of a time begin; None where none is that young."""
+        """Return the offset of the first message of a time or later; None for none."""
         if not span.size_bytes:
             return None
         at = self._facts.offset_for_time(partition, time_ms)
         return None if at is None or at >= span.end else at
 
     def confirmed(self, wanted: Spans, logs: Logs) -> Logs:
-        """Return logs; those that seem to lack wanted bytes as their leaders say.
+        """Return logs, with the spans at leaders for those that lack wanted bytes.
 
-        Who was asked may have led before, and a MetaQ 1.4 broker may have forgotten it:
-        where no bytes are wanted such a log ends at the offset.
+        The replica asked before may not lead any more, and a MetaQ 1.4 broker may have
+        forgotten a log: if no bytes of that are wanted, it ends at the wanted offset.
 
         Raises:
             BackwardRangeError: a span ends before it starts.
-            SparkError: bytes of a log are wanted that such a broker does not know.
-            MetaqError: the cluster cannot be asked.
+            SparkError: bytes are wanted from a log that a MetaQ 1.4 broker may have
+                forgotten, with `failOnDataLoss`.
+            MetaqError: the cluster is not available.
         """
         lacking = [
             partition
@@ -199,12 +205,12 @@ class ReadPlanner:
         return {**logs, **found}
 
     def settle_all(self, wanted: Spans, logs: Logs) -> dict[TopicPartition, LogSpan]:
-        """Return the readable part of each wanted span; a loss is a warning.
+        """Return the readable part of each wanted span; log each loss as a warning.
 
-        A partition without a log is an empty one, as long as nothing of it is wanted.
+        A missing log counts as empty if nothing of it is wanted.
 
         Raises:
-            DataLossError: something is lost, and that is to fail the query.
+            DataLossError: bytes are lost, with `failOnDataLoss`.
             BackwardRangeError: a span ends before it starts.
         """
         spans, fails = {}, self._options.fail_on_data_loss
@@ -229,7 +235,7 @@ class ReadPlanner:
     def _narrowed(
         self, partition: TopicPartition, span: LogSpan, bounds: Bounds
     ) -> LogSpan:
-        """Return what can match of a settled span; records at its ends may not."""
+        """Return the part of a settled span that may match; it may be too wide."""
         start, end, facts = span.start, span.end, self._facts
         if not bounds.overlaps(start, end):
             return LogSpan(start, start)
@@ -249,15 +255,15 @@ class ReadPlanner:
 def share_tasks(
     facts: SpanFacts, options: SourceOptions, tasks: Sequence[ReadTask]
 ) -> list[tuple[ReadTask, ...]]:
-    """Put small ranges together: a task of Spark for each costs more than to read it.
+    """Combine small ranges: a Spark task costs more than reading such a range.
 
     Args:
-        facts: asked only where the options limit the records of a task.
-        options: options of the read, whose limits hold.
+        facts: used only if the options limit the records of a task.
+        options: options of the read, with the limits.
         tasks: of one range each, the largest first.
 
     Returns:
-        Every range once; those of one task in the order of their partition.
+        Every range once; those of one task sorted by partition and start.
     """
     ranges_max = min(RANGES_MAX, len(tasks) // max(TASKS_MIN, options.ranges_min or 0))
     shares: list[list[ReadTask]] = []
@@ -281,35 +287,35 @@ def share_tasks(
 
 
 class BatchReader(TaskReader, DataSourceReader):
-    """Plans on the driver; what travels to the tasks is the `TaskReader`."""
+    """Plans on the driver; pickled for the tasks as a `TaskReader`."""
 
     def __init__(self, options: SourceOptions, value_type: pa.DataType) -> None:
-        """Take the options; nothing is asked before `partitions`."""
+        """Store the options; `partitions` connects."""
         super().__init__(options, value_type)
         self._pushed = PushedFilters()
 
     @one_sentence
     def partitions(self) -> list[InputPartition]:
-        """Return the ranges of each task: some `ReadTask`; raises as `plan_batch`."""
+        """Return the tasks, each with a tuple of `ReadTask`; raises as `plan_batch`."""
         return tasks_of(ReadPlanner(self._options).plan_batch(self._pushed))
 
 
 class PushingBatchReader(TakesFilters, BatchReader):
-    """Leaves out records that cannot match the filters of the query."""
+    """A reader that skips records which cannot match the query's filters."""
 
 
 def batch_reader(given: Mapping[str, str], schema: StructType) -> BatchReader:
     """Return the reader of a batch.
 
     Args:
-        given: options of the read, as Spark hands them over.
-        schema: as Spark hands it to a reader.
+        given: options of the read, as passed by Spark.
+        schema: as passed by Spark to a reader.
 
     Raises:
-        OptionError: an option is wrong, or the user asked for other columns.
+        OptionError: an option is wrong, or the user's schema has other columns.
     """
     options = SourceOptions.from_map(with_table_options(schema, given), is_stream=False)
     report_missing_filters(options.is_filter_pushdown)
-    # Spark refuses a reader that takes filters while its own setting is off.
+    # Spark refuses a reader with `pushFilters` while its own setting is off.
     kind = PushingBatchReader if options.is_filter_pushdown else BatchReader
     return kind(options, value_type(schema, options.values))

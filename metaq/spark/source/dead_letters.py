@@ -1,9 +1,9 @@
-"""Bad values on their way to the dead-letter topic.
+"""Sends bad values to the dead-letter topic.
 
-A dead letter is the message as it was, and says in its headers where it lay and what is
-wrong with it, as those of consumers do (`client/consume/dead_letters.py`). A task that
-is run again sends its dead letters again, and so does a query that reads the same once
-more; brokers that announced `dedup` store them once.
+A dead letter is the unchanged message, with headers for its origin and what is wrong
+with it, as the dead letters of consumers (`client/consume/dead_letters.py`). A repeated
+task sends its dead letters again, and so does a query that reads the same range again;
+brokers that announced `dedup` store them once.
 """
 
 from typing import Final
@@ -22,16 +22,16 @@ BATCH_BYTES: Final = 256 * 1024
 
 
 def letter_outbox(wanted: ReadRange, bounds: Bounds, options: SourceOptions) -> Outbox:
-    """Return what sends the dead letters of the task that reads a range.
+    """Return an outbox for the dead letters of the task that reads a range.
 
     Raises:
         NoBrokerError: no broker takes puts to the dead-letter topic.
-        MetaqError: the cluster cannot be asked.
+        MetaqError: the cluster is not available.
     """
     values = options.values
     topic = values.dead_letter_topic
     assert topic is not None
-    # The same for the same letters, whichever query puts them.
+    # The name depends only on what is read: equal for all queries with these letters.
     read = (wanted, bounds, values, options.on_corrupt)
     cluster = shared_cluster(options.wire)
     return Outbox(
@@ -43,7 +43,7 @@ def letter_outbox(wanted: ReadRange, bounds: Bounds, options: SourceOptions) -> 
 
 
 def letters(converted: Converted) -> pa.RecordBatch:
-    """Return the rejected rows as rows that a sink writes."""
+    """Return the rejected rows as rows for the sink."""
     rejected = converted.rejected
     assert rejected is not None
     rows = zip(rejected.to_pylist(), converted.reasons, strict=True)

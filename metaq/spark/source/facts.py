@@ -1,12 +1,12 @@
-"""Log facts for planning, asked of brokers.
+"""Facts about logs for planning, requested from brokers.
 
-Logs never change below their end, so a count stays true: a query that waits for more
-messages, or is held by a limit, asks for each range once.
+Logs never change below their end, so counts are cached: a query that waits for more
+messages, or is bounded by a limit, requests each range once.
 
-MetaQ 1.4 brokers keep no counts and no boundaries. There a record counts as so many
-bytes as those that were seen last, so limits in messages are limits in bytes; the end
-of a micro-batch is found by reading up to it. Logs are cut into tasks between segments
-only, and a start by time cannot be found at all.
+MetaQ 1.4 brokers have no counts and no boundaries. There the count of a range is
+estimated from the size of the last records seen, so limits in messages are in effect
+limits in bytes; the end of a micro-batch is found by reading the log up to it. Logs are
+cut into tasks only between segments, and a start by time is not possible.
 """
 
 from collections.abc import Callable, Coroutine, Sequence
@@ -27,15 +27,15 @@ from metaq.spark.offsets import Offsets
 from metaq.spark.rows import find_run
 
 RECORD_BYTES: Final = 512
-"""Assumed size of a record, bytes, where no count is known and none was seen."""
+"""Assumed size of a record, in bytes, if no count is known and no record was seen."""
 COUNTS_MAX: Final = 10_000
-"""Counts remembered; all are forgotten when there are more."""
+"""Size of the cache of counts; a full cache is emptied."""
 SEGMENT_PROBES_MAX: Final = 15
-"""Places at which a log of a MetaQ 1.4 broker is asked for its segments."""
+"""Maximum number of offsets at which a MetaQ 1.4 broker is asked for a segment."""
 WALK_BYTES_MAX: Final = 16 * MIB
-"""Most bytes read of one log to find the end of a micro-batch."""
+"""Maximum bytes read of one log to find the end of a micro-batch."""
 WALK_GET_BYTES: Final = MIB
-"""Size of one get of such a walk."""
+"""Bytes of one get of such a walk."""
 
 T = TypeVar("T")
 
@@ -50,7 +50,13 @@ class PlanningFacts:
         get_bytes: int = WALK_GET_BYTES,
         walk_bytes_max: int = WALK_BYTES_MAX,
     ) -> None:
-        """Begin without facts; bound what is read in search of boundaries, bytes."""
+        """Start without facts.
+
+        Args:
+            cluster: answers the requests.
+            get_bytes: bytes of one get in search of boundaries.
+            walk_bytes_max: maximum bytes of such a search.
+        """
         self._cluster = cluster
         self._get_bytes = get_bytes
         self._walk_bytes_max = walk_bytes_max
@@ -58,7 +64,7 @@ class PlanningFacts:
         self._record_bytes: dict[TopicPartition, int] = {}
 
     def count(self, partition: TopicPartition, start: Offset, end: Offset) -> int:
-        """Return how many records begin in start..end; an estimate for MetaQ 1.4."""
+        """Return the number of records in [start, end); an estimate for MetaQ 1.4."""
         key = (partition, start, end)
         known = self._counts.get(key)
         if known is not None:
@@ -69,7 +75,7 @@ class PlanningFacts:
             each = self._record_bytes.setdefault(partition, RECORD_BYTES)
             return -((start - end) // each)
         except CorruptRecordError:
-            # The task that reads it will report the damage.
+            # The damage will be reported by the task that reads it.
             return -((start - end) // RECORD_BYTES)
         if len(self._counts) >= COUNTS_MAX:
             self._counts.clear()
@@ -79,14 +85,14 @@ class PlanningFacts:
     def boundaries(
         self, partition: TopicPartition, start: Offset, end: Offset, count: int
     ) -> Sequence[Offset]:
-        """Return offsets strictly between `start` and `end` where records begin."""
+        """Return record boundaries strictly between `start` and `end`, ascending."""
         try:
             return self._ask(partition, lambda log: log.cut(start, end, count))
         except CannotAnswerError:
             self._record_bytes.setdefault(partition, RECORD_BYTES)
         except CorruptRecordError:
             pass  # as above
-        # Segments begin where records do.
+        # The starts of segments are record boundaries.
         parts = min(count, SEGMENT_PROBES_MAX) + 1
         probes = [Offset(start + (end - start) * n // parts) for n in range(1, parts)]
         found = self._cluster.run(
@@ -99,9 +105,10 @@ class PlanningFacts:
     def boundaries_after(
         self, partition: TopicPartition, start: Offset, end: Offset, origin: Offset
     ) -> Sequence[Offset]:
-        """Return the record boundaries in the result of a get from `start` on.
+        """Return the record boundaries found by a get at `start`.
 
-        Nothing where the broker names boundaries, and `walk_bytes_max` after `origin`.
+        Empty if the broker knows boundaries, or `start` is `walk_bytes_max` or more
+        after `origin`.
         """
         is_far = start - origin >= self._walk_bytes_max
         if is_far or partition not in self._record_bytes:
@@ -115,10 +122,9 @@ class PlanningFacts:
     def record_from(
         self, partition: TopicPartition, offset: Offset, end: Offset
     ) -> Offset | None:
-        """Return the first offset in [offset, end) at which a record begins.
+        """Return the first record boundary in [offset, end) within one get; else None.
 
-        It is `offset` also for a record that is longer than one get; None if none is in
-        sight.
+        A record at `offset` that is longer than one get counts, too.
         """
         data = self._get(partition, offset, end)
         found = read_record(data, START, payload_bytes_max=VALUE_BYTES_MAX)
@@ -129,9 +135,9 @@ class PlanningFacts:
         return None if after is None else Offset(offset + after)
 
     def message_ids(self, offsets: Offsets) -> dict[TopicPartition, MessageId]:
-        """Return the id of the message at each offset, if a record begins there.
+        """Return the ids of the messages at offsets that are record boundaries.
 
-        Offsets that are damaged, or that retention removes, are missing.
+        Lacks offsets that are damaged, or removed by retention.
         """
         size_bytes = SizeBytes(HEADER_BYTES)
 
@@ -154,10 +160,12 @@ class PlanningFacts:
     def offset_for_time(
         self, partition: TopicPartition, moment: Millis
     ) -> Offset | None:
-        """Return the first offset from which on all messages are at least that young.
+        """Return the first offset from which on all messages are of `moment` or later.
 
-        It is a record boundary, or the log end; None without a log. CannotAnswerError
-        for a MetaQ 1.4 broker.
+        A record boundary or the log end; None without a log.
+
+        Raises:
+            CannotAnswerError: the broker is of MetaQ 1.4.
         """
         return self._ask(partition, lambda log: log.offset_at(moment))
 
@@ -178,10 +186,9 @@ class PlanningFacts:
 
 
 def _starts_in(data: bytes, start: Offset) -> Sequence[Offset]:
-    """Return where records begin in bytes of a log that follow a boundary.
+    """Return the record boundaries in bytes of a log that begin at a boundary.
 
-    The boundary itself is left out. The end of a record that is longer than the bytes
-    is one of them.
+    Without `start` itself. If the first record is longer than the bytes, its end.
     """
     size = len(data)
     if size < HEADER_BYTES:

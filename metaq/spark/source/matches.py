@@ -1,4 +1,4 @@
-"""Rows of messages that match a filter: chosen by a broker, and evaluated here."""
+"""Rows of messages that match a filter, selected by a broker and checked again here."""
 
 from bisect import bisect_right
 
@@ -14,7 +14,7 @@ from metaq.spark.rows import RowDecoder, decode_pieces
 
 
 def matching_rows(batch: pa.RecordBatch, where: Filter | None) -> pa.RecordBatch:
-    """Return the rows of a batch that match; None: all."""
+    """Return the rows of a batch that match a filter; all rows for None."""
     if where is None:
         return batch
     keys, headers, attributes = (
@@ -30,11 +30,11 @@ def matching_rows(batch: pa.RecordBatch, where: Filter | None) -> pa.RecordBatch
 def rows_of_runs(
     partition: TopicPartition, data: bytes, start: Offset, end: Offset
 ) -> pa.RecordBatch:
-    """Return the rows of runs in a part of the log, in order; what is after it is cut.
+    """Return the rows of runs in [start, end) of a log, ascending; drop later ones.
 
     Raises:
-        CorruptRecordError: a record is damaged, or a run begins before the part, or
-            within the one before it.
+        CorruptRecordError: a record is damaged, or a run begins before `start` or
+            before the end of the run before it.
     """
     shifts, begins, joined = list[int](), list[int](), bytearray()
     for offset, records in decode_runs(data):
@@ -44,7 +44,7 @@ def rows_of_runs(
         shifts.append(offset - len(joined))
         joined += records
         start = Offset(offset + len(records))
-    # The records are decoded as if they followed each other.
+    # The records are decoded as one contiguous log, then their offsets are restored.
     decoder = RowDecoder(partition, Offset(0), Offset(len(joined)))
     batches = list(decode_pieces(decoder, [bytes(joined)]))
     rows = pa.Table.from_batches(batches, ROW_SCHEMA)

@@ -1,13 +1,13 @@
-"""Read ranges of partitions in a task, one by one: gets in, Arrow batches out.
+"""Read the ranges of a task, one by one, from gets to Arrow batches.
 
-A reader plans on the driver, with a client of its own; a task only reads its ranges,
-and needs neither ZooKeeper nor other brokers than theirs, but to find the leader of a
-replica set when another one leads by now, or when its broker lacks bytes. So a reader
-is pickled as a `TaskReader` alone, and executors do not import the client; they import
-the sender of dead letters with the first bad value.
+A reader plans on the driver, with its own client; a task only reads its ranges. It
+connects only to their brokers, except to find the leader of a replica set after a
+change, or if its broker lacks bytes. So a reader is pickled only as a `TaskReader`, and
+executors do not import the client; they import the sender of dead letters with the
+first bad value.
 
-A task holds a piece of the log, the gets that follow it and are in flight, and the
-batch that is made of the piece. A loop thread of its own receives the replies.
+A task has in memory a piece of the log, the gets in flight after it, and the batch made
+from the piece. A loop thread of its own receives the replies.
 """
 
 import logging
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from metaq.spark.sink.outbox import Outbox
 
 BATCH_BYTES: Final = 2 * GET_BYTES
-"""Decoded at a time: of short messages as many as Spark takes in one batch."""
+"""Bytes decoded at a time; of short messages, enough for one batch of Spark."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,12 +47,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """Range to read in a task; goes to executors in pickled form."""
+    """Range to read in a task; picklable, for executors."""
 
     range: ReadRange
-    """Record boundaries at both ends."""
+    """The range; both ends are record boundaries."""
     address: str | None
-    """Address of the broker, `meta://host:port`; None where it was away."""
+    """Address of the broker, `meta://host:port`; None if it was away."""
     bounds: Bounds = EVERYTHING
 
 
@@ -61,12 +61,12 @@ def read_rows(task: ReadTask, options: SourceOptions) -> Iterator[pa.RecordBatch
 
     Args:
         task: the range to read.
-        options: the time-outs, and what to do about lost and damaged bytes.
+        options: time-outs, and the handling of lost and damaged bytes.
 
     Raises:
-        DataLossError: bytes are gone, and that is to fail the query.
-        DamagedRecordError: a record is damaged, and that is to fail the query.
-        NoBrokerError, RequestTimeoutError: the broker cannot be asked.
+        DataLossError: bytes are gone, with `failOnDataLoss`.
+        DamagedRecordError: a record is damaged, with `OnCorrupt.FAIL`.
+        NoBrokerError, RequestTimeoutError: the broker is not available.
     """
     partition = task.range.partition
     if task.address is None:
@@ -80,7 +80,7 @@ def read_rows(task: ReadTask, options: SourceOptions) -> Iterator[pa.RecordBatch
 
 
 class _BlockingReader:
-    """A log reader for a thread that waits. Lifecycle: a context manager."""
+    """A blocking log reader. Lifecycle: a context manager."""
 
     def __init__(
         self, partition: TopicPartition, address: BrokerAddress, wire: WireOptions
@@ -114,9 +114,10 @@ class _BlockingReader:
             self._thread.stop()
 
     def span(self) -> LogSpan | None:
-        """Return the log as it is now, that of a set as its leader has it; read there.
+        """Return the current span of the log; None without one.
 
-        Raises as `LogReader.span` and `Cluster.spans`.
+        For a replica set, that of its leader, which is read from then on. Raises as
+        `LogReader.span` and `Cluster.spans`.
         """
         found = self._wait(self._reader.span(), Offset(0))
         if not self._reader.is_of_set:
@@ -133,15 +134,15 @@ class _BlockingReader:
 
     @property
     def can_filter(self) -> bool:
-        """The broker takes filters; known once it was asked."""
+        """Whether the broker supports filters; known after the first request."""
         return self._reader.can_filter
 
     def matches(
         self, span: LogSpan, where: Filter
     ) -> tuple[pa.RecordBatch, Offset] | None:
-        """Return the rows that match at the start of a span, and where they end.
+        """Return matching rows from the start of a span, and the next offset to read.
 
-        None: what is there is to be read as it is. Raises as `LogReader.matches`.
+        None if the span must be read without a filter. Raises as `LogReader.matches`.
         """
         work = self._reader.matches(span.start, span.end, where.text)
         found = self._wait(work, span.start)
@@ -151,15 +152,15 @@ class _BlockingReader:
         try:
             return rows_of_runs(self._partition, found.data, span.start, end), end
         except CorruptRecordError:
-            # It may have come on the way.
+            # The damage may be one of the transfer: read again, without a filter.
             return None
 
     def is_good(self, span: LogSpan) -> bool:
-        """Return whether bytes are good at the broker; as `LogReader.is_good`."""
+        """Return whether the broker's own bytes are good; see `LogReader.is_good`."""
         return self._wait(self._reader.is_good(span.start, span.end), span.start)
 
     def pieces(self, span: LogSpan) -> Iterator[bytes]:
-        """Yield a part of the log, piece by piece; raises as `LogReader.read`."""
+        """Yield the bytes of a span in pieces; raises as `LogReader.read`."""
         position = span.start
         while position < span.end:
             data = self._wait(self._reader.read(position, span.end), position)
@@ -177,7 +178,7 @@ class _BlockingReader:
 def _read(
     reader: _BlockingReader, wanted: ReadRange, options: SourceOptions
 ) -> Iterator[pa.RecordBatch]:
-    """Read a range; where the log start has moved on, the rest of it."""
+    """Yield the rows of a range; if the log start has moved past it, of the rest."""
     partition = wanted.partition
     left = [LogSpan(wanted.start, wanted.end)]
     denied: Offset | None = None
@@ -193,7 +194,8 @@ def _read(
             yield rows
             left.insert(0, LogSpan(after, span.end))
             continue
-        # What is damaged here may be good at the broker, or at another replica of it.
+        # Damaged bytes are first read again: the broker, or another replica, may have
+        # them undamaged.
         on_corrupt = options.on_corrupt if span == damaged else OnCorrupt.FAIL
         decoder = RowDecoder(partition, span.start, span.end, on_corrupt=on_corrupt)
         try:
@@ -230,7 +232,8 @@ def _read(
                 damaged = LogSpan(at, good)
                 left[:0] = [damaged, LogSpan(good, span.end)]
         except CorruptRecordError as error:
-            # The broker names it, or a gap; bytes before may not be decoded yet.
+            # Damage or a gap reported by the broker; bytes before it may not be decoded
+            # yet.
             named = _named_damage(decoder, error, options.on_corrupt)
             _log.warning("damaged bytes are left out: %s", named)
             before = LogSpan(decoder.next_offset, named.start)
@@ -242,10 +245,10 @@ def _read(
 def _named_damage(
     decoder: RowDecoder, error: CorruptRecordError, on_corrupt: OnCorrupt
 ) -> RowDamage:
-    """Return the part to leave out of a range in which the reader met damage.
+    """Return the part of a range to skip after the reader has found damage.
 
     Raises:
-        DamagedRecordError: damage is to fail the query.
+        DamagedRecordError: with `OnCorrupt.FAIL`.
     """
     partition, good = decoder.partition, decoder.end
     start = max(decoder.next_offset, error.offset or decoder.next_offset)
@@ -259,10 +262,10 @@ def _named_damage(
 
 
 class TaskReader:
-    """Reads the ranges of a task. Base of the readers that plan them."""
+    """Reads the ranges of a task. Base class of the readers that plan them."""
 
     def __init__(self, options: SourceOptions, value_type: pa.DataType) -> None:
-        """Take the options of the read and the Arrow type of the column `value`."""
+        """Store the options of the read, and the Arrow type of the column `value`."""
         self._options = options
         self._value_type = value_type
 
@@ -273,10 +276,10 @@ class TaskReader:
 
     @one_sentence
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one task, with values as the user wants them.
+        """Yield the rows of one task, with converted values.
 
         Raises:
-            BadRowError: a value is not of the format, and that is to fail the query.
+            BadRowError: a value does not have the format, with `BadRows.FAIL`.
             MetaqError: as `read_rows`.
         """
         tasks: tuple[ReadTask, ...] = partition.value or ()
@@ -291,13 +294,13 @@ class TaskReader:
 class _Converting:
     """Converts the values of one task. A context manager; one thread.
 
-    Leaving it without an error waits until every dead letter is stored.
+    Leaving it without an error waits until all dead letters are stored.
     """
 
     def __init__(
         self, task: ReadTask, options: SourceOptions, value_type: pa.DataType
     ) -> None:
-        """Prepare for one task; nothing is connected before there is a bad value."""
+        """Prepare for one task; the first bad value connects to the cluster."""
         values = options.values
         self._task = task
         self._options = options
@@ -318,7 +321,7 @@ class _Converting:
         """Return the rows with a good value, in order.
 
         Raises:
-            BadRowError: a value is bad, and that is to fail the query.
+            BadRowError: a value is bad, with `BadRows.FAIL`.
             MetaqError: dead letters cannot be sent.
         """
         converted = self._converter.convert(batch)

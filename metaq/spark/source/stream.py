@@ -1,13 +1,13 @@
-"""`spark.readStream.format("metaq")`: ranges of each micro-batch of a query.
+"""`spark.readStream.format("metaq")`: the ranges of each micro-batch of a query.
 
-Spark keeps the offsets; a reader keeps nothing that a query needs after a restart. Two
-things Spark does not do for a source are done here. The start of a new query is not
-durable before its first batch is logged, so it is kept in ZooKeeper under a name, if
-the user gives one. And a range that ends before it starts is an error here, which Spark
-treats as an empty one.
+Spark stores the offsets; a reader has no state that a query needs after a restart. This
+module does two things that Spark does not do for a source. Spark stores the start of a
+new query only with its first batch, so the start is also stored in ZooKeeper, if the
+user gives a name for it. And a range that ends before it starts is an error, while
+Spark would treat it as empty.
 
-Spark asks for the end of the logs as often as it can. When nothing is new the answer
-waits until something is, for at most `IDLE_WAIT_S`.
+Spark asks for the log ends continuously. If there is nothing new, the answer waits for
+it, for at most `IDLE_WAIT_S`.
 """
 
 import logging
@@ -59,7 +59,7 @@ _CLOCK: Final = SystemClock()
 _log = logging.getLogger(__name__)
 
 IDLE_WAIT_S: Final = 0.2
-"""Longest delay of the answer that nothing is new."""
+"""Maximum delay of an answer without new messages, in seconds."""
 
 
 class Backlog(NamedTuple):
@@ -67,7 +67,7 @@ class Backlog(NamedTuple):
 
     size_bytes: int
     record_count: int | None
-    """Messages; an estimate for MetaQ 1.4, None where a broker does not say."""
+    """Number of messages; an estimate for MetaQ 1.4, None if not known."""
 
 
 class StreamProgress(ReadPlanner):
@@ -76,7 +76,7 @@ class StreamProgress(ReadPlanner):
     def __init__(
         self, options: SourceOptions, *, idle_wait_s: float = IDLE_WAIT_S
     ) -> None:
-        """Begin without facts; nothing is asked."""
+        """Start without facts; connects later."""
         super().__init__(options)
         self._idle_wait_s = idle_wait_s
         self._limits = options.limits
@@ -91,19 +91,20 @@ class StreamProgress(ReadPlanner):
         self._reached: Offsets = {}
         self._is_checked = False
         self.ends: dict[TopicPartition, Offset] = {}
-        """Log ends as they were seen last."""
+        """Partition → log end, as last read."""
         self._planned: dict[TopicPartition, Offset] = {}
 
     def start(self) -> dict[TopicPartition, Offset]:
-        """Return where a new query starts, the same until its first commit.
+        """Return the start offsets of a new query.
 
-        That it is the same after a restart takes the option `pinStart`.
+        With the option `pinStart` they are stored, and the same after a restart before
+        the first commit.
 
         Raises:
-            NoBrokerError: a topic or partition that the options name is on no broker,
-                or a broker is away, and that is to fail the query.
-            OptionError: what is kept under the name is the start of another query.
-            MetaqError: the cluster cannot be asked.
+            NoBrokerError: no broker has a topic or partition named in the options, or
+                a broker stays away, with `failOnDataLoss`.
+            OptionError: the start of another query is stored under the name.
+            MetaqError: the cluster is not available.
         """
         options, cluster = self._options, self._cluster
         if (kept := self._kept_start()) is not None:
@@ -119,7 +120,7 @@ class StreamProgress(ReadPlanner):
         return starts
 
     def _kept_start(self) -> dict[TopicPartition, Offset] | None:
-        """Return the kept start or None; OptionError if other topics have it."""
+        """Return the stored start or None; OptionError if it has other topics only."""
         options = self._options
         if options.pin_name is None:
             return None
@@ -138,11 +139,13 @@ class StreamProgress(ReadPlanner):
     def changed(
         self, lasts: Mapping[TopicPartition, tuple[Offset, MessageId]]
     ) -> list[TopicPartition]:
-        """Return the partitions that have another message at an offset than was read.
+        """Return the partitions whose message at an offset differs from the one read.
 
-        `lasts` has the offset and the id of the message that was read. Partitions that
-        are away or no longer chosen are left out, and offsets that are expired, damaged
-        or after the log end.
+        Ignores partitions that are away or no longer chosen, and offsets that are
+        expired, damaged or after the log end.
+
+        Args:
+            lasts: partition → offset and id of a message that was read.
         """
         logs = self._cluster.watched_spans(filter(self._options.chooses, lasts))
         offsets = {
@@ -154,12 +157,12 @@ class StreamProgress(ReadPlanner):
         return sorted(each for each in found if found[each] != lasts[each][1])
 
     def freeze(self) -> None:
-        """Read up to the log ends of this moment, and never more."""
+        """Read up to the current log ends, and no further."""
         cluster, options = self._cluster, self._options
         logs = cluster.spans(cluster.partitions(options))
         self._target = {p: (log or NOTHING).end for p, log in logs.items()}
         limits = options.limits
-        # No more messages will come: a wait for them would never end.
+        # Without `messages_min`: a wait for more messages would never end.
         self._limits = BatchLimits(
             messages_max=limits.messages_max, bytes_max=limits.bytes_max
         )
@@ -167,15 +170,15 @@ class StreamProgress(ReadPlanner):
     def advance(
         self, offsets: Offsets, *, has_limits: bool = True
     ) -> dict[TopicPartition, Offset]:
-        """Return where the next micro-batch ends; `offsets` if there is none.
+        """Return the end offsets of the next micro-batch; `offsets` if there is none.
 
         Args:
-            offsets: the next byte to read, of the partitions that are known.
-            has_limits: heed the limits of the options.
+            offsets: next byte to read of each known partition.
+            has_limits: whether to apply the limits of the options.
 
         Raises:
-            DataLossError: bytes are gone, and that is to fail the query.
-            MetaqError: the cluster cannot be asked.
+            DataLossError: bytes are gone, with `failOnDataLoss`.
+            MetaqError: the cluster is not available.
         """
         unread = self._unread(offsets)
         if self._target is None and not any(s.size_bytes for s in unread.values()):
@@ -202,15 +205,16 @@ class StreamProgress(ReadPlanner):
     def spans(self, start: Offsets, end: Offsets) -> dict[TopicPartition, LogSpan]:
         """Return the readable part of a micro-batch.
 
-        A partition that `start` does not know is read from its log start.
+        A partition missing in `start` is read from its log start.
 
         Raises:
-            BackwardRangeError: a partition ends before it starts.
-            DataLossError: bytes are gone, and that is to fail the query.
-            MetaqError: the cluster cannot be asked.
+            BackwardRangeError: a partition ends before it starts, with
+                `failOnDataLoss`.
+            DataLossError: bytes are gone, with `failOnDataLoss`.
+            MetaqError: the cluster is not available.
         """
         changed = {p: at for p, at in end.items() if start.get(p) != at}
-        # Of all: a partition that is left out would no longer be watched.
+        # For all partitions, because others would no longer be watched.
         logs = self._cluster.watched_spans(end.keys())
         wanted = {}
         for partition, last in changed.items():
@@ -227,23 +231,23 @@ class StreamProgress(ReadPlanner):
                     " failOnDataLoss=false goes on from there"
                 )
             _log.warning("%s reads nothing: the log went back", text)
-        # A log that cannot be asked now is left to the task, which waits for its
-        # broker.
+        # A log whose broker is away is left to the task, which waits for the broker.
         there = {p: span for p, span in wanted.items() if p in logs}
         return {**wanted, **self.settle_all(there, logs)}
 
     def tasks(self, start: Offsets, end: Offsets) -> list[ReadTask]:
-        """Return the range of each task of a micro-batch; raises as `spans`."""
+        """Return the ranges of a micro-batch, each as a task; raises as `spans`."""
         return self.plan_tasks(self.spans(start, end), EVERYTHING)
 
     def shares(self, start: Offsets, end: Offsets) -> list[tuple[ReadTask, ...]]:
-        """Return `tasks`, small ones put together; raises as `spans`."""
+        """Return `tasks` with small ranges combined; raises as `spans`."""
         return share_tasks(self._facts, self._options, self.tasks(start, end))
 
     def backlog(self) -> dict[str, Backlog]:
-        """Return what the next micro-batch leaves for later ones, of each topic.
+        """Return the backlog of each topic after the next micro-batch.
 
-        Brokers are asked where something is left; one without an answer is a warning.
+        Asks brokers for counts of partitions with a backlog; logs a warning if one does
+        not answer.
         """
         found: dict[str, Backlog] = {}
         for partition, end in sorted(self.ends.items()):
@@ -261,7 +265,7 @@ class StreamProgress(ReadPlanner):
     def _count(
         self, partition: TopicPartition, start: Offset, end: Offset
     ) -> int | None:
-        """Return how many records begin in start..end; None if that is unknown."""
+        """Return the number of records in [start, end); None if not known."""
         if start == end:
             return 0
         try:
@@ -271,22 +275,22 @@ class StreamProgress(ReadPlanner):
             return None
 
     def reach(self, offsets: Offsets) -> None:
-        """Commit the offsets from which Spark asks for more; a failure is a warning.
+        """Commit the offsets from which Spark asks for more; log failures as warnings.
 
-        Spark asks for more when a micro-batch is in its checkpoint, and commits it to
-        the source one micro-batch later: the last one of a run that ends, never.
+        Spark asks for more once a micro-batch is in its checkpoint, but commits it to
+        the source only with the next one: the last one of a run, never.
         """
         if offsets == self._reached:
             return
-        self._reached = offsets  # once, even if it fails: the query waits for this
+        self._reached = offsets  # only once, even if it fails: the query waits for this
         self._commit(offsets, is_in_checkpoint=offsets != self._start)
 
     def commit(self, end: Offsets) -> None:
-        """Commit the end of a micro-batch; a failure is a warning."""
+        """Commit the end of a micro-batch; log failures as warnings."""
         self._commit(end, is_in_checkpoint=True)
 
     def _commit(self, offsets: Offsets, *, is_in_checkpoint: bool) -> None:
-        """Commit progress; forget the kept start when the query has offsets."""
+        """Commit progress; delete the stored start once Spark has stored offsets."""
         options = self._options
         known = self._committed
         moved = {p: at for p, at in offsets.items() if known.get(p) != at}
@@ -301,14 +305,14 @@ class StreamProgress(ReadPlanner):
             _log.warning("progress is not committed: %s", error)
 
     def _unread(self, offsets: Offsets) -> dict[TopicPartition, LogSpan]:
-        """Return the unread spans of each partition.
+        """Return the unread span of each partition.
 
-        Partitions that are away are missing, and those that the user no longer chooses:
-        the query keeps its offsets in them.
+        Lacks partitions that are away or no longer chosen; the query keeps their
+        offsets.
         """
         cluster, options = self._cluster, self._options
         if not self._is_checked:
-            # From then on partitions away are waited for, and the rest is read.
+            # Only the first time: later, reading goes on without partitions away.
             cluster.require_whole(options, offsets)
             cluster.ask(require_partitions, options.assigned - offsets.keys())
             self._is_checked = True
@@ -328,12 +332,12 @@ class StreamProgress(ReadPlanner):
             self.ends[partition] = end
             if self._target is not None:
                 end = min(end, max(here, self._target.get(partition, here)))
-            # A log that went back is named when the batch is planned.
+            # A log that went back is reported when the batch is planned.
             unread[partition] = LogSpan(min(here, end), end)
         return unread
 
     def _report_gone(self, offsets: Offsets, logs: Logs) -> None:
-        """Name partitions that have no log any more, each once."""
+        """Report partitions whose log is gone, each once."""
         gone = {
             p: at for p, at in offsets.items() if at and logs.get(p, NOTHING) is None
         }
@@ -348,14 +352,14 @@ class StreamProgress(ReadPlanner):
 def _report(
     text: str, now: frozenset[TopicPartition], before: frozenset[TopicPartition]
 ) -> frozenset[TopicPartition]:
-    """Return `now`, after a warning about it if it has some that `before` lacks."""
+    """Return `now`; log it as a warning if it has elements that `before` lacks."""
     if now - before:
         _log.warning(text, ", ".join(map(str, sorted(now))))
     return now
 
 
 class StreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader for Spark 4.2 and later; tasks have its `TaskReader`."""
+    """The reader for Spark 4.2 and later; pickled for the tasks as a `TaskReader`."""
 
     @cached_property
     def progress(self) -> StreamProgress:
@@ -364,31 +368,31 @@ class StreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableN
 
     @one_sentence
     def initialOffset(self) -> dict[str, object]:  # noqa: N802  # Spark's name
-        """Return where a new query starts; Spark may ask several times."""
+        """Return the start offsets of a new query; Spark may ask several times."""
         return offsets_to_json(self.progress.start())
 
     @one_sentence
     def latestOffset(self, start: dict[str, Any], limit: object) -> dict[str, object]:  # noqa: N802  # Spark's name
-        """Return where the next micro-batch ends; `start` for none.
+        """Return the end offsets of the next micro-batch; `start` for none.
 
         Raises:
-            DataLossError: bytes are gone, and that is to fail the query.
-            MetaqError: the cluster cannot be asked.
+            DataLossError: bytes are gone, with `failOnDataLoss`.
+            MetaqError: the cluster is not available.
         """
-        del limit  # Spark's own; the options say more
+        del limit  # replaced by our own options
         offsets = offsets_from_json(start)
         self.progress.reach(offsets)
         return offsets_to_json(self.progress.advance(offsets))
 
     @one_sentence
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
-        """Read the messages now there, and no later ones."""
+        """Read the messages that exist now, and no later ones."""
         self.progress.freeze()
 
     def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802  # Spark's name
-        """Return the last known log ends, and what the query has not read.
+        """Return the last known log ends, and the backlog of the query.
 
-        It is the `latestOffset` of the query's progress; nothing is planned by it.
+        Spark shows it as `latestOffset` in the query's progress.
         """
         progress = self.progress
         if not progress.ends:
@@ -403,39 +407,39 @@ class StreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableN
     def partitions(
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> list[InputPartition]:
-        """Return the ranges of each task of a micro-batch: some `ReadTask`."""
+        """Return the tasks of a micro-batch, each with a tuple of `ReadTask`."""
         shares = self.progress.shares(offsets_from_json(start), offsets_from_json(end))
         return [InputPartition(share) for share in shares]
 
     @one_sentence
     def commit(self, end: dict[str, Any]) -> None:
-        """Note that everything before `end` is processed."""
+        """Commit `end`: everything before it is processed."""
         self.progress.commit(offsets_from_json(end))
 
 
 class OldStreamReader(StreamReader):
     """The reader for Spark 4.0 and 4.1, which do not pass the offsets of the query.
 
-    They are known once Spark has asked for the start or planned a micro-batch; the
-    limits hold from then on. The first micro-batch after a restart reads all there is.
+    The offsets are known once Spark has asked for the start or planned a micro-batch;
+    limits apply from then on. The first micro-batch after a restart has no limits.
     """
 
     def __init__(self, options: SourceOptions, value_type: pa.DataType) -> None:
-        """Take the options; nothing is asked yet."""
+        """Store the options; connects later."""
         super().__init__(options, value_type)
         self._offsets: dict[TopicPartition, Offset] | None = None
         self._left_out: dict[TopicPartition, Offset] = {}
 
     @one_sentence
     def initialOffset(self) -> dict[str, object]:  # noqa: N802  # Spark's name
-        """Return where a new query starts; Spark may ask several times."""
+        """Return the start offsets of a new query; Spark may ask several times."""
         found = super().initialOffset()
         self._offsets = offsets_from_json(found)
         return found
 
     @one_sentence
     def latestOffset(self) -> dict[str, object]:  # type: ignore[override]  # noqa: N802  # Spark's name
-        """Return where the next micro-batch ends."""
+        """Return the end offsets of the next micro-batch."""
         offsets = self._offsets
         ends = self.progress.advance(offsets or {}, has_limits=offsets is not None)
         self._offsets = ends
@@ -445,10 +449,10 @@ class OldStreamReader(StreamReader):
     def partitions(
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> list[InputPartition]:
-        """Return the ranges of each task of a micro-batch: some `ReadTask`.
+        """Return the tasks of a micro-batch, each with a tuple of `ReadTask`.
 
-        Partitions that were away while the query's offsets were unknown are missing
-        from `end`; the next micro-batch has them again, with their old offsets.
+        `end` lacks partitions that were away while the query's offsets were unknown;
+        the next micro-batch has them again, with their old offsets.
         """
         first = {**self._left_out, **offsets_from_json(start)}
         last = offsets_from_json(end)
@@ -458,10 +462,10 @@ class OldStreamReader(StreamReader):
 
 
 def stream_reader(given: Mapping[str, str], schema: StructType) -> StreamReader:
-    """Return the reader for the Spark that runs; arguments as for `batch_reader`.
+    """Return the reader for the running Spark; arguments as for `batch_reader`.
 
     Raises:
-        OptionError: an option is wrong, or the user asked for other columns.
+        OptionError: an option is wrong, or the user's schema has other columns.
     """
     options = SourceOptions.from_map(with_table_options(schema, given), is_stream=True)
     report_missing_limits(options.limits.is_any)
