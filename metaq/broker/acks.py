@@ -1,17 +1,17 @@
-"""Appends runs and batches of puts, and answers them when the disk has them.
+"""Appends runs and batches of puts, and answers them once they are durable.
 
 A *run* is the puts of one session to one log in one pass over its input. It is appended
 as one piece, has one ticket, and is answered by one formatting operation: only opaque,
 id and offset of a put are kept.
 
-A *batch* of a producer is appended once, and answered as often as it is sent. The
-partition log remembers which batches it has (`storage/producers.py`). A repeated batch
-is answered with the receipt of the first: at once if that is stored, otherwise together
-with it (`PartitionLog.join`). So no batch is acknowledged before the disk has it.
+A *batch* of a producer is appended once and answered each time it is sent. The
+partition log remembers recent batches (`storage/producers.py`). A repeated batch gets
+the receipt of the first: at once if that is stored, otherwise together with it
+(`PartitionLog.join`). So no batch is acknowledged before it is durable.
 
-*Order.* Batches that a producer has sent before it hears that one was refused are
-refused as well: stored, they would be before it. They follow each other in their
-numbers, and what the producer sends next does not.
+*Order.* When a batch is refused, the batches that its producer sent before it received
+the refusal are refused too: stored, they would precede the refused one when that is
+sent again. They are recognized by their sequence numbers, which continue from it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -55,12 +55,12 @@ from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
 
 PUT_OVERHEAD_BYTES: Final = 128
-"""Bytes counted for a command in the in-flight bounds besides its records: its reply
-and the objects that carry both."""
+"""Bytes that a command counts in the in-flight bounds in addition to its records: its
+reply, and the objects that hold both."""
 
 
 LIGHT_BYTES: Final = 16 * 1024
-"""Most bytes in flight of a connection whose puts go first on the disk: less than one
+"""Maximum bytes in flight of a connection whose puts are written first: less than one
 piece of a stream."""
 
 CAUSES: Final[dict[type[MetaqError], str]] = {
@@ -74,8 +74,7 @@ CAUSES: Final[dict[type[MetaqError], str]] = {
     LogOfflineError: "damaged",
     MetaqError: "other",
 }
-"""Reasons for refusing a put, one word each, for the metrics; the first match
-counts."""
+"""Label of each error that refuses a put, for the metrics; the first match counts."""
 
 REFUSALS: Final = (
     ForbiddenError, ServerError, UnavailableError, SequenceError, StorageError,
@@ -83,7 +82,7 @@ REFUSALS: Final = (
 )  # fmt: skip
 
 PASSING: Final = (LogOfflineError, ClosedError, CorruptRecordError, DiskError)
-"""Errors of one copy of a log, where there are others."""
+"""Errors of one copy of a log; in a replica set, another copy can serve."""
 
 CODES: Final[dict[type[MetaqError], str]] = {
     NoSpaceError: NO_ROOM,
@@ -92,21 +91,21 @@ CODES: Final[dict[type[MetaqError], str]] = {
     NotLeaderError: NOT_LEADER,
     TooFewReplicasError: TOO_FEW_REPLICAS,
 }
-"""Codes that give clients the reason of a refusal (`protocol/texts.py`)."""
+"""Reply codes that give the reason for a refusal (`protocol/texts.py`)."""
 
 
 HELD_BACK_MAX: Final = 1024
-"""Refusals that a connection remembers for the order; the oldest one goes for more."""
+"""Maximum number of refusals remembered by a connection; the oldest is dropped."""
 
 Writer: TypeAlias = tuple[str, LogId]
-"""Producer and partition of batches."""
+"""Producer of a batch, and the partition it was sent to."""
 
 
 class HeldBack(NamedTuple):
-    """A refusal that applies to the next batch, too."""
+    """A refusal that also applies to the next batch."""
 
     next_sequence: int
-    """Of the batch that follows, while the producer does not know of the refusal."""
+    """Sequence number of the next batch of a producer that has not seen the refusal."""
     error: MetaqError
 
 
@@ -115,13 +114,13 @@ class Answerer(Protocol):
 
     context: BrokerContext
     held_back: dict[Writer, HeldBack]
-    """Producers that have had a batch refused which they send again."""
+    """Refusals of batches that their producers will send again."""
     taker_count: int
-    """Takes and listens of it that wait."""
+    """Number of its waiting `take` and `listen` commands."""
 
     @property
     def in_flight_bytes(self) -> int:
-        """Return what its commands in flight hold."""
+        """Return the bytes held by its commands in flight."""
 
     def hold(self, *, count: int, size_bytes: int) -> None:
         """Count commands as in flight until `answer`."""
@@ -137,25 +136,25 @@ class Answerer(Protocol):
     ) -> None:
         """Send replies to `count` commands that held `size_bytes` in flight.
 
-        With `joins_next` they leave with the next ones, if more are due; with
-        `is_alone` within this call, however many are due.
+        With `joins_next` they are sent together with the next replies, if more are due;
+        with `is_alone` they are sent within this call, however many are due.
         """
 
     def run_out(self) -> None:
-        """Close the connection: there is no memory for its replies."""
+        """Close the connection because there is no memory for its replies."""
 
 
 class Receipts(NamedTuple):
     """Values for the replies to a run of puts, as columns of one length."""
 
     opaques: Sequence[bytes]
-    """Opaques in decimal, as replies have them."""
+    """Opaques in decimal, as in the replies."""
     ids: Sequence[int]
     offsets: Sequence[int]
 
 
 class PutTicket:
-    """A run of puts that waits for the disk. Called once, on the loop's thread."""
+    """Ticket of a run of puts; one of its callbacks is called once, on the loop."""
 
     __slots__ = (
         "_answerer", "_appended_s", "_batch", "_record_count", "log_id", "receipts",
@@ -181,7 +180,7 @@ class PutTicket:
         self._appended_s = answerer.context.clock.monotonic_s()
 
     def on_stored(self) -> None:
-        """Answer 200: the bytes are as durable as the topic's policy says."""
+        """Answer 200: the bytes are durable under the topic's policy."""
         context = self._answerer.context
         waited_s = context.clock.monotonic_s() - self._appended_s
         context.put_latency.record(waited_s, self._record_count)
@@ -229,8 +228,8 @@ def append_run(
 ) -> None:
     """Append a run or a batch; its ticket answers the commands, at once if refused.
 
-    The chunks are the records in any split; they and the receipts belong to the log
-    from now on. The first offset is the log's next one. For `batch` and `finish` see
+    The chunks are the records, split anywhere; the log owns them and the receipts from
+    now on. The first offset must be the log end offset. For `batch` and `finish` see
     `PartitionLog.append`.
     """
     offset = receipts.offsets[0]
@@ -265,7 +264,7 @@ def append_run(
 
 
 def is_light(answerer: Answerer) -> bool:
-    """Return whether a session's puts go first on the disk, those held included."""
+    """Return whether the puts of a session are written first, held ones counted."""
     return answerer.in_flight_bytes <= LIGHT_BYTES
 
 
@@ -282,7 +281,7 @@ def require_checksum(found: int, wanted: int) -> None:
 def count_puts(
     context: BrokerContext, topic: str, *, count: int, payload_bytes: int
 ) -> None:
-    """Count attempts to put."""
+    """Count puts, including those that will fail."""
     context.counters.cmd_put += count
     if context.topics.has_stat(topic):
         realtime = context.realtime
@@ -296,14 +295,14 @@ def refuse_put(
     at: LogId,
     count: int = 1,
 ) -> WireError:
-    """Return the answer to puts that failed, and count them.
+    """Return the reply to failed puts, and count them.
 
-    ForbiddenError becomes 403, which is no failure; refusals of a replica set are 503,
-    others 500, with a code if `CODES` has one. The partition is the resolved one, or as
-    sent if it failed before that.
+    ForbiddenError becomes 403, which does not count as a failure; refusals by a replica
+    set become 503, others 500, with a code if `CODES` has one. The partition is the
+    resolved one, or the one sent if the put failed before it was resolved.
     """
     if isinstance(error, ClosedError) and context.topics.refusal is not None:
-        error = context.topics.refusal  # the log follows since a moment ago
+        error = context.topics.refusal  # the log has just become a follower
     cause = next(word for kind, word in CAUSES.items() if isinstance(error, kind))
     context.counters.rejections[cause] += count
     if not isinstance(error, ForbiddenError):
@@ -314,14 +313,14 @@ def refuse_put(
 
 
 def wire_error(context: BrokerContext, error: MetaqError, at: LogId) -> WireError:
-    """Return the answer to what failed at a partition, as `refuse_put`."""
+    """Return the reply to a command that failed at a partition, as `refuse_put`."""
     if isinstance(error, ClosedError) and context.topics.refusal is not None:
         error = context.topics.refusal
     if context.replica is not None:
         if isinstance(error, LogDirOfflineError):
-            error = NotLeaderError(str(error))  # it gives up, and another leads soon
+            error = NotLeaderError(str(error))  # it resigns; another leads soon
         elif isinstance(error, PASSING):
-            error = UnavailableError(str(error))  # it is mended, and opened again
+            error = UnavailableError(str(error))  # the log is repaired and reopened
     detail = str(error)
     if isinstance(error, NoSpaceError):
         detail = f"{texts.NO_ROOM_PREFIX}{detail}"
@@ -339,14 +338,15 @@ def wire_error(context: BrokerContext, error: MetaqError, at: LogId) -> WireErro
 def hold_back(
     answerer: Answerer, writer: Writer, next_sequence: int, error: MetaqError
 ) -> None:
-    """Refuse what follows a batch as well, if its producer sends that again.
+    """Refuse the batches after a refused one, if its producer will send that again.
 
-    The disk may refuse it after a later one was refused at once: the latest counts.
+    The disk may refuse a batch after a later one was refused at once; the refusal with
+    the highest sequence number is kept.
 
     Args:
-        answerer: its session.
-        writer: of the batch.
-        next_sequence: after its last record.
+        answerer: session of the batch.
+        writer: producer and partition of the batch.
+        next_sequence: sequence number after its last record.
         error: why it was refused.
     """
     refusal, held = wire_error(answerer.context, error, writer[1]), answerer.held_back
@@ -354,7 +354,7 @@ def hold_back(
     if not (is_sent_again or isinstance(error, NoSpaceError)):
         return
     if writer not in held or held[writer].next_sequence < next_sequence:
-        # Without its traceback, which holds the payload.
+        # A copy has no traceback, which would keep the payload in memory.
         held[writer] = HeldBack(next_sequence, copy(error))
         if len(held) > HELD_BACK_MAX:
             del held[next(iter(held))]
@@ -363,7 +363,7 @@ def hold_back(
 def answer_repeated(
     log: PartitionLog, batch: StoredBatch, answerer: Answerer, *, opaque: int
 ) -> None:
-    """Answer a batch that the log has, or is about to have; nothing is appended."""
+    """Answer a batch that is stored or being stored; append nothing."""
     answerer.context.counters.batch_repeated += 1
     answerer.hold(count=1, size_bytes=PUT_OVERHEAD_BYTES)
     ticket = PutTicket(

@@ -1,15 +1,15 @@
 """Administration through a Unix-domain socket in the data directory.
 
-Theory of operation. The socket is bound under a temporary name, with its mode set
-before it has a name at all, and renamed when it listens. So no other user can open it
-for a moment, and it takes connections as soon as it has its name. A name that is left
-over from a broker that was killed is replaced by the rename; one that still answers is
-not. Operations on the directory run on a thread: its disk may hang.
+Theory of operation. The mode of the socket is set before it is bound, it is bound under
+a temporary name, and renamed once it listens. So other users can never open it, and it
+accepts connections as soon as it has its name. The rename replaces a socket left over
+from a killed broker; a socket that still accepts connections makes the start fail.
+Operations on the directory run on a thread because its disk may hang.
 
-Each connection is one task that reads a line, acts and writes a line, in turn. Lines,
-connections and waits are bounded; a client that breaks a bound gets an error where
-possible, and is closed. An exception of an order (`orders.py`) is its answer, never the
-end of the broker.
+Each connection is one task that reads a line, acts and writes a line, in turn. Line
+length, number of connections and waits are bounded; a client that exceeds a bound gets
+an error where possible, and its connection is closed. An exception in an order
+(`orders.py`) becomes its answer and never ends the broker.
 
 Keep in step: `admin_socket.py`.
 """
@@ -32,9 +32,9 @@ from metaq.fs.helper_threads import HelperThreads
 from metaq.lifecycle import Service, State
 
 CONNECTION_COUNT_MAX: Final = 16
-"""Administrators at the same time."""
+"""Maximum number of open connections."""
 REQUEST_TIMEOUT_S: Final = 30.0
-"""Time for which a connection may be silent, and for taking an answer, seconds."""
+"""Maximum wait for a request, and for the client to take an answer, in seconds."""
 SOCKET_MODE: Final = 0o600
 TEMPORARY_NAME: Final = f"{SOCKET_NAME}.tmp"
 
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class AdminServer(Service):
-    """Serves administrators. Owner: the app, which holds the data directory's lock."""
+    """Server of the socket. Owned by the app, which has the data directory locked."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class AdminServer(Service):
             fs: the disk.
             data_path: an existing directory, locked by this process.
             perform: carries out a request; see `orders.perform`.
-            stop_timeout_s: bound on `stop`.
-            request_timeout_s: bound on the silence of a client.
+            stop_timeout_s: maximum duration of `stop`.
+            request_timeout_s: maximum wait for a client; see `REQUEST_TIMEOUT_S`.
         """
         super().__init__("admin", stop_timeout_s=stop_timeout_s)
         self.path: Final = data_path / SOCKET_NAME
@@ -76,7 +76,7 @@ class AdminServer(Service):
         Raises:
             AdminError: another broker answers there, or the socket cannot be made.
         """
-        # The stop needs it too, when there may be no memory for another thread.
+        # The stop needs this thread too, when there may be no memory to create one.
         self._helper.begin()
         self.on_way_down("helper", self._helper.end)
         sock = await self._make_socket()
@@ -85,7 +85,7 @@ class AdminServer(Service):
         )
 
         async def close() -> None:
-            # First the name: a client that finds no file need not wait for an answer.
+            # Remove the name first: a client without a file fails at once.
             try:
                 await self._remove_name()
             finally:
@@ -98,7 +98,7 @@ class AdminServer(Service):
         try:
             return await asyncio.shield(binding)
         except asyncio.CancelledError:
-            # A thread cannot be cancelled, and what it makes must not outlive us.
+            # The thread cannot be cancelled; close the socket that it makes.
             with suppress(AdminError):
                 (await binding).close()
                 await self._remove_name()
@@ -112,13 +112,13 @@ class AdminServer(Service):
             _log.warning("admin socket not removed: error=%s", error)
 
     def _bind(self) -> socket.socket:
-        """Return a listening socket that has its name; blocks."""
+        """Return a socket that listens under its final name; blocks."""
         temporary = self.path.with_name(TEMPORARY_NAME)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._refuse_live_socket()
-            # Linux takes the mode of the new name from the socket itself. The usual
-            # umask is for the whole process, and other threads make files too.
+            # Linux gives the new file the mode of the socket. Setting the umask would
+            # affect the whole process, in which other threads create files.
             os.fchmod(sock.fileno(), SOCKET_MODE)
             self._fs.discard(temporary)
             with short_address(self._fs, temporary) as address:
@@ -136,7 +136,7 @@ class AdminServer(Service):
         return sock
 
     def _refuse_live_socket(self) -> None:
-        """Raise AdminError where the name is taken by something that is not stale."""
+        """Raise AdminError if the name is taken, unless by a stale socket."""
         if not self._fs.exists(self.path):
             return
         if not self.path.is_socket():
@@ -149,7 +149,7 @@ class AdminServer(Service):
             except ConnectionRefusedError:
                 return
             except BlockingIOError:
-                pass  # Alive, and its queue of connections is full.
+                pass  # Alive: its backlog is full.
         raise AdminError(f"another broker answers at {self.path}")
 
     # -- connections
@@ -173,7 +173,7 @@ class AdminServer(Service):
     ) -> None:
         try:
             await self._serve(reader, writer)
-            # After bytes still on their way, for as long as a client may be silent.
+            # Closes after unsent bytes; waits as long as for a request.
             writer.close()
             async with asyncio.timeout(self._request_timeout_s):
                 await writer.wait_closed()
@@ -186,10 +186,10 @@ class AdminServer(Service):
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Answer requests until there are no more, or one is too long.
+        """Answer requests until the client closes the connection, or one is too long.
 
         Raises:
-            OSError: the connection is lost, or the client is silent for too long.
+            OSError: the connection is lost, or the client has exceeded the timeout.
         """
         try:
             while True:
@@ -202,7 +202,7 @@ class AdminServer(Service):
             text = f"the request is too long: at most {REQUEST_BYTES_MAX} bytes"
             writer.write(_encode_refusal(text))
         except asyncio.IncompleteReadError:
-            pass  # The usual end: the client has what it wanted.
+            pass  # The client has closed the connection.
 
     async def _answer(self, line: bytes) -> bytes:
         """Carry out one request; return the line that answers it."""
@@ -227,7 +227,7 @@ def _parse_request(line: bytes) -> Figures:
     """Return the object in a line.
 
     Raises:
-        AdminError: it holds none.
+        AdminError: the line is not a JSON object.
     """
     try:
         request = json.loads(line)

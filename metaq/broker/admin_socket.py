@@ -6,9 +6,9 @@ One JSON object per line in both directions, UTF-8 (`docs/operations.md` lists t
 commands). A request is an object with `command`; its answer has `ok`, and either the
 fields of the result or `error`, one sentence.
 
-`call_admin` asks the broker that runs on a data directory of this machine, for the
-command line: blocking and without an event loop, so that a command starts quickly. The
-broker's side is `admin.py`, which commands do not import.
+`call_admin` is the client of the command line: it asks the broker that runs on a data
+directory of this machine. It blocks and needs no event loop, so that a command starts
+quickly. The broker's side is `admin.py`, which commands do not import.
 """
 
 import json
@@ -23,8 +23,8 @@ from metaq.errors import AdminError, StorageError
 from metaq.fs import FileSystem, SystemFileSystem
 
 SOCKET_NAME: Final = "admin.sock"
-"""Name in the data directory. It does not end in `.meta` and is no directory, so
-neither broker takes it for data."""
+"""Name in the data directory. It does not end in `.meta` and is not a directory, so
+neither this broker nor a Java broker takes it for data."""
 
 REQUEST_BYTES_MAX: Final = 8 * 1024
 """Longest request, line end included: a topic's name and a few words."""
@@ -33,7 +33,7 @@ REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
 """Longest reply, line end included; a hundred thousand logs fit."""
 
 ADDRESS_BYTES_MAX: Final = 107
-"""Longest path the kernel takes as the address of a Unix socket."""
+"""Longest path that the kernel accepts as the address of a Unix socket."""
 
 RECEIVE_BYTES: Final = 256 * 1024
 
@@ -42,17 +42,17 @@ _CLOCK: Final = SystemClock()
 
 @contextmanager
 def short_address(fs: FileSystem, path: Path) -> Iterator[str]:
-    """Give a path that may be longer than an address a name that fits.
+    """Yield an address of a socket that the kernel accepts, however long its path is.
 
-    A long path is reached through a descriptor of its directory, which `/proc` shows
-    as a path; nothing of the process changes, as a change of directory would.
+    A long path is reached through `/proc/self/fd` and a descriptor of its directory;
+    unlike a change of the working directory, this does not affect other threads.
 
     Args:
         fs: the disk.
         path: the socket, existing or not.
 
     Returns:
-        An address that is good inside the block.
+        An address that is valid inside the block.
 
     Raises:
         StorageError: the directory cannot be opened.
@@ -82,9 +82,9 @@ def call_admin(
         The fields of the result, `ok` left out.
 
     Raises:
-        AdminError: no broker runs there, it refused, it does not answer in time (then
-            the request may be carried out nevertheless), or we may not ask it. The
-            message is one sentence.
+        AdminError: no broker runs there, it refused, it did not answer in time (it may
+            still carry out the request), or it belongs to another user. The message is
+            one sentence.
     """
     line = json.dumps(request).encode() + b"\n"
     if len(line) > REQUEST_BYTES_MAX:
@@ -96,7 +96,7 @@ def call_admin(
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         _connect(sock, data_path, timeout_s)
         try:
-            # A broker that refuses the connection answers before it is asked.
+            # A broker that refuses the connection answers without reading a request.
             with suppress(BrokenPipeError):
                 sock.sendall(line)
             answer = _receive_line(sock, deadline_s)

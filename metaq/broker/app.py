@@ -1,16 +1,17 @@
-"""Assembly: settings → a broker that runs. The only module that knows all parts.
+"""Assembles a running broker from its settings. The only module that knows all parts.
 
-Start order: recover the data directories, then ids above everything they hold, the
-port, the admin socket, housekeeping, HTTP, and last the registration: clients that see
-it connect at once. A start that fails takes down what it brought up, in reverse, and
-raises one sentence.
+Start order: recover the data directories, choose ids above all stored ones, open the
+port, the admin socket, housekeeping and HTTP, and register last, because clients
+connect as soon as they see the registration. If the start fails, the parts that have
+started are stopped in reverse order, and the error is one sentence.
 
-Stop order: withdraw from ZooKeeper and give clients the time to notice, close the
-port, answer every waiting get, store and answer requests in flight, close the
-connections, sync and close the logs. The whole is bounded by shutdownTimeoutMs;
-unfinished work is dropped then, and the process still ends.
+Stop order: withdraw from ZooKeeper and give clients time to notice, close the port,
+answer every waiting get, store and answer requests in flight, close the connections,
+sync and close the logs. All of this is bounded by shutdownTimeoutMs; unfinished work is
+dropped then, and the process still ends.
 
-`Broker` is a library: tests start it on port 0. The process around it is `process.py`.
+`Broker` can be used as a library: tests start it on port 0. `process.py` has the
+process around it.
 
 Source: docs/metaq-1.4/broker.md 10.1, 10.2; section 12 rows 11, 18 and 19.
 """
@@ -113,20 +114,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 UPKEEP_THREADS: Final = 2
-"""Threads for retention, scrub, questions: an archive takes minutes, the rest not."""
+"""Threads for retention, scrub and look-ups: while an archive keeps one busy for
+minutes, the other serves the rest."""
 
 NO_TRANSACTIONS: Final = "a replica set takes no transactions yet: send without one"
 
 PART_STOP_S_MAX: Final = 2.0
-"""Bound on the stop of administration and of housekeeping, seconds."""
+"""Maximum duration of the stop of administration and of housekeeping, in seconds."""
 
 WITHDRAW_SHARE: Final = 0.4
-"""Part of the shutdown time that withdrawing, and waiting for clients to notice, may
-take; as much again is left to the drain, and the rest to the logs."""
+"""Share of the shutdown time for withdrawing and for clients to notice. The drain has
+the same share, and the logs have the rest."""
 
 
 class Broker(Service):
-    """One broker. Owner: its starter; everything happens on one event loop."""
+    """One broker. Owned by its starter; runs on one event loop."""
 
     def __init__(
         self,
@@ -202,7 +204,7 @@ class Broker(Service):
         started_s = self._clock.monotonic_s()
         warn_of_settings_without_effect(self._config)
         check_default_schedule(self._config)
-        # A resolver may take long: the start does not wait for it.
+        # The start does not wait for it because a resolver may be slow.
         self.spawn(warn_of_unknown_hosts(self._config), name="hosts")
         await self._open_logs()
         self._schedules = Schedules(self._clock, local_timezone())
@@ -225,7 +227,7 @@ class Broker(Service):
         )
         await self.start_owned(self._housekeeping)
         await self._begin_http()
-        # Last, because it may wait for ZooKeeper, and everything else works by then.
+        # Last, because it may wait for ZooKeeper; everything else already works.
         await self._advertise()
         _log.info(
             "broker started: broker=%d address=%s data=%s logs=%d duration_ms=%d",
@@ -241,7 +243,7 @@ class Broker(Service):
         await asyncio.wrap_future(
             start_call("metaq-definitions", self._definitions.load)
         )
-        # Which topics have data is known after recovery, which needs settings.
+        # Recovery needs the settings, and only then it is known which topics have data.
         self._add_defined_topics(has_log=lambda _topic: True)
         post, syncs = post_to(self._loop), self._open_syncs()
         self._logs = LogManager(self._fs, self._clock, post, self._config, syncs=syncs)
@@ -250,7 +252,7 @@ class Broker(Service):
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:
-            # A thread cannot be cancelled, and what it opens must not outlive us.
+            # The thread cannot be cancelled: let it stop early, and wait for it.
             self._logs.call_off()
             with contextlib.suppress(MetaqError):
                 await opening
@@ -263,8 +265,8 @@ class Broker(Service):
         if self._config.replication is None:
             set_file = Path(self._config.system.data_path) / SET_FILE
             if self._fs.exists(set_file):
-                # It would show bytes that were never acknowledged, and the set would
-                # not know of what it takes.
+                # Alone, it would serve bytes that were never acknowledged, and the set
+                # would miss the messages that it accepts.
                 raise ConfigError(
                     f"{set_file.parent} belongs to a replica of a set: add"
                     f" [replication] with its replicaId, or remove {set_file} to take"
@@ -278,7 +280,7 @@ class Broker(Service):
         self._set_facts = open_set(self._fs, self._config, self._logs, paths)
 
     def _open_syncs(self) -> KernelSyncs | None:
-        """Watch sockets, and the syncs of the kernel where there are any."""
+        """Create the poller of the sockets, and asynchronous syncs if available."""
         syncs = self._fs.open_syncs()
 
         self._poller = Poller(self._loop)
@@ -287,7 +289,7 @@ class Broker(Service):
 
         async def close() -> None:
             if syncs is not None and not syncs.is_idle:
-                return  # one that comes too late lets go of the files, and their lock
+                return  # a late sync still holds its files and their lock
             self._poller.close()
             if syncs is not None:
                 syncs.close()
@@ -296,15 +298,15 @@ class Broker(Service):
         return syncs
 
     def _add_defined_topics(self, *, has_log: Callable[[str], bool]) -> None:
-        """Add the known definitions to the configuration of the start."""
+        """Add the topics of the known definitions to the configuration."""
         defined = self._definitions.decide(self._config, has_log=has_log)
         self._config = replace(self._config, defined=defined)
 
     async def _open_transactions(self) -> None:
-        """Recover the journal of transactions; what is committed is in its partitions.
+        """Recover the transaction journal and move its commits to the partitions.
 
-        A journal that cannot be opened leaves a broker without transactions, which
-        serves everything else; one that another broker writes ends the start.
+        If the journal cannot be opened, the broker serves everything but transactions;
+        if another broker has locked it, the start fails.
         """
         if self._config.replication is not None:
             self.context.transactions.disable(TransactionError(NO_TRANSACTIONS))
@@ -333,7 +335,7 @@ class Broker(Service):
         self.context.transactions.restore(opened, on_settled)
 
     def _on_journal_refused(self, error: StorageError) -> None:
-        """Go on without transactions: for want of space, or until a restart."""
+        """Disable transactions until there is free space, or until a restart."""
         self.context.transactions.disable(error)
         if isinstance(error, NoSpaceError):
             _log.error("transactions are offline until there is free space: %s", error)
@@ -343,7 +345,7 @@ class Broker(Service):
         _log.error("transactions are offline until a restart: error=%s", error)
 
     def _retry_opening(self) -> Work | None:
-        """Return another try to open the journal, if it lacked space at the start."""
+        """Return work that opens the journal again, if it lacked space at the start."""
         opening = self._opening
         if opening is None:
             return None
@@ -352,7 +354,7 @@ class Broker(Service):
             try:
                 opened = opening.run()
             except NoSpaceError:
-                raise  # counted by the job, which comes again
+                raise  # counted by the job, which will try again
             except StorageError as error:
                 return partial(self._on_journal_refused, error)
             return partial(self._begin_transactions, opened, lambda: None)
@@ -368,7 +370,7 @@ class Broker(Service):
         turns = Turns(partial(call_after_sockets, self._loop))
         topics.withdraw(self._definitions.deleting)
         if config.replication is not None:
-            # The port opens before the set is asked.
+            # The port opens before the broker has joined its set.
             topics.refuse(NotLeaderError("this replica of a set is starting"))
         self.context = BrokerContext(
             config=config,
@@ -390,9 +392,9 @@ class Broker(Service):
         )
 
     def _begin_threads(self, name: str, count: int) -> HelperThreads:
-        """Begin threads now: later there may be no memory for them."""
+        """Start threads now, because there may be no memory for them later."""
         threads = HelperThreads(count, f"metaq-{name}").begin()
-        # Nothing is called off: the logs count on a retention that was handed out.
+        # Queued work is not cancelled: the logs rely on a submitted retention run.
         self.on_way_down(name, threads.end)
         return threads
 
@@ -498,7 +500,7 @@ class Broker(Service):
         registration = Registration(self._config, coordinator, self._clock, self._logs)
         await self.start_owned(registration)
         self.control.registration = registration.statistics
-        # ZooKeeper may be away, and then no other line appears for all of the time-out.
+        # Without ZooKeeper, this is the only line until the time-out ends.
         _log.info(
             "registering in zookeeper: connect=%s timeout_ms=%d",
             zookeeper.connect,
@@ -507,7 +509,7 @@ class Broker(Service):
         self._definitions.follow(coordinator, lambda: registration.statistics().state)
         await self.start_owned(self._definitions)
         self._registration = registration
-        # A topic that was deleted while we were away is not advertised.
+        # Waits for definitions, so that topics deleted during the stop stay out.
         await registration.advertise(
             self._snapshot(), wait_definitions=self._definitions.wait_read
         )
@@ -516,7 +518,7 @@ class Broker(Service):
         self._definitions.wake()
 
     async def _join_set(self, coordinator: Coordinator) -> None:
-        """Take part in a replica set; clients see its leader."""
+        """Join the replica set; only its leader is visible to clients."""
         from metaq.broker.replica_part import ReplicaPart  # noqa: PLC0415  # as above
 
         replica = self._replica = ReplicaPart(
@@ -633,7 +635,7 @@ class Broker(Service):
             self._queues.tick()
 
     def _begin_scrub_step(self) -> Work | None:
-        """Return the next piece of verification, if it is due."""
+        """Return the next step of the scrub, if it is due."""
         scrub, clock, fs = self._scrub, self._clock, self._fs
         step = scrub.take_step(ScrubbedLogs(self._logs.logs()), clock.monotonic_s())
         if step is None:
@@ -649,7 +651,7 @@ class Broker(Service):
         return self.context.key_builder.delay_s(self._clock.monotonic_s())
 
     def _begin_key_step(self) -> Work | None:
-        """Return the next piece of an index of keys, if it is due."""
+        """Return the next step of building an index of keys, if it is due."""
         builder, clock, logs = self.context.key_builder, self._clock, self._logs
         wanted = key_logs(logs.logs(), self.context.config)
         step = builder.take_step(wanted, clock.monotonic_s())
@@ -663,7 +665,11 @@ class Broker(Service):
         return logs.while_uncut(work)
 
     def _find_early_retention(self) -> Collection[str] | None:
-        """Return for which topics a full disk or a size limit asks for a run."""
+        """Return topics for a retention run before its schedule; None for no run.
+
+        All scheduled topics if a directory is low on space; none, which still removes
+        segments by size, if a size limit is exceeded or internal logs can be trimmed.
+        """
         if any(each.is_low_on_space for each in self._logs.directories()):
             return self.control.deletion_schedules(self.context.config).keys()
         is_trimmed = self._queues is not None and self._queues.wants_trim
@@ -707,7 +713,7 @@ class Broker(Service):
     # -- stop -------------------------------------------------------------------------
 
     async def on_stop(self) -> None:
-        """Withdraw while everything still works, and let clients notice."""
+        """Withdraw while everything still works, and give clients time to notice."""
         if self._replica is not None:
             await self._replica.node.leave()
         if self._registration is None:
@@ -732,7 +738,7 @@ class Broker(Service):
             session.abort("broker stops")
 
     async def _wait_drained(self, timeout_s: float) -> None:
-        """Wait until no connection is left, or the time is over."""
+        """Wait until every connection is closed, or until the timeout."""
         if not await wait_set(self._is_drained, timeout_s):
             _log.info(
                 "connections still open at the stop: open=%d", len(self._sessions)
@@ -740,7 +746,7 @@ class Broker(Service):
 
     async def _close_transactions(self) -> None:
         if self._opening is not None:
-            # A thread may be opening it, and what it opens must not outlive us.
+            # A thread may still be opening the journal: make it close that.
             abandon = self._opening.abandon
             await asyncio.wrap_future(start_call("metaq-journal", abandon))
             return
@@ -759,7 +765,7 @@ class Broker(Service):
 
 
 def check_default_schedule(config: BrokerConfig) -> None:
-    """Refuse a wrong deleteWhen even if no topic uses it yet: one made later would.
+    """Refuse a wrong default deleteWhen, even if every topic now has its own.
 
     Raises:
         ConfigError: the message names file and key.
@@ -771,14 +777,14 @@ def check_default_schedule(config: BrokerConfig) -> None:
 
 
 async def warn_of_unknown_hosts(config: BrokerConfig) -> None:
-    """Log the hosts of the settings that have no address: mistyped, or DNS is away."""
+    """Log configured hosts that do not resolve (a typing mistake, or DNS is down)."""
     finding = start_call("metaq-hosts", partial(find_unknown_hosts, config))
     for sentence in await asyncio.wrap_future(finding):
         _log.warning("host unknown: %s", sentence)
 
 
 def warn_of_settings_without_effect(config: BrokerConfig) -> None:
-    """Log settings that MetaQ would act on, or that may be typing mistakes."""
+    """Log settings without effect here: supported by MetaQ only, or mistyped."""
     for section in config.ignored_sections:
         _log.warning("section ignored: section=[%s] file=%s", section, config.path)
     for sentence in config.shadowed:

@@ -1,4 +1,4 @@
-"""Parts of one broker used by handlers, and its counters."""
+"""The parts of a broker that handlers use, and its counters."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -39,10 +39,10 @@ def _commands(word: str) -> Any:
 
 @dataclass(slots=True)
 class CommandStatistics:
-    """Requests of clients since the start; only ever grows. Snapshots are copies."""
+    """Counts of client requests since the start. Snapshots are copies."""
 
     cmd_put: int = _commands("put")
-    """Failed ones included."""
+    """Includes failed puts."""
     cmd_get: int = _commands("get")
     cmd_offset: int = _commands("offset")
     """Offset queries, and gets that were answered with an offset."""
@@ -53,7 +53,7 @@ class CommandStatistics:
         read=lambda causes: dict(sorted(causes.items())),
         default=Counter,
     )
-    """Puts, one per message; the causes are a fixed set of words in lower case."""
+    """One per message for puts; causes are a fixed set of lower-case words."""
     put_failed: int = counter(
         "metaq_put_failures_total", "Puts answered with an error, one per message."
     )
@@ -96,7 +96,7 @@ class CommandStatistics:
     )
 
     def copy(self) -> "CommandStatistics":
-        """Return a snapshot, which does not change any more."""
+        """Return an independent snapshot."""
         return replace(
             self, rejections=Counter(self.rejections), routed=Counter(self.routed)
         )
@@ -107,19 +107,19 @@ class SetMember(Protocol):
 
     @property
     def is_leading(self) -> bool:
-        """Return whether it leads its set."""
+        """Return whether it is the leader of its set."""
 
     @property
     def knows_ends(self) -> bool:
-        """Return whether it surely leads: then logs end where its own do."""
+        """Return whether it is certainly the leader: its log ends are the set's."""
 
     @property
     def is_registered(self) -> bool:
-        """Return whether clients can find it: it leads, and MetaQ's nodes say so."""
+        """Return whether clients can find it: it leads and is registered."""
 
     @property
     def epoch(self) -> int:
-        """Return the number of its own epoch; 0 while it does not lead."""
+        """Return the leader epoch of its term; 0 while it does not lead."""
 
     def facts(self) -> str:
         """Return the line of `stats replica`."""
@@ -130,17 +130,17 @@ class SetMember(Protocol):
         owner: object,
         answer: Callable[[bytes | WireError], None],
     ) -> None:
-        """Answer a `follow`, now or later, once."""
+        """Answer a `follow` exactly once, now or later."""
 
     def drop(self, owner: object) -> None:
-        """Answer nothing more to a connection that ends."""
+        """Drop the unanswered requests of a connection that ends."""
 
     async def bury(self, topic: str) -> None:
-        """Note for the whole set that the logs of a topic are deleted, durably.
+        """Record durably, for the whole set, that the logs of a topic are deleted.
 
         Raises:
             StorageError: a data directory is offline.
-            ClosedError: it is closed.
+            ClosedError: the replica is closed.
         """
 
 
@@ -217,7 +217,7 @@ class DelayedMessages(Protocol):
 
 @dataclass(slots=True)
 class BrokerContext:
-    """The parts of one broker. Owner: the app; used on the loop's thread."""
+    """The parts of one broker. Owned by the app; used on the loop's thread."""
 
     config: BrokerConfig
     """Replaced as a whole on reload."""
@@ -236,40 +236,40 @@ class BrokerContext:
     """Advertised address, `meta://host:port`; part of error texts."""
     load: Load
     turns: Turns
-    """Work that takes more than one turn of the loop."""
+    """Queue of work that takes more than one turn of the loop."""
     filter_work: PacedWork
     """Evaluates the filters of gets."""
     port: int
     started_s: float
     replica: SetMember | None = None
-    """Its part in a replica set; None: it is the only copy."""
+    """Its replica in a set; None: the broker is the only copy."""
     queues: QueueGroups | None = None
-    """Its queue groups; None: it serves none now."""
+    """Its queue groups; None: not served (yet)."""
     delays: DelayedMessages | None = None
-    """Its delayed messages; None: it delays none."""
+    """Its delayed messages; None: delays are not supported."""
     mailboxes: Mailboxes = field(default_factory=Mailboxes)
     counters: CommandStatistics = field(default_factory=CommandStatistics)
     put_latency: Histogram = field(default_factory=Histogram)
     """Seconds from append to acknowledgement, per message."""
     made_indexes: MadeIndexes = field(default_factory=MadeIndexes)
-    """Indexes made for metadata queries about segments without one."""
+    """Cached indexes of segments without an index file, for metadata queries."""
     connection_count: int = 0
     filtered_count: int = 0
-    """Gets with a filter that are being answered."""
+    """Number of gets with a filter in progress."""
     filter_parser_asked: bool = False
-    """Whether the parser of filters is being loaded."""
+    """Whether loading the parser of filters has begun."""
     filter_look_bytes: int = 256 * 1024
-    """A filter asks an index about no less: to walk these bytes is as quick."""
+    """Minimum range for which a filter uses an index; scanning less is as fast."""
     filter_hold_s: float = 0.1
-    """A get that may wait is answered so late when nothing matches: a busy topic with
-    few matches costs ten answers a second."""
+    """Minimum wait of a long-polling get when nothing matches, in seconds; limits it to
+    ten answers a second on a busy topic with few matches."""
     key_builder: KeyBuilder = field(default_factory=lambda: KeyBuilder(0))
-    """Makes the indexes of keys."""
+    """Builds the indexes of keys."""
     key_lists: BlockLists = field(default_factory=BlockLists)
-    """Blocks of the files that look-ups have read."""
+    """Cached block lists of the index files that look-ups have read."""
     find_count: int = 0
-    """Look-ups that are not answered yet."""
+    """Number of unanswered look-ups."""
     finds: list[Any] = field(default_factory=list)
-    """Those of them that came in this turn of the loop (`handlers/find.py`)."""
+    """Look-ups received in this turn of the loop (`handlers/find.py`)."""
     check_count: int = 0
-    """Checks of stored bytes that are not answered yet."""
+    """Number of unanswered checks of stored bytes."""

@@ -1,9 +1,9 @@
-"""A running broker as its operator sees it: the status of all parts, and reloads.
+"""Administration of a running broker: the status of all parts, and reloads.
 
-Orders (`orders.py`), SIGHUP and `/metrics` use it. A reload takes over topics and
-schedules as a whole or not at all; a bad file keeps the old settings, and the error
-goes to the caller and into `status` until a reload succeeds. Only the file is read off
-the loop: its disk may hang. Concurrent reloads run in turn.
+Used by orders (`orders.py`), SIGHUP and `/metrics`. A reload applies all topics and
+schedules or none; if the file is wrong, the old settings stay in effect, and the error
+is raised and remains in `status` until a reload succeeds. Only reading the file leaves
+the loop, because its disk may hang. Concurrent reloads run one after another.
 
 Source: docs/metaq-1.4/broker.md 2.10, 4.5.
 """
@@ -43,11 +43,11 @@ _log = logging.getLogger(__name__)
 CONFIG_BYTES_MAX: Final = SizeBytes(16 * 1024 * 1024)
 
 CONFIG_READ_S_MAX: Final = 5.0
-"""Time for the disk to give the file of a reload, seconds; the caller waits longer."""
+"""Maximum time to read the file of a reload, in seconds; callers wait for longer."""
 
 
 class Control:
-    """Administration of one broker. Owner: the app; used on the loop's thread."""
+    """Administration of one broker. Owned by the app; used on the loop's thread."""
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class Control:
         self._reading: Future[bytes] | None = None
         self.retention = RetentionStatus()
         self.jobs: Callable[[], tuple[JobStatus, ...]] = tuple
-        """Snapshot of the housekeeping, once there is one."""
+        """Returns a snapshot of the housekeeping; () before it exists."""
         self.host_problem = ""
         """Why clients elsewhere cannot reach the advertised address; "" if they can."""
         self.registration: Callable[[], RegistrationStatistics | None] = lambda: None
-        """Snapshot of the registration; None without ZooKeeper."""
+        """Returns a snapshot of the registration; None without ZooKeeper."""
         self.replica: Callable[[], ReplicaStatus | None] = lambda: None
-        """Snapshot of the part in a replica set."""
+        """Returns the status of its replica; None outside a replica set."""
 
     def status(self) -> BrokerStatus:
         """Return a snapshot of the whole broker."""
@@ -144,7 +144,7 @@ class Control:
             delays=context.delays.status() if context.delays else None,
             mailboxes=context.mailboxes.statistics(),
             jobs=self.jobs(),
-            # A set has none, and misses none.
+            # A replica set has no transactions, which needs no alarm.
             transactions=None
             if context.config.replication
             else context.transactions.figures(),
@@ -157,11 +157,11 @@ class Control:
         """Read the configuration file again and apply its topics and schedules.
 
         Raises:
-            AdminError: there is no file, or the disk hangs that has it.
-            StorageError: it cannot be read.
-            ConfigError: it is wrong; the old settings stay in effect.
+            AdminError: there is no file, or its disk hangs.
+            StorageError: the file cannot be read.
+            ConfigError: the file is wrong; the old settings stay in effect.
 
-        Cancellation: nothing is taken over.
+        Cancellation: nothing is applied.
         """
         async with self._reload_turn:
             return await self._reload()
@@ -208,8 +208,7 @@ class Control:
 
     def _put_in_effect(self, config: BrokerConfig) -> None:
         context = self.context
-        # The schedules are the last thing that can be refused, and are replaced as a
-        # whole; after them nothing fails.
+        # First, because only this step can fail; it replaces all schedules or none.
         self._schedules.replace_jobs(self.deletion_schedules(config))
         context.config = config
         context.topics.apply(config)
@@ -219,16 +218,16 @@ class Control:
     def apply_definitions(
         self, defined: Mapping[str, TopicConfig], deleting: frozenset[str]
     ) -> None:
-        """Put topics that were made by command in effect, as a reload does.
+        """Put topics made by command in effect, as a reload does.
 
-        Sections of the file win over `defined`; topics of `deleting` are withdrawn.
+        Sections of the file override `defined`; topics in `deleting` are withdrawn.
         """
         context = self.context
         context.topics.withdraw(deleting)
         self._put_in_effect(replace(context.config, defined=defined))
 
     def deletion_schedules(self, config: BrokerConfig) -> dict[str, str]:
-        """Return topic → quartz expression, for topics whose settings are known."""
+        """Return topic → quartz expression, of all topics whose settings are known."""
         logs = {i.topic for i in self._logs.logs() if not is_internal(i.topic)}
         topics = {*config.topic_names, *logs}
         return {

@@ -1,11 +1,11 @@
-"""Decisions of a broker about the definitions of topics. Pure.
+"""Decides which topic definitions are in effect on a broker. Pure.
 
-A section of `server.ini` with the same name wins over a definition. A definition that
+A section of `server.ini` with the same name overrides a definition. A definition that
 cannot be read, or that this broker cannot serve, is refused, and the one accepted
-before stays in effect. One that is gone without having been deleted (ZooKeeper was
-wiped, a node removed by hand) stays in effect as long as there is data: its retention
-was not ended. A definition that is `deleting` is obeyed, unless a section of
-`server.ini` still defines the topic.
+before stays in effect. A definition that disappears without having been deleted
+(ZooKeeper was wiped, a node removed by hand) stays in effect while there is data,
+because that still needs its retention. A definition that is `deleting` is obeyed unless
+a section of `server.ini` still defines the topic.
 """
 
 import shlex
@@ -23,7 +23,7 @@ from metaq.zk.definitions import Effect, TopicDefinition, TopicState, TopicStatu
 from metaq.zk.paths import is_legal_step
 
 Found = Mapping[str, TopicDefinition | str]
-"""Topic → its definition, or why that cannot be read."""
+"""Topic → its definition, or the reason why that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +31,13 @@ class Decisions:
     """Decision about all definitions together."""
 
     accepted: Mapping[str, TopicDefinition]
-    """Definitions to remember, in effect also without ZooKeeper."""
+    """Definitions to store on the disk; they stay in effect without ZooKeeper."""
     defined: Mapping[str, TopicConfig]
-    """Topics to serve, or only to read, below `server.ini`."""
+    """Topics to serve (some for gets only); `server.ini` overrides them."""
     deleting: frozenset[str]
     statuses: Mapping[str, TopicStatus]
     refused: frozenset[str]
-    """Topics whose definition is not in effect: their settings are not known."""
+    """Topics with no definition in effect, so that their settings are unknown."""
     problems: tuple[str, ...]
     """One sentence for each definition that needs an operator's attention."""
 
@@ -47,9 +47,9 @@ class _Decision:
     """Decision about one definition."""
 
     accepted: TopicDefinition | None
-    """Definition to remember: this one, the one accepted before, or none."""
+    """Definition to store: this one, the one accepted before, or none."""
     status: TopicStatus | None = None
-    """Status to publish; None: the broker has nothing to do with it."""
+    """Status to publish; None: publish none."""
     problem: str = ""
     """Sentence for the operator; "" for none."""
     is_refused: bool = False
@@ -70,7 +70,7 @@ def decide(
         accepted: the definitions accepted before.
         config: `server.ini`, which wins.
         has_log: whether the broker has data of a topic.
-        removed: topics that are being deleted, and have no data here any more.
+        removed: topics in deletion whose data here has been removed.
     """
     decisions = {
         topic: _decide_present(topic, definition, accepted.get(topic), config)
@@ -114,7 +114,7 @@ def decide(
 
 
 def _sections(config: BrokerConfig) -> dict[str, TopicStatus]:
-    """Return the statuses of sections without a definition: commands ask for them."""
+    """Return the statuses of `server.ini` sections, which commands ask for."""
     status = TopicStatus(definition=0, effect=Effect.OVERRIDDEN, text=config.path)
     return {
         name: status
@@ -198,7 +198,7 @@ def _defined_topics(
         if definition.names(BrokerId(config.system.broker_id)):
             defined[topic] = settings
         elif has_log(topic):
-            # Readers may still want the present messages.
+            # Consumers may still read the stored messages.
             defined[topic] = replace(settings, accept_publish=False)
     return defined
 
@@ -206,10 +206,10 @@ def _defined_topics(
 def _configure(
     topic: str, definition: TopicDefinition, config: BrokerConfig
 ) -> TopicConfig:
-    """Return the settings that a definition means here.
+    """Return the settings of a topic from its definition.
 
     Raises:
-        ConfigError: they cannot be.
+        ConfigError: this broker cannot serve them.
     """
     settings = define_topic(
         topic, definition.partitions, definition.settings, system=config.system

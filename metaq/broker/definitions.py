@@ -1,24 +1,24 @@
 """Topics, queue groups and exchanges made by command, applied by a running broker.
 
-Theory of operation. One task repeats one pass after each event: a definition in
-ZooKeeper changed, `server.ini` was reloaded, the session came back, a deletion was held
-up. Each pass does all of this, in this order:
+Theory of operation. One task runs one pass after each event: a definition in ZooKeeper
+changed, `server.ini` was reloaded, the session is connected again, a deletion could not
+be completed. Each pass takes these steps, in this order:
 
-    decide          which are in effect (`defined_topics.py`), from ZooKeeper, or from
-                    the copy on the disk while ZooKeeper has not been read
+    decide          which definitions are in effect (`defined_topics.py`), from
+                    ZooKeeper, or from the copy on disk until ZooKeeper has been read
     write the copy  before anything relies on it: after a kill, or a start without
-                    ZooKeeper, the same topics have the same partitions and retention,
-                    and no topic that is being deleted is served
+                    ZooKeeper, topics have the same partitions and retention, and
+                    topics in deletion are not served
     put in effect   as a reload does
-    the others      queue groups and exchanges (`followed_definitions.py`): a copy on
-                    the disk, then in effect
-    delete          withdraw, move the data aside
+    the others      queue groups and exchanges (`followed_definitions.py`): write their
+                    copies, then put them in effect
+    delete          withdraw topics and move their data aside
     publish         the status of each definition, in ZooKeeper
     finish          remove the definition of a topic that no broker has any more
 
-A pass that fails is repeated with a growing delay; until then the alarm says why.
+A failed pass is repeated with a growing delay; until then an alarm shows the reason.
 
-    Invariant: when the data of a topic begins to go, the copy on the disk says so.
+    Invariant: before data of a topic is removed, the copy on disk has the deletion.
 
 Keep in step: `defined_topics.py`, `metaq/zk/deletion.py`, docs/storage.md.
 """
@@ -83,7 +83,7 @@ _log = logging.getLogger(__name__)
 
 OPERATION_TIMEOUT_S: Final = 5.0
 PATIENCE: Final = Backoff(first_s=0.2, max_s=10.0)
-"""Between passes that fail, or find that others have not done their part yet."""
+"""Delay after a pass that failed, or that waits for other brokers."""
 GROUPS_REMEMBERED_MAX: Final = 10_000
 T = TypeVar("T")
 
@@ -94,10 +94,10 @@ _decode_group = lru_cache(GROUPS_REMEMBERED_MAX)(partial(or_error, decode_group)
 
 
 class Definitions(Service):
-    """The definitions as one broker sees them. Owner: the app.
+    """Follows and applies the definitions. Owned by the app.
 
-    Call `load` and `decide` before the start; then the task of this service does
-    everything by itself. `wake` asks for a pass.
+    Call `load` and `decide` before the start; afterwards the task of this service works
+    on its own. `wake` requests a pass.
     """
 
     def __init__(self, fs: FileSystem, config: BrokerConfig) -> None:
@@ -140,18 +140,18 @@ class Definitions(Service):
         self._unfinished = 0
         self._in_effect: tuple[Decisions, bool] | None = None
         self._wake = asyncio.Event()
-        # A thread of its own: its disk may hang.
+        # A separate thread, because its disk may hang.
         self._writer = HelperThreads(1, "metaq-definitions")
         self._has_read = asyncio.Event()
         self._watch: ValuesWatch[TopicDefinition | str] | None = None
         self._log_groups = ChildrenOfEach(lambda: None)
-        """Members that log groups with the names of queue groups have."""
+        """Queue group → members of the log group with its name."""
         self._topics = ChildrenOfEach(self._wake.set)
-        """Brokers whose topics with the names of exchanges have readers."""
+        """Exchange → brokers that have a readable topic with its name."""
         self._puts = ChildrenOfEach(self._wake.set)
-        """Brokers whose topics, or exchanges, of these names take messages."""
+        """Exchange → brokers that take puts under its name, topic or exchange."""
         self._recorded = ChildrenOfEach(self._wake.set)
-        """Brokers with a record, of this package, by one key."""
+        """Under the key "": brokers of this package, which alone leave a record."""
         self._coordinator: Coordinator | None = None
         self._outcome = decide(None, {}, config, has_log=lambda _topic: False)
         self._is_known = not config.zookeeper.is_enabled
@@ -159,7 +159,13 @@ class Definitions(Service):
     # -- before the start -------------------------------------------------------------
 
     def load(self) -> None:
-        """Read the copies; blocks. If that fails, ZooKeeper is read later."""
+        """Read the copies; blocks.
+
+        Without a readable copy, definitions are known once ZooKeeper is read.
+
+        Raises:
+            StorageError: a copy exists and the disk cannot read it.
+        """
         self._copied = self._load(self._path, decode_definition)
         self._is_known |= self._copied is not None
         self._groups.values = self._load(self._groups.path, decode_group) or {}
@@ -184,7 +190,7 @@ class Definitions(Service):
     def decide(
         self, config: BrokerConfig, *, has_log: Callable[[str], bool]
     ) -> Mapping[str, TopicConfig]:
-        """Decide now; return the topics defined below `server.ini`."""
+        """Decide now; return the defined topics, which `server.ini` overrides."""
         found = self._found()
         self._outcome = decide(
             found, self._copied or {}, config, has_log=has_log, removed=self._removed
@@ -196,14 +202,14 @@ class Definitions(Service):
 
     @property
     def deleting(self) -> frozenset[str]:
-        """Topics that are being deleted, or were and are not finished."""
+        """Topics in deletion, until all brokers have finished it."""
         return self._outcome.deleting
 
     def has_settings(self, topic: str, config: BrokerConfig) -> bool:
-        """Return whether the settings of a topic are known, so that its data may age.
+        """Return whether the settings of a topic are known, so that retention may run.
 
         Without the copy, and before ZooKeeper is read, a topic without a section in
-        `server.ini` may have a definition that keeps its data for longer.
+        `server.ini` may have a definition with a longer retention.
         """
         if topic in config.topic_names:
             return True
@@ -230,10 +236,11 @@ class Definitions(Service):
         return (*self._outcome.problems, *others, *self._served.problems, *beside)
 
     def _topics_named(self, exchange: str) -> Collection[str]:
-        """Return the brokers that have a topic of a name, as their nodes name them.
+        """Return the brokers that have a topic with the name of an exchange.
 
-        Java may have closed it to readers. It takes messages then, as an exchange does,
-        and only brokers that have none leave no record of themselves.
+        Brokers are named as their ZooKeeper nodes name them. On a Java broker, a topic
+        closed to readers is registered like an exchange, for puts alone; it is a topic
+        because Java brokers have no exchanges, and leave no record of themselves.
         """
         ours = self._recorded.children.get("", ())
         puts = self._puts.children.get(exchange, ()) if ours else ()
@@ -241,11 +248,11 @@ class Definitions(Service):
         return java.union(self._topics.children.get(exchange, ()))
 
     def groups_both_ways(self) -> tuple[str, ...]:
-        """Return the queue groups whose names have log consumers as well."""
+        """Return the names that are both queue groups and log groups with members."""
         return tuple(sorted(self._log_groups.children))
 
     def wake(self) -> None:
-        """Ask for a pass: settings changed."""
+        """Request a pass, because settings changed."""
         self._wake.set()
 
     def attach(
@@ -256,11 +263,11 @@ class Definitions(Service):
         apply: Callable[[Mapping[str, TopicConfig], frozenset[str]], None],
         on_exchanges: Callable[[], None],
     ) -> None:
-        """Set what the passes work on, before the start.
+        """Set the parts that passes apply definitions to; called before the start.
 
-        `apply` puts definitions of topics in effect, and withdraws topics. Queue groups
-        go to the queues of the context, exchanges to its topics, those of the copy now;
-        `on_exchanges` is called after some came or went.
+        `apply` puts topic definitions in effect, and withdraws topics. Queue groups are
+        applied to the queues of the context, exchanges to its topics; exchanges of the
+        copy are applied now. `on_exchanges` is called after exchanges have changed.
         """
         self._context = context
         self._logs = logs
@@ -271,17 +278,17 @@ class Definitions(Service):
     def follow(
         self, coordinator: Coordinator, registration: Callable[[], RegistrationState]
     ) -> None:
-        """Follow ZooKeeper from the start on; without this, only the copy counts.
+        """Follow ZooKeeper from the start on; without this call, only the copy is used.
 
-        Nothing is published while `registration` returns that the id may be another
-        broker's.
+        Nothing is published unless `registration` returns PENDING or REGISTERED,
+        because the broker id may be another broker's.
         """
         self._coordinator = coordinator
         self._registration = registration
 
     async def on_start(self) -> None:
-        """Begin to watch, and to pass."""
-        # Now: a later pass without memory for it would end the broker.
+        """Start the watches and the passes."""
+        # Start the thread now: a pass without memory for it would end the broker.
         self._writer.begin()
         self.on_way_down("writer", self._writer.end)
         coordinator = self._coordinator
@@ -314,7 +321,10 @@ class Definitions(Service):
         self.spawn(self._run(), name="run")
 
     async def wait_read(self) -> None:
-        """Wait until the definitions in ZooKeeper are in effect, or cannot be."""
+        """Wait until the definitions in ZooKeeper are in effect, or a pass has failed.
+
+        Errors of ZooKeeper do not end the wait.
+        """
         await self._has_read.wait()
 
     # -- the task ---------------------------------------------------------------------
@@ -325,7 +335,7 @@ class Definitions(Service):
             await wait_set(self._wake, await self._pass_safely())
 
     async def _pass_safely(self) -> float | None:
-        """Do everything once; return when to do it again, None: when woken."""
+        """Run one pass; return the seconds until the next one, None: when woken."""
         try:
             delay_s = await self._pass()
         except MetaqError as error:
@@ -335,7 +345,7 @@ class Definitions(Service):
                 _log.log(logging.INFO if is_away else logging.ERROR, "%s", text)
             if not is_away:
                 self._has_read.set()
-            # That ZooKeeper is away has an alarm of its own.
+            # A disconnected session has its own alarm.
             self._error = "" if is_away else text
             self._failures += 1
             return PATIENCE.delay_s(self._failures)
@@ -369,12 +379,12 @@ class Definitions(Service):
         }
         due = outcome.deleting - self._removed
         replica = self._context.replica
-        # Followers hear from their leader which logs are gone.
+        # Followers learn from their leader which logs are deleted.
         is_ours = replica is None or replica.is_leading
         for topic in sorted(due) if is_ours else ():
             await self._delete(topic)
         if due & self._removed:
-            # Schedules, and the records of the data directories, go by the logs.
+            # Schedules and the records of the data directories depend on the logs.
             self._apply(outcome.defined, outcome.deleting)
         is_finished = not self._held_up and (is_ours or not due)
         if is_read and self._may_publish():
@@ -383,7 +393,7 @@ class Definitions(Service):
         return None if is_finished else PATIENCE.delay_s(self._unfinished)
 
     def _put_in_effect(self, outcome: Decisions) -> None:
-        """Have the broker serve the defined topics, unless it does already."""
+        """Apply the decisions about topics, unless they are in effect already."""
         if (outcome, self._is_known) == self._in_effect:
             return
         self._in_effect = outcome, self._is_known
@@ -395,9 +405,9 @@ class Definitions(Service):
         self._apply(outcome.defined, outcome.deleting)
 
     async def _pass_others(self) -> None:
-        """Have the broker serve queue groups and exchanges, as `FollowedDefinitions`.
+        """Apply the definitions of queue groups and exchanges.
 
-        What was read is in the copy before it is in effect.
+        The copies on disk are written before the definitions take effect.
         """
         watch = self._groups.watch
         if watch is not None and any(map(wants_parser, watch.values.values())):
@@ -416,7 +426,7 @@ class Definitions(Service):
             self._watch_names(self._coordinator)
 
     def _apply_exchanges(self) -> None:
-        """Have the broker serve the exchanges, but for those with a topic's name."""
+        """Apply the exchanges; those with the name of a topic are not served."""
         self._served.apply(
             self._exchanges.values,
             {*self._context.config.topic_names, *(i.topic for i in self._logs.logs())},
@@ -424,10 +434,10 @@ class Definitions(Service):
         )
 
     def _watch_names(self, coordinator: Coordinator) -> None:
-        """Note which names are used in another way, too: by Java, which cannot know.
+        """Watch for names of groups and exchanges that Java software uses differently.
 
-        A consumer of it may join a group of any name, and a broker of it that was away
-        may have a topic of any.
+        A Java consumer may join a log group with the name of a queue group, and a Java
+        broker may have a topic with the name of an exchange.
         """
         paths = self._paths
         read, put = (
@@ -435,7 +445,7 @@ class Definitions(Service):
             for kind in (NodeKind.TOPIC_SUB, NodeKind.TOPIC_PUB)
         )
         exchanges = self._exchanges.active()
-        # Before the puts: a broker of ours has its record before it takes any.
+        # Read before the puts, because our brokers write their record first.
         recorded = {"": paths.recorded_brokers()} if exchanges else {}
         self._recorded.follow(recorded, coordinator.watch_children)
         for watched, path_of, names in (
@@ -448,20 +458,21 @@ class Definitions(Service):
             )
 
     async def _write_copy(self, path: Path, encode: Callable[[], bytes]) -> None:
-        def write() -> None:  # of ten thousand bindings: not on the loop's thread
+        def write() -> None:  # encodes on the thread: there may be 10,000 bindings
             self._fs.write_atomically(path, encode())
 
         await asyncio.wrap_future(self._writer.submit(write))
 
     async def _delete(self, topic: str) -> None:
-        """Remove the data of a topic that is withdrawn."""
+        """Delete the data of a withdrawn topic; note the error if that fails."""
         replica, transactions = self._context.replica, self._context.transactions
         error: Exception | None = None
         if replica is not None:
             await replica.bury(topic)
         self._context.waiters.end_topic(topic)
         if replica is None:
-            # A set has no transactions, of which a start could bring something back.
+            # A start must not restore messages of the topic from the journal. (A set
+            # has no transactions.)
             error = await outcome_of(partial(transactions.note_deletion, topic))
         delays = self._context.delays
         if error is None and delays is not None:
@@ -501,10 +512,10 @@ class Definitions(Service):
         )
 
     async def _publish_and_finish(self, outcome: Decisions) -> bool:
-        """Publish the status of each definition; remove those that are done.
+        """Publish the status of each definition; finish completed deletions.
 
         Returns:
-            Whether no topic is left that other brokers have to delete.
+            Whether no deletion waits for other brokers.
         """
         assert self._coordinator is not None
         await self._restore_groups(self._coordinator)
@@ -518,9 +529,9 @@ class Definitions(Service):
         return is_finished
 
     async def _restore_groups(self, coordinator: Coordinator) -> None:
-        """Write the generations of groups again that ZooKeeper has lost.
+        """Write queue groups again whose generation ZooKeeper has lost.
 
-        Else the next worker would begin with the first one, and another group.
+        Otherwise the next worker would create the group with its first generation.
         """
         for name in self._groups.lost:
             path, known = self._paths.queue_group(name), self._groups.values[name]
@@ -536,7 +547,7 @@ class Definitions(Service):
                 )
 
     async def _publish(self, coordinator: Coordinator, outcome: Decisions) -> None:
-        """Bring our statuses in step; those of an earlier life of ours, too."""
+        """Update the published statuses, including those left by an earlier run."""
         wanted = dict(outcome.statuses)
         for topic, error in self._held_up.items():
             wanted[topic] = TopicStatus(
@@ -548,7 +559,7 @@ class Definitions(Service):
         if session_version != self._published_session_version:
             self._published = await self._read_published(coordinator)
             self._published_session_version = session_version
-        # A topic that is not deleted yet keeps its status: the broker is waited for.
+        # A topic not deleted yet keeps its status, so that others wait for this broker.
         busy = outcome.deleting - self._removed
         for topic in sorted(self._published.keys() - wanted.keys() - busy):
             path = self._paths.topic_status(topic, self._broker_id)
@@ -566,7 +577,7 @@ class Definitions(Service):
     async def _read_published(
         self, coordinator: Coordinator
     ) -> dict[str, TopicStatus | None]:
-        """Return the topics that have a status of ours, of any content."""
+        """Return the topics that have a status of this broker, each with None."""
         parent = self._paths.topics_with_status()
         names = await coordinator.children(parent, deadline_s=self._deadline_s())
         found: dict[str, TopicStatus | None] = {}

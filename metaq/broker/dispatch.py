@@ -1,9 +1,9 @@
-"""Command → handler, and errors → replies.
+"""Maps commands to handlers, and errors to replies.
 
-A handler answers by returning a body (200), by raising a `WireError` (its number and
-text), or by itself, later. Any other exception is a bug: it is logged with its
-traceback and answered 500, and the connection goes on, because all bytes of the command
-were consumed.
+A handler returns the body of a 200, raises a `WireError` (its number and text become
+the reply), or sends the reply itself later. Any other exception is a bug: it is logged
+with its traceback and answered 500. The connection stays usable, because all bytes of
+the command were consumed.
 """
 
 import logging
@@ -81,15 +81,15 @@ def dispatch(command: Small, answerer: GetAnswerer) -> bytes:
     """Carry out one command.
 
     Returns:
-        The reply; b"" when it follows later, or never.
+        The reply; b"" if it is sent later, or never.
 
     Raises:
-        MemoryError: the command is lost half way, and must be the last one.
+        MemoryError: the command may be half done; the connection must end.
     """
     try:
         body = _handle(command, answerer)
     except MemoryError:
-        raise  # how far the command came is unknown: the session ends
+        raise  # the command may be half done: the session ends
     except Exception as error:  # noqa: BLE001  # logged and answered
         return encode_failure(error, command, answerer.context)
     return b"" if body is None else encode_result(Status.OK, body, command.opaque)
@@ -98,7 +98,7 @@ def dispatch(command: Small, answerer: GetAnswerer) -> bytes:
 def dispatch_in_steps(
     command: Large, answerer: Answerer
 ) -> Generator[None, None, bytes]:
-    """Carry out one command in steps; returns and raises what `dispatch` does."""
+    """Carry out one command in steps; returns and raises as `dispatch`."""
     cause = command.command if isinstance(command, InPieces) else command
     try:
         match command:
@@ -125,7 +125,7 @@ def encode_failure(
     command: Small | Mput | Stats | CommitTogether,
     context: BrokerContext,
 ) -> bytes:
-    """Return the reply to a command that failed: what is no WireError is a bug."""
+    """Return the reply to a failed command; log errors other than WireError."""
     if isinstance(error, WireError):
         return encode_refusal(error, command.opaque)
     context.counters.error_count += 1

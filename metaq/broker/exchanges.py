@@ -1,7 +1,7 @@
-"""The exchanges of a broker: which it serves, and why it does not serve others.
+"""Decides which exchanges a broker serves, and why it does not serve the others.
 
-A name is a topic's or an exchange's. Where both are defined the topic stays, because it
-may have messages.
+A name belongs to a topic or to an exchange. If both are defined, the topic is served,
+because it may have messages.
 """
 
 import logging
@@ -16,14 +16,14 @@ from metaq.zk.exchange_definitions import ExchangeDefinition
 _log = logging.getLogger(__name__)
 
 BINDINGS_ALL_MAX: Final = 50_000
-"""Bindings of all exchanges of a broker."""
+"""Maximum number of bindings of all exchanges of a broker."""
 
 
 class Exchanges:
-    """Applies definitions of exchanges. Owner: the broker, on the loop."""
+    """Applies definitions of exchanges. Owned by the broker; used on the loop."""
 
     def __init__(self, topics: Topics, on_change: Callable[[], None]) -> None:
-        """Serve none yet; `on_change` is called after some came, changed or went."""
+        """Serve none yet; `on_change` is called after exchanges have changed."""
         self.problems: tuple[str, ...] = ()
         self._on_change = on_change
         self._topics = topics
@@ -36,12 +36,12 @@ class Exchanges:
         taken: Collection[str],
         unread: Mapping[str, str] = no_items(),  # stays empty
     ) -> None:
-        """Put definitions in effect: of each exchange what has changed.
+        """Put definitions in effect, updating only changed exchanges.
 
         Args:
-            defined: the exchanges, those that were deleted as well.
+            defined: definitions by name, including deleted ones.
             taken: names of topics.
-            unread: why others cannot be read, by name.
+            unread: name → why the definition of another exchange cannot be read.
         """
         if (defined, (taken, unread)) == (self._applied, self._beside):
             return
@@ -80,7 +80,7 @@ class Exchanges:
         self._applied, self._beside = {**defined}, (taken, {**unread})
         before = self._topics.exchanges
         if served != before:
-            remembered.cache_clear()  # of those that have gone
+            remembered.cache_clear()  # it may hold matchers of removed exchanges
         self._topics.set_exchanges(served, unserved, former)
         if has_changed or served.keys() != before.keys():
             self._on_change()
@@ -95,7 +95,7 @@ def _refusal(
         return "a topic has that name; delete one of the two"
     if count > BINDINGS_ALL_MAX:
         return f"expected at most {BINDINGS_ALL_MAX} bindings on a broker, got {count}"
-    if definition.unread:  # its topic would lack messages without a word
+    if definition.unread:  # its topic would silently lack messages
         each = min(definition.unread)
         return f"binding {each} cannot be read: {definition.unread[each]}"
     return ""

@@ -1,8 +1,9 @@
-"""Definitions of one kind, beside those of topics: from ZooKeeper, with a copy.
+"""Queue group or exchange definitions, followed in ZooKeeper and copied to disk.
 
-While ZooKeeper has not been read the copy on the disk counts. A definition that cannot
-be read stays as it was, and so does one that is gone without having been deleted:
-ZooKeeper may have lost it. It has, where one of an earlier generation is there.
+The copy on disk is used until ZooKeeper has been read. If a definition cannot be read,
+or disappears without having been deleted, the known one stays in effect, because
+ZooKeeper may have lost it. A definition with an earlier generation than the known one
+proves such a loss.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,15 +15,15 @@ from metaq.zk.definitions import encode_copy
 
 
 class Definition(Protocol):
-    """Value that a definition is read as."""
+    """Decoded definition interface."""
 
     @property
     def is_deleted(self) -> bool:
-        """Whether it is over."""
+        """Whether it records a deletion."""
 
     @property
     def others(self) -> Mapping[str, object]:
-        """Properties that are not known here."""
+        """Properties that this version does not know."""
 
 
 D = TypeVar("D", bound=Definition)
@@ -35,11 +36,11 @@ class DefinitionWatch(Protocol[F_co]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every one was read."""
+        """Whether all definitions were read."""
 
     @property
     def values(self) -> Mapping[str, F_co]:
-        """Name → what was found."""
+        """Name → value found in ZooKeeper."""
 
     def cancel(self) -> None:
         """End it."""
@@ -47,30 +48,30 @@ class DefinitionWatch(Protocol[F_co]):
 
 @dataclass(slots=True, eq=False)
 class FollowedDefinitions(Generic[F, D]):
-    """The definitions of one kind. Owner: `Definitions`, on the loop."""
+    """The definitions of one kind. Owned by `Definitions`; used on the loop."""
 
     _kind: str
-    """Their name in sentences."""
+    """Name of the kind in sentences."""
     _advice: str
-    """For one that is gone, after "on this broker: "."""
+    """Advice about a definition that has disappeared; ends the problem's sentence."""
     path: Path
-    """Of the copy."""
+    """Path of the copy."""
     _encode: Callable[[D], bytes]
-    """Writes one for the copy."""
+    """Encodes a definition for the copy."""
     _read_one: Callable[[F], D | str]
-    """Returns the definition in what the watch finds, or why it has none."""
+    """Decodes a value of the watch; returns the reason if that fails."""
     _generation_of: Callable[[D], int] = lambda _each: 0
-    """Returns how many of its name were deleted before."""
+    """Returns how many definitions of its name were deleted before it."""
     values: Mapping[str, D] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
-    """Why those cannot be read that were not known before, by name."""
+    """Name → why it cannot be read, of definitions that were not known before."""
     lost: tuple[str, ...] = ()
-    """Names of those whose generation ZooKeeper has lost."""
+    """Names of definitions whose generation ZooKeeper has lost."""
     watch: DefinitionWatch[F] | None = None
 
     def refresh(self) -> bool:
-        """Take over what ZooKeeper has; return whether the copy is to be written."""
+        """Adopt the values in ZooKeeper; return whether the copy must be written."""
         watch, before = self.watch, self.values
         if watch is not None and watch.is_complete:
             found = {name: self._read_one(each) for name, each in watch.values.items()}
@@ -78,11 +79,11 @@ class FollowedDefinitions(Generic[F, D]):
         return self.values != before
 
     def encode(self) -> bytes:
-        """Return the bytes of the copy; in any thread."""
+        """Return the bytes of the copy; callable on any thread."""
         return encode_copy(self.values, self._encode)
 
     def active(self) -> dict[str, D]:
-        """Return those that are not deleted."""
+        """Return the definitions that are not deleted."""
         return {name: each for name, each in self.values.items() if not each.is_deleted}
 
     def _read(self, found: Mapping[str, D | str]) -> dict[str, D]:

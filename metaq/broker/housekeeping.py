@@ -1,20 +1,20 @@
-"""Periodic jobs of a broker: one task that sleeps in between.
+"""Periodic jobs of a broker, run by one task.
 
-Theory of operation. A job says how long it can be left alone (`delay_s`), and does its
-turn when that time is over (`run`). The task sleeps until the first one is due, so a
-broker with nothing to do does nothing. A turn has up to three steps:
+Theory of operation. A job returns the time until its next turn (`delay_s`), and takes
+its turn when that has passed (`run`). The task sleeps until the first job is due, so an
+idle broker does nothing. A turn has up to three steps:
 
-    run     on the loop; short. Often all there is. May return
-    work    that blocks, done by the executor; it may return
+    run     on the loop; short. Often the only step. May return
+    work    that blocks, run by the executor; may return
     finish  takes the result, on the loop again
 
-A job is asked for its next delay when its turn has ended, so turns of one job never
-overlap, and one turn makes up for several missed ones (a machine that slept, a long
-turn). A turn that fails is logged and counted, and repeated like any other; it does not
-affect other jobs. A repeated error is logged once.
+The next delay of a job is asked for after its turn, so turns of a job never overlap,
+and one turn makes up for several missed ones (the machine slept, a turn took long). A
+failed turn is logged and counted, does not affect other jobs, and the job goes on. An
+error that repeats is logged once.
 
-`stop` waits for the task, not for work: the owner of its data waits for it. Submitted
-work is never cancelled, because its owner may rely on it.
+`stop` waits for the task but not for submitted work: the owners of the data wait for
+that. Work is never cancelled, because its owner may rely on it.
 
 The app assembles the jobs; the periods are here.
 """
@@ -38,34 +38,36 @@ from metaq.retry import wait_set
 from metaq.storage.retention_run import RetentionReport
 
 REALTIME_RESET_S: Final = 30 * 60.0
-"""Realtime statistics start afresh this often (docs/metaq-1.4/broker.md 7.2)."""
+"""Interval between resets of the realtime statistics (docs/metaq-1.4/broker.md 7.2)."""
 CONNECTION_CHECK_S: Final = 5.0
-"""Connections are checked for being idle or stalled this often."""
+"""Interval between checks for idle or stalled connections, in seconds."""
 DELETED_CHECK_S: Final = 60.0
-"""Data of topics that were deleted so long ago is removed, this often."""
+"""Interval between removals of the data of deleted topics, in seconds."""
 TRANSACTION_TICK_S: Final = 0.5
-"""Transactions are ended by their time-outs this often, as by MetaQ."""
+"""Interval between checks for timed-out transactions, in seconds; MetaQ's."""
 JOURNAL_SYNC_S: Final = 1.0
-"""The journal is synced this often where flushTxLogAtCommit is 2."""
+"""Interval between syncs of the journal if flushTxLogAtCommit is 2, in seconds."""
 JOURNAL_OPENING_S: Final = 5.0
-"""A journal that found no free space at the start is opened again this often."""
+"""Interval between tries to open a journal that lacked space at the start."""
 SCRUB_STEP_S: Final = 1.0
-"""Interval between steps of the scrub, seconds; each reads as much as its rate
+"""Interval between steps of the scrub, in seconds; a step reads as much as the rate
 allows."""
 QUEUES_TICK_S: Final = 1.0
-"""Queues are written as a whole, dead letters tried again, and mailboxes without a
-listener closed, this often."""
+"""Interval between ticks of the queue groups (snapshots, retries of dead letters) and
+closes of mailboxes without a listener, in seconds."""
 INDEX_S: Final = 0.1
-"""Small groups get their index entry this often: the time of an entry is when it is
-made, and a put that comes just then is the storage thread's."""
+"""Interval between index entries of small groups, in seconds: an entry has the time at
+which it is made."""
 LOG_CHECK_S: Final = 5.0
-"""Logs and free space are looked at this often where no interval is shorter."""
+"""Maximum interval between checks of logs and free space, in seconds."""
 LOG_CHECK_S_MIN: Final = 0.05
-"""And never more often: sync intervals are kept to within this."""
+"""Minimum interval between these checks, in seconds; bounds how exact sync intervals
+are."""
 DELAY_S_MIN: Final = 0.01
-"""A job never comes again sooner: a wrong delay must not keep a processor busy."""
+"""Minimum delay of a job, in seconds, so that a wrong delay does not cause a busy
+loop."""
 DELAY_AFTER_BUG_S: Final = 60.0
-"""Delay before a job whose own delay failed."""
+"""Delay of a job whose `delay_s` raised, in seconds."""
 
 Finish: TypeAlias = Callable[[], None]
 """The end of a turn, on the event loop."""
@@ -77,19 +79,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Something that is done from time to time."""
+    """A periodic job."""
 
     name: str
     """Name of the job for logs and metrics; unique."""
     delay_s: Callable[[], float]
-    """Seconds until it is due, from now on; `math.inf`: not before `wake`."""
+    """Returns the seconds from now until it is due; `math.inf`: not before `wake`."""
     run: Callable[[], Work | None]
-    """Does its turn, or the first step of it; must not block."""
+    """Runs its turn, or the first step of it; must not block."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A job and its results."""
+    """A job and its state."""
 
     job: Job
     status: JobStatus
@@ -98,7 +100,7 @@ class _Entry:
 
 
 class Housekeeping(Service):
-    """Runs jobs. Owner: the app; everything but work on one event loop."""
+    """Runs jobs. Owned by the app; everything but `Work` runs on one event loop."""
 
     def __init__(
         self,
@@ -108,9 +110,10 @@ class Housekeeping(Service):
         executor: Executor,
         stop_timeout_s: float,
     ) -> None:
-        """Take over the jobs; each has its first turn when its delay is over.
+        """Prepare to run the jobs; the first turn of each is after its delay.
 
-        The executor is not owned; it needs a spare thread for a turn of minutes.
+        The executor is not owned; it needs a spare thread, because a turn may take
+        minutes.
         """
         super().__init__("housekeeping", stop_timeout_s=stop_timeout_s)
         self._clock = clock
@@ -119,15 +122,15 @@ class Housekeeping(Service):
         self._wakeup = asyncio.Event()
 
     async def on_start(self) -> None:
-        """Begin to watch the clock."""
+        """Plan the first turns and start the task."""
         for entry in self._entries:
             self._plan(entry)
         self.spawn(self._run(), name="run")
 
     def wake(self) -> None:
-        """Ask every job again for its delay; call this when settings changed.
+        """Ask every job for its delay again; to be called after settings changed.
 
-        No job comes later than it would have.
+        No job is put off by this.
         """
         for entry in self._entries:
             if not entry.is_working:
@@ -149,7 +152,7 @@ class Housekeeping(Service):
         return max(0.0, min(dues, default=math.inf) - self._clock.monotonic_s())
 
     def statistics(self) -> tuple[JobStatus, ...]:
-        """Return a snapshot of every job, in the order they were given."""
+        """Return a snapshot of every job, in the order of the constructor."""
         return tuple(replace(entry.status) for entry in self._entries)
 
     async def _run(self) -> None:
@@ -235,16 +238,16 @@ def _text_of(error: Exception | None) -> str:
 
 
 def every(name: str, period_s: float, run: Callable[[], Work | None]) -> Job:
-    """Return a job with a fixed time between the end of a turn and the next one."""
+    """Return a job with a fixed delay from the end of a turn to the next one."""
     return Job(name, lambda: period_s, run)
 
 
 def log_check_s(topics: Iterable[TopicConfig]) -> float:
-    """Return how often logs have to be checked, in seconds.
+    """Return the interval between checks of the logs, in seconds.
 
     It is a quarter of the shortest sync interval in threshold mode, so that no sync is
-    late by more than a quarter, and at most `LOG_CHECK_S`: the free space is checked at
-    the same time.
+    late by more than a quarter, and at most `LOG_CHECK_S`, because the free space is
+    checked at the same time.
     """
     intervals_s = [
         topic.unflush_interval_ms / 1000 / 4
@@ -265,13 +268,13 @@ def retention_job(
     """Return the job that removes old segments.
 
     Args:
-        schedules: say which topics are due; call `wake` after replacing them.
-        clock: the wall clock, which the schedules follow.
+        schedules: return the due topics; call `wake` after replacing them.
+        clock: wall clock of the schedules.
         begin: returns the blocking run, which removes segments of these topics by age,
-            and of all topics by size; None when there is nothing to do.
-        find_early: returns the topics of a run that does not wait for the schedule (a
-            disk is nearly full, or a size over its limit); None: no run.
-        on_end: takes the result of the run, on the event loop.
+            and of all topics by size; None: nothing to do.
+        find_early: returns the topics of a run ahead of the schedule (a disk is nearly
+            full, or a size limit is exceeded); None: no run.
+        on_end: called on the event loop with the result of the run.
     """
 
     def delay_s() -> float:
