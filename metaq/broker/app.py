@@ -665,11 +665,7 @@ class Broker(Service):
         return logs.while_uncut(work)
 
     def _find_early_retention(self) -> Collection[str] | None:
-        """Return topics for a retention run before its schedule; None for no run.
-
-        All scheduled topics if a directory is low on space; none, which still removes
-        segments by size, if a size limit is exceeded or internal logs can be trimmed.
-        """
+        """Return topics for an early retention run; (): by size alone, None: no run."""
         if any(each.is_low_on_space for each in self._logs.directories()):
             return self.control.deletion_schedules(self.context.config).keys()
         is_trimmed = self._queues is not None and self._queues.wants_trim

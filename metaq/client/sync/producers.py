@@ -229,7 +229,7 @@ class Producer(SyncClosable[AsyncProducer]):
     statistics = direct(AsyncProducer.statistics)
 
     def _wait_room(self, full: BufferFullError, deadline_s: float) -> None:
-        """Wait for buffer memory; raise `full` at the deadline, or at once if set so."""
+        """Wait for buffer memory; raise `full` at the deadline or at once (option)."""
         buffer = self._twin.accumulator.buffer
         if buffer.options.when_full == "raise":
             raise full
